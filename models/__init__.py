@@ -1,0 +1,1 @@
+"""Model definitions as pure region functions, their weights, preprocessing and tokenizer. Torch only."""

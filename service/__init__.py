@@ -1,0 +1,1 @@
+"""HTTP, scheduling and metrics around the warm callables."""

@@ -1,0 +1,1 @@
+"""Region + bucket -> callable, one module a backend, one signature."""
