@@ -1,0 +1,40 @@
+"""The activation functions of ViT and GPT-2 checkpoints, by their transformers names."""
+
+import math
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from torch import Tensor
+
+Activation = Callable[[Tensor], Tensor]
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+def _quick_gelu(x: Tensor) -> Tensor:
+    return x * (1.702 * x).sigmoid()
+
+
+def _gelu_fast(x: Tensor) -> Tensor:
+    return 0.5 * x * (1.0 + (x * math.sqrt(2.0 / math.pi) * (1.0 + 0.044715 * x * x)).tanh())
+
+
+def activation(name: str) -> Activation:
+    """The function for a name that ``models.config.ACTIVATIONS`` lists; elementwise, any shape.
+
+    ``gelu_new`` and ``gelu_pytorch_tanh`` are the same tanh approximation (Hendrycks and Gimpel, 2016);
+    transformers spells the first out, PyTorch has it as one kernel.
+    """
+    table: dict[str, Activation] = {
+        "gelu": F.gelu,
+        "gelu_new": _gelu_tanh,
+        "gelu_pytorch_tanh": _gelu_tanh,
+        "gelu_fast": _gelu_fast,
+        "quick_gelu": _quick_gelu,
+        "relu": F.relu,
+        "silu": F.silu,
+        "swish": F.silu,
+    }
+    return table[name]
