@@ -1,0 +1,229 @@
+"""Every way a request can fail. Status, code and title are class attributes; `problem.py` renders them.
+
+    ServiceError                    500
+    ├── BadRequest                  400  bad_request
+    │   ├── EmptyBody               400  empty_body
+    │   ├── InvalidJson             400  invalid_json
+    │   ├── InvalidMultipart        400  invalid_multipart
+    │   ├── NotFound                404  not_found
+    │   ├── MethodNotAllowed        405  method_not_allowed
+    │   ├── BodyTimeout             408  body_timeout
+    │   ├── PayloadTooLarge         413  payload_too_large
+    │   ├── UnsupportedMediaType    415  unsupported_media_type
+    │   └── Unprocessable           422  unprocessable
+    │       ├── UnknownOption       422  unknown_option         (names the option and the known ones)
+    │       ├── InvalidOption       422  invalid_option         (names the option)
+    │       ├── MissingImage        422  missing_image
+    │       ├── TooManyImages       422  too_many_images
+    │       ├── PromptTooLong       422  prompt_too_long
+    │       └── UnprocessableImage  422  unprocessable_image    (carries the decoder's reason)
+    ├── ClientDisconnected          499  client_disconnected    (nobody reads it; it is counted and logged)
+    ├── Overloaded                  429  overloaded             (Retry-After)
+    ├── NotReady                    503  not_ready              (Retry-After, phase)
+    ├── DeadlineExceeded            504  deadline_exceeded
+    └── EngineFailed                500  internal_error         (one fixed sentence; the log has the cause)
+
+400 means the body could not be read as what it claims to be; 422 means it was read and something in it is
+wrong. The message of an exception is a sentence for the client that says what to do.
+"""
+# ruff: noqa: N818 - the names are the conditions of the diagram, which is how logs and metrics call them
+
+from collections.abc import Iterable, Mapping
+from typing import ClassVar
+
+
+class ServiceError(Exception):
+    """Base of all. `detail` is the sentence for the client; `extras` are further members of the problem."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal_error"
+    title: ClassVar[str] = "Internal error"
+
+    def __init__(self, detail: str, **extras: object) -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.extras: Mapping[str, object] = extras
+
+    def headers(self) -> dict[str, str]:
+        """Response headers that belong to this error."""
+        return {}
+
+
+class BadRequest(ServiceError):
+    status = 400
+    code = "bad_request"
+    title = "Bad request"
+
+
+class EmptyBody(BadRequest):
+    code = "empty_body"
+    title = "Empty body"
+
+
+class InvalidJson(BadRequest):
+    code = "invalid_json"
+    title = "Invalid JSON"
+
+
+class InvalidMultipart(BadRequest):
+    code = "invalid_multipart"
+    title = "Invalid multipart body"
+
+
+class NotFound(BadRequest):
+    status = 404
+    code = "not_found"
+    title = "Not found"
+
+
+class MethodNotAllowed(BadRequest):
+    """`allow` is the value of the Allow header."""
+
+    status = 405
+    code = "method_not_allowed"
+    title = "Method not allowed"
+
+    def __init__(self, detail: str, allow: str) -> None:
+        super().__init__(detail)
+        self.allow = allow
+
+    def headers(self) -> dict[str, str]:
+        return {"Allow": self.allow}
+
+
+class BodyTimeout(BadRequest):
+    status = 408
+    code = "body_timeout"
+    title = "Body too slow"
+
+    def headers(self) -> dict[str, str]:
+        # Without it the server would go on waiting for the rest of the stalled body.
+        return {"Connection": "close"}
+
+
+class PayloadTooLarge(BadRequest):
+    status = 413
+    code = "payload_too_large"
+    title = "Body too large"
+
+
+class UnsupportedMediaType(BadRequest):
+    status = 415
+    code = "unsupported_media_type"
+    title = "Unsupported media type"
+
+
+class Unprocessable(BadRequest):
+    status = 422
+    code = "unprocessable"
+    title = "Unprocessable request"
+
+
+class UnknownOption(Unprocessable):
+    code = "unknown_option"
+    title = "Unknown option"
+
+    def __init__(self, option: str, known: Iterable[str]) -> None:
+        super().__init__(
+            f"There is no option {option[:64]!r}; the options are {', '.join(known)}.", option=option[:64]
+        )
+
+
+class InvalidOption(Unprocessable):
+    """`must` completes the sentence "The option … must …"."""
+
+    code = "invalid_option"
+    title = "Invalid option"
+
+    def __init__(self, option: str, must: str) -> None:
+        super().__init__(f"The option {option!r} must {must}.", option=option)
+
+
+class MissingImage(Unprocessable):
+    code = "missing_image"
+    title = "No image"
+
+
+class TooManyImages(Unprocessable):
+    code = "too_many_images"
+    title = "Too many images"
+
+
+class PromptTooLong(Unprocessable):
+    code = "prompt_too_long"
+    title = "Prompt too long"
+
+
+class UnprocessableImage(Unprocessable):
+    """`reason` is the decoder's: empty, not_an_image, truncated, too_large, zero_size, …"""
+
+    code = "unprocessable_image"
+    title = "Unprocessable image"
+
+    def __init__(self, detail: str, reason: str) -> None:
+        super().__init__(detail, reason=reason)
+        self.reason = reason
+
+
+class ClientDisconnected(ServiceError):
+    status = 499
+    code = "client_disconnected"
+    title = "Client closed the connection"
+
+    def __init__(self) -> None:
+        super().__init__("The client closed the connection before the reply.")
+
+
+class _RetryLater(ServiceError):
+    def __init__(self, detail: str, retry_after_s: float, **extras: object) -> None:
+        super().__init__(detail, **extras)
+        self.retry_after_s = retry_after_s
+
+    def headers(self) -> dict[str, str]:
+        # The header takes whole seconds; 0 would invite an immediate retry.
+        return {"Retry-After": str(max(1, round(self.retry_after_s)))}
+
+
+class Overloaded(_RetryLater):
+    """The bounded queue is full. `retry_after_s`: seconds until a place is likely to be free."""
+
+    status = 429
+    code = "overloaded"
+    title = "Too many requests"
+
+    def __init__(self, retry_after_s: float = 1.0) -> None:
+        super().__init__("The queue is full; retry after the time in Retry-After.", retry_after_s)
+
+
+class NotReady(_RetryLater):
+    """The model cannot serve yet, or no longer. `phase`: what the process is doing instead."""
+
+    status = 503
+    code = "not_ready"
+    title = "Not ready"
+
+    def __init__(self, phase: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(
+            f"The server is not ready (phase {phase}); retry when GET /readyz answers 200.",
+            retry_after_s,
+            phase=phase,
+        )
+        self.phase = phase
+
+
+class DeadlineExceeded(ServiceError):
+    status = 504
+    code = "deadline_exceeded"
+    title = "Deadline exceeded"
+
+    def __init__(self) -> None:
+        super().__init__("The caption was not ready within the time limit of the request; retry later.")
+
+
+class EngineFailed(ServiceError):
+    """Anything that is our fault. The cause is chained (`raise EngineFailed() from error`), never shown."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The server failed to process the request; its log has the cause under the request id."
+        )
