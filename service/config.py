@@ -1,0 +1,251 @@
+"""The whole configuration: frozen, validated at the edge (`config_reader.py`), never read from elsewhere.
+
+To add an option, add a field here; the command line, the environment, the help and the README table follow.
+"""
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from service.options import (
+    option,
+    parse_buckets,
+    parse_device,
+    parse_int,
+    parse_seconds,
+    parse_size,
+    parse_switch,
+)
+
+
+def default_cache_dir() -> Path:
+    """The user cache folder, as the XDG base directory specification has it."""
+    root = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(root) if os.path.isabs(root) else Path.home() / ".cache") / "snapcap"
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """Which model, and the limits of its captions."""
+
+    source: str = option(
+        "model",
+        "demo",
+        "demo, a folder, a hub id, or s3://bucket/prefix",
+        metavar="MODEL",
+    )
+    cache_dir: Path = option(  # noqa: RUF009 - a field with a default factory
+        "cache_dir",
+        default_cache_dir,
+        "folder for downloaded checkpoints and artifacts",
+        parse=lambda text: Path(text).expanduser(),
+        metavar="FOLDER",
+        default_text="~/.cache/snapcap",
+    )
+    max_new_tokens: int = option(
+        "max_new_tokens",
+        0,
+        "tokens of a caption at most, when the request does not say; 0: what the model says",
+        parse=parse_int(0, 65536),
+        metavar="N",
+    )
+    cache_length: int = option(
+        "cache_length",
+        0,
+        "tokens of prompt and caption together that the KV cache holds for each row; 0: what the model says",
+        parse=parse_int(0, 65536),
+        metavar="N",
+    )
+
+
+@dataclass(frozen=True)
+class ComputeSettings:
+    """Where and how the model runs."""
+
+    device: str = option(
+        "device",
+        "auto",
+        "auto (cuda, else cpu), cpu, cuda or cuda:N",
+        parse=parse_device,
+        metavar="DEVICE",
+    )
+    dtype: str = option(
+        "dtype",
+        "auto",
+        "precision of weights and activations; auto: bfloat16 on cuda, float32 on cpu",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    backend: str = option("backend", "auto", "how the regions of the model run", choices=("auto", "eager"))
+    buckets: tuple[int, ...] = option(
+        "buckets",
+        (),
+        "batch sizes to make ready; auto: 1,4,16,64 on cuda, 1,4,8 on cpu",
+        parse=parse_buckets,
+        metavar="N,N,…",
+        default_text="auto",
+    )
+    threads: int = option(
+        "threads",
+        0,
+        "CPU threads of one operation (intra-op); 0: one for each CPU",
+        parse=parse_int(0, 1024),
+        metavar="N",
+    )
+    strict: bool = option(
+        "strict",
+        False,
+        "exit when the warm-up of the chosen backend fails, instead of serving eager",
+        parse=parse_switch,
+        default_text="off",
+    )
+
+
+@dataclass(frozen=True)
+class ImageSettings:
+    """Decoding of images."""
+
+    max_pixels: int = option(
+        "max_pixels",
+        50_000_000,
+        "largest image that is decoded, in pixels",
+        parse=parse_int(1),
+        metavar="N",
+    )
+    decode_threads: int = option(
+        "decode_threads",
+        0,
+        "threads that decode images; 0: one for each CPU",
+        parse=parse_int(0, 1024),
+        metavar="N",
+    )
+
+
+@dataclass(frozen=True)
+class QueueSettings:
+    """Admission of requests."""
+
+    size: int = option(
+        "queue_size",
+        256,
+        "requests that may wait; one more gets 429",
+        parse=parse_int(1, 1_000_000),
+        metavar="N",
+    )
+    timeout: float = option(
+        "request_timeout",
+        30.0,
+        "time limit of a caption; past it the request gets 504",
+        parse=parse_seconds(above=True),
+        metavar="SECONDS",
+    )
+
+
+@dataclass(frozen=True)
+class HttpSettings:
+    """The listener and its limits."""
+
+    host: str = option("host", "0.0.0.0", "address to listen on", metavar="ADDRESS")  # noqa: S104
+    port: int = option(
+        "port", 8000, "port to listen on; 0: any free one", parse=parse_int(0, 65535), metavar="PORT"
+    )
+    max_body_bytes: int = option(
+        "max_body_bytes",
+        20 << 20,
+        "largest request body, such as 20MiB",
+        parse=parse_size,
+        metavar="SIZE",
+        default_text="20MiB",
+    )
+    body_timeout: float = option(
+        "body_timeout",
+        10.0,
+        "how long a body may take to arrive, plus one second for each 32 KiB received",
+        parse=parse_seconds(above=True),
+        metavar="SECONDS",
+    )
+    drain_delay: float = option(
+        "drain_delay",
+        0.0,
+        "after SIGTERM, how long to go on serving while /readyz answers 503",
+        parse=parse_seconds(),
+        metavar="SECONDS",
+    )
+    grace_period: float = option(
+        "grace_period",
+        30.0,
+        "after the drain delay, how long running requests may take to finish",
+        parse=parse_seconds(),
+        metavar="SECONDS",
+    )
+
+
+@dataclass(frozen=True)
+class S3Settings:
+    """Access to s3:// sources. Credentials come from the usual AWS places."""
+
+    endpoint_url: str | None = option(
+        "s3_endpoint_url", None, "endpoint of an S3-compatible server", metavar="URL", default_text="AWS"
+    )
+    region: str | None = option(
+        "s3_region", None, "region", metavar="REGION", default_text="the AWS configuration's"
+    )
+    profile: str | None = option(
+        "s3_profile", None, "profile of the AWS configuration", metavar="NAME", default_text="none"
+    )
+    connect_timeout: float = option(
+        "s3_connect_timeout",
+        2.0,
+        "time limit of a connection",
+        parse=parse_seconds(above=True),
+        metavar="SECONDS",
+    )
+    read_timeout: float = option(
+        "s3_read_timeout",
+        10.0,
+        "time limit of one read",
+        parse=parse_seconds(above=True),
+        metavar="SECONDS",
+    )
+    deadline: float = option(
+        "s3_deadline",
+        120.0,
+        "time limit of a whole download, retries included",
+        parse=parse_seconds(above=True),
+        metavar="SECONDS",
+    )
+
+
+@dataclass(frozen=True)
+class LogSettings:
+    """Log lines on standard error."""
+
+    format: str = option(
+        "log_format", "text", "one line a phase and a request, as text or JSON", choices=("text", "json")
+    )
+    level: str = option(
+        "log_level", "info", "least severe level that is written", choices=("debug", "info", "warning", "error")
+    )
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything, in the groups in which the help shows it."""
+
+    model: ModelSettings = field(default_factory=ModelSettings)
+    compute: ComputeSettings = field(default_factory=ComputeSettings)
+    images: ImageSettings = field(default_factory=ImageSettings)
+    queue: QueueSettings = field(default_factory=QueueSettings)
+    http: HttpSettings = field(default_factory=HttpSettings)
+    s3: S3Settings = field(default_factory=S3Settings)
+    log: LogSettings = field(default_factory=LogSettings)
+
+
+GROUPS: dict[str, type] = {
+    "model": ModelSettings,
+    "compute": ComputeSettings,
+    "images": ImageSettings,
+    "queue": QueueSettings,
+    "http": HttpSettings,
+    "s3": S3Settings,
+    "log": LogSettings,
+}

@@ -1,0 +1,135 @@
+"""One configuration option: a dataclass field whose metadata says how to read, validate and describe it.
+
+`parse_*` functions turn the text of a command-line argument or an environment variable into a value; they raise
+ValueError with the end of the sentence "X must …".
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+_KEY = "option"
+_SIZES = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+_FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+@dataclass(frozen=True)
+class Option:
+    """`name` in snake_case gives `--some-name` and `SNAPCAP_SOME_NAME`; `default_text` is what the help shows."""
+
+    name: str
+    help: str
+    parse: Callable[[str], Any]
+    metavar: str
+    default_text: str
+    choices: tuple[str, ...] = ()
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        return "SNAPCAP_" + self.name.upper()
+
+    @property
+    def is_switch(self) -> bool:
+        return self.parse is parse_switch
+
+
+def option(
+    name: str,
+    default: Any,
+    help: str,  # noqa: A002 - the word argparse uses
+    *,
+    parse: Callable[[str], Any] = str,
+    metavar: str = "TEXT",
+    default_text: str | None = None,
+    choices: tuple[str, ...] = (),
+) -> Any:
+    """A dataclass field that is an option. `default` may be a function, called for each new instance."""
+    if choices:
+        parse, metavar = parse_choice(choices), "{" + ",".join(choices) + "}"
+    text = str(default) if default_text is None else default_text
+    metadata = {_KEY: Option(name, help, parse, metavar, text, choices)}
+    if callable(default):
+        return dataclasses.field(default_factory=default, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def options_of(group: type[Any]) -> dict[str, Option]:
+    """The options of a dataclass by field name, in order."""
+    return {field.name: field.metadata[_KEY] for field in dataclasses.fields(group)}
+
+
+def parse_choice(choices: tuple[str, ...]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise ValueError(f"be one of {', '.join(choices)}")
+        return text
+
+    return parse
+
+
+def parse_int(low: int, high: int | None = None) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        number = int(text) if re.fullmatch(r"[+-]?[0-9]{1,18}", text) else None
+        if number is None or number < low or (high is not None and number > high):
+            raise ValueError(f"be a whole number {_range(low, high)}")
+        return number
+
+    return parse
+
+
+def parse_seconds(low: float = 0.0, *, above: bool = False) -> Callable[[str], float]:
+    """`above`: the number must be greater than `low`, not equal to it."""
+
+    def parse(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number) or number < low or (above and number == low):
+            raise ValueError(f"be a number of seconds {'above' if above else 'of at least'} {low:g}")
+        return number
+
+    return parse
+
+
+def parse_size(text: str) -> int:
+    """Bytes: "20971520", "20MiB", "512 KiB"."""
+    match = re.fullmatch(r"([0-9]{1,15}) ?(|[kmg]ib)", text.lower())
+    if match is None or int(match[1]) == 0:
+        raise ValueError("be a size in bytes above 0, such as 20971520 or 20MiB")
+    return int(match[1]) * _SIZES[match[2]]
+
+
+def parse_switch(text: str) -> bool:
+    if text.lower() not in _FLAGS:
+        raise ValueError("be true or false")
+    return _FLAGS[text.lower()]
+
+
+def parse_device(text: str) -> str:
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", text):
+        raise ValueError("be auto, cpu, cuda or cuda:N")
+    return text
+
+
+def parse_buckets(text: str) -> tuple[int, ...]:
+    """ "1,4,16" to (1, 4, 16): batch sizes in increasing order; "auto" to (): chosen by the device."""
+    if text == "auto":
+        return ()
+    if re.fullmatch(r"[0-9]{1,4}(,[0-9]{1,4})*", text):
+        sizes = tuple(int(size) for size in text.split(","))
+        if sizes[0] > 0 and all(a < b for a, b in pairwise(sizes)):
+            return sizes
+    raise ValueError("be batch sizes in increasing order, such as 1,4,16, or auto")
+
+
+def _range(low: int, high: int | None) -> str:
+    return f"of at least {low}" if high is None else f"from {low} to {high}"

@@ -1,0 +1,113 @@
+import argparse
+from pathlib import Path
+
+import pytest
+
+from service.config import GROUPS, Settings
+from service.config_reader import SettingsError, add_arguments, read_settings
+from service.options import options_of
+
+
+def read(*argv: str, **environ: str) -> Settings:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    add_arguments(parser, GROUPS)
+    return read_settings(parser.parse_args(argv), environ)
+
+
+def test_defaults_are_those_of_the_dataclasses() -> None:
+    assert read() == Settings()
+    assert Settings().model.source == "demo"
+    assert (Settings().http.port, Settings().queue.size, Settings().http.max_body_bytes) == (8000, 256, 20 << 20)
+
+
+def test_every_option_has_a_unique_name_and_a_default_that_its_parser_accepts() -> None:
+    options = [option for group in GROUPS.values() for option in options_of(group).values()]
+    assert len({option.name for option in options}) == len(options)
+    for name, group in GROUPS.items():
+        for field, option in options_of(group).items():
+            default = getattr(getattr(Settings(), name), field)
+            if default is None or default == () or option.is_switch:
+                continue
+            assert option.parse(str(default)) == default, option.name
+
+
+def test_an_argument_wins_over_its_variable() -> None:
+    assert read("--port", "1", SNAPCAP_PORT="2").http.port == 1
+    assert read(SNAPCAP_PORT="2").http.port == 2
+
+
+def test_an_empty_variable_counts_as_unset() -> None:
+    assert read(SNAPCAP_PORT="").http.port == 8000
+
+
+def test_values_are_parsed() -> None:
+    settings = read("--buckets=1,4,16", "--strict", "--max-body-bytes=2MiB", "--cache-dir=x/y", "--device=cuda:1")
+    assert settings.compute.buckets == (1, 4, 16)
+    assert settings.compute.strict
+    assert settings.http.max_body_bytes == 2 << 20
+    assert settings.model.cache_dir == Path("x/y")
+    assert settings.compute.device == "cuda:1"
+    assert read(SNAPCAP_STRICT="yes").compute.strict
+    assert not read("--no-strict", SNAPCAP_STRICT="yes").compute.strict
+
+
+def test_the_cache_folder_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert read().model.cache_dir == tmp_path / "snapcap"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative/is/ignored")
+    assert read().model.cache_dir == Path.home() / ".cache" / "snapcap"
+
+
+@pytest.mark.parametrize(
+    ("argument", "sentence"),
+    [
+        ("--port=99999", "--port must be a whole number from 0 to 65535, not '99999'"),
+        ("--port=8_0", "--port must be a whole number"),
+        ("--device=gpu", "--device must be auto, cpu, cuda or cuda:N"),
+        ("--dtype=float23", "not 'float23'; did you mean float32?"),
+        ("--buckets=4,1", "--buckets must be batch sizes in increasing order"),
+        ("--buckets=0,1", "--buckets must be batch sizes in increasing order"),
+        ("--request-timeout=nan", "--request-timeout must be a number of seconds above 0"),
+        ("--request-timeout=0", "--request-timeout must be a number of seconds above 0"),
+        ("--drain-delay=-1", "--drain-delay must be a number of seconds of at least 0"),
+        ("--max-body-bytes=20MB", "--max-body-bytes must be a size in bytes above 0"),
+    ],
+)
+def test_a_bad_argument_is_one_clear_line(argument: str, sentence: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        read(argument)
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_bad_variable_is_named() -> None:
+    with pytest.raises(SettingsError, match="SNAPCAP_PORT must be a whole number from 0 to 65535, not 'http'"):
+        read(SNAPCAP_PORT="http")
+
+
+def test_an_unknown_variable_is_named_with_the_closest() -> None:
+    with pytest.raises(SettingsError, match=r"SNAPCAP_MODLE; did you mean SNAPCAP_MODEL\?"):
+        read(SNAPCAP_MODLE="demo")
+    with pytest.raises(SettingsError, match=r"SNAPCAP_XYZZY$"):
+        read(SNAPCAP_XYZZY="1")
+    read(OTHER="1")
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("SNAPCAP_PORT", "tcp://10.0.0.7:8000"),
+        ("SNAPCAP_SERVICE_HOST", "10.0.0.7"),
+        ("SNAPCAP_SERVICE_PORT", "8000"),
+        ("SNAPCAP_SERVICE_PORT_HTTP", "8000"),
+        ("SNAPCAP_PORT_8000_TCP", "tcp://10.0.0.7:8000"),
+        ("SNAPCAP_PORT_8000_TCP_PROTO", "tcp"),
+        ("SNAPCAP_PORT_8000_TCP_PORT", "8000"),
+        ("SNAPCAP_PORT_8000_TCP_ADDR", "10.0.0.7"),
+        ("SNAPCAP_CANARY_SERVICE_HOST", "10.0.0.7"),
+        ("SNAPCAP_CANARY_PORT", "tcp://10.0.0.7:8000"),
+    ],
+)
+def test_kubernetes_service_links_are_explained(variable: str, value: str) -> None:
+    with pytest.raises(SettingsError, match="enableServiceLinks: false"):
+        read(**{variable: value})
