@@ -1,0 +1,63 @@
+"""The tensors of a checkpoint folder, from safetensors or ``.bin`` files, whole or sharded."""
+
+import json
+import pickle
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+_FORMATS = (
+    ("model.safetensors", "model.safetensors.index.json"),
+    ("pytorch_model.bin", "pytorch_model.bin.index.json"),
+)
+
+
+class WeightsError(RuntimeError):
+    """Weights that cannot be read or do not fit; one line that says what and where."""
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold the weights: safetensors before ``.bin``, a single file before an index.
+
+    Raises:
+        WeightsError: there are none, or an index names a file that is not there.
+    """
+    for single, index in _FORMATS:
+        if (folder / single).is_file():
+            return [folder / single]
+        if (folder / index).is_file():
+            try:
+                names = sorted(set(json.loads((folder / index).read_text())["weight_map"].values()))
+            except (ValueError, KeyError, AttributeError, TypeError):
+                raise WeightsError(f"{index} is not a weight index: it needs a 'weight_map' object") from None
+            missing = [n for n in names if Path(n).name != n or not (folder / n).is_file()]
+            if missing:
+                raise WeightsError(f"{index} names {missing[0]!r}, which is not in {folder.name}/")
+            return [folder / name for name in names]
+    raise WeightsError(f"no weights in {folder}: model.safetensors or pytorch_model.bin is expected")
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """Every tensor of the checkpoint, memory-mapped on the CPU, in the dtype of the file.
+
+    ``.bin`` files are pickles: they are read with ``weights_only=True``, which runs no code.
+    """
+    tensors: dict[str, Tensor] = {}
+    for path in weight_files(folder):
+        try:
+            tensors.update(_read(path))
+        except (OSError, ValueError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
+            raise WeightsError(f"{path.name} cannot be read: {error}") from error
+        except Exception as error:  # safetensors raises its own type, which derives from Exception alone
+            raise WeightsError(f"{path.name} is damaged: {error}") from error
+    return tensors
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file  # noqa: PLC0415  only where it is needed
+
+        return load_file(path)
+    state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    return {name: tensor for name, tensor in state.items() if isinstance(tensor, Tensor)}

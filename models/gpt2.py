@@ -1,0 +1,145 @@
+"""The GPT-2 decoder with cross-attention as pure functions of activations, caches and weights.
+
+b is the padded rows of the step, D the hidden size, H the heads, d the head dimension, N the layers,
+L the cache length, T the encoder tokens, V the vocabulary. Every row has its own position, so rows of
+different ages run together; a row reads and writes nothing but its own cache, so what other rows hold
+never changes its result.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.activations import Activation
+
+CROSS_WEIGHTS = ("norm.weight", "norm.bias", "cross_kv.weight", "cross_kv.bias")
+PROJECTION_WEIGHTS = ("projection.weight", "projection.bias")
+EMBED_WEIGHTS = ("token", "position")
+BLOCK_WEIGHTS = (
+    "norm1.weight",
+    "norm1.bias",
+    "qkv.weight",
+    "qkv.bias",
+    "out.weight",
+    "out.bias",
+    "norm_cross.weight",
+    "norm_cross.bias",
+    "cross_q.weight",
+    "cross_q.bias",
+    "cross_out.weight",
+    "cross_out.bias",
+    "norm2.weight",
+    "norm2.bias",
+    "fc1.weight",
+    "fc1.bias",
+    "fc2.weight",
+    "fc2.bias",
+)
+HEAD_WEIGHTS = ("norm.weight", "norm.bias", "head.weight")
+
+
+def cross_kv(
+    hidden: Tensor,  # [B, T, encoder D]
+    slots: Tensor,  # [B] int64
+    cache: Tensor,  # [N, 2, slots, H, T, d], written in place
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    kv_weight: Tensor,  # [N * 2 * D, D]: the K and V projections of all layers, as one product
+    kv_bias: Tensor,
+    *projection: Tensor,  # enc_to_dec_proj weight [D, encoder D] and bias, where the widths differ
+    eps: float,
+) -> Tensor:  # [B, T, encoder D], the encoder's output
+    """The encoder's last norm, and the cross-attention K and V of every decoder layer into the rows' slots."""
+    layers, _, _, heads, length, head_dim = cache.shape
+    output = F.layer_norm(hidden, (hidden.shape[-1],), norm_weight, norm_bias, eps)
+    states = F.linear(output, *projection) if projection else output
+    kv = F.linear(states, kv_weight, kv_bias).view(-1, length, layers, 2, heads, head_dim)
+    cache[:, :, slots] = kv.permute(2, 3, 0, 4, 1, 5)
+    return output
+
+
+def embed(
+    tokens: Tensor,  # [b] int64
+    positions: Tensor,  # [b] int64
+    token_weight: Tensor,  # [V, D]
+    position_weight: Tensor,  # [n_positions, D]
+) -> Tensor:  # [b, D]
+    """Token and position embedding of one new token a row."""
+    return F.embedding(tokens, token_weight) + F.embedding(positions, position_weight)
+
+
+def block(
+    hidden: Tensor,  # [b, D]
+    positions: Tensor,  # [b] int64, below L
+    key_cache: Tensor,  # [b, H, L, d], written in place at each row's position
+    value_cache: Tensor,
+    cross_key: Tensor,  # [b, H, T, d]
+    cross_value: Tensor,
+    norm1_weight: Tensor,
+    norm1_bias: Tensor,
+    qkv_weight: Tensor,  # [3 * D, D]
+    qkv_bias: Tensor,
+    out_weight: Tensor,
+    out_bias: Tensor,
+    norm_cross_weight: Tensor,
+    norm_cross_bias: Tensor,
+    cross_q_weight: Tensor,
+    cross_q_bias: Tensor,
+    cross_out_weight: Tensor,
+    cross_out_bias: Tensor,
+    norm2_weight: Tensor,
+    norm2_bias: Tensor,
+    fc1_weight: Tensor,
+    fc1_bias: Tensor,
+    fc2_weight: Tensor,
+    fc2_bias: Tensor,
+    *,
+    eps: float,
+    scale: float,
+    act: Activation,
+) -> Tensor:  # [b, D]
+    """One decoder layer for one new token a row: self-attention over the cache, cross-attention, MLP."""
+    rows, heads, length, head_dim = key_cache.shape
+    width = heads * head_dim
+    normed = F.layer_norm(hidden, (width,), norm1_weight, norm1_bias, eps)
+    qkv = F.linear(normed, qkv_weight, qkv_bias).view(rows, 3, heads, 1, head_dim)
+    query, key, value = qkv.unbind(1)  # each [b, H, 1, d]
+    at = positions.view(rows, 1, 1, 1).expand(rows, heads, 1, head_dim)
+    key_cache.scatter_(2, at, key)
+    value_cache.scatter_(2, at, value)
+    # Slots hold what earlier requests left behind: positions after the row's own are masked, never cleared.
+    mask = torch.arange(length, device=positions.device) <= positions.view(rows, 1, 1, 1)
+    attended = F.scaled_dot_product_attention(query, key_cache, value_cache, attn_mask=mask, scale=scale)
+    hidden = hidden + F.linear(attended.reshape(rows, width), out_weight, out_bias)
+
+    normed = F.layer_norm(hidden, (width,), norm_cross_weight, norm_cross_bias, eps)
+    query = F.linear(normed, cross_q_weight, cross_q_bias).view(rows, heads, 1, head_dim)
+    attended = F.scaled_dot_product_attention(query, cross_key, cross_value, scale=scale)
+    hidden = hidden + F.linear(attended.reshape(rows, width), cross_out_weight, cross_out_bias)
+
+    normed = F.layer_norm(hidden, (width,), norm2_weight, norm2_bias, eps)
+    return hidden + F.linear(act(F.linear(normed, fc1_weight, fc1_bias)), fc2_weight, fc2_bias)
+
+
+def head(
+    hidden: Tensor,  # [b, D]
+    tokens: Tensor,  # [b] int64, replaced by the next tokens
+    positions: Tensor,  # [b] int64, advanced by one
+    forced: Tensor,  # [b, L] int64: the prompt's token at its position, -1 where generation is free
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    head_weight: Tensor,  # [V, D]
+    *,
+    eps: float,
+) -> Tensor:  # [b, V]
+    """Logits, and the greedy next token; a prompt's own token goes before what the model would say.
+
+    Positions stop at L - 1, so a padding row runs on for ever without leaving its cache.
+    """
+    last = forced.shape[1] - 1
+    logits = F.linear(F.layer_norm(hidden, (hidden.shape[-1],), norm_weight, norm_bias, eps), head_weight)
+    following = (positions + 1).clamp(max=last)
+    prompt = forced.gather(1, following.unsqueeze(1)).squeeze(1)
+    tokens.copy_(torch.where(prompt >= 0, prompt, logits.argmax(dim=-1)))
+    positions.copy_(following)
+    return logits

@@ -1,0 +1,92 @@
+"""Static buffers of the running rows: K/V caches and what a step reads and writes, indexed by slot.
+
+Allocated once. A step of b rows works on the views ``[:b]``, so moving between buckets copies nothing.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from models.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class LayerCache:
+    """One decoder layer's K/V for the first b slots: self [b, H, L, d], cross [b, H, T, d]."""
+
+    key: Tensor
+    value: Tensor
+    cross_key: Tensor
+    cross_value: Tensor
+
+
+@dataclass(frozen=True)
+class DecodeState:
+    """Everything a slot holds. `self_kv` [N, 2, slots, H, L, d]; `cross_kv` [N, 2, slots + 1, H, T, d].
+
+    The last cross slot is scratch: an encoder bucket's padding rows write there, never into a request's slot.
+    """
+
+    self_kv: Tensor
+    cross_kv: Tensor
+    tokens: Tensor  # [slots] int64
+    positions: Tensor  # [slots] int64
+    forced: Tensor  # [slots, L] int64
+    uniforms: Tensor  # [slots, L] fp32
+    temperature: Tensor  # [slots] fp32
+    top_k: Tensor  # [slots] int64
+    top_p: Tensor  # [slots] fp32
+
+    @classmethod
+    def allocate(
+        cls, config: ModelConfig, slots: int, cache_length: int, device: torch.device, dtype: torch.dtype
+    ) -> "DecodeState":
+        """Zeroed buffers: a NaN left in uninitialised memory would pass through a masked softmax's product."""
+        decoder = config.decoder
+        heads, head_dim = decoder.num_heads, decoder.head_dim
+
+        def buffer(*shape: int, kind: torch.dtype = dtype) -> Tensor:
+            return torch.zeros(shape, dtype=kind, device=device)
+
+        return cls(
+            self_kv=buffer(decoder.num_layers, 2, slots, heads, cache_length, head_dim),
+            cross_kv=buffer(decoder.num_layers, 2, slots + 1, heads, config.vision.sequence_length, head_dim),
+            tokens=buffer(slots, kind=torch.int64),
+            positions=buffer(slots, kind=torch.int64),
+            forced=buffer(slots, cache_length, kind=torch.int64),
+            uniforms=buffer(slots, cache_length, kind=torch.float32),
+            temperature=buffer(slots, kind=torch.float32),
+            top_k=buffer(slots, kind=torch.int64),
+            top_p=buffer(slots, kind=torch.float32),
+        )
+
+    @property
+    def slots(self) -> int:
+        return self.tokens.shape[0]
+
+    @property
+    def cache_length(self) -> int:
+        return self.forced.shape[1]
+
+    def layers(self, rows: int) -> list[LayerCache]:
+        """Contiguous views of the first ``rows`` slots, one a decoder layer."""
+        return [
+            LayerCache(own[0, :rows], own[1, :rows], cross[0, :rows], cross[1, :rows])
+            for own, cross in zip(self.self_kv, self.cross_kv, strict=True)
+        ]
+
+    def move(self, source: int, target: int) -> None:
+        """Copy everything slot ``source`` holds into slot ``target``."""
+        self.self_kv[:, :, target].copy_(self.self_kv[:, :, source])
+        self.cross_kv[:, :, target].copy_(self.cross_kv[:, :, source])
+        for rows in (
+            self.tokens,
+            self.positions,
+            self.forced,
+            self.uniforms,
+            self.temperature,
+            self.top_k,
+            self.top_p,
+        ):
+            rows[target].copy_(rows[source])

@@ -1,0 +1,56 @@
+"""Fixtures shared by all tests: random captioners of any shape, saved as ordinary checkpoint folders."""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: two cores, and a server beside the test
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def demo_folder() -> Path:
+    """The captioner that ships with the repository."""
+    return Path(__file__).parent.parent / "models" / "demo"
+
+
+@pytest.fixture(scope="session")
+def make_captioner() -> Callable[..., Any]:
+    """``make_captioner(encoder={...}, decoder={...}, seed=0)`` -> a random transformers VisionEncoderDecoderModel.
+
+    Weights are larger than transformers' initial ones, so that attention is not flat and tokens vary.
+    """
+    import torch
+    import transformers
+
+    def make(encoder: dict[str, Any], decoder: dict[str, Any], seed: int = 0, **generation: Any) -> Any:
+        vision = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 96}
+        text = {"vocab_size": 97, "n_positions": 64, "n_embd": 48, "n_layer": 2, "n_head": 3}
+        config = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(
+            transformers.ViTConfig(**{**vision, "image_size": 96, "patch_size": 16, **encoder}),
+            transformers.GPT2Config(
+                **{**text, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "add_cross_attention": True}
+                | decoder
+            ),
+        )
+        torch.manual_seed(seed)
+        model = transformers.VisionEncoderDecoderModel(config).eval()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "wpe" in name:
+                    parameter.mul_(40)  # a tied head would repeat the token it has just read for ever
+                elif parameter.dim() > 1 and "embed" not in name and "wte" not in name:
+                    parameter.mul_(6)
+                elif "ln_" in name or "layernorm" in name:
+                    parameter.add_(torch.randn_like(parameter) * 0.1)
+                else:
+                    parameter.add_(torch.randn_like(parameter) * 0.05)
+        settings = {"decoder_start_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "max_length": 20}
+        for field, value in {**settings, **generation}.items():
+            setattr(model.generation_config, field, value)
+        return model
+
+    return make

@@ -1,0 +1,177 @@
+"""Our regions against transformers on random weights: encoder output, greedy tokens, every bucket."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from models.config import ModelConfig
+from models.kv_cache import DecodeState
+from models.regions import build_regions
+from models.weights import Normalisation, load_weights
+from warmup.backends.eager import EagerBackend
+from warmup.buckets import BucketTable
+from warmup.runner import Row, Runner
+
+TABLE = BucketTable.of((1, 2, 5))
+NEW_TOKENS = 12
+NORMALISATION = Normalisation(1 / 255, (0.5, 0.4, 0.3), (0.5, 0.6, 0.7))
+
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "96 pixels, patch 16": ({}, {}),
+    "224 pixels, patch 32": ({"image_size": 224, "patch_size": 32}, {}),
+    "384 pixels, patch 32": ({"image_size": 384, "patch_size": 32}, {}),
+    "96 pixels, patch 8": ({"patch_size": 8}, {}),
+    "224 pixels, patch 16": ({"image_size": 224}, {}),
+    "not square, with a remainder": ({"image_size": [100, 68], "patch_size": [16, 8]}, {}),
+    "no qkv bias": ({"qkv_bias": False}, {}),
+    "wider encoder": ({"hidden_size": 72}, {}),
+    "wider decoder": ({}, {"n_embd": 96}),
+    "gelu decoder": ({}, {"activation_function": "gelu"}),
+    "gelu_new encoder": ({"hidden_act": "gelu_new"}, {}),
+    "relu": ({"hidden_act": "relu"}, {"activation_function": "relu"}),
+    "quick_gelu": ({"hidden_act": "quick_gelu"}, {"activation_function": "quick_gelu"}),
+    "gelu_fast and silu": ({"hidden_act": "gelu_fast"}, {"activation_function": "silu"}),
+    "n_inner": ({}, {"n_inner": 80}),
+    "one head": ({"num_attention_heads": 1}, {"n_head": 1}),
+    "twelve heads": ({"num_attention_heads": 12}, {"n_head": 12}),
+    "unscaled attention": ({}, {"scale_attn_weights": False, "n_embd": 12}),
+    "head of its own": ({}, {"tie_word_embeddings": False}),
+    "one layer of one, four of the other": ({"num_hidden_layers": 1}, {"n_layer": 4}),
+}
+
+
+def build_runner(folder: Path, table: BucketTable = TABLE) -> Runner:
+    config = ModelConfig.from_folder(folder)
+    device = torch.device("cpu")
+    weights = load_weights(folder, config, NORMALISATION, device, torch.float32)
+    state = DecodeState.allocate(config, table.largest.size, 48, device, torch.float32)
+    runner = Runner(config, build_regions(config), weights, state, table)
+    for bucket in table.buckets:
+        runner.use_encoder(bucket, EagerBackend())
+        runner.use_decoder(bucket, EagerBackend())
+    return runner
+
+
+def random_images(config: ModelConfig, count: int, seed: int = 3) -> list[np.ndarray]:
+    generator = np.random.default_rng(seed)
+    return [generator.integers(0, 256, (*config.vision.image_size, 3), dtype=np.uint8) for _ in range(count)]
+
+
+def pixel_values(images: list[np.ndarray]) -> torch.Tensor:
+    pixels = torch.from_numpy(np.stack(images)).float() * NORMALISATION.rescale
+    return ((pixels - torch.tensor(NORMALISATION.mean)) / torch.tensor(NORMALISATION.std)).permute(0, 3, 1, 2)
+
+
+def generate(runner: Runner, images: list[np.ndarray], steps: int, prompt: tuple[int, ...] = ()) -> np.ndarray:
+    """Tokens [images, steps] that follow the start token, all images in one bucket from the first slot."""
+    bucket = runner.table.fit(len(images))
+    runner.encode(bucket, images, 0)
+    for slot in range(len(images)):
+        runner.admit(slot, Row(prompt=prompt))
+    tokens = []
+    for _ in range(steps):
+        runner.decode_step(bucket)
+        tokens.append(runner.tokens(len(images)))
+    return np.array(tokens).T
+
+
+def reference_tokens(model: Any, images: list[np.ndarray], steps: int, prompt: tuple[int, ...] = ()) -> np.ndarray:
+    """transformers' greedy tokens, never stopping, without the start token."""
+    start = torch.tensor([[1, *prompt]] * len(images))
+    count = steps - len(prompt)
+    model.generation_config.eos_token_id = None
+    output = model.generate(
+        pixel_values(images), decoder_input_ids=start, max_new_tokens=count, min_new_tokens=count, do_sample=False
+    )
+    return output[:, 1:].numpy()
+
+
+@pytest.fixture(params=CASES, ids=lambda name: name.replace(" ", "-"))
+def case(request: pytest.FixtureRequest, make_captioner: Callable[..., Any], tmp_path: Path) -> tuple[Any, Path]:
+    encoder, decoder = CASES[request.param]
+    model = make_captioner(encoder, decoder)
+    model.save_pretrained(tmp_path)
+    return model, tmp_path
+
+
+def test_encoder_output_and_greedy_tokens_equal_transformers(case: tuple[Any, Path]) -> None:
+    model, folder = case
+    runner = build_runner(folder)
+    images = random_images(runner.config, 2)
+    with torch.no_grad():
+        expected = model.encoder(pixel_values=pixel_values(images)).last_hidden_state
+        output = runner.encode(TABLE.fit(2), images, 0)
+        torch.testing.assert_close(output, expected, rtol=1e-4, atol=2e-4)
+        tokens = generate(runner, images, NEW_TOKENS)
+    reference = reference_tokens(model, images, NEW_TOKENS)
+    assert tokens.tolist() == reference.tolist()
+    assert len(set(reference.flatten().tolist())) > 4, "the random model must not repeat one token"
+
+
+def test_prompt_is_continued_as_transformers_continues_it(case: tuple[Any, Path]) -> None:
+    model, folder = case
+    prompt = (17, 4, 60)
+    runner = build_runner(folder)
+    images = random_images(runner.config, 1)
+    with torch.no_grad():
+        tokens = generate(runner, images, NEW_TOKENS, prompt)
+    assert tokens.tolist() == reference_tokens(model, images, NEW_TOKENS, prompt).tolist()
+    assert tuple(tokens[0, :3]) == prompt
+
+
+def test_a_request_gives_the_same_tokens_alone_and_inside_every_bucket(
+    make_captioner: Callable[..., Any], tmp_path: Path
+) -> None:
+    make_captioner({}, {}).save_pretrained(tmp_path)
+    runner = build_runner(tmp_path, BucketTable.of((1, 2, 5, 8)))
+    wanted, *others = random_images(runner.config, 8)
+    with torch.no_grad():
+        alone = generate(runner, [wanted], NEW_TOKENS)[0]
+        for rows in range(2, 9):  # full and padded buckets alike
+            for place in {0, rows // 2, rows - 1}:
+                images = [*others[:place], wanted, *others[place : rows - 1]]
+                assert generate(runner, images, NEW_TOKENS)[place].tolist() == alone.tolist()
+
+
+def test_rows_of_different_ages_and_moved_rows_keep_their_tokens(
+    make_captioner: Callable[..., Any], tmp_path: Path
+) -> None:
+    make_captioner({}, {}).save_pretrained(tmp_path)
+    runner = build_runner(tmp_path)
+    first, second = random_images(runner.config, 2)
+    one, two = runner.table.fit(1), runner.table.fit(2)
+    with torch.no_grad():
+        expected = [generate(runner, [image], NEW_TOKENS)[0].tolist() for image in (first, second)]
+        runner.encode(one, [first], 0)
+        runner.admit(0, Row())
+        ages: list[list[int]] = [[], []]
+        for _ in range(4):
+            runner.decode_step(one)
+            ages[0] += runner.tokens(1)
+        runner.encode(one, [second], 1)
+        runner.admit(1, Row())
+        for _ in range(NEW_TOKENS - 4):
+            runner.decode_step(two)
+            for row, token in enumerate(runner.tokens(2)):
+                ages[row].append(token)
+        assert ages[0] == expected[0]
+        runner.move(1, 0)  # the first is finished: the last running row takes its slot
+        for _ in range(4):
+            runner.decode_step(one)
+            ages[1] += runner.tokens(1)
+        assert ages[1] == expected[1]
+
+
+def test_sharded_files_hold_the_same_weights(make_captioner: Callable[..., Any], tmp_path: Path) -> None:
+    model = make_captioner({}, {})
+    model.save_pretrained(tmp_path / "whole")
+    model.save_pretrained(tmp_path / "shards", max_shard_size="100KB")
+    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
+    whole, shards = build_runner(tmp_path / "whole"), build_runner(tmp_path / "shards")
+    images = random_images(whole.config, 2)
+    with torch.no_grad():
+        assert generate(whole, images, NEW_TOKENS).tolist() == generate(shards, images, NEW_TOKENS).tolist()

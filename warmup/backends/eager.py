@@ -1,0 +1,13 @@
+"""The `eager` backend: the region functions themselves. Always there, needs no compiler."""
+
+from models.regions import Region, RegionFunction
+from warmup.buckets import Bucket
+
+
+class EagerBackend:
+    """Every region and bucket is the plain function."""
+
+    name = "eager"
+
+    def callable(self, region: Region, bucket: Bucket) -> RegionFunction:
+        return region.function

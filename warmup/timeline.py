@@ -1,0 +1,110 @@
+"""The start as it happened: phases and moments, in seconds since this process was executed. No torch."""
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+PHASES = (
+    "interpreter",
+    "bind",
+    "import_torch",
+    "device_init",
+    "fetch_artifacts",
+    "fetch_weights",
+    "load_weights",
+    "load_artifacts",
+    "warm_encoder",
+    "warm_decoder",
+    "capture_graphs",
+    "self_test",
+)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of the start; ``end`` is None while it runs. Phases may overlap: they run in several threads."""
+
+    name: str
+    start: float
+    end: float | None = None
+
+
+class Timeline:
+    """Collects phases and marks from any thread."""
+
+    def __init__(self, origin: float) -> None:
+        """``origin`` is the moment of the process's exec on the clock of ``time.monotonic``."""
+        self._origin = origin
+        self._lock = threading.Lock()
+        self._phases: list[Phase] = []
+        self._marks: dict[str, float] = {}
+
+    @classmethod
+    def since_exec(cls) -> "Timeline":
+        """A timeline of this process, whose first phase, ``interpreter``, ends now."""
+        timeline = cls(process_start())
+        timeline.add(Phase("interpreter", 0.0, timeline.now()))
+        return timeline
+
+    def now(self) -> float:
+        """Seconds since exec."""
+        return time.monotonic() - self._origin
+
+    def add(self, phase: Phase) -> None:
+        with self._lock:
+            self._phases.append(phase)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Record the time inside the block, also when it raises."""
+        started = Phase(name, self.now())
+        with self._lock:
+            index = len(self._phases)
+            self._phases.append(started)
+        try:
+            yield
+        finally:
+            ended = replace(started, end=self.now())
+            with self._lock:
+                self._phases[index] = ended
+
+    def mark(self, name: str) -> None:
+        """Record a moment ("live", "ready", "first_caption"); only the first call of a name counts."""
+        now = self.now()
+        with self._lock:
+            self._marks.setdefault(name, now)
+
+    def phases(self) -> list[Phase]:
+        """In the order in which they began."""
+        with self._lock:
+            return sorted(self._phases, key=lambda phase: phase.start)
+
+    def marks(self) -> dict[str, float]:
+        with self._lock:
+            return dict(self._marks)
+
+    def current(self) -> str | None:
+        """The phase that began last and still runs."""
+        running = [phase.name for phase in self.phases() if phase.end is None]
+        return running[-1] if running else None
+
+
+def process_start() -> float:
+    """When this process was created, on the clock of ``time.monotonic``.
+
+    Linux counts it in ticks since boot (proc(5), field 22 of ``stat``); elsewhere the interpreter's own clock
+    has to do, which misses what ran before this module was imported.
+    """
+    try:
+        stat = Path("/proc/self/stat").read_text()
+
+        ticks = int(stat.rpartition(")")[2].split()[19])
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError, ValueError, IndexError):
+        return time.monotonic() - time.process_time()
+    # Ticks are 10 ms: never later than now, and a clock that jumped must not make an hour of it.
+    return time.monotonic() - max(age, 0.0)
