@@ -1,0 +1,184 @@
+"""A checkpoint's image processor: bytes -> uint8 pixels of the size its encoder takes -> normalised floats.
+
+Equal to transformers' ViT image processor (Pillow backend) but for transparent pixels and 16-bit greys
+(``models.image.load_upright``), and large JPEGs, which are decoded at a fraction of their size
+(``models.image.load_resized``).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from models import processor_fields as fields
+from models.config import ConfigError, read_json
+from models.image import ImageError, load_resized, load_upright, open_image
+
+__all__ = ["DecodedImage", "ImageError", "ImageTransform"]
+
+_FILE = "preprocessor_config.json"
+_PROCESSORS = ("ViTImageProcessor", "ViTImageProcessorFast", "ViTImageProcessorPil", "ViTFeatureExtractor")
+_HALF = (0.5, 0.5, 0.5)
+
+
+@dataclass(frozen=True)
+class DecodedImage:
+    """A picture ready for the encoder.
+
+    pixels: uint8 [H, W, 3], H and W as the encoder takes them.
+    format: ``jpeg``, ``png`` or ``webp``.
+    """
+
+    pixels: NDArray[np.uint8]
+    format: str
+
+
+@dataclass(frozen=True)
+class ImageTransform:
+    """What happens to a picture on its way into the encoder; the defaults are those of transformers' ViT.
+
+    size: (height, width) of the result, in pixels.
+    resample: Pillow's number of the resize filter (2 = bilinear).
+    resize_to: (height, width), or the length of the shorter edge; ``None`` is ``size``.
+    do_center_crop: cut ``size`` out of the middle of the resized picture.
+    max_pixels: the most pixels a picture may have before it is resized.
+    """
+
+    size: tuple[int, int]
+    resample: int = int(Image.Resampling.BILINEAR)
+    do_resize: bool = True
+    do_rescale: bool = True
+    rescale_factor: float = 1 / 255
+    do_normalize: bool = True
+    mean: tuple[float, ...] = _HALF
+    std: tuple[float, ...] = _HALF
+    max_pixels: int = 50_000_000
+    resize_to: tuple[int, int] | int | None = None
+    do_center_crop: bool = False
+
+    @classmethod
+    def from_folder(
+        cls, folder: Path, image_size: tuple[int, int], max_pixels: int = 50_000_000
+    ) -> "ImageTransform":
+        """Read ``preprocessor_config.json``; without one, ViT's defaults at the encoder's size.
+
+        Args:
+            image_size: (height, width) that the encoder takes; the file must lead to exactly that.
+
+        Raises:
+            ConfigError: a field that is not supported, or does not fit the encoder.
+        """
+        file = folder / _FILE
+        if not file.is_file():
+            return cls(image_size, max_pixels=max_pixels)
+        return _from_config(read_json(file), image_size, max_pixels)
+
+    def decode(self, data: bytes) -> DecodedImage:
+        """Bytes of a JPEG, PNG or WEBP file -> pixels as the encoder takes them, not yet rescaled.
+
+        Decoding releases the GIL; call it from a pool of threads.
+
+        Raises:
+            ImageError: the data cannot be used; ``reason`` says why and the message what to do.
+        """
+        image, name = open_image(data, self.max_pixels)
+        image = load_resized(image, self._resized, self.resample) if self.do_resize else load_upright(image)
+        if self.do_center_crop:
+            image = self._crop(image)
+        height, width = self.size
+        if image.size != (width, height):
+            raise _wrong_size(image, f"exactly {width}×{height}")
+        return DecodedImage(np.asarray(image), name)
+
+    def normalise(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """uint8 [H, W, 3] -> float32 [3, H, W], ``(x * effective_rescale - effective_mean) / effective_std``.
+
+        The encoder does this on the device; here is the definition it follows.
+        """
+        x = pixels.astype(np.float32) * np.float32(self.effective_rescale)
+        mean, std = (np.array(v, np.float32) for v in (self.effective_mean, self.effective_std))
+        normalised: NDArray[np.float32] = ((x - mean) / std).transpose(2, 0, 1)
+        return normalised
+
+    @property
+    def effective_rescale(self) -> float:
+        """The factor of every pixel, 1 when rescaling is off."""
+        return self.rescale_factor if self.do_rescale else 1.0
+
+    @property
+    def effective_mean(self) -> tuple[float, ...]:
+        """The mean of each channel, 0 when normalising is off."""
+        return self.mean if self.do_normalize else (0.0, 0.0, 0.0)
+
+    @property
+    def effective_std(self) -> tuple[float, ...]:
+        """The standard deviation of each channel, 1 when normalising is off."""
+        return self.std if self.do_normalize else (1.0, 1.0, 1.0)
+
+    def _resized(self, width: int, height: int) -> tuple[int, int]:
+        """(width, height) after the resize, for an upright picture of that size."""
+        if isinstance(self.resize_to, int):
+            edge = self.resize_to
+            if width <= height:
+                return edge, edge * height // width
+            return edge * width // height, edge
+        target = self.resize_to or self.size
+        return target[1], target[0]
+
+    def _crop(self, image: Image.Image) -> Image.Image:
+        height, width = self.size
+        if image.width < width or image.height < height:
+            raise _wrong_size(image, f"at least {width}×{height}")
+        left, top = (image.width - width) // 2, (image.height - height) // 2
+        return image.crop((left, top, left + width, top + height))
+
+
+def _wrong_size(image: Image.Image, expected: str) -> ImageError:
+    return ImageError(
+        "wrong_size",
+        f"the image is {image.width}×{image.height} pixels and this model does not resize; send {expected}",
+    )
+
+
+def _from_config(config: Mapping[str, Any], image_size: tuple[int, int], max_pixels: int) -> ImageTransform:
+    for field in ("image_processor_type", "feature_extractor_type"):
+        if config.get(field, _PROCESSORS[0]) not in _PROCESSORS:
+            raise ConfigError(field, config[field], f"supported are {', '.join(_PROCESSORS)}")
+    if fields.switch(config, "do_pad", False):
+        raise ConfigError("do_pad", True, "padding is not supported")
+    do_resize, do_center_crop = (
+        fields.switch(config, "do_resize", True),
+        fields.switch(config, "do_center_crop", False),
+    )
+    size = fields.size(config, "size")
+    if do_center_crop:
+        _fits("crop_size", config.get("crop_size"), fields.size(config, "crop_size"), image_size)
+        edges = (size, size) if isinstance(size, int) else size
+        if do_resize and (edges[0] < image_size[0] or edges[1] < image_size[1]):
+            raise ConfigError("size", config.get("size"), f"smaller than the crop, {image_size}")
+    elif do_resize:
+        _fits("size", config.get("size"), size, image_size)
+    return ImageTransform(
+        size=image_size,
+        resample=fields.resample(config),
+        do_resize=do_resize,
+        do_rescale=fields.switch(config, "do_rescale", True),
+        rescale_factor=fields.number(config, "rescale_factor", 1 / 255),
+        do_normalize=fields.switch(config, "do_normalize", True),
+        mean=fields.channels(config, "image_mean"),
+        std=fields.channels(config, "image_std", nonzero=True),
+        max_pixels=max_pixels,
+        resize_to=size if do_resize and size != image_size else None,
+        do_center_crop=do_center_crop,
+    )
+
+
+def _fits(field: str, value: object, size: tuple[int, int] | int, image_size: tuple[int, int]) -> None:
+    if isinstance(size, int):
+        raise ConfigError(field, value, "a height and width are needed, or do_center_crop with a crop_size")
+    if size != image_size:
+        raise ConfigError(field, value, f"the encoder takes {image_size[0]}×{image_size[1]} (height × width)")

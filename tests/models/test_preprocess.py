@@ -1,0 +1,314 @@
+"""The image transform against transformers' ViT image processor, and the ways a picture can be bad."""
+
+import io
+import json
+import random
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
+
+from models.config import ConfigError
+from models.preprocess import ImageError, ImageTransform
+
+Pixels = NDArray[np.uint8]
+ONE_STEP = 1 / 255
+
+
+def scene(width: int, height: int, seed: int = 0) -> Image.Image:
+    """A picture with flat areas, edges, a gradient and noise."""
+    rng = np.random.default_rng(seed)
+    ramp = np.linspace(0, 255, width)[None, :, None] * np.ones((height, 1, 3)) * [1.0, 0.6, 0.2]
+    pixels = np.clip(ramp + rng.normal(0, 12, (height, width, 3)), 0, 255).astype(np.uint8)
+    image = Image.fromarray(pixels)
+    draw = ImageDraw.Draw(image)
+    draw.ellipse((width // 8, height // 8, width // 2, height // 2), fill=(200, 30, 60))
+    draw.rectangle((width // 2, height // 2, width, height), outline=(10, 240, 90), width=3)
+    return image
+
+
+def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def reference(folder: Path, data: bytes) -> NDArray[np.float32]:
+    """pixel_values [3, H, W] of transformers on the same file."""
+    from transformers.image_utils import load_image
+    from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+
+    processor = ViTImageProcessorPil.from_pretrained(folder)
+    values = processor(load_image(Image.open(io.BytesIO(data))), return_tensors="np")["pixel_values"]
+    return np.asarray(values[0], np.float32)
+
+
+def write_config(folder: Path, **fields: Any) -> Path:
+    (folder / "preprocessor_config.json").write_text(json.dumps(fields))
+    return folder
+
+
+def assert_equal_to_transformers(folder: Path, size: tuple[int, int], data: bytes) -> None:
+    transform = ImageTransform.from_folder(folder, size)
+    ours = transform.normalise(transform.decode(data).pixels)
+    theirs = reference(folder, data)
+    assert ours.shape == theirs.shape == (3, *size)
+    step = ONE_STEP * (transform.effective_rescale * 255) / min(transform.effective_std)
+    assert np.abs(ours - theirs).max() <= step + 1e-6
+
+
+@pytest.mark.parametrize("picture", [(640, 480), (31, 517), (224, 224), (1, 1), (300, 20), (97, 96)])
+@pytest.mark.parametrize("size", [96, 224, 384])
+def test_png_is_equal_to_transformers(tmp_path: Path, picture: tuple[int, int], size: int) -> None:
+    write_config(tmp_path, size={"height": size, "width": size}, image_processor_type="ViTImageProcessor")
+    assert_equal_to_transformers(tmp_path, (size, size), encoded(scene(*picture)))
+
+
+SETTINGS: list[dict[str, Any]] = [
+    {"size": 64, "feature_extractor_type": "ViTFeatureExtractor", "resample": 2},
+    {"size": {"height": 48, "width": 80}},
+    {"size": [48, 80], "image_processor_type": "ViTImageProcessorFast"},
+    *({"size": 64, "resample": number} for number in range(6)),
+    {"size": 64, "image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]},
+    {"size": 64, "image_mean": 0.4, "image_std": 0.3},
+    {"size": 64, "do_normalize": False},
+    {"size": 64, "do_rescale": False, "do_normalize": False},
+    {"size": 64, "do_rescale": False},
+    {"size": 64, "rescale_factor": 1 / 127.5, "image_mean": [1, 1, 1], "image_std": [1, 1, 1]},
+    {"size": 64, "do_normalize": None, "do_rescale": None, "do_convert_rgb": None},
+    {"size": {"shortest_edge": 72}, "do_center_crop": True, "crop_size": {"height": 64, "width": 60}},
+    {"size": {"height": 90, "width": 70}, "do_center_crop": True, "crop_size": 64, "do_convert_rgb": True},
+    {"do_resize": False, "do_center_crop": True, "crop_size": {"height": 64, "width": 64}},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: json.dumps(settings)[:60])
+def test_settings_are_equal_to_transformers(tmp_path: Path, settings: dict[str, Any]) -> None:
+    write_config(tmp_path, **settings)
+    box: Any = settings.get("crop_size", settings.get("size"))
+    size: Any = (box, box) if isinstance(box, int) else tuple(box.values() if isinstance(box, dict) else box)
+    for picture in ((200, 133), (133, 200)):
+        assert_equal_to_transformers(tmp_path, size, encoded(scene(*picture)))
+
+
+def test_what_transformers_saves_is_read(tmp_path: Path) -> None:
+    from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+
+    ViTImageProcessorPil(size={"height": 96, "width": 96}, resample=3).save_pretrained(tmp_path)
+    transform = ImageTransform.from_folder(tmp_path, (96, 96))
+    assert (transform.size, transform.resample, transform.do_normalize) == ((96, 96), 3, True)
+    assert_equal_to_transformers(tmp_path, (96, 96), encoded(scene(120, 90)))
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "1", "LA", "RGBA", "RGB"])
+def test_opaque_modes_are_equal_to_transformers(tmp_path: Path, mode: str) -> None:
+    write_config(tmp_path, size=64)
+    assert_equal_to_transformers(tmp_path, (64, 64), encoded(scene(150, 100).convert(mode)))
+
+
+@pytest.mark.parametrize("turn", range(1, 9))
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "JPEG"])
+def test_exif_orientation_is_applied(tmp_path: Path, turn: int, kind: str) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = turn
+    write_config(tmp_path, size=[64, 60])
+    options = {"lossless": True} if kind == "WEBP" else {}
+    # Below twice the target, where no JPEG is drafted, so that each format must agree exactly.
+    assert_equal_to_transformers(tmp_path, (64, 60), encoded(scene(100, 80), kind, exif=exif, **options))
+
+
+def test_without_a_file_the_defaults_of_vit_hold(tmp_path: Path) -> None:
+    data = encoded(scene(80, 60))
+    transform = ImageTransform.from_folder(tmp_path, (96, 96), max_pixels=5000)
+    assert transform == ImageTransform((96, 96), max_pixels=5000)
+    values = transform.normalise(transform.decode(data).pixels)
+    write_config(tmp_path, size=96)
+    np.testing.assert_allclose(values, reference(tmp_path, data), atol=1e-6)
+
+
+def test_transparent_pixels_are_white() -> None:
+    image = Image.new("RGBA", (8, 8), (0, 0, 0, 0))
+    image.putpixel((0, 0), (10, 20, 30, 255))
+    pixels = ImageTransform((8, 8)).decode(encoded(image)).pixels
+    assert pixels[0, 0].tolist() == [10, 20, 30]
+    assert (pixels[1:] == 255).all()
+    half = Image.new("LA", (8, 8), (0, 128))
+    assert ImageTransform((8, 8)).decode(encoded(half)).pixels[0, 0].tolist() == [127, 127, 127]
+
+
+def test_a_transparent_palette_entry_is_white() -> None:
+    image = Image.new("P", (8, 8), 1)
+    image.putpalette([200, 0, 0, 0, 0, 200])
+    image.putpixel((0, 0), 0)
+    pixels = ImageTransform((8, 8)).decode(encoded(image, transparency=1)).pixels
+    assert pixels[0, 0].tolist() == [200, 0, 0]
+    assert (pixels[1:] == 255).all()
+
+
+def test_16_bit_greys_are_scaled_not_clipped() -> None:
+    grey = (np.arange(64, dtype=np.uint16) * 1024).reshape(8, 8)
+    pixels = ImageTransform((8, 8)).decode(encoded(Image.fromarray(grey))).pixels
+    assert (pixels == (grey >> 8)[..., None]).all()
+
+
+def test_cmyk_jpeg_is_read() -> None:
+    image = Image.new("CMYK", (16, 16), (0, 255, 255, 0))
+    pixels = ImageTransform((16, 16)).decode(encoded(image, "JPEG", quality=95)).pixels
+    assert np.abs(pixels.astype(int) - [255, 0, 0]).max() <= 3
+
+
+def test_only_the_first_frame_is_read() -> None:
+    frames = [Image.new("RGB", (16, 16), colour) for colour in ("red", "blue")]
+    for kind in ("WEBP", "PNG", "MPO"):
+        options = {"lossless": True} if kind == "WEBP" else {}
+        data = encoded(frames[0], kind, save_all=True, append_images=frames[1:], **options)
+        decoded = ImageTransform((16, 16)).decode(data)
+        assert np.abs(decoded.pixels.astype(int) - [255, 0, 0]).max() <= 3
+        assert decoded.format == {"MPO": "jpeg"}.get(kind, kind.lower())
+
+
+@pytest.mark.parametrize("turn", range(1, 9))
+@pytest.mark.parametrize(
+    ("settings", "size"),
+    [
+        ({"size": [224, 160]}, (224, 160)),
+        ({"size": {"shortest_edge": 150}, "do_center_crop": True, "crop_size": 128}, (128, 128)),
+    ],
+)
+def test_a_large_jpeg_is_drafted_and_stays_close(
+    tmp_path: Path, settings: dict[str, Any], size: tuple[int, int], turn: int
+) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = turn
+    # 1601 and 1203 are no multiples of 2, 4 or 8: the last drafted row and column are not whole.
+    data = encoded(scene(1601, 1203), "JPEG", quality=90, exif=exif)
+    transform = ImageTransform.from_folder(write_config(tmp_path, **settings), size)
+    drafted = transform.normalise(transform.decode(data).pixels)
+    difference = np.abs(drafted - reference(tmp_path, data)) * 255 * min(transform.std)
+    assert difference.max() > 1, "the picture was decoded in full"
+    assert difference.mean() < 0.5
+    assert difference[:, 2:-2, 2:-2].max() < 6
+
+
+def test_pixels_are_what_the_encoder_takes() -> None:
+    decoded = ImageTransform((48, 80)).decode(encoded(scene(33, 44), "WEBP"))
+    assert decoded.pixels.shape == (48, 80, 3)
+    assert decoded.pixels.dtype == np.uint8
+    assert decoded.pixels.flags.c_contiguous
+    assert decoded.format == "webp"
+
+
+def bad_pictures() -> dict[str, tuple[bytes, str]]:
+    jpeg, png, webp = (encoded(scene(90, 70), name) for name in ("JPEG", "PNG", "WEBP"))
+    return {
+        "nothing": (b"", "empty"),
+        "text": (b"hello, this is not a picture", "not_an_image"),
+        "json": (b'{"image": "..."}', "not_an_image"),
+        "half a jpeg": (jpeg[: len(jpeg) // 2], "truncated"),
+        "half a png": (png[: len(png) // 2], "truncated"),
+        "half a webp": (webp[: len(webp) // 2], "truncated"),
+        "a jpeg's first bytes": (jpeg[:12], "truncated"),
+        "noise after the png signature": (png[:8] + b"\x07" * 500, "truncated"),
+        "gif": (encoded(scene(9, 9), "GIF"), "unsupported_format"),
+        "bmp": (encoded(scene(9, 9), "BMP"), "unsupported_format"),
+        "tiff": (encoded(scene(9, 9), "TIFF"), "unsupported_format"),
+        "png without width": (with_png_size(png, 0), "zero_size"),
+        "jpeg without height": (without_height(jpeg), "zero_size"),
+        "over the limit": (encoded(Image.new("L", (401, 100))), "too_large"),
+        "a bomb": (with_png_size(png, 30_000), "too_large"),
+    }
+
+
+def with_png_size(png: bytes, side: int) -> bytes:
+    header = png[12:16] + side.to_bytes(4, "big") * 2 + png[24:29]
+    return png[:12] + header + zlib.crc32(header).to_bytes(4, "big") + png[33:]
+
+
+def without_height(jpeg: bytes) -> bytes:
+    frame = jpeg.index(b"\xff\xc0")
+    return jpeg[: frame + 5] + bytes(2) + jpeg[frame + 7 :]
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize(("data", "reason"), bad_pictures().values(), ids=bad_pictures().keys())
+def test_bad_pictures_have_a_reason_and_a_remedy(data: bytes, reason: str) -> None:
+    with pytest.raises(ImageError) as caught:
+        ImageTransform((32, 32), max_pixels=40_000).decode(data)
+    assert caught.value.reason == reason
+    assert "send" in str(caught.value) or "scale it down" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_limit_is_checked_before_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(image: Image.Image) -> None:
+        raise AssertionError("pixels were decoded")
+
+    monkeypatch.setattr("models.image._load_rgb", refuse)
+    with pytest.raises(ImageError, match="7000×7200 pixels is over the limit of 50000000"):
+        ImageTransform((32, 32)).decode(encoded(Image.new("1", (7000, 7200))))
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF", "ignore:Tag data", "ignore:Image size")
+def test_damaged_files_raise_nothing_but_image_errors() -> None:
+    rng = random.Random(3)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    pictures = [encoded(scene(60, 40), name, exif=exif) for name in ("JPEG", "PNG", "WEBP")]
+    reasons: set[str] = set()
+    for _ in range(600):
+        data = bytearray(rng.choice(pictures))
+        for _ in range(rng.choice((1, 4))):
+            data[rng.randrange(rng.choice((64, len(data))))] = rng.randrange(256)
+        try:
+            ImageTransform((32, 32)).decode(bytes(data))
+        except ImageError as error:
+            reasons.add(error.reason)
+    assert {"truncated", "not_an_image"} <= reasons
+
+
+def test_without_resizing_the_size_must_fit(tmp_path: Path) -> None:
+    write_config(tmp_path, do_resize=False, size=500)
+    transform = ImageTransform.from_folder(tmp_path, (40, 60))
+    assert transform.decode(encoded(scene(60, 40))).pixels.shape == (40, 60, 3)
+    with pytest.raises(ImageError, match=r"61×40 pixels .* send exactly 60×40") as caught:
+        transform.decode(encoded(scene(61, 40)))
+    assert caught.value.reason == "wrong_size"
+    write_config(tmp_path, do_resize=False, do_center_crop=True, crop_size={"height": 40, "width": 60})
+    with pytest.raises(ImageError, match="send at least 60×40"):
+        ImageTransform.from_folder(tmp_path, (40, 60)).decode(encoded(scene(59, 90)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"size": {"shortest_edge": 224}}, "size"),
+        ({"size": {"longest_edge": 224}}, "size"),
+        ({"size": {"shortest_edge": 224, "longest_edge": 300}}, "size"),
+        ({"size": 384}, "size"),
+        ({"size": {"height": 224, "width": 225}}, "size"),
+        ({"size": "big"}, "size"),
+        ({"size": True}, "size"),
+        ({"do_center_crop": True, "crop_size": 200}, "crop_size"),
+        ({"do_center_crop": True, "crop_size": 224, "size": {"shortest_edge": 200}}, "size"),
+        ({"image_processor_type": "CLIPImageProcessor"}, "image_processor_type"),
+        ({"feature_extractor_type": "DeiTFeatureExtractor"}, "feature_extractor_type"),
+        ({"do_pad": True}, "do_pad"),
+        ({"do_resize": "yes"}, "do_resize"),
+        ({"resample": 9}, "resample"),
+        ({"resample": True}, "resample"),
+        ({"image_mean": [0.5, 0.5]}, "image_mean"),
+        ({"image_std": [0.5, 0, 0.5]}, "image_std"),
+        ({"rescale_factor": "1/255"}, "rescale_factor"),
+    ],
+)
+def test_a_setting_that_is_not_supported_is_named(tmp_path: Path, settings: dict[str, Any], field: str) -> None:
+    write_config(tmp_path, **settings)
+    with pytest.raises(ConfigError) as caught:
+        ImageTransform.from_folder(tmp_path, (224, 224))
+    assert caught.value.field == field
+    assert str(settings[field]).strip("'") in str(caught.value)
+    assert "\n" not in str(caught.value)
