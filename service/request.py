@@ -1,0 +1,51 @@
+"""What passes between the HTTP side and the device thread. No torch."""
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How a request's tokens are chosen: temperature 0 is greedy, ``top_k`` 0 keeps all tokens.
+
+    ``max_new_tokens`` None is the model's default; ``seed`` None draws one.
+    """
+
+    max_new_tokens: int | None = None
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+
+
+@dataclass(frozen=True)
+class Completion:
+    """Generated tokens (without prompt, start and end), why they end, and where the seconds went."""
+
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason
+    backend: str
+    queue_s: float
+    encode_s: float
+    decode_s: float
+
+
+@dataclass(frozen=True, eq=False)
+class CaptionRequest:
+    """One image on its way to a slot; the result or an exception arrives in ``future``.
+
+    ``pixels`` is uint8 [height, width, 3] at the model's size, ``deadline`` a moment of ``time.monotonic``.
+    Cancelling the future drops the request, waiting or running.
+    """
+
+    id: str
+    pixels: np.ndarray[Any, np.dtype[np.uint8]]
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    deadline: float
+    future: "Future[Completion]"
