@@ -1,0 +1,189 @@
+"""The tokenizer against transformers' AutoTokenizer, from the files that checkpoints have."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from tokenizers import decoders, pre_tokenizers, trainers
+from tokenizers.models import BPE
+
+from models.config import ConfigError
+from models.tokenizer import Tokenizer
+
+TEXTS = [
+    "a red circle is above two blue squares .",
+    "a man's hat doesn't fit , they've said ; we're sure !",
+    "naïve café 日本 🙂 and a tab\tand\nlines",
+    "the dog is 42 years old ? it 's 7",
+]
+END = "<|endoftext|>"
+
+
+def byte_level_bpe(special: list[str] | None = None) -> tokenizers.Tokenizer:
+    backend = tokenizers.Tokenizer(BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=special or [], initial_alphabet=alphabet, show_progress=False
+    )
+    backend.train_from_iterator(TEXTS * 3, trainer)
+    return backend
+
+
+def write(folder: Path, name: str, content: Any) -> None:
+    (folder / name).write_text(json.dumps(content))
+
+
+def fast_folder(folder: Path, special: list[str] | None = None, **config: Any) -> Path:
+    byte_level_bpe([END] if special is None else special).save(str(folder / "tokenizer.json"))
+    fields = {"tokenizer_class": "GPT2TokenizerFast", "eos_token": END, "bos_token": END, "unk_token": END}
+    write(folder, "tokenizer_config.json", fields | config)
+    return folder
+
+
+def slow_folder(folder: Path, **config: Any) -> Path:
+    """vocab.json with the end token last, as GPT-2's, and merges.txt."""
+    backend = byte_level_bpe()
+    backend.model.save(str(folder))
+    vocab = json.loads((folder / "vocab.json").read_text())
+    write(folder, "vocab.json", vocab | {END: len(vocab)})
+    write(folder, "tokenizer_config.json", config)
+    return folder
+
+
+def assert_equal_to_transformers(folder: Path) -> None:
+    from transformers import AutoTokenizer
+
+    ours, theirs = Tokenizer.from_folder(folder), AutoTokenizer.from_pretrained(folder)
+    assert ours.vocab_size == len(theirs)
+    rng = random.Random(1)
+    sequences = [ours.encode(text) for text in TEXTS]
+    for text, ids in zip(TEXTS, sequences, strict=True):
+        assert ids == theirs.encode(text, add_special_tokens=False)
+        assert ours.decode(ids) == str(theirs.decode(ids, skip_special_tokens=True)).strip()
+    sequences += [[rng.randrange(ours.vocab_size) for _ in range(12)] for _ in range(100)]
+    sequences += [[], *([index] for index in range(ours.vocab_size))]
+    for ids in sequences:
+        assert ours.decode(ids) == str(theirs.decode(ids, skip_special_tokens=True)).strip()
+
+
+def test_a_fast_tokenizer_is_equal(tmp_path: Path) -> None:
+    assert_equal_to_transformers(fast_folder(tmp_path))
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    assert tokenizer.decode([0, *tokenizer.encode(" a red circle "), 0]) == "a red circle"
+
+
+def test_what_transformers_saves_is_equal(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    source, saved = tmp_path / "source", tmp_path / "saved"
+    source.mkdir()
+    original = AutoTokenizer.from_pretrained(fast_folder(source))
+    original.add_special_tokens({"pad_token": "<pad>"})
+    original.save_pretrained(saved)
+    assert_equal_to_transformers(saved)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"tokenizer_class": "GPT2Tokenizer", "add_prefix_space": True},
+        {"tokenizer_class": "GPT2Tokenizer", "pad_token": "<pad>"},
+        {"tokenizer_class": "GPT2Tokenizer", "bos_token": {"__type": "AddedToken", "content": END}},
+    ],
+    ids=json.dumps,
+)
+def test_the_slow_files_of_gpt2_are_equal(tmp_path: Path, config: dict[str, Any]) -> None:
+    # Without a class transformers asks config.json.
+    write(tmp_path, "config.json", {"model_type": "gpt2"})
+    assert_equal_to_transformers(slow_folder(tmp_path, **config))
+
+
+def test_the_end_token_of_slow_files_is_skipped(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_folder(slow_folder(tmp_path))
+    ids = tokenizer.encode("a dog")
+    assert tokenizer.decode([*ids, tokenizer.vocab_size - 1]) == "a dog"
+
+
+def test_special_tokens_that_only_the_config_names_are_skipped(tmp_path: Path) -> None:
+    """tokenizer.json knows the text of the tokens but calls none of them special."""
+    folder = fast_folder(tmp_path, special=[])
+    tokens = json.loads((folder / "tokenizer.json").read_text())
+    vocab = tokens["model"]["vocab"]
+    vocab |= {END: len(vocab), "<pad>": len(vocab) + 1}
+    write(folder, "tokenizer.json", tokens)
+    write(folder, "special_tokens_map.json", {"pad_token": {"content": "<pad>", "normalized": False}})
+    decoder = {str(vocab[END]): {"content": END, "special": True, "normalized": False}}
+    write(
+        folder,
+        "tokenizer_config.json",
+        {
+            "tokenizer_class": "GPT2Tokenizer",
+            "eos_token": END,
+            "added_tokens_decoder": decoder,
+            "pad_token": "<pad>",
+        },
+    )
+    assert_equal_to_transformers(folder)
+    assert Tokenizer.from_folder(folder).decode([vocab[END], vocab["a"], vocab["<pad>"]]) == "a"
+
+
+@pytest.mark.parametrize("flag", [True, False])
+@pytest.mark.parametrize("forced", [True, False])
+def test_spaces_are_cleaned_up_as_transformers_does(tmp_path: Path, flag: bool, forced: bool) -> None:
+    name = "clean_up_tokenization_spaces"
+    config: dict[str, Any] = {name: flag, f"{name}_for_bpe_even_though_it_will_corrupt_output": flag and forced}
+    assert_equal_to_transformers(fast_folder(tmp_path, **config))
+    tokenizer = Tokenizer.from_folder(tmp_path)
+    expected = "so." if flag and forced else "so ."
+    assert tokenizer.decode(tokenizer.encode("so .")) == expected
+
+
+def test_spaces_of_another_model_are_cleaned_up(tmp_path: Path) -> None:
+    words = {"[UNK]": 0, "a": 1, "dog": 2, ".": 3, "'s": 4}
+    backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    backend.save(str(tmp_path / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]"}
+    write(tmp_path, "tokenizer_config.json", config | {"clean_up_tokenization_spaces": True})
+    assert_equal_to_transformers(tmp_path)
+    assert Tokenizer.from_folder(tmp_path).decode([1, 2, 4, 3]) == "a dog's."
+
+
+def test_a_prompt_is_neither_cut_nor_padded(tmp_path: Path) -> None:
+    backend = byte_level_bpe([END])
+    whole = backend.encode(TEXTS[0]).ids
+    backend.enable_truncation(3)
+    backend.enable_padding(length=64)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    assert Tokenizer.from_folder(tmp_path).encode(TEXTS[0]) == whole
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, "there is no tokenizer.json; convert the checkpoint with `snapcap import SRC DST`"),
+        ({"spiece.model": "x"}, "`snapcap import SRC DST`"),
+        (
+            {"vocab.json": "{}", "merges.txt": "", "tokenizer_config.json": '{"tokenizer_class": "CLIPTokenizer"}'},
+            "tokenizer_class = 'CLIPTokenizer'.*`snapcap import SRC DST`",
+        ),
+        ({"tokenizer.json": '{"version": "1.0"'}, "tokenizer.json'.*cannot be read"),
+        ({"vocab.json": "[]", "merges.txt": ""}, "vocab.json and merges.txt'.*cannot be read"),
+        ({"tokenizer_config.json": "["}, "tokenizer_config.json.*not valid JSON"),
+    ],
+    ids=lambda value: ", ".join(value) if isinstance(value, dict) else "",
+)
+def test_what_cannot_be_read_is_one_line_with_a_remedy(
+    tmp_path: Path, files: dict[str, str], expected: str
+) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_text(content)
+    with pytest.raises(ConfigError, match=expected) as caught:
+        Tokenizer.from_folder(tmp_path)
+    assert "\n" not in str(caught.value)
