@@ -1,0 +1,141 @@
+"""The options of a caption: one table that parses them and from which the OpenAPI document describes them.
+
+An option arrives as text (query parameter, form field) or as a JSON value. Text is read as the type of the
+option; a JSON value must have that type already.
+"""
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from service.errors import InvalidOption, PromptTooLong, UnknownOption
+
+MAX_PROMPT_CHARACTERS = 10_000
+
+
+@dataclass(frozen=True)
+class CaptionOptions:
+    """What a request asks for. None: the server's default. `timeout` in seconds can only shorten the server's."""
+
+    prompt: str = ""
+    max_new_tokens: int | None = None
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+    timeout: float | None = None
+
+
+@dataclass(frozen=True)
+class _Range:
+    """A number from `low` to `high`; `above` excludes `low`."""
+
+    kind: type[int] | type[float]
+    low: float
+    high: float
+    above: bool = False
+
+    def sentence(self) -> str:
+        noun = "a whole number" if self.kind is int else "a number"
+        start = f"above {self.low:g} and at most" if self.above else f"from {self.low:g} to"
+        return f"be {noun} {start} {self.high if self.kind is int else format(self.high, 'g')}"
+
+    def holds(self, number: float) -> bool:
+        return self.low <= number <= self.high and not (self.above and number == self.low)
+
+
+_RANGES: dict[str, _Range] = {
+    "max_new_tokens": _Range(int, 1, 65536),
+    "temperature": _Range(float, 0, 2),
+    "top_k": _Range(int, 0, 2**31 - 1),
+    "top_p": _Range(float, 0, 1, above=True),
+    "seed": _Range(int, 0, 2**63 - 1),
+    "timeout": _Range(float, 0, 3600, above=True),
+}
+_HELP: dict[str, str] = {
+    "prompt": "Text that the caption continues.",
+    "max_new_tokens": "Tokens to generate at most. The default is the model's.",
+    "temperature": "0 takes the most likely token each time; above 0 samples.",
+    "top_k": "Sample among the k most likely tokens only; 0 is all of them.",
+    "top_p": "Sample among the most likely tokens that together reach this probability only.",
+    "seed": "Makes sampling repeatable. Without it each request samples differently.",
+    "timeout": "Seconds this request may take at most; the server's own limit holds too.",
+}
+NAMES: tuple[str, ...] = tuple(_HELP)
+
+
+def options_from_text(pairs: Iterable[tuple[str, str]]) -> CaptionOptions:
+    """From query parameters and form fields, each at most once.
+
+    Raises UnknownOption, InvalidOption, PromptTooLong."""
+    values: dict[str, Any] = {}
+    for name, text in pairs:
+        _known(name)
+        if name in values:
+            raise InvalidOption(name, "be given once")
+        values[name] = text if name == "prompt" else _number_from_text(name, text)
+    return _checked(values)
+
+
+def options_from_json(values: Mapping[str, Any], base: CaptionOptions) -> CaptionOptions:
+    """From the members of a JSON object, over `base`; null means the default.
+
+    Raises UnknownOption, InvalidOption, PromptTooLong."""
+    for name in values:
+        _known(name)
+    return _checked({name: value for name, value in values.items() if value is not None}, base)
+
+
+def schema() -> dict[str, dict[str, Any]]:
+    """JSON schema of each option, by name."""
+    properties: dict[str, dict[str, Any]] = {
+        "prompt": {"type": "string", "maxLength": MAX_PROMPT_CHARACTERS, "default": ""}
+    }
+    for name, span in _RANGES.items():
+        low = "exclusiveMinimum" if span.above else "minimum"
+        kind = "integer" if span.kind is int else "number"
+        properties[name] = {"type": kind, low: span.low, "maximum": span.high}
+        default = getattr(CaptionOptions(), name)
+        if default is not None:
+            properties[name]["default"] = default
+    return {name: {**properties[name], "description": _HELP[name]} for name in NAMES}
+
+
+def _known(name: str) -> None:
+    if name not in _HELP:
+        raise UnknownOption(name, NAMES)
+
+
+def _number_from_text(name: str, text: str) -> float:
+    span = _RANGES[name]
+    pattern = r"[+-]?[0-9]{1,20}" if span.kind is int else r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?"
+    if len(text) > 64 or not re.fullmatch(pattern, text):
+        raise InvalidOption(name, span.sentence())
+    return span.kind(text)
+
+
+def _checked(values: dict[str, Any], base: CaptionOptions | None = None) -> CaptionOptions:
+    for name, value in values.items():
+        if name == "prompt":
+            _check_prompt(value)
+            continue
+        span = _RANGES[name]
+        # A JSON true is an int to Python.
+        number = isinstance(value, int | float if span.kind is float else int) and not isinstance(value, bool)
+        if not number or not math.isfinite(value) or not span.holds(value):
+            raise InvalidOption(name, span.sentence())
+        values[name] = span.kind(value)
+    return replace(base or CaptionOptions(), **values)
+
+
+def _check_prompt(value: object) -> None:
+    if not isinstance(value, str):
+        raise InvalidOption("prompt", "be text")
+    if len(value) > MAX_PROMPT_CHARACTERS:
+        raise PromptTooLong(f"The prompt has {len(value)} characters; send at most {MAX_PROMPT_CHARACTERS}.")
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell
+        raise InvalidOption("prompt", "be valid Unicode text") from None

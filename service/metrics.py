@@ -1,0 +1,95 @@
+"""Every metric that code observes, on an injected registry. Those read at scrape time: `startup_collector.py`.
+
+Who writes what: the engine `queue_*`, `*_batch_size`, `*rows`, `step_duration`, `generated_tokens` and
+`device_memory`; the captioner `image_decode*`; the request scope the `requests_*` and `request_duration`.
+"""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from service.errors import (
+    BodyTimeout,
+    ClientDisconnected,
+    DeadlineExceeded,
+    NotReady,
+    Overloaded,
+    PayloadTooLarge,
+    ServiceError,
+)
+
+_REFUSALS = (
+    BodyTimeout,
+    ClientDisconnected,
+    DeadlineExceeded,
+    NotReady,
+    Overloaded,
+    PayloadTooLarge,
+)
+_REQUEST_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_WAIT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_DECODE_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+_STEP_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+class Metrics:
+    """The instruments, each named as on /metrics without the prefix `snapcap_` and without the unit."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"snapcap_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"snapcap_{name}", text, registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            return Histogram(f"snapcap_{name}", text, labels, buckets=buckets, registry=registry)
+
+        self.requests = counter("requests_total", "HTTP requests answered, by API and status.", "api", "code")
+        self.request_duration = histogram(
+            "request_duration_seconds",
+            "Seconds from the head of a request until the end of its reply.",
+            _REQUEST_S,
+            "api",
+        )
+        self.requests_in_flight = gauge("requests_in_flight", "Caption requests that are being processed.")
+        self.requests_rejected = counter(
+            "requests_rejected_total",
+            "Caption requests given up, by reason: overloaded, not_ready, deadline_exceeded, "
+            "client_disconnected, payload_too_large, body_timeout.",
+            "reason",
+        )
+        self.queue_wait = histogram(
+            "queue_wait_seconds", "Seconds a request waited before its image was encoded.", _WAIT_S
+        )
+        self.queue_depth = gauge("queue_depth", "Requests that wait for the device.")
+        self.queue_capacity = gauge("queue_capacity", "Requests that may wait; one more gets 429.")
+        self.encode_batch_size = histogram(
+            "encode_batch_size", "Real rows of an encoder batch, padding not counted.", _ROWS
+        )
+        self.decode_batch_size = histogram(
+            "decode_batch_size", "Real rows of a decode step, padding not counted.", _ROWS
+        )
+        self.rows = counter("rows_total", "Rows run, padding included.", "component")
+        self.padding_rows = counter("padding_rows_total", "Rows run that were padding.", "component")
+        self.step_duration = histogram(
+            "step_duration_seconds",
+            "Seconds of one encoder batch or one decode step, by bucket (rows, padding included).",
+            _STEP_S,
+            "component",
+            "bucket",
+        )
+        self.generated_tokens = counter("generated_tokens_total", "Tokens generated, prompts not counted.")
+        self.device_memory_allocated = gauge(
+            "device_memory_allocated_bytes", "Bytes allocated on the device; 0 on a CPU."
+        )
+        self.image_decode = histogram(
+            "image_decode_seconds", "Seconds to decode and resize an image, by format.", _DECODE_S, "format"
+        )
+        self.image_decode_failures = counter(
+            "image_decode_failures_total", "Images that could not be decoded, by reason.", "reason"
+        )
+
+    def count_rejection(self, error: ServiceError) -> None:
+        """Counts an error as a rejection if it is one: not the client's mistake in what it asked for."""
+        if isinstance(error, _REFUSALS):
+            self.requests_rejected.labels(error.code).inc()

@@ -1,0 +1,118 @@
+"""Metrics of the start and of the process, read at scrape time from what the start records anyway."""
+
+import platform
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.gc_collector import GCCollector
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.platform_collector import PlatformCollector
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from service.readiness import Readiness, State
+from warmup.status import StartupStatus
+from warmup.timeline import Timeline
+
+_MARKS = {
+    "live": "until the port was bound and /livez could answer",
+    "ready": "until /readyz answered 200",
+    "first_caption": "until the first caption was served",
+}
+
+
+class StartupCollector(Collector):
+    """`model_name` gives the name of the model once it is loaded."""
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        status: StartupStatus,
+        readiness: Readiness,
+        model_name: Callable[[], str | None],
+    ) -> None:
+        self._timeline = timeline
+        self._status = status
+        self._readiness = readiness
+        self._model_name = model_name
+
+    def describe(self) -> list[Metric]:
+        """Nothing: registering must not collect."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        yield _info("build_info", "Versions of what runs.", _versions())
+        yield from self._lifecycle()
+        yield from self._startup()
+        yield from self._buckets()
+
+    def _lifecycle(self) -> Iterator[Metric]:
+        state = GaugeMetricFamily("snapcap_lifecycle_state", "1 for the state the process is in.", labels=["state"])
+        current = self._readiness.state
+        for each in State:
+            state.add_metric([each.value], float(each is current))
+        yield state
+        ready = float(current is State.READY)
+        yield GaugeMetricFamily("snapcap_ready", "1 when /readyz answers 200.", value=ready)
+
+    def _startup(self) -> Iterator[Metric]:
+        marks = self._timeline.marks()
+        for mark, text in _MARKS.items():
+            if mark in marks:
+                name = f"snapcap_process_start_to_{mark}_seconds"
+                yield GaugeMetricFamily(name, f"Seconds from exec of the process {text}.", value=marks[mark])
+        now = self._timeline.now()
+        seconds: dict[str, float] = {}
+        for phase in self._timeline.phases():
+            end = now if phase.end is None else phase.end
+            seconds[phase.name] = seconds.get(phase.name, 0.0) + end - phase.start
+        duration = GaugeMetricFamily(
+            "snapcap_startup_phase_duration_seconds",
+            "Seconds of each phase of the start, so far when it still runs. Phases overlap.",
+            labels=["phase"],
+        )
+        for phase_name, value in seconds.items():
+            duration.add_metric([phase_name], value)
+        yield duration
+
+    def _buckets(self) -> Iterator[Metric]:
+        status = self._status.to_dict()
+        model = self._model_name()
+        if model is not None:
+            labels = {"model": model, "device": str(status["device"]), "dtype": str(status["dtype"])}
+            yield _info("model_info", "The model that is loaded.", labels)
+        if self._status.backend is not None:
+            labels = {"backend": self._status.backend}
+            yield _info("startup_tier", "1 for the backend that the start ended with.", labels)
+        buckets = self._status.buckets()
+        duration = GaugeMetricFamily(
+            "snapcap_warmup_bucket_duration_seconds",
+            "Seconds it took to make a bucket (rows) ready.",
+            labels=["component", "bucket"],
+        )
+        for bucket in buckets:
+            if bucket.seconds is not None:
+                duration.add_metric([bucket.component, str(bucket.size)], bucket.seconds)
+        yield duration
+        expected, completed = len(buckets), sum(bucket.state in ("warm", "captured") for bucket in buckets)
+        yield GaugeMetricFamily("snapcap_warmup_buckets_expected", "Buckets to make ready.", value=expected)
+        yield GaugeMetricFamily("snapcap_warmup_buckets_completed", "Buckets that are ready.", value=completed)
+
+
+def register_process_collectors(registry: CollectorRegistry) -> None:
+    """The usual process_*, python_info and python_gc_* metrics, on the same registry."""
+    ProcessCollector(registry=registry)
+    PlatformCollector(registry=registry)
+    GCCollector(registry=registry)
+
+
+def _info(name: str, text: str, labels: dict[str, str]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(f"snapcap_{name}", text, labels=list(labels))
+    family.add_metric(list(labels.values()), 1.0)
+    return family
+
+
+def _versions() -> dict[str, str]:
+    # From the packages' metadata: a scrape during the start must not wait for the import of torch.
+    return {"version": version("snapcap"), "python": platform.python_version(), "torch": version("torch")}
