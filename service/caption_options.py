@@ -4,7 +4,6 @@ An option arrives as text (query parameter, form field) or as a JSON value. Text
 option; a JSON value must have that type already.
 """
 
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -66,8 +65,8 @@ _HELP: dict[str, str] = {
 NAMES: tuple[str, ...] = tuple(_HELP)
 
 
-def options_from_text(pairs: Iterable[tuple[str, str]]) -> CaptionOptions:
-    """From query parameters and form fields, each at most once.
+def options_from_text(pairs: Iterable[tuple[str, str]], base: CaptionOptions = CaptionOptions()) -> CaptionOptions:
+    """From query parameters or form fields, each at most once, over `base`.
 
     Raises UnknownOption, InvalidOption, PromptTooLong."""
     values: dict[str, Any] = {}
@@ -76,7 +75,7 @@ def options_from_text(pairs: Iterable[tuple[str, str]]) -> CaptionOptions:
         if name in values:
             raise InvalidOption(name, "be given once")
         values[name] = text if name == "prompt" else _number_from_text(name, text)
-    return _checked(values)
+    return _checked(values, base)
 
 
 def options_from_json(values: Mapping[str, Any], base: CaptionOptions) -> CaptionOptions:
@@ -116,7 +115,7 @@ def _number_from_text(name: str, text: str) -> float:
     return span.kind(text)
 
 
-def _checked(values: dict[str, Any], base: CaptionOptions | None = None) -> CaptionOptions:
+def _checked(values: dict[str, Any], base: CaptionOptions) -> CaptionOptions:
     for name, value in values.items():
         if name == "prompt":
             _check_prompt(value)
@@ -124,10 +123,10 @@ def _checked(values: dict[str, Any], base: CaptionOptions | None = None) -> Capt
         span = _RANGES[name]
         # A JSON true is an int to Python.
         number = isinstance(value, int | float if span.kind is float else int) and not isinstance(value, bool)
-        if not number or not math.isfinite(value) or not span.holds(value):
+        if not number or not span.holds(value):
             raise InvalidOption(name, span.sentence())
         values[name] = span.kind(value)
-    return replace(base or CaptionOptions(), **values)
+    return replace(base, **values)
 
 
 def _check_prompt(value: object) -> None:

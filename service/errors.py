@@ -224,6 +224,4 @@ class EngineFailed(ServiceError):
     """Anything that is our fault. The cause is chained (`raise EngineFailed() from error`), never shown."""
 
     def __init__(self) -> None:
-        super().__init__(
-            "The server failed to process the request; its log has the cause under the request id."
-        )
+        super().__init__("The server failed to process the request; its log has the cause under the request id.")

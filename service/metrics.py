@@ -1,7 +1,7 @@
 """Every metric that code observes, on an injected registry. Those read at scrape time: `startup_collector.py`.
 
-Who writes what: the engine `queue_*`, `*_batch_size`, `*rows`, `step_duration`, `generated_tokens` and
-`device_memory`; the captioner `image_decode*`; the request scope the `requests_*` and `request_duration`.
+Who writes what: the engine, through the methods of `EngineObserver`, its steps, rows and tokens; the start sets
+`queue_*` and `device_memory_allocated`; the captioner `image_decode*`; the request scope the `request*`.
 """
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -88,6 +88,26 @@ class Metrics:
         self.image_decode_failures = counter(
             "image_decode_failures_total", "Images that could not be decoded, by reason.", "reason"
         )
+
+    def queue_waited(self, seconds: float) -> None:
+        """Part of `service.engine.EngineObserver`, as are the next three."""
+        self.queue_wait.observe(seconds)
+
+    def encoded(self, bucket: int, rows: int, seconds: float) -> None:
+        self.encode_batch_size.observe(rows)
+        self._step("encoder", bucket, rows, seconds)
+
+    def decode_stepped(self, bucket: int, rows: int, seconds: float) -> None:
+        self.decode_batch_size.observe(rows)
+        self._step("decoder", bucket, rows, seconds)
+
+    def tokens_generated(self, count: int) -> None:
+        self.generated_tokens.inc(count)
+
+    def _step(self, component: str, bucket: int, rows: int, seconds: float) -> None:
+        self.rows.labels(component).inc(bucket)
+        self.padding_rows.labels(component).inc(bucket - rows)
+        self.step_duration.labels(component, str(bucket)).observe(seconds)
 
     def count_rejection(self, error: ServiceError) -> None:
         """Counts an error as a rejection if it is one: not the client's mistake in what it asked for."""

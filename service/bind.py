@@ -1,0 +1,29 @@
+"""The listening socket, which comes before anything else: nothing is imported here but `socket`."""
+
+import socket
+
+_BACKLOG = 2048
+
+
+class BindError(OSError):
+    """One line that names the address and says what to do."""
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket: connections wait in its backlog until the application is there. Raises BindError."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(_BACKLOG)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise BindError(f"cannot listen on {host}:{port}: {reason}; choose with --host and --port") from None
+    return listener

@@ -1,0 +1,88 @@
+"""POST /v1/caption and POST /v1/captions."""
+
+import asyncio
+import logging
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from service.body import BodyLimits
+from service.caption_forms import NamedImage, read_image, read_images
+from service.caption_options import CaptionOptions
+from service.captioner import Captioner, CaptionResult
+from service.disconnect import unless_disconnected
+from service.errors import EngineFailed, ServiceError
+from service.metrics import Metrics
+from service.problem import as_service_error, problem
+from service.request_scope import request_id
+
+MAX_IMAGES = 16
+_logger = logging.getLogger("snapcap.access")
+
+
+class CaptionRoutes:
+    """The two endpoints over one captioner."""
+
+    def __init__(self, captioner: Captioner, limits: BodyLimits, metrics: Metrics) -> None:
+        self._captioner = captioner
+        self._limits = limits
+        self._metrics = metrics
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/v1/caption", self.caption, methods=["POST"]),
+            Route("/v1/captions", self.captions, methods=["POST"]),
+        ]
+
+    async def caption(self, request: Request) -> Response:
+        """One image in, one caption out."""
+        self._captioner.check_admission()
+        image, options = await read_image(request, self._limits, self._captioner.pool)
+        result = await unless_disconnected(
+            request.receive, self._captioner.caption(image, options, request_id(request.scope))
+        )
+        return JSONResponse(result.to_dict())
+
+    async def captions(self, request: Request) -> Response:
+        """Several images in, a caption or a problem for each out, in order.
+
+        The request fails as a whole only when it is itself bad, or when every image was refused for a reason
+        that passes (429, 503, 504), so that clients and load balancers retry it."""
+        self._captioner.check_admission()
+        images, options = await read_images(request, self._limits, MAX_IMAGES)
+        outcomes = await unless_disconnected(request.receive, self._caption_all(request, images, options))
+        errors = [outcome for outcome in outcomes if isinstance(outcome, ServiceError)]
+        if len(errors) == len(outcomes) and all(error.status in (429, 503, 504) for error in errors):
+            raise errors[0]
+        items = [
+            {"index": index, "filename": image.filename, **self._item(request, outcome)}
+            for index, (image, outcome) in enumerate(zip(images, outcomes, strict=True))
+        ]
+        return JSONResponse({"captions": items})
+
+    async def _caption_all(
+        self, request: Request, images: list[NamedImage], options: CaptionOptions
+    ) -> list[CaptionResult | ServiceError]:
+        return await asyncio.gather(
+            *(self._caption_one(request, index, image, options) for index, image in enumerate(images))
+        )
+
+    async def _caption_one(
+        self, request: Request, index: int, image: NamedImage, options: CaptionOptions
+    ) -> CaptionResult | ServiceError:
+        identity = f"{request_id(request.scope)}/{index}"
+        try:
+            return await self._captioner.caption(image.data, options, identity)
+        except Exception as error:
+            failure = as_service_error(error, request.method, request.url.path)
+            if isinstance(failure, EngineFailed):
+                _logger.error("image failed", exc_info=error, extra={"fields": {"request_id": identity}})
+            return failure
+
+    def _item(self, request: Request, outcome: CaptionResult | ServiceError) -> dict[str, Any]:
+        if isinstance(outcome, CaptionResult):
+            return outcome.to_dict()
+        self._metrics.count_rejection(outcome)
+        return problem(outcome, request.url.path, request_id(request.scope))

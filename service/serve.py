@@ -1,0 +1,33 @@
+"""`snapcap serve`, in the order that makes the start fast: bind, then import and build what answers."""
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
+
+from service import logs
+from service.bind import BindError, bind
+from service.config import Settings
+from warmup.timeline import Timeline
+
+if TYPE_CHECKING:
+    from service.app import Services
+
+# Called on the event loop once /livez answers; it returns at once and goes on in a thread. The last argument ends
+# the server, for a start that failed.
+Start: TypeAlias = Callable[[Settings, "Services", Callable[[], None]], None]
+
+
+def serve(settings: Settings, start: Start) -> int:
+    """Serves until a signal. Exit status 0, or 1 when the address is taken or the start has failed."""
+    timeline = Timeline.since_exec()
+    logs.configure(settings.log.format, settings.log.level)
+    try:
+        with timeline.phase("bind"):
+            listener = bind(settings.http.host, settings.http.port)
+    except BindError as error:
+        print(f"snapcap: {error}", file=sys.stderr)
+        return 1
+    # Only now: from here on a probe waits in the backlog instead of being refused.
+    from service.assembly import run  # noqa: PLC0415
+
+    return run(settings, listener, timeline, start)
