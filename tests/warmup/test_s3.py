@@ -1,0 +1,227 @@
+"""Downloads from real HTTP servers: moto's S3, one that breaks off, one that never answers."""
+
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+import pytest
+
+from warmup.s3 import (
+    PART_BYTES,
+    Download,
+    S3Object,
+    S3Options,
+    client,
+    download,
+    download_object,
+    list_objects,
+    split_uri,
+)
+from warmup.s3_errors import ObjectChangedError, S3Error
+
+LARGE = 2 * PART_BYTES + 12_345
+
+
+pytestmark = pytest.mark.usefixtures("aws_environment")
+
+
+@pytest.fixture
+def black_hole() -> Iterator[str]:
+    """Accepts connections, reads nothing, answers nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def soon(seconds: float = 60) -> float:
+    return time.monotonic() + seconds
+
+
+def listed(s3: Any, key: str) -> S3Object:
+    return next(o for o in list_objects(s3, "bucket", key.rpartition("/")[0], soon()) if o.key == key)
+
+
+@pytest.mark.parametrize(
+    ("uri", "expected"),
+    [
+        ("s3://bucket/a/b/", ("bucket", "a/b")),
+        ("s3://bucket", ("bucket", "")),
+        ("s3://bucket/a?b#c", ("bucket", "a?b#c")),
+    ],
+)
+def test_an_address_is_a_bucket_and_a_prefix(uri: str, expected: tuple[str, str]) -> None:
+    assert split_uri(uri) == expected
+
+
+@pytest.mark.parametrize("uri", ["s3://", "s3:///prefix", "https://bucket/prefix"])
+def test_what_is_no_address_is_refused(uri: str) -> None:
+    with pytest.raises(S3Error, match="write s3://bucket/prefix"):
+        split_uri(uri)
+
+
+def test_a_listing_holds_only_what_is_directly_under_the_prefix(s3: Any) -> None:
+    for key in ("a/x", "a/deep/y", "ab/z", "a/", "top"):
+        s3.put_object(Bucket="bucket", Key=key, Body=b"12345")
+    assert [(o.key, o.size) for o in list_objects(s3, "bucket", "a", soon())] == [("a/x", 5)]
+    assert [o.key for o in list_objects(s3, "bucket", "", soon())] == ["top"]
+    assert list_objects(s3, "bucket", "none", soon()) == []
+
+
+@pytest.mark.parametrize("size", [0, 1, PART_BYTES, PART_BYTES + 1, LARGE])
+def test_an_object_arrives_whole(s3: Any, tmp_path: Path, size: int) -> None:
+    content = os.urandom(size)
+    s3.put_object(Bucket="bucket", Key="x", Body=content)
+    source = listed(s3, "x")
+    dest = tmp_path / "deep" / "x.bin"
+    download_object(s3, "bucket", "x", dest, source.size, source.etag, soon())
+    assert dest.read_bytes() == content
+    assert list(dest.parent.iterdir()) == [dest]
+
+
+@pytest.mark.parametrize("size", [100, 100 + LARGE])
+def test_an_object_that_was_replaced_is_refused(s3: Any, tmp_path: Path, size: int) -> None:
+    s3.put_object(Bucket="bucket", Key="x", Body=b"old" + os.urandom(97))
+    source = listed(s3, "x")
+    s3.put_object(Bucket="bucket", Key="x", Body=os.urandom(size))
+    with pytest.raises(ObjectChangedError, match="s3://bucket/x: the object was replaced"):
+        download_object(s3, "bucket", "x", tmp_path / "x", source.size, source.etag, soon())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_complete_stays_when_a_later_object_fails(s3: Any, tmp_path: Path) -> None:
+    s3.put_object(Bucket="bucket", Key="good", Body=b"good")
+    missing = S3Object("gone", 4, '"0"')
+    items = [Download(listed(s3, "good"), tmp_path / "good"), Download(missing, tmp_path / "gone")]
+    arriving = download(s3, "bucket", items, soon())
+    assert next(arriving) == items[0]
+    with pytest.raises(S3Error, match="s3://bucket/gone: the object does not exist any more"):
+        next(arriving)
+    assert [path.name for path in tmp_path.iterdir()] == ["good"]
+
+
+def test_a_file_that_cannot_be_written_is_named(s3: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(S3Error, match=r"file/\.x.*: (Not a directory|File exists)"):
+        download_object(s3, "bucket", "x", tmp_path / "file" / "x", 1, '"0"', soon())
+
+
+def test_a_missing_bucket_is_named(s3: Any) -> None:
+    with pytest.raises(S3Error, match="s3://nothing/a: the bucket does not exist"):
+        list_objects(s3, "nothing", "a", soon())
+
+
+def test_an_impossible_bucket_is_named(s3: Any) -> None:
+    with pytest.raises(S3Error, match="that is not a bucket name"):
+        list_objects(s3, "no bucket!", "a", soon())
+
+
+def test_wrong_credentials_are_named(s3_server: str, s3: Any) -> None:
+    def check_credentials(after: bytes) -> None:
+        headers = {"Content-Type": "text/plain"}
+        urlopen(Request(f"{s3_server}/moto-api/reset-auth", after, headers, method="POST")).close()
+
+    check_credentials(b"0")
+    try:
+        with pytest.raises(S3Error, match=r"s3://bucket/a: the access key .* AWS_ACCESS_KEY_ID"):
+            list_objects(s3, "bucket", "a", soon())
+    finally:
+        check_credentials(b"inf")
+
+
+def test_no_credentials_are_named(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(S3Error, match="there are no credentials; check AWS_ACCESS_KEY_ID"):
+        list_objects(client(S3Options(endpoint_url=s3_server)), "bucket", "a", soon())
+
+
+def test_an_unknown_profile_is_named() -> None:
+    with pytest.raises(S3Error, match="the profile is not in the AWS configuration"):
+        client(S3Options(profile="nobody"))
+
+
+def test_an_endpoint_that_is_no_url_is_named() -> None:
+    with pytest.raises(S3Error, match="localhost"):
+        client(S3Options(endpoint_url="localhost:9000"))
+
+
+def test_nobody_at_the_endpoint(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    options = S3Options(endpoint_url=f"http://127.0.0.1:{port}")
+    with pytest.raises(S3Error, match="cannot connect; check the endpoint and the network"):
+        list_objects(client(options), "bucket", "a", soon())
+
+
+def test_an_endpoint_that_never_answers_ends_a_listing(black_hole: str) -> None:
+    # The read timeout alone would outlast the test: the deadline of the options shortens it.
+    options = S3Options(endpoint_url=black_hole, read_timeout=3600, deadline=0.6)
+    with pytest.raises(S3Error, match="no answer within the read timeout"):
+        list_objects(client(options), "bucket", "a", soon())
+
+
+def test_the_deadline_ends_a_read_that_never_returns(black_hole: str, tmp_path: Path) -> None:
+    s3 = client(S3Options(endpoint_url=black_hole, read_timeout=5))
+    with pytest.raises(S3Error, match="s3://bucket/x: the download did not finish before its deadline"):
+        download_object(s3, "bucket", "x", tmp_path / "x", 10, '"0"', soon(0.2))
+    assert list(tmp_path.iterdir()) == []
+
+
+class BreakingServer(ThreadingHTTPServer):
+    """Serves one object in ranges and hangs up in the middle of the first ``breaks`` replies."""
+
+    daemon_threads = True
+
+    def __init__(self, content: bytes, breaks: int) -> None:
+        super().__init__(("127.0.0.1", 0), BreakingHandler)
+        self.content, self.breaks = content, breaks
+        self.lock = threading.Lock()
+        self.asked: list[tuple[int, int]] = []
+
+
+class BreakingHandler(BaseHTTPRequestHandler):
+    server: BreakingServer
+
+    def do_GET(self) -> None:
+        match = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers["Range"])
+        assert match
+        first, last = int(match[1]), int(match[2])
+        body = self.server.content[first : last + 1]
+        with self.server.lock:
+            self.server.asked.append((first, last))
+            broken = len(self.server.asked) <= self.server.breaks
+        self.send_response(206)
+        self.send_header("ETag", '"etag"')
+        self.send_header("Content-Range", f"bytes {first}-{last}/{len(self.server.content)}")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body[: len(body) // 2] if broken else body)
+        self.close_connection = True
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name of the base class
+        pass
+
+
+@pytest.mark.parametrize(("breaks", "arrives"), [(1, True), (2, True), (3, False)])
+def test_a_read_that_breaks_off_goes_on_where_it_stopped(tmp_path: Path, breaks: int, arrives: bool) -> None:
+    content = os.urandom(3_000_000)
+    with BreakingServer(content, breaks) as breaking:
+        threading.Thread(target=breaking.serve_forever, daemon=True).start()
+        s3 = client(S3Options(endpoint_url=f"http://127.0.0.1:{breaking.server_address[1]}"))
+        dest = tmp_path / "x"
+        if arrives:
+            download_object(s3, "bucket", "x", dest, len(content), '"etag"', soon())
+            assert dest.read_bytes() == content
+            starts = [first for first, _ in breaking.asked]
+            assert starts == sorted(set(starts)), "a part began again from its start"
+        else:
+            with pytest.raises(S3Error, match="s3://bucket/x"):
+                download_object(s3, "bucket", "x", dest, len(content), '"etag"', soon())
+            assert list(tmp_path.iterdir()) == []
+        breaking.shutdown()

@@ -1,0 +1,36 @@
+"""Which files make up a checkpoint (the rest is never downloaded), and the error when it cannot be had."""
+
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+METADATA = (
+    "config.json",
+    "generation_config.json",
+    "preprocessor_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "*.model",
+)
+SAFETENSORS = ("model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors")
+PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin")
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be had; one line that says what to do."""
+
+
+def matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
+    """The names that one of the patterns fits, in their order."""
+    wanted = tuple(patterns)
+    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in wanted)]
+
+
+def checkpoint_names(names: Iterable[str]) -> list[str]:
+    """The names to download: what describes the model, and its safetensors or, without any, its pickles."""
+    every = list(names)
+    return matching(every, METADATA) + (matching(every, SAFETENSORS) or matching(every, PICKLES))
