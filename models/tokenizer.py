@@ -70,6 +70,10 @@ class Tokenizer:
                 text = text.replace(spaced, clean)
         return text.strip()
 
+    def save(self, path: Path) -> None:
+        """Write a ``tokenizer.json``, from which the same tokenizer can be read."""
+        self._backend.save(str(path))
+
 
 def _json_or_empty(path: Path) -> dict[str, Any]:
     return read_json(path) if path.is_file() else {}
