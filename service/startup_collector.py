@@ -95,7 +95,7 @@ class StartupCollector(Collector):
             if bucket.seconds is not None:
                 duration.add_metric([bucket.component, str(bucket.size)], bucket.seconds)
         yield duration
-        expected, completed = len(buckets), sum(bucket.state in ("warm", "captured") for bucket in buckets)
+        expected, completed = len(buckets), sum(bucket.state not in ("pending", "failed") for bucket in buckets)
         yield GaugeMetricFamily("snapcap_warmup_buckets_expected", "Buckets to make ready.", value=expected)
         yield GaugeMetricFamily("snapcap_warmup_buckets_completed", "Buckets that are ready.", value=completed)
 

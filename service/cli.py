@@ -1,0 +1,194 @@
+"""The `snapcap` command. Exit status 2: the command line or the environment is wrong."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import NoReturn
+
+from service.caption_options import CaptionOptions, options_from_text
+from service.config import GROUPS
+from service.config_reader import SettingsError, add_arguments, read_settings, suggestion
+from service.errors import ServiceError
+from service.options import options_of
+
+_VERSION = "--version"
+_ENVIRONMENT = "Each option can also be set by the variable in its brackets; an argument wins."
+_TOP = """\
+examples:
+  snapcap serve                                  the demo model on port 8000
+  snapcap serve --model ./my-vit-gpt2 --port 80  a folder of VisionEncoderDecoderModel
+  snapcap caption photo.jpg                      without a server
+  snapcap import org/old-captioner ./captioner   convert older files, then serve the folder
+
+`snapcap COMMAND --help` lists the options of a command.
+"""
+_SERVE = f"""\
+examples:
+  snapcap serve
+  snapcap serve --model s3://bucket/captioner --device cuda:0 --log-format json
+  SNAPCAP_PORT=9000 snapcap serve
+  curl --data-binary @photo.jpg localhost:8000/v1/caption
+
+{_ENVIRONMENT}
+"""
+_CAPTION = f"""\
+examples:
+  snapcap caption photo.jpg
+  snapcap caption --prompt "a red" *.png
+
+{_ENVIRONMENT}
+"""
+_IMPORT = f"""\
+examples:
+  snapcap import nlpconnect/vit-gpt2-image-captioning ./captioner
+  snapcap serve --model ./captioner
+
+{_ENVIRONMENT}
+"""
+_SAMPLING = {
+    "prompt": ("TEXT", "text that the caption continues"),
+    "temperature": ("T", "0 takes the most likely token each time, above 0 samples"),
+    "top_k": ("K", "sample among the K most likely tokens; 0: all"),
+    "top_p": ("P", "sample among the most likely tokens that together reach probability P"),
+    "seed": ("N", "makes sampling repeatable"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(arguments)
+    except (SettingsError, ServiceError) as error:
+        print(f"snapcap: {error}", file=sys.stderr)
+        return 2
+
+
+class _Parser(argparse.ArgumentParser):
+    """Reports an error as one line, through SettingsError."""
+
+    def error(self, message: str) -> NoReturn:
+        raise SettingsError(f"{message}; see {self.prog} --help")
+
+
+def _run(arguments: list[str]) -> int:
+    parser = _parser()
+    commands = {"serve": _serve, "caption": _caption, "import": _import}
+    if not arguments:
+        parser.print_help(sys.stderr)
+        return 2
+    if arguments[0] == _VERSION:
+        # Here, because it costs a command that starts fast 10 ms.
+        from importlib.metadata import version  # noqa: PLC0415
+
+        print(f"snapcap {version('snapcap')}")
+        return 0
+    if not arguments[0].startswith("-") and arguments[0] not in commands:
+        raise SettingsError(
+            f"unknown command {arguments[0]!r}{suggestion(arguments[0], commands)}; see snapcap --help"
+        )
+    known, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        raise _unknown(unknown[0].partition("=")[0], "" if known.command is None else f"{known.command} ")
+    return commands[known.command](known)
+
+
+def _unknown(word: str, command: str) -> SettingsError:
+    flags = [option.flag for group in GROUPS.values() for option in options_of(group).values()]
+    what = "option" if word.startswith("-") else "argument"
+    return SettingsError(f"unknown {what} {word}{suggestion(word, flags)}; see snapcap {command}--help")
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    settings = read_settings(arguments, os.environ)
+    # Here, so that a bad option is reported, and help printed, without importing a server.
+    from service.serve import serve  # noqa: PLC0415
+    from service.startup import start  # noqa: PLC0415
+
+    return serve(settings, start)
+
+
+def _caption(arguments: argparse.Namespace) -> int:
+    settings = read_settings(arguments, os.environ)
+    given = [(name, getattr(arguments, name)) for name in _SAMPLING if hasattr(arguments, name)]
+    options: CaptionOptions = options_from_text(given)
+    from service.offline import caption_files  # noqa: PLC0415
+
+    return caption_files(settings, [Path(image) for image in arguments.images], options)
+
+
+def _import(arguments: argparse.Namespace) -> int:
+    settings = read_settings(arguments, os.environ)
+    from models.config import ConfigError  # noqa: PLC0415
+    from warmup.checkpoint import CheckpointError  # noqa: PLC0415
+    from warmup.importer import import_checkpoint  # noqa: PLC0415
+    from warmup.s3 import S3Options  # noqa: PLC0415
+
+    try:
+        written = import_checkpoint(
+            arguments.source, Path(arguments.destination), S3Options(**asdict(settings.s3)), arguments.force
+        )
+    except (CheckpointError, ConfigError) as error:
+        print(f"snapcap: {error}", file=sys.stderr)
+        return 1
+    print(*written, sep="\n")
+    return 0
+
+
+def _parser() -> _Parser:
+    parser = _make(
+        None,
+        "snapcap",
+        "Image captioning over HTTP: ViT encoder, GPT-2 decoder, started as fast as it can be.",
+        _TOP,
+    )
+    parser.add_argument(_VERSION, action="store_true", help="print the version and exit")
+    adder = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    serve = _make(adder, "serve", "Serve a model over HTTP.", _SERVE)
+    add_arguments(serve, GROUPS)
+
+    caption = _make(adder, "caption", "Caption image files without a server.", _CAPTION)
+    caption.add_argument("images", nargs="+", metavar="IMAGE", help="JPEG, PNG or WEBP file")
+    sampling = caption.add_argument_group("options: caption")
+    for name, (metavar, text) in _SAMPLING.items():
+        flag = "--" + name.replace("_", "-")
+        sampling.add_argument(flag, dest=name, metavar=metavar, default=argparse.SUPPRESS, help=text)
+    add_arguments(caption, ("model", "compute", "images", "s3", "log"))
+
+    importer = _make(
+        adder,
+        "import",
+        "Convert a checkpoint to a folder that starts fast: safetensors and tokenizer.json.",
+        _IMPORT,
+    )
+    importer.add_argument("source", metavar="SRC", help="a folder, a hub id, or s3://bucket/prefix")
+    importer.add_argument("destination", metavar="DST", help="the folder to write")
+    importer.add_argument("--force", action="store_true", help="write into a folder that holds files already")
+    add_arguments(importer, ("s3",))
+    return parser
+
+
+def _make(adder: "argparse._SubParsersAction[_Parser] | None", name: str, text: str, examples: str) -> _Parser:
+    operands = {"caption": " IMAGE…", "import": " SRC DST"}.get(name, "")
+
+    def layout(prog: str) -> argparse.HelpFormatter:
+        return argparse.RawDescriptionHelpFormatter(prog, max_help_position=32, width=100)
+
+    if adder is None:
+        return _Parser(name, description=text, epilog=examples, formatter_class=layout, allow_abbrev=False)
+    return adder.add_parser(
+        name,
+        usage=f"snapcap {name} [OPTION…]{operands}",
+        help=text,
+        description=text,
+        epilog=examples,
+        formatter_class=layout,
+        allow_abbrev=False,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

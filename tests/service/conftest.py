@@ -1,0 +1,150 @@
+"""A server's parts around a fake engine: a real thread that completes requests once its gate is open."""
+
+import io
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from PIL import Image
+from prometheus_client import CollectorRegistry
+from starlette.testclient import TestClient
+
+from models.preprocess import ImageTransform
+from service.app import Services, create_app
+from service.body import BodyLimits
+from service.captioner import Captioner, CaptionLimits
+from service.metrics import Metrics
+from service.readiness import Readiness
+from service.request import CaptionRequest, Completion
+from service.startup_collector import StartupCollector
+from warmup.status import StartupStatus
+from warmup.timeline import Timeline
+
+MAX_BODY = 1 << 20
+
+
+class FakeEngine:
+    """Each completion has one token for each pixel row, so that the reply tells which image it is for."""
+
+    def __init__(self) -> None:
+        self.limits = SimpleNamespace(cache_length=64, max_prompt_tokens=63)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.requests: list[CaptionRequest] = []
+        self.refuse: Exception | None = None
+        self.fail: Exception | None = None
+        self.submitted = threading.Event()
+        self._queue: queue.SimpleQueue[CaptionRequest | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def submit(self, request: CaptionRequest) -> None:
+        if self.refuse is not None:
+            raise self.refuse
+        self.requests.append(request)
+        self._queue.put(request)
+        self.submitted.set()
+
+    def stop(self) -> None:
+        self.gate.set()
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (request := self._queue.get()) is not None:
+            self.gate.wait()
+            if request.future.cancelled():
+                continue
+            if self.fail is not None:
+                request.future.set_exception(self.fail)
+            else:
+                red = int(request.pixels[0, 0, 0])
+                request.future.set_result(Completion((red, 7), "stop", "eager", 0.001, 0.002, 0.003))
+
+
+class FakeTokenizer:
+    """A token for each word; ids are spelt as they are."""
+
+    def encode(self, text: str) -> list[int]:
+        return [1000 + len(word) for word in text.split()]
+
+    def decode(self, ids: list[int]) -> str:
+        return " ".join(str(each) for each in ids)
+
+
+@pytest.fixture
+def engine() -> Iterator[FakeEngine]:
+    engine = FakeEngine()
+    yield engine
+    engine.stop()
+
+
+@pytest.fixture
+def make_services() -> Iterator[Callable[..., Services]]:
+    """Services before the model is there; `queue_size` and `timeout` as keywords."""
+    made: list[Services] = []
+
+    def make(queue_size: int = 8, timeout: float = 30.0) -> Services:
+        registry = CollectorRegistry()
+        metrics = Metrics(registry)
+        timeline = Timeline.since_exec()
+        status = StartupStatus()
+        readiness = Readiness(lambda: timeline.current() or "starting")
+        captioner = Captioner(CaptionLimits(timeout, queue_size, 2), readiness, metrics, timeline)
+        registry.register(StartupCollector(timeline, status, readiness, lambda: captioner.model_name))
+        made.append(Services(captioner, readiness, metrics, registry, timeline, status))
+        return made[-1]
+
+    yield make
+    for services in made:
+        services.captioner.close()
+
+
+@pytest.fixture
+def serve_with(engine: FakeEngine) -> Callable[[Services], Services]:
+    """Attaches the fake engine and makes the services ready."""
+
+    def attach(services: Services) -> Services:
+        transform: Any = ImageTransform(size=(8, 8))
+        fake: Any = engine
+        tokenizer: Any = FakeTokenizer()
+        services.captioner.attach(fake, transform, tokenizer, "fake")
+        services.readiness.ready()
+        return services
+
+    return attach
+
+
+@pytest.fixture
+def services(make_services: Callable[..., Services], serve_with: Callable[[Services], Services]) -> Services:
+    """Ready to caption."""
+    return serve_with(make_services())
+
+
+@pytest.fixture
+def client(services: Services) -> TestClient:
+    return client_of(services)
+
+
+def client_of(services: Services) -> TestClient:
+    return TestClient(create_app(services, BodyLimits(MAX_BODY, 5.0)))
+
+
+@pytest.fixture
+def new_client() -> Callable[[Services], TestClient]:
+    return client_of
+
+
+def png(red: int = 200, size: tuple[int, int] = (8, 8)) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", size, (red, 0, 0)).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.fixture
+def image() -> Callable[..., bytes]:
+    """`image(red)`: a PNG whose caption begins with that number."""
+    return png

@@ -1,0 +1,103 @@
+"""The command line up to where a command begins its work."""
+
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+
+from service import cli
+from service.config import GROUPS
+from service.options import options_of
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for group in GROUPS.values():
+        for option in options_of(group).values():
+            monkeypatch.delenv(option.variable, raising=False)
+
+
+def output(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as exited:
+        cli.main(arguments)
+    assert exited.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"snapcap {version('snapcap')}\n"
+
+
+def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    text = output("--help", capsys=capsys)
+    for command in ("serve", "caption", "import"):
+        assert f"\n    {command} " in text
+    assert "examples:" in text
+
+
+def test_without_a_command_the_help_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    assert "usage: snapcap" in capsys.readouterr().err
+
+
+def test_help_of_serve_has_every_option_with_default_and_variable(capsys: pytest.CaptureFixture[str]) -> None:
+    text = " ".join(output("serve", "--help", capsys=capsys).split())
+    for group in GROUPS.values():
+        for option in options_of(group).values():
+            assert option.flag in text
+            assert f"[default: {option.default_text}; {option.variable}]" in text
+    assert "examples:" in text
+
+
+@pytest.mark.parametrize("command", ["serve", "caption", "import"])
+def test_help_fits_a_terminal(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = output(command, "--help", capsys=capsys)
+    assert max(len(line) for line in text.splitlines()) <= 100
+    assert text.startswith(f"usage: snapcap {command} [OPTION…]")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["serv"], "unknown command 'serv'; did you mean serve?; see snapcap --help"),
+        (["serve", "--prot", "1"], "unknown option --prot; did you mean --port?; see snapcap serve --help"),
+        (["serve", "extra"], "unknown argument extra; see snapcap serve --help"),
+        (["serve", "--port"], "argument --port: expected one argument; see snapcap serve --help"),
+        (["serve", "--port", "x"], "--port must be a whole number from 0 to 65535, not 'x'"),
+        (["caption"], "the following arguments are required: IMAGE; see snapcap caption --help"),
+        (["caption", "--top-k", "x", "a.png"], "The option 'top_k' must be a whole number from 0 to 2147483647."),
+        (["--prot"], "unknown option --prot; did you mean --port?; see snapcap --help"),
+    ],
+)
+def test_a_bad_command_line_is_one_line(
+    arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    assert capsys.readouterr().err == f"snapcap: {line}\n"
+
+
+def test_a_bad_variable_stops_every_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SNAPCAP_PORT", "tcp://10.0.0.7:8000")
+    for arguments in (["serve"], ["caption", "a.png"], ["import", "a", "b"]):
+        assert cli.main(arguments) == 2
+        assert "enableServiceLinks: false" in capsys.readouterr().err
+
+
+HEAVY = ("torch", "numpy", "PIL", "transformers", "tokenizers", "boto3", "fastapi", "pydantic", "huggingface_hub")
+
+
+@pytest.mark.parametrize(
+    ("modules", "unwanted"),
+    [
+        ("service.app, service.server, service.assembly, service.serve", HEAVY),
+        ("service.cli, service.bind", (*HEAVY, "starlette", "uvicorn", "asyncio", "prometheus_client")),
+    ],
+)
+def test_what_answers_first_imports_nothing_heavy(modules: str, unwanted: tuple[str, ...]) -> None:
+    code = f"import sys, {modules}; print(*(name for name in {unwanted!r} if name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []

@@ -1,0 +1,69 @@
+import json
+import logging
+import sys
+from collections.abc import Iterator
+
+import pytest
+from starlette.testclient import TestClient
+
+from service import logs
+
+
+@pytest.fixture(autouse=True)
+def restore_loggers() -> Iterator[None]:
+    saved = [(logger, logger.handlers, logger.level, logger.propagate) for logger in map(logging.getLogger, NAMES)]
+    yield
+    for logger, handlers, level, propagate in saved:
+        logger.handlers, logger.propagate = handlers, propagate
+        logger.setLevel(level)
+
+
+NAMES = ("snapcap", "uvicorn.error")
+
+
+def test_a_request_is_one_line_of_json(
+    client: TestClient, image, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs.configure("json", "info")
+    client.post("/v1/caption?prompt=a%0Ab", content=image(), headers={"X-Request-Id": "id-1"})
+    client.get("/livez")
+    client.get("/no%0Awhere")
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line["path"] for line in lines] == ["/v1/caption", "/no%0Awhere"]
+    first = lines[0]
+    assert (first["level"], first["logger"], first["message"]) == ("info", "snapcap.access", "request")
+    assert (first["method"], first["status"], first["request_id"]) == ("POST", 200, "id-1")
+    assert first["ms"] >= 0
+    assert first["time"].endswith("Z")
+
+
+def test_probes_are_logged_at_debug_level(client: TestClient, capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("text", "debug")
+    client.get("/livez", headers={"X-Request-Id": "id-2"})
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "debug   request method=GET path=/livez status=200 ms=" in line
+    assert line.endswith("request_id=id-2")
+
+
+def test_exceptions_stay_in_one_json_line(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("json", "info")
+    try:
+        raise ValueError("boom")
+    except ValueError:
+        logging.getLogger("snapcap.engine").exception("step failed")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "ValueError: boom" in json.loads(line)["exception"]
+
+
+def test_a_text_line_has_fields_and_the_exception(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("text", "warning")
+    logger = logging.getLogger("snapcap.start")
+    logger.info("hidden")
+    logger.warning("phase", extra={"fields": {"name": "load_weights", "seconds": 0.12345}})
+    try:
+        raise ValueError("boom")
+    except ValueError:
+        logger.error("failed", exc_info=sys.exc_info())
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].endswith("warning phase name=load_weights seconds=0.123")
+    assert lines[-1] == "ValueError: boom"

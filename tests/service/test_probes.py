@@ -1,0 +1,207 @@
+"""/livez, /readyz, /startup, /metrics and /openapi.json."""
+
+import re
+from collections.abc import Callable
+
+import jsonschema
+import pytest
+from openapi_spec_validator import validate
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.testclient import TestClient
+
+from service.app import Services
+from service.caption_options import NAMES
+from service.openapi import document
+from service.schemas import components
+
+Png = Callable[..., bytes]
+
+
+def check(reply: object, schema: str) -> None:
+    jsonschema.validate(reply, {"$ref": f"#/components/schemas/{schema}", "components": {"schemas": components()}})
+
+
+def test_readyz_follows_the_state(make_services, serve_with, new_client) -> None:
+    services = make_services()
+    client = new_client(services)
+    with services.timeline.phase("import_torch"):
+        starting = client.get("/readyz")
+        assert client.get("/livez").status_code == 200
+    assert (starting.status_code, starting.json()) == (503, {"state": "starting", "phase": "import_torch"})
+    serve_with(services)
+    ready = client.get("/readyz")
+    assert (ready.status_code, ready.json()) == (200, {"state": "ready", "phase": "ready"})
+    services.readiness.drain()
+    assert client.get("/readyz").status_code == 503
+    assert client.get("/livez").status_code == 200
+
+
+def test_readyz_says_why_the_start_failed(make_services, new_client) -> None:
+    services = make_services()
+    services.readiness.fail("no such folder")
+    reply = new_client(services).get("/readyz")
+    assert (reply.status_code, reply.json()["error"]) == (503, "no such folder")
+
+
+def test_startup_shows_phases_marks_and_buckets(services: Services, client: TestClient) -> None:
+    services.timeline.mark("live")
+    services.status.expect((1, 4))
+    services.status.update("encoder", 4, "eager", "eager", 0.25)
+    services.status.serve_with("eager", "cpu", "float32")
+    with services.timeline.phase("warm_encoder"):
+        body = client.get("/startup").json()
+    check(body, "Startup")
+    assert body["phases"][0]["name"] == "interpreter"
+    assert body["phases"][-1]["name"] == "warm_encoder"
+    assert body["phases"][-1]["end"] is None
+    assert 0 < body["marks"]["live"] <= body["now"]
+    assert {"component": "encoder", "size": 4, "state": "eager", "backend": "eager", "seconds": 0.25} in body[
+        "buckets"
+    ]
+    assert body["backend"] == "eager"
+
+
+def test_startup_shows_the_sentence_of_a_failed_start(make_services, new_client) -> None:
+    services = make_services()
+    services.readiness.fail("no such folder")
+    assert new_client(services).get("/startup").json()["error"] == "no such folder"
+
+
+def samples(client: TestClient) -> dict[str, dict[tuple[str, ...], float]]:
+    """Values by name and by label values, in the order of the labels' names."""
+    found: dict[str, dict[tuple[str, ...], float]] = {}
+    for family in text_string_to_metric_families(client.get("/metrics").text):
+        for sample in family.samples:
+            found.setdefault(sample.name, {})[tuple(value for _, value in sorted(sample.labels.items()))] = (
+                sample.value
+            )
+    return found
+
+
+def test_metrics_of_the_start(make_services, serve_with, new_client) -> None:
+    services = make_services()
+    client = new_client(services)
+    services.status.expect((1, 4))
+    before = samples(client)
+    assert before["snapcap_ready"][()] == 0
+    assert before["snapcap_lifecycle_state"][("starting",)] == 1
+    assert "snapcap_process_start_to_ready_seconds" not in before
+    assert "snapcap_model_info" not in before
+
+    with services.timeline.phase("load_weights"):
+        pass
+    services.timeline.mark("live")
+    services.timeline.mark("ready")
+    services.status.serve_with("eager", "cpu", "float32")
+    services.status.update("decoder", 4, "eager", "eager", 0.5)
+    serve_with(services)
+    after = samples(client)
+    assert after["snapcap_ready"][()] == 1
+    assert after["snapcap_lifecycle_state"] == {
+        ("starting",): 0,
+        ("ready",): 1,
+        ("draining",): 0,
+        ("failed",): 0,
+    }
+    assert after["snapcap_process_start_to_live_seconds"][()] > 0
+    assert after["snapcap_process_start_to_ready_seconds"][()] > 0
+    assert {"interpreter", "load_weights"} <= {
+        label for (label,) in after["snapcap_startup_phase_duration_seconds"]
+    }
+    assert after["snapcap_startup_tier"] == {("eager",): 1}
+    assert after["snapcap_model_info"] == {("cpu", "float32", "fake"): 1}
+    assert after["snapcap_warmup_bucket_duration_seconds"] == {("4", "decoder"): 0.5}
+    assert after["snapcap_warmup_buckets_expected"][()] == 4
+    assert after["snapcap_warmup_buckets_completed"][()] == 1
+
+
+def test_metrics_of_requests(services: Services, client: TestClient, image: Png) -> None:
+    client.post("/v1/caption", content=image())
+    client.post("/v1/caption", content=b"no")
+    client.get("/secret/path")
+    found = samples(client)
+    assert found["snapcap_requests_total"] == {("caption", "200"): 1, ("caption", "422"): 1, ("other", "404"): 1}
+    assert found["snapcap_request_duration_seconds_count"][("caption",)] == 2
+    assert found["snapcap_requests_in_flight"][()] == 0
+    assert found["snapcap_image_decode_seconds_count"] == {("png",): 1}
+    assert found["snapcap_image_decode_failures_total"] == {("not_an_image",): 1}
+
+
+def test_metrics_of_the_engine(services: Services, client: TestClient) -> None:
+    services.metrics.queue_waited(0.1)
+    services.metrics.encoded(4, 3, 0.01)
+    services.metrics.decode_stepped(8, 5, 0.002)
+    services.metrics.decode_stepped(8, 8, 0.002)
+    services.metrics.tokens_generated(13)
+    found = samples(client)
+    assert found["snapcap_rows_total"] == {("encoder",): 4, ("decoder",): 16}
+    assert found["snapcap_padding_rows_total"] == {("encoder",): 1, ("decoder",): 3}
+    assert found["snapcap_step_duration_seconds_count"] == {("4", "encoder"): 1, ("8", "decoder"): 2}
+    assert found["snapcap_decode_batch_size_sum"][()] == 13
+    assert found["snapcap_generated_tokens_total"][()] == 13
+    assert found["snapcap_queue_wait_seconds_count"][()] == 1
+
+
+def test_metrics_are_described_and_carry_their_unit(services: Services) -> None:
+    ours = [family for family in services.registry.collect() if family.name.startswith("snapcap_")]
+    assert len(ours) > 20
+    for family in ours:
+        assert re.match(r"[A-Z0-9].*\.$", family.documentation), family.name
+        assert (" seconds" in f" {family.documentation.lower()}") == family.name.endswith("_seconds"), family.name
+        assert family.documentation.startswith("Bytes") == family.name.endswith("_bytes"), family.name
+
+
+def test_a_scraper_may_ask_for_openmetrics(client: TestClient) -> None:
+    reply = client.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+    assert reply.headers["content-type"].startswith("application/openmetrics-text")
+    assert reply.text.endswith("# EOF\n")
+
+
+def test_the_openapi_document_is_valid_and_covers_every_route(client: TestClient) -> None:
+    described = client.get("/openapi.json").json()
+    validate(described)
+    assert described == document()
+    served = {
+        (route.path, method.lower())
+        for route in client.app._app.routes
+        for method in route.methods
+        if method != "HEAD"
+    }
+    assert served == {(path, method) for path, operations in described["paths"].items() for method in operations}
+
+
+def test_the_openapi_document_has_the_three_forms_and_every_option() -> None:
+    caption = document()["paths"]["/v1/caption"]["post"]
+    content = caption["requestBody"]["content"]
+    assert set(content) == {"image/*", "application/octet-stream", "multipart/form-data", "application/json"}
+    for kind in ("multipart/form-data", "application/json"):
+        assert set(content[kind]["schema"]["properties"]) == {"image", *NAMES}
+    assert {p["name"] for p in caption["parameters"] if p["in"] == "query"} == set(NAMES)
+
+
+def test_replies_are_as_described(make_services, serve_with, new_client, client: TestClient, image: Png) -> None:
+    check(client.post("/v1/caption", content=image()).json(), "Caption")
+    check(client.post("/v1/captions", files=[("image", ("a", image())), ("image", ("b", b""))]).json(), "Captions")
+    check(client.get("/livez").json(), "Live")
+    check(client.get("/readyz").json(), "Ready")
+    check(client.get("/startup").json(), "Startup")
+    described = document()["paths"]["/v1/caption"]["post"]["responses"]
+    for bad in (
+        client.post("/v1/caption", content=b"x"),
+        client.post("/v1/caption?a=b", content=b"x"),
+        client.post("/v1/caption", headers={"Content-Type": "text/css"}),
+        new_client(make_services()).post("/v1/caption"),
+    ):
+        check(bad.json(), "Problem")
+        assert str(bad.status_code) in described
+        for header in described[str(bad.status_code)]["headers"]:
+            assert header in bad.headers
+
+
+def test_head_is_answered(client: TestClient) -> None:
+    assert client.head("/livez").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/startup", "/metrics", "/openapi.json"])
+def test_every_reply_has_a_request_id(client: TestClient, path: str) -> None:
+    assert client.get(path).headers["x-request-id"]
