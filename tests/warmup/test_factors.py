@@ -1,0 +1,146 @@
+"""Factors: this machine as torch sees it, and nothing that ties an artifact to a host or a folder."""
+
+import ast
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from warmup import factors
+from warmup.cuda_driver import CudaDevice
+from warmup.factors import (
+    REGION_SOURCES,
+    FactorsError,
+    build_factors,
+    is_stale,
+    machine_factors,
+    region_source_hash,
+    resolve_device,
+)
+from warmup.isa import instruction_set
+from warmup.key import ABSENT, Difference, artifact_key
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def test_factors_are_what_torch_says() -> None:
+    import torch
+
+    found = machine_factors("cpu")
+    assert found["torch.version"] == str(torch.__version__)
+    assert found["torch.git_version"] == torch.version.git_version
+    assert found["torch.cuda"] == torch.version.cuda
+    assert found["device.type"] == "cpu"
+
+
+def test_nothing_of_torch_is_imported() -> None:
+    code = (
+        "import sys; from warmup.factors import machine_factors; machine_factors('cpu');"
+        "sys.exit(bool({'torch', 'boto3', 'cryptography', 'numpy'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_no_path_host_or_user_is_a_factor() -> None:
+    text = str(machine_factors("cpu") | {"source.regions": region_source_hash()})
+    for secret in (str(ROOT), str(Path.home()), platform.node(), sys.prefix, str(os.getpid())):
+        assert len(secret) < 3 or secret not in text
+
+
+def test_the_key_is_the_same_in_another_process_and_folder(tmp_path: Path) -> None:
+    code = (
+        "from warmup.factors import *; from warmup.key import artifact_key; cpu = machine_factors('cpu');"
+        "print(artifact_key(build_factors(cpu, 'aot', {'buckets': (1, 4)}, {'mode': 'default'})))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "7", "HOME": str(tmp_path)}
+    other = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, check=True, capture_output=True, text=True
+    )
+    here = build_factors(machine_factors("cpu"), "aot", {"buckets": (1, 4)}, {"mode": "default"})
+    assert other.stdout.strip() == artifact_key(here)
+
+
+def test_nested_values_become_dotted_names() -> None:
+    built = build_factors(
+        {"torch.version": "2"}, "aot", {"vision": {"size": (2, 3)}, "dtype": "float32"}, {"tf32": False}
+    )
+    assert built["model.vision.size"] == [2, 3]
+    assert built["model.dtype"] == "float32"
+    assert built["compile.tf32"] is False
+    assert built["torch.version"] == "2"
+    assert built["kind"] == "aot"
+    assert "python" not in built
+    assert build_factors({}, "jit", {}, {})["python"] == f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def test_region_sources_are_all_that_the_regions_import() -> None:
+    models, reached, waiting = ROOT / "models", set(), ["regions"]
+    while waiting:
+        name = waiting.pop()
+        reached.add(f"{name}.py")
+        for node in ast.walk(ast.parse((models / f"{name}.py").read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module == "models":
+                waiting += [alias.name for alias in node.names if f"{alias.name}.py" not in reached]
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("models."):
+                found = str(node.module).removeprefix("models.")
+                waiting += [found] if f"{found}.py" not in reached else []
+    assert reached - {"config.py"} == set(REGION_SOURCES)
+
+
+def test_the_source_hash_sees_code_but_not_line_endings(tmp_path: Path) -> None:
+    for name in REGION_SOURCES:
+        (tmp_path / name).write_bytes((ROOT / "models" / name).read_bytes())
+    assert region_source_hash(tmp_path) == region_source_hash()
+    source = (tmp_path / "vit.py").read_bytes()
+    (tmp_path / "vit.py").write_bytes(source.replace(b"\n", b"\r\n"))
+    assert region_source_hash(tmp_path) == region_source_hash()
+    (tmp_path / "vit.py").write_bytes(source + b"x = 1\n")
+    assert region_source_hash(tmp_path) != region_source_hash()
+
+
+def test_cuda_devices_are_asked_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def device(index: int) -> CudaDevice:
+        asked.append(index)
+        return CudaDevice("NVIDIA H100 80GB HBM3", "9.0", 132)
+
+    monkeypatch.setattr(factors, "cuda_device", device)
+    found = machine_factors("cuda:2")
+    assert asked == [2]
+    assert found["device.type"] == "cuda"
+    assert found["device.name"] == "NVIDIA H100 80GB HBM3"
+    assert found["device.compute_capability"] == "9.0"
+    assert found["device.multiprocessors"] == 132
+    assert artifact_key(found) == artifact_key(machine_factors("cuda"))  # one kind of device, one key
+
+
+def test_auto_is_the_device_that_torch_would_choose() -> None:
+    import torch
+
+    assert resolve_device("auto") == ("cuda:0" if torch.cuda.is_available() else "cpu")
+
+
+def test_a_device_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(FactorsError, match="--device cpu"):
+        machine_factors("cuda:99")
+
+
+def test_isa_is_read_from_both_spellings(tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor : 0\nflags\t\t: fpu avx2 rdrand hypervisor fma avx512f xsave bmi2\nbugs\t: avx\n")
+    assert instruction_set(cpuinfo) == ["avx2", "avx512f", "bmi2", "fma"]
+    cpuinfo.write_text("processor : 0\nFeatures\t: fp asimd sve cpuid evtstrm sb\n")
+    assert instruction_set(cpuinfo) == ["asimd", "fp", "sve"]
+    assert instruction_set(tmp_path / "missing")
+
+
+def test_stale_is_other_software_only() -> None:
+    torch, source = Difference("torch.version", "2", "1"), Difference("source.regions", "a", "b")
+    device, model = Difference("device.name", "a", "b"), Difference("model.dtype", "a", ABSENT)
+    assert is_stale([torch, source])
+    assert not is_stale([torch, device])
+    assert not is_stale([model])

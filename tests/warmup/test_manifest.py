@@ -1,0 +1,187 @@
+"""Manifests: what is accepted is exactly what was sealed, by somebody trusted."""
+
+import base64
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from warmup.envelope import PAYLOAD_TYPE, ManifestError, UntrustedError, seal_payload
+from warmup.key import artifact_key, canonical_json
+from warmup.manifest import Blob, Manifest, open_envelope, seal
+from warmup.signing import OWNER, Signer, Trust, generate_key, load_signer
+
+FACTORS: dict[str, Any] = {"torch.version": "2.13.0", "model.buckets": [1, 4]}
+MANIFEST = Manifest(
+    key=artifact_key(FACTORS),
+    factors=FACTORS,
+    kind="aot",
+    entries={"blocks.pt2": Blob("a" * 64, 10), "more/blocks_2.pt2": Blob("b" * 64, 0)},
+    created="2026-01-02T03:04:05+00:00",
+    builder="0.1.0",
+    metadata={"inputs": [[1, 3], "float32"]},
+)
+
+
+@pytest.fixture
+def signer(tmp_path: Path) -> Signer:
+    generate_key(tmp_path / "key")
+    return load_signer(tmp_path / "key")
+
+
+@pytest.fixture
+def trust(tmp_path: Path, signer: Signer) -> Trust:
+    return Trust.from_files([tmp_path / "key.pub"])
+
+
+def test_round_trip(signer: Signer, trust: Trust) -> None:
+    assert open_envelope(seal(MANIFEST, signer), trust) == MANIFEST
+    assert open_envelope(seal(MANIFEST, None), OWNER) == MANIFEST
+    assert MANIFEST.total_bytes == 10
+
+
+def test_the_signature_is_that_of_dsse(signer: Signer, trust: Trust) -> None:
+    sealed = json.loads(seal(MANIFEST, signer))
+    payload = base64.b64decode(sealed["payload"])
+    expected = f"DSSEv1 {len(PAYLOAD_TYPE)} {PAYLOAD_TYPE} {len(payload)} ".encode() + payload
+    signature = base64.b64decode(sealed["signatures"][0]["sig"])
+    assert signature == signer.sign(expected).value
+    assert json.loads(payload) == asdict(MANIFEST)
+
+
+def test_unsigned_and_strangers_are_untrusted(tmp_path: Path, trust: Trust) -> None:
+    generate_key(tmp_path / "stranger")
+    stranger = load_signer(tmp_path / "stranger")
+    with pytest.raises(UntrustedError, match="not signed"):
+        open_envelope(seal(MANIFEST, None), trust)
+    with pytest.raises(UntrustedError, match=stranger.key_id):
+        open_envelope(seal(MANIFEST, stranger), trust)
+    with pytest.raises(UntrustedError):
+        open_envelope(seal(MANIFEST, None), Trust())
+
+
+def test_a_stranger_under_a_trusted_name_is_refused(tmp_path: Path, signer: Signer, trust: Trust) -> None:
+    generate_key(tmp_path / "stranger")
+    impostor = replace(load_signer(tmp_path / "stranger"), key_id=signer.key_id)
+    with pytest.raises(ManifestError, match="not that of its content"):
+        open_envelope(seal(MANIFEST, impostor), trust)
+
+
+def test_nothing_is_parsed_before_it_is_verified(
+    signer: Signer, trust: Trust, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[bytes] = []
+
+    def loads(data: bytes) -> Any:
+        parsed.append(data)
+        return real(data)
+
+    real = json.loads
+    monkeypatch.setattr(json, "loads", loads)
+    unsigned = seal_payload(b'{"format": 1}', None)
+    with pytest.raises(UntrustedError):
+        open_envelope(unsigned, trust)
+    assert parsed == [unsigned]
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_every_flipped_bit_is_seen(signed: bool, signer: Signer, trust: Trust) -> None:
+    sealed = seal(MANIFEST, signer if signed else None)
+    name = sealed.find(signer.key_id.encode()) if signed else len(sealed)
+    for position in range(len(sealed)):
+        damaged = bytearray(sealed)
+        damaged[position] ^= 1 << position % 8
+        if name <= position < name + len(signer.key_id) and chr(damaged[position]).isalnum():
+            assert open_envelope(bytes(damaged), trust) == MANIFEST  # the name of a key that did sign
+        else:
+            with pytest.raises(ManifestError):
+                open_envelope(bytes(damaged), trust if signed else OWNER)
+
+
+def test_every_truncation_is_seen(signer: Signer, trust: Trust) -> None:
+    sealed = seal(MANIFEST, signer)
+    for length in range(len(sealed)):
+        with pytest.raises(ManifestError):
+            open_envelope(sealed[:length], trust)
+
+
+def changed(**fields: Any) -> bytes:
+    """A well-signed envelope around bad content: the parser alone must refuse it."""
+    content: dict[str, Any] = asdict(MANIFEST) | fields
+    return seal_payload(canonical_json({name: item for name, item in content.items() if item is not ...}), None)
+
+
+@pytest.mark.parametrize(
+    "name",
+    "../x|a/../b|..|.|/etc/passwd|a//b|a/||.hidden|a/.b|A|a b|a\n|a\\b|é".split("|") + ["x" * 201],
+)
+def test_unsafe_names_are_refused(name: str) -> None:
+    with pytest.raises(ManifestError, match="not a safe name"):
+        open_envelope(changed(entries={name: {"digest": "a" * 64, "size": 1}}), OWNER)
+
+
+@pytest.mark.parametrize(
+    "blob",
+    [
+        None,
+        {},
+        {"digest": "a" * 63, "size": 1},
+        {"digest": "A" * 64, "size": 1},
+        {"digest": "../" + "a" * 61, "size": 1},
+        {"digest": "a" * 64, "size": -1},
+        {"digest": "a" * 64, "size": 1.0},
+        {"digest": "a" * 64, "size": True},
+        {"digest": "a" * 64, "size": 1 << 50},
+        {"digest": "a" * 64, "size": 1, "url": "x"},
+    ],
+)
+def test_bad_blobs_are_refused(blob: Any) -> None:
+    with pytest.raises(ManifestError, match="digest and size"):
+        open_envelope(changed(entries={"x": blob}), OWNER)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"format": 2},
+        {"format": True},
+        {"format": ...},
+        {"kind": "exe"},
+        {"kind": ...},
+        {"extra": 1},
+        {"key": "0" * 64},
+        {"key": 7},
+        {"factors": {"torch.version": "2.11.0"}},
+        {"factors": {"Bad": 1}},
+        {"factors": []},
+        {"entries": {}},
+        {"entries": []},
+        {"entries": {f"f{index}": {"digest": "a" * 64, "size": 1} for index in range(5000)}},
+        {"entries": {f"f{index}": {"digest": f"{index:064x}", "size": 1 << 34} for index in range(3)}},
+        {"created": "yesterday"},
+        {"created": "2026-01-02T03:04:05"},
+        {"created": "2026-01-02T03:04:05+02:00"},
+        {"builder": ""},
+        {"metadata": []},
+    ],
+)
+def test_bad_fields_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ManifestError):
+        open_envelope(changed(**fields), OWNER)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"\xff", b"[]", b"null", b"[" * 100_000, b'{"payload": 1}', b"x" * (5 << 20)]
+)
+def test_what_is_no_envelope_is_refused(data: bytes) -> None:
+    with pytest.raises(ManifestError):
+        open_envelope(data, OWNER)
+
+
+def test_a_bad_manifest_is_not_sealed() -> None:
+    with pytest.raises(ManifestError, match="safe name"):
+        seal(replace(MANIFEST, entries={"../x": Blob("a" * 64, 1)}), None)
+    with pytest.raises(ManifestError, match="metadata"):
+        seal(replace(MANIFEST, metadata={"x": Path("p")}), None)

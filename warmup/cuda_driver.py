@@ -1,0 +1,68 @@
+"""What the CUDA driver says about a device, asked without torch: the key must be known while torch is imported."""
+
+import ctypes
+from dataclasses import dataclass
+
+_MULTIPROCESSORS, _MAJOR, _MINOR = 16, 75, 76  # CUdevice_attribute
+_NAME_BYTES = 256
+
+
+class CudaDriverError(RuntimeError):
+    """No driver, or no such device; one line."""
+
+
+@dataclass(frozen=True)
+class CudaDevice:
+    """The properties that machine code is made for."""
+
+    name: str
+    compute_capability: str
+    multiprocessors: int
+
+
+def cuda_device(index: int) -> CudaDevice:
+    """The device that torch calls ``cuda:index``: the driver obeys CUDA_VISIBLE_DEVICES as torch does.
+
+    Raises:
+        CudaDriverError: there is no driver, or it has no device of that index.
+    """
+    driver = _Driver()
+    device, name = ctypes.c_int(), ctypes.create_string_buffer(_NAME_BYTES)
+    driver.call("cuDeviceGet", ctypes.byref(device), index)
+    driver.call("cuDeviceGetName", name, _NAME_BYTES, device)
+    return CudaDevice(
+        name=name.value.decode(errors="replace"),
+        compute_capability=f"{driver.attribute(device, _MAJOR)}.{driver.attribute(device, _MINOR)}",
+        multiprocessors=driver.attribute(device, _MULTIPROCESSORS),
+    )
+
+
+def cuda_device_count() -> int:
+    """Devices that the driver shows this process; 0 without a driver."""
+    count = ctypes.c_int()
+    try:
+        _Driver().call("cuDeviceGetCount", ctypes.byref(count))
+    except CudaDriverError:
+        return 0
+    return count.value
+
+
+class _Driver:
+    """libcuda, initialised; calling cuInit again costs nothing."""
+
+    def __init__(self) -> None:
+        try:
+            self._library = ctypes.CDLL("libcuda.so.1")
+        except OSError as error:
+            raise CudaDriverError("this machine has no CUDA driver (libcuda.so.1)") from error
+        self.call("cuInit", 0)
+
+    def call(self, function: str, *args: object) -> None:
+        code = getattr(self._library, function)(*args)
+        if code != 0:
+            raise CudaDriverError(f"the CUDA driver's {function} failed with code {code}")
+
+    def attribute(self, device: ctypes.c_int, attribute: int) -> int:
+        value = ctypes.c_int()
+        self.call("cuDeviceGetAttribute", ctypes.byref(value), attribute, device)
+        return value.value

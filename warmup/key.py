@@ -1,0 +1,112 @@
+"""Named factors and the key made of them: two machines with equal factors share one set of artifacts."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+Factor = str | int | float | bool | None | list["Factor"]
+Factors = Mapping[str, Factor]
+
+ABSENT = "(absent)"
+_NAME = re.compile(r"[a-z0-9_]+(\.[a-z0-9_-]+)*")
+
+
+class FactorError(ValueError):
+    """A factor that no key can be made of; one line that names it."""
+
+
+class HasFactors(Protocol):
+    """Anything that was built from factors, such as a manifest."""
+
+    @property
+    def factors(self) -> Factors: ...
+
+
+Built = TypeVar("Built", bound=HasFactors)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One factor with two values; a factor that only one side has is ``ABSENT`` on the other."""
+
+    name: str
+    ours: Factor
+    theirs: Factor
+
+    def __str__(self) -> str:
+        return f"{self.name} is {_shown(self.ours)} here and {_shown(self.theirs)} there"
+
+
+def artifact_key(factors: Factors) -> str:
+    """SHA-256, in hex, of the factors as canonical JSON.
+
+    Raises:
+        FactorError: a name is not dotted lower case, or a value is not JSON (NaN and objects are not).
+    """
+    return hashlib.sha256(canonical_json(check_factors(factors))).hexdigest()
+
+
+def canonical_json(value: object) -> bytes:
+    """The one spelling of a JSON value: sorted keys, no spaces, UTF-8.
+
+    Raises:
+        ValueError, TypeError: not JSON.
+    """
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.encode()
+
+
+def check_factors(factors: Mapping[str, object]) -> dict[str, Factor]:
+    """The same factors, known to be of the right types.
+
+    Raises:
+        FactorError: as for ``artifact_key``.
+    """
+    return {_checked_name(name): _checked(name, value) for name, value in factors.items()}
+
+
+def differing(ours: Factors, theirs: Factors) -> list[Difference]:
+    """The factors that give the two sides different keys, by name. 1, 1.0 and true are three values."""
+    return [
+        Difference(name, ours.get(name, ABSENT), theirs.get(name, ABSENT))
+        for name in sorted({*ours, *theirs})
+        if _spelled(ours, name) != _spelled(theirs, name)
+    ]
+
+
+def nearest(factors: Factors, candidates: Iterable[Built]) -> tuple[Built, list[Difference]] | None:
+    """The candidate with the fewest differing factors, the first of equals; None without candidates."""
+    compared = [(candidate, differing(factors, candidate.factors)) for candidate in candidates]
+    return min(compared, key=lambda pair: len(pair[1]), default=None)
+
+
+def _spelled(factors: Factors, name: str) -> bytes | None:
+    return canonical_json(factors[name]) if name in factors else None
+
+
+def _checked_name(name: object) -> str:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise FactorError(f"factor name {name!r}: write lower-case words joined by dots, such as model.dtype")
+    return name
+
+
+def _checked(name: str, value: object) -> Factor:
+    if isinstance(value, list):
+        return [_checked(name, item) for item in value]
+    if isinstance(value, float) and value - value != 0:  # NaN and infinities are not JSON
+        raise FactorError(f"factor {name} is {value}: only finite numbers can be part of a key")
+    if isinstance(value, str) and not value.isprintable():  # also half a surrogate pair, which UTF-8 cannot say
+        raise FactorError(f"factor {name} is {value!r}: only printable text can be part of a key")
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise FactorError(f"factor {name} is a {type(value).__name__}: use text, numbers, booleans, null and lists")
+
+
+def _shown(value: Factor) -> str:
+    if value == ABSENT:
+        return ABSENT
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 80 else f"{text[:77]}…"
