@@ -93,7 +93,8 @@ def test_every_flipped_bit_is_seen(signed: bool, signer: Signer, trust: Trust) -
     for position in range(len(sealed)):
         damaged = bytearray(sealed)
         damaged[position] ^= 1 << position % 8
-        if name <= position < name + len(signer.key_id) and chr(damaged[position]).isalnum():
+        flipped = damaged[position]
+        if name <= position < name + len(signer.key_id) and 32 <= flipped < 127 and flipped not in b'"\\':
             assert open_envelope(bytes(damaged), trust) == MANIFEST  # the name of a key that did sign
         else:
             with pytest.raises(ManifestError):
@@ -115,7 +116,24 @@ def changed(**fields: Any) -> bytes:
 
 @pytest.mark.parametrize(
     "name",
-    "../x|a/../b|..|.|/etc/passwd|a//b|a/||.hidden|a/.b|A|a b|a\n|a\\b|é".split("|") + ["x" * 201],
+    [
+        "../x",
+        "a/../b",
+        "..",
+        ".",
+        "/etc/x",
+        "a//b",
+        "a/",
+        "",
+        ".a",
+        "a/.b",
+        "A",
+        "a b",
+        "a\n",
+        "a\\b",
+        "é",
+        "x" * 201,
+    ],
 )
 def test_unsafe_names_are_refused(name: str) -> None:
     with pytest.raises(ManifestError, match="not a safe name"):
