@@ -9,17 +9,18 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-LOGGER = "snapcap"
+# Lowest level of each logger; None: what the configuration says. Broken multipart bodies are the client's matter.
+_LOGGERS = {"snapcap": None, "uvicorn.error": "WARNING", "python_multipart": "ERROR"}
 
 
 def configure(style: str, level: str) -> None:
-    """Sends the logs of snapcap and of uvicorn to standard error. `style`: text or json."""
+    """Sends the logs of snapcap and of the libraries under it to standard error. `style`: text or json."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
-    for name, lowest in ((LOGGER, level.upper()), ("uvicorn.error", "WARNING")):
+    for name, lowest in _LOGGERS.items():
         logger = logging.getLogger(name)
         logger.handlers = [handler]
-        logger.setLevel(lowest)
+        logger.setLevel(lowest or level.upper())
         logger.propagate = False
 
 

@@ -5,6 +5,7 @@ import pytest
 
 from service.config import GROUPS, Settings
 from service.config_reader import SettingsError, add_arguments, read_settings
+from service.config_table import markdown
 from service.options import options_of
 
 
@@ -111,3 +112,13 @@ def test_an_unknown_variable_is_named_with_the_closest() -> None:
 def test_kubernetes_service_links_are_explained(variable: str, value: str) -> None:
     with pytest.raises(SettingsError, match="enableServiceLinks: false"):
         read(**{variable: value})
+
+
+def test_the_table_has_a_row_for_every_option() -> None:
+    rows = markdown().splitlines()[2:]
+    options = [option for group in GROUPS.values() for option in options_of(group).values()]
+    assert len(rows) == len(options)
+    for row, option in zip(rows, options, strict=True):
+        assert row.startswith(f"| `{option.flag}")
+        assert row.count(" | ") == 3
+        assert option.variable in row

@@ -8,6 +8,8 @@ from starlette.testclient import TestClient
 
 from service import logs
 
+NAMES = ("snapcap", "uvicorn.error", "python_multipart")
+
 
 @pytest.fixture(autouse=True)
 def restore_loggers() -> Iterator[None]:
@@ -16,9 +18,6 @@ def restore_loggers() -> Iterator[None]:
     for logger, handlers, level, propagate in saved:
         logger.handlers, logger.propagate = handlers, propagate
         logger.setLevel(level)
-
-
-NAMES = ("snapcap", "uvicorn.error")
 
 
 def test_a_request_is_one_line_of_json(
@@ -67,3 +66,12 @@ def test_a_text_line_has_fields_and_the_exception(capsys: pytest.CaptureFixture[
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].endswith("warning phase name=load_weights seconds=0.123")
     assert lines[-1] == "ValueError: boom"
+
+
+def test_broken_multipart_bodies_do_not_flood_the_log(
+    client: TestClient, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs.configure("text", "info")
+    client.post("/v1/caption", content=b"garbage", headers={"Content-Type": "multipart/form-data; boundary=B"})
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "status=400" in line
