@@ -95,6 +95,16 @@ def build_model(tokenizer: PreTrainedTokenizerBase) -> VisionEncoderDecoderModel
     return model
 
 
+def reopen(folder: Path) -> tuple[VisionEncoderDecoderModel, PreTrainedTokenizerBase]:
+    """The model and tokenizer of a checkpoint folder that `save` wrote, to go on training."""
+    tokenizer: PreTrainedTokenizerBase = GPT2Tokenizer.from_pretrained(folder)
+    model = build_model(tokenizer)
+    weights = VisionEncoderDecoderModel.from_pretrained(folder).state_dict()
+    # transformers adds a pooler with random weights, which nothing reads.
+    model.load_state_dict({name: weight for name, weight in weights.items() if "pooler" not in name})
+    return model, tokenizer
+
+
 def save(model: VisionEncoderDecoderModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Writes the checkpoint folder: configuration, weights, tokenizer and image processor."""
     model.save_pretrained(folder)

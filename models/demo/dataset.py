@@ -35,10 +35,10 @@ def paint_block(number: int) -> Block:
 
 
 @contextmanager
-def painted_blocks(count: int, processes: int) -> Iterator[Iterator[Block]]:
-    """Blocks 0 … `count` - 1 as they get ready. Forks: call it before CUDA is initialised."""
+def painted_blocks(first: int, count: int, processes: int) -> Iterator[Iterator[Block]]:
+    """`count` blocks from number `first` on, as they get ready. Forks: call it before CUDA is initialised."""
     with multiprocessing.get_context("fork").Pool(processes) as pool:
-        yield pool.imap_unordered(paint_block, range(count))
+        yield pool.imap_unordered(paint_block, range(first, first + count))
 
 
 class SceneStore:

@@ -123,8 +123,8 @@ def outlines() -> dict[str, Floats]:
     """Each shape's outline, [points, 2], within the unit circle around the origin."""
     circle = _polar(np.full(48, 0.9))
     points = np.linspace(0, 2 * np.pi, 64, endpoint=False)
-    waves = -13 * np.cos(points) + 5 * np.cos(2 * points) + 2 * np.cos(3 * points) + np.cos(4 * points)
-    heart = np.stack([16 * np.sin(points) ** 3, waves], axis=1)  # the usual heart curve
+    waves = -13 * np.cos(points) + 6 * np.cos(2 * points) + 2 * np.cos(3 * points) + np.cos(4 * points)
+    heart = np.stack([16 * np.sin(points) ** 3, waves], axis=1)  # the usual heart curve, notched deeper
     heart -= (heart.max(0) + heart.min(0)) / 2
     arm, tip = 0.3, float(np.sqrt(1 - 0.3**2))
     quarter = np.array([[tip, -arm], [tip, arm], [arm, arm]])

@@ -61,12 +61,17 @@ def answers(captioner: Captioner, count: int, batch: int = 100) -> Iterator[Answ
             yield Answer(start + offset, scene.kind, scene.caption, text)
 
 
+def exact_match(results: Sequence[Answer]) -> float:
+    """The part of the captions that is right word for word, 0 to 1."""
+    return sum(answer.said == answer.expected for answer in results) / len(results)
+
+
 def report(results: Sequence[Answer]) -> str:
     """A table of exact matches by kind of scene, the words most often confused, and some mistakes."""
     wrong = [answer for answer in results if answer.said != answer.expected]
     seen, missed = Counter(a.kind for a in results), Counter(a.kind for a in wrong)
     lines = [f"{kind:8} {seen[kind] - missed[kind]:5} of {seen[kind]:5}" for kind in sorted(seen)]
-    lines.append(f"exact match {1 - len(wrong) / len(results):.4f} on {len(results)} held-out scenes")
+    lines.append(f"exact match {exact_match(results):.4f} on {len(results)} held-out scenes")
     confused = Counter(
         (expected, said)
         for answer in wrong

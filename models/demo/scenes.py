@@ -17,7 +17,7 @@ from models.demo.grammar import Thing
 EXTENT = 96.0
 MARGIN = 1.5  # between a thing and the picture's edge, and between two things
 SLOPE = 0.45  # a relation is clear: the smaller distance is at most this part of the larger one
-RADII = {"small": (12.0, 14.0), "large": (20.0, 23.0)}
+RADII = {"small": (12.5, 14.5), "large": (20.0, 23.0)}
 LONE_LARGE = (20.0, 34.0)
 CONTAINER_RADII = (34.0, 42.0)
 KINDS = ("one", "group", "pair", "inside", "row")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from models.demo import build
 from models.demo.dataset import BLOCK, SceneStore, painted_blocks
@@ -24,19 +25,25 @@ WARM_UP = 0.03  # the part of training in which the learning rate rises
 def main() -> None:
     options = _options()
     torch.manual_seed(options.seed)
-    tokenizer = build.build_tokenizer()
-    model: Any = build.build_model(tokenizer)
+    model, tokenizer = _start(options.start)
     print(f"{sum(weight.numel() for weight in model.parameters()):,} parameters, {len(tokenizer)} tokens")
     blocks = -(-options.scenes // BLOCK)
-    with painted_blocks(blocks, options.processes) as painted:
+    with painted_blocks(options.first_scene // BLOCK, blocks, options.processes) as painted:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         store = SceneStore(blocks * BLOCK, build.IMAGE_SIZE, LABELS, device)
         threading.Thread(target=store.fill, args=(painted, tokenizer), daemon=True).start()
-        store.wait_for(min(blocks * BLOCK, options.first_scenes))
+        store.wait_for(min(blocks * BLOCK, options.wait_for))
         train(model.to(device), store, options)
     build.save(model.float().cpu(), tokenizer, options.out)
     results = list(answers(Captioner.open(options.out, device), options.evaluate))
     print(report(results))
+
+
+def _start(folder: Path | None) -> tuple[Any, PreTrainedTokenizerBase]:
+    if folder is not None:
+        return build.reopen(folder)
+    tokenizer = build.build_tokenizer()
+    return build.build_model(tokenizer), tokenizer
 
 
 def train(model: Any, store: SceneStore, options: argparse.Namespace) -> None:
@@ -90,15 +97,19 @@ def _groups(model: torch.nn.Module) -> list[dict[str, object]]:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for the trained checkpoint")
-    parser.add_argument("--steps", type=int, default=25_000)
     parser.add_argument(
-        "--max-seconds", type=float, default=420, help="training ends after this time at the latest"
+        "--start", type=Path, help="go on from this checkpoint folder instead of from random weights"
+    )
+    parser.add_argument("--first-scene", type=int, default=0, help="number of the first training scene")
+    parser.add_argument("--steps", type=int, default=14_000)
+    parser.add_argument(
+        "--max-seconds", type=float, default=900, help="training ends after this time at the latest"
     )
     parser.add_argument("--batch", type=int, default=1024)
     parser.add_argument("--rate", type=float, default=1e-3, help="peak learning rate")
     parser.add_argument("--scenes", type=int, default=1_500_000, help="distinct training scenes")
-    parser.add_argument("--first-scenes", type=int, default=40_000, help="start training once these are painted")
-    parser.add_argument("--processes", type=int, default=max(1, (os.cpu_count() or 2) - 1))
+    parser.add_argument("--wait-for", type=int, default=40_000, help="start training once these are painted")
+    parser.add_argument("--processes", type=int, default=max(1, (os.cpu_count() or 2) - 4))
     parser.add_argument("--evaluate", type=int, default=2000, help="held-out scenes")
     parser.add_argument("--log-every", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)

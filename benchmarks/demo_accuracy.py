@@ -1,0 +1,35 @@
+"""Exact match of the demo model on held-out scenes, through transformers.
+
+    python benchmarks/demo_accuracy.py [--count 2000] [--device cuda]
+
+Prints the matches by kind of scene, the words confused most often and some mistakes. Exits 1 below --at-least.
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from models.demo.evaluate import Captioner, answers, exact_match, report
+
+DEMO = Path(__file__).resolve().parent.parent / "models" / "demo"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=DEMO, help="checkpoint folder")
+    parser.add_argument("--count", type=int, default=2000, help="held-out scenes")
+    parser.add_argument("--batch", type=int, default=50)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--at-least", type=float, default=0.97, help="the exact match that is asked for")
+    options = parser.parse_args()
+
+    began = time.perf_counter()
+    results = list(answers(Captioner.open(options.folder, options.device), options.count, options.batch))
+    print(report(results))
+    print(f"{time.perf_counter() - began:.0f} s with painting, on {options.device}")
+    sys.exit(exact_match(results) < options.at_least)
+
+
+if __name__ == "__main__":
+    main()
