@@ -52,10 +52,10 @@ class Answer:
     said: str
 
 
-def answers(captioner: Captioner, count: int, batch: int = 100) -> Iterator[Answer]:
-    """Captions the first `count` held-out scenes, `batch` at a time."""
-    for start in range(0, count, batch):
-        scenes = [scene_of("held_out", index) for index in range(start, min(start + batch, count))]
+def answers(captioner: Captioner, count: int, batch: int = 100, first: int = 0) -> Iterator[Answer]:
+    """Captions `count` held-out scenes from number `first` on, `batch` at a time."""
+    for start in range(first, first + count, batch):
+        scenes = [scene_of("held_out", index) for index in range(start, min(start + batch, first + count))]
         said = captioner.captions([paint(scene) for scene in scenes])
         for offset, (scene, text) in enumerate(zip(scenes, said, strict=True)):
             yield Answer(start + offset, scene.kind, scene.caption, text)
