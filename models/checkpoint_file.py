@@ -59,5 +59,7 @@ def _read(path: Path) -> dict[str, Tensor]:
         from safetensors.torch import load_file  # noqa: PLC0415  only where it is needed
 
         return load_file(path)
-    state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    with path.open("rb") as file:
+        mappable = file.read(2) == b"PK"  # a zip; torch wrote plain pickles before 1.6
+    state = torch.load(path, map_location="cpu", weights_only=True, mmap=mappable)
     return {name: tensor for name, tensor in state.items() if isinstance(tensor, Tensor)}

@@ -4,6 +4,9 @@ b is the padded rows of the step, D the hidden size, H the heads, d the head dim
 L the cache length, T the encoder tokens, V the vocabulary. Every row has its own position, so rows of
 different ages run together; a row reads and writes nothing but its own cache, so what other rows hold
 never changes its result.
+
+Keys are cached transposed, [H, d, L]: with one query a row, both products of attention then run along
+contiguous memory, which is what a compiler fuses and vectorises best (benchmarks/NOTES.md has the times).
 """
 
 import torch
@@ -41,7 +44,8 @@ HEAD_WEIGHTS = ("norm.weight", "norm.bias", "head.weight")
 def cross_kv(
     hidden: Tensor,  # [B, T, encoder D]
     slots: Tensor,  # [B] int64
-    cache: Tensor,  # [N, 2, slots, H, T, d], written in place
+    key_cache: Tensor,  # [N, slots, H, d, T], written in place
+    value_cache: Tensor,  # [N, slots, H, T, d], written in place
     norm_weight: Tensor,
     norm_bias: Tensor,
     kv_weight: Tensor,  # [N * 2 * D, D]: the K and V projections of all layers, as one product
@@ -50,11 +54,13 @@ def cross_kv(
     eps: float,
 ) -> Tensor:  # [B, T, encoder D], the encoder's output
     """The encoder's last norm, and the cross-attention K and V of every decoder layer into the rows' slots."""
-    layers, _, _, heads, length, head_dim = cache.shape
+    layers, _, heads, length, head_dim = value_cache.shape
     output = F.layer_norm(hidden, (hidden.shape[-1],), norm_weight, norm_bias, eps)
     states = F.linear(output, *projection) if projection else output
     kv = F.linear(states, kv_weight, kv_bias).view(-1, length, layers, 2, heads, head_dim)
-    cache[:, :, slots] = kv.permute(2, 3, 0, 4, 1, 5)
+    key, value = kv.unbind(3)  # each [B, T, N, H, d]
+    key_cache[:, slots] = key.permute(2, 0, 3, 4, 1)
+    value_cache[:, slots] = value.permute(2, 0, 3, 1, 4)
     return output
 
 
@@ -71,13 +77,13 @@ def embed(
 def block(
     hidden: Tensor,  # [b, D]
     positions: Tensor,  # [b] int64, below L
-    key_cache: Tensor,  # [b, H, L, d], written in place at each row's position
-    value_cache: Tensor,
-    cross_key: Tensor,  # [b, H, T, d]
-    cross_value: Tensor,
+    key_cache: Tensor,  # [b, H, d, L], written in place at each row's position
+    value_cache: Tensor,  # [b, H, L, d], likewise
+    cross_key: Tensor,  # [b, H, d, T]
+    cross_value: Tensor,  # [b, H, T, d]
     norm1_weight: Tensor,
     norm1_bias: Tensor,
-    qkv_weight: Tensor,  # [3 * D, D]
+    qkv_weight: Tensor,  # [D, 3 * D], as GPT-2 stores every linear layer: [in, out]
     qkv_bias: Tensor,
     out_weight: Tensor,
     out_bias: Tensor,
@@ -99,26 +105,41 @@ def block(
     act: Activation,
 ) -> Tensor:  # [b, D]
     """One decoder layer for one new token a row: self-attention over the cache, cross-attention, MLP."""
-    rows, heads, length, head_dim = key_cache.shape
+    rows, heads, head_dim, length = key_cache.shape
     width = heads * head_dim
     normed = F.layer_norm(hidden, (width,), norm1_weight, norm1_bias, eps)
-    qkv = F.linear(normed, qkv_weight, qkv_bias).view(rows, 3, heads, 1, head_dim)
-    query, key, value = qkv.unbind(1)  # each [b, H, 1, d]
-    at = positions.view(rows, 1, 1, 1).expand(rows, heads, 1, head_dim)
-    key_cache.scatter_(2, at, key)
-    value_cache.scatter_(2, at, value)
+    qkv = torch.addmm(qkv_bias, normed, qkv_weight).view(rows, 3, heads, head_dim)
+    query, key, value = qkv.unbind(1)  # each [b, H, d]
+    at = positions.view(rows, 1, 1, 1)
+    key_cache.scatter_(3, at.expand(rows, heads, head_dim, 1), key.unsqueeze(3))
+    value_cache.scatter_(2, at.expand(rows, heads, 1, head_dim), value.unsqueeze(2))
     # Slots hold what earlier requests left behind: positions after the row's own are masked, never cleared.
-    mask = torch.arange(length, device=positions.device) <= positions.view(rows, 1, 1, 1)
-    attended = F.scaled_dot_product_attention(query, key_cache, value_cache, attn_mask=mask, scale=scale)
-    hidden = hidden + F.linear(attended.reshape(rows, width), out_weight, out_bias)
+    future = torch.arange(length, device=positions.device) > at
+    attended = _attend(query, key_cache, value_cache, scale, future)
+    hidden = hidden + torch.addmm(out_bias, attended, out_weight)
 
     normed = F.layer_norm(hidden, (width,), norm_cross_weight, norm_cross_bias, eps)
-    query = F.linear(normed, cross_q_weight, cross_q_bias).view(rows, heads, 1, head_dim)
-    attended = F.scaled_dot_product_attention(query, cross_key, cross_value, scale=scale)
-    hidden = hidden + F.linear(attended.reshape(rows, width), cross_out_weight, cross_out_bias)
+    query = torch.addmm(cross_q_bias, normed, cross_q_weight).view(rows, heads, head_dim)
+    attended = _attend(query, cross_key, cross_value, scale)
+    hidden = hidden + torch.addmm(cross_out_bias, attended, cross_out_weight)
 
     normed = F.layer_norm(hidden, (width,), norm2_weight, norm2_bias, eps)
-    return hidden + F.linear(act(F.linear(normed, fc1_weight, fc1_bias)), fc2_weight, fc2_bias)
+    return hidden + torch.addmm(fc2_bias, act(torch.addmm(fc1_bias, normed, fc1_weight)), fc2_weight)
+
+
+def _attend(
+    query: Tensor,  # [b, H, d]
+    key: Tensor,  # [b, H, d, L]
+    value: Tensor,  # [b, H, L, d]
+    scale: float,
+    hidden: Tensor | None = None,  # [b, 1, 1, L], true where a key is not to be seen
+) -> Tensor:  # [b, H * d]
+    """softmax(q K * scale) V for one query a row; the softmax in fp32, whatever the dtype."""
+    scores = torch.matmul(query.unsqueeze(2), key).float() * scale
+    if hidden is not None:
+        scores = scores.masked_fill(hidden, float("-inf"))
+    weights = scores.softmax(dim=-1).to(value.dtype)
+    return torch.matmul(weights, value).flatten(1)
 
 
 def head(

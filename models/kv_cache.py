@@ -13,7 +13,7 @@ from models.config import ModelConfig
 
 @dataclass(frozen=True)
 class LayerCache:
-    """One decoder layer's K/V for the first b slots: self [b, H, L, d], cross [b, H, T, d]."""
+    """One decoder layer's caches for the first b slots: keys [b, H, d, L], values [b, H, L, d]; cross likewise."""
 
     key: Tensor
     value: Tensor
@@ -23,13 +23,15 @@ class LayerCache:
 
 @dataclass(frozen=True)
 class DecodeState:
-    """Everything a slot holds. `self_kv` [N, 2, slots, H, L, d]; `cross_kv` [N, 2, slots + 1, H, T, d].
+    """Everything a slot holds, for N layers. L is the cache length, T the encoder tokens.
 
     The last cross slot is scratch: an encoder bucket's padding rows write there, never into a request's slot.
     """
 
-    self_kv: Tensor
-    cross_kv: Tensor
+    key: Tensor  # [N, slots, H, d, L]
+    value: Tensor  # [N, slots, H, L, d]
+    cross_key: Tensor  # [N, slots + 1, H, d, T]
+    cross_value: Tensor  # [N, slots + 1, H, T, d]
     tokens: Tensor  # [slots] int64
     positions: Tensor  # [slots] int64
     forced: Tensor  # [slots, L] int64
@@ -43,15 +45,17 @@ class DecodeState:
         cls, config: ModelConfig, slots: int, cache_length: int, device: torch.device, dtype: torch.dtype
     ) -> "DecodeState":
         """Zeroed buffers: a NaN left in uninitialised memory would pass through a masked softmax's product."""
-        decoder = config.decoder
-        heads, head_dim = decoder.num_heads, decoder.head_dim
+        decoder, tokens = config.decoder, config.vision.sequence_length
+        layers, heads, head_dim = decoder.num_layers, decoder.num_heads, decoder.head_dim
 
         def buffer(*shape: int, kind: torch.dtype = dtype) -> Tensor:
             return torch.zeros(shape, dtype=kind, device=device)
 
         return cls(
-            self_kv=buffer(decoder.num_layers, 2, slots, heads, cache_length, head_dim),
-            cross_kv=buffer(decoder.num_layers, 2, slots + 1, heads, config.vision.sequence_length, head_dim),
+            key=buffer(layers, slots, heads, head_dim, cache_length),
+            value=buffer(layers, slots, heads, cache_length, head_dim),
+            cross_key=buffer(layers, slots + 1, heads, head_dim, tokens),
+            cross_value=buffer(layers, slots + 1, heads, tokens, head_dim),
             tokens=buffer(slots, kind=torch.int64),
             positions=buffer(slots, kind=torch.int64),
             forced=buffer(slots, cache_length, kind=torch.int64),
@@ -71,15 +75,13 @@ class DecodeState:
 
     def layers(self, rows: int) -> list[LayerCache]:
         """Contiguous views of the first ``rows`` slots, one a decoder layer."""
-        return [
-            LayerCache(own[0, :rows], own[1, :rows], cross[0, :rows], cross[1, :rows])
-            for own, cross in zip(self.self_kv, self.cross_kv, strict=True)
-        ]
+        caches = (self.key, self.value, self.cross_key, self.cross_value)
+        return [LayerCache(*(cache[layer, :rows] for cache in caches)) for layer in range(self.key.shape[0])]
 
     def move(self, source: int, target: int) -> None:
         """Copy everything slot ``source`` holds into slot ``target``."""
-        self.self_kv[:, :, target].copy_(self.self_kv[:, :, source])
-        self.cross_kv[:, :, target].copy_(self.cross_kv[:, :, source])
+        for cache in (self.key, self.value, self.cross_key, self.cross_value):
+            cache[:, target].copy_(cache[:, source])
         for rows in (
             self.tokens,
             self.positions,

@@ -124,7 +124,7 @@ def region_inputs(
         hidden = torch.zeros(rows, vision.sequence_length, vision.hidden_size, dtype=dtype, device=device)
         if region.name == "encoder_block":
             return (hidden,)
-        return hidden, torch.arange(rows, device=device), state.cross_kv
+        return hidden, torch.arange(rows, device=device), state.cross_key, state.cross_value
     if region.name == "decoder_before":
         return tokens, positions
     hidden = torch.zeros(rows, width, dtype=dtype, device=device)

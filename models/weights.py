@@ -88,10 +88,6 @@ class _Source:
     def __call__(self, name: str, *shape: int) -> Tensor:
         return self.place(self.raw(name, *shape))
 
-    def transposed(self, name: str, inputs: int, outputs: int) -> Tensor:
-        """GPT-2's Conv1D stores [in, out]; the regions take [out, in] as every linear layer does."""
-        return self.place(self.raw(name, inputs, outputs).t())
-
     def finish(self) -> None:
         if self._left:
             names = ", ".join(sorted(self._left)[:5])
@@ -191,7 +187,7 @@ def _gpt2_block(take: _Source, config: ModelConfig, layer: int) -> WeightSet:
         return take(f"{name}.{part}.weight", width), take(f"{name}.{part}.bias", width)
 
     def linear(part: str, inputs: int, outputs: int) -> WeightSet:
-        return take.transposed(f"{name}.{part}.weight", inputs, outputs), take(f"{name}.{part}.bias", outputs)
+        return take(f"{name}.{part}.weight", inputs, outputs), take(f"{name}.{part}.bias", outputs)
 
     return (
         *norm("ln_1"),

@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Any
 from service.caption_options import CaptionOptions
 from service.errors import (
     DeadlineExceeded,
-    InvalidOption,
     NotReady,
     Overloaded,
-    PromptTooLong,
     UnprocessableImage,
 )
 from service.metrics import Metrics
@@ -132,7 +130,7 @@ class Captioner:
         finally:
             self._decoding -= 1
         waited_s = time.monotonic() - started - prepared.decode_s
-        _check_lengths(model, options, len(prepared.prompt_ids))
+        model.engine.limits.check(len(prepared.prompt_ids), options.max_new_tokens)
         completion = await self._generate(model, prepared, options, request_id, deadline)
         text = model.tokenizer.decode([*prepared.prompt_ids, *completion.tokens])
         return CaptionResult(
@@ -184,17 +182,6 @@ class Captioner:
         if self._model is None or self._readiness.state is State.FAILED:
             raise NotReady(self._readiness.phase())
         return self._model
-
-
-def _check_lengths(model: _Model, options: CaptionOptions, prompt_tokens: int) -> None:
-    limits = model.engine.limits
-    if prompt_tokens > limits.max_prompt_tokens:
-        raise PromptTooLong(
-            f"The prompt has {prompt_tokens} tokens; send at most {limits.max_prompt_tokens} tokens."
-        )
-    room = limits.cache_length - prompt_tokens
-    if options.max_new_tokens is not None and options.max_new_tokens > room:
-        raise InvalidOption("max_new_tokens", f"be at most {room}, what the model holds after the prompt")
 
 
 def _sentence(text: str) -> str:

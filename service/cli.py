@@ -105,10 +105,10 @@ def _unknown(word: str, command: str) -> SettingsError:
 def _serve(arguments: argparse.Namespace) -> int:
     settings = read_settings(arguments, os.environ)
     # Here, so that a bad option is reported, and help printed, without importing a server.
-    from service.serve import serve  # noqa: PLC0415
+    from service.serve import leave, serve  # noqa: PLC0415
     from service.startup import start  # noqa: PLC0415
 
-    return serve(settings, start)
+    leave(serve(settings, start))
 
 
 def _caption(arguments: argparse.Namespace) -> int:

@@ -6,13 +6,15 @@ import random
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from service.errors import EngineFailed
 from service.request import CaptionRequest
 from service.scheduler import Limits, Running, Scheduler
-from warmup.buckets import Bucket
-from warmup.runner import Row, Runner
+from warmup.row import Row
+
+if TYPE_CHECKING:
+    from warmup.runner import Runner
 
 log = logging.getLogger("snapcap.engine")
 T = TypeVar("T")
@@ -75,10 +77,10 @@ class Engine:
         self._stopping = True
         self._scheduler.close()
 
-    def run(self, runner: Runner, backend_of: Callable[[Bucket], str]) -> None:
+    def run(self, runner: "Runner", backend_of: Callable[[int], str]) -> None:
         """Serve until ``stop``; the calling thread becomes the device thread.
 
-        ``backend_of`` names the backend that decodes a bucket, for the reply.
+        ``backend_of`` names the backend that decodes a bucket of so many rows, for the reply.
 
         Raises:
             EngineFailed: the device failed several times in a row; everything that waited has failed.
@@ -99,7 +101,7 @@ class Engine:
                     scheduler.fail_all()
                     raise EngineFailed() from error
 
-    def _serve_once(self, runner: Runner, backend_of: Callable[[Bucket], str]) -> None:
+    def _serve_once(self, runner: "Runner", backend_of: Callable[[int], str]) -> None:
         scheduler = self._scheduler
         self._apply(runner, scheduler.drop_lost())
         admitted = scheduler.admit()
@@ -115,9 +117,9 @@ class Engine:
         self._observer.decode_stepped(bucket.size, rows, time.perf_counter() - started)
         generating = sum(not row.prompt_left for row in scheduler.running)
         self._observer.tokens_generated(generating)
-        self._apply(runner, scheduler.advance(tokens, backend_of(bucket)))
+        self._apply(runner, scheduler.advance(tokens, backend_of(bucket.size)))
 
-    def _encode(self, runner: Runner, admitted: list[Running]) -> None:
+    def _encode(self, runner: "Runner", admitted: list[Running]) -> None:
         bucket = self._scheduler.table.fit(len(admitted))
         first = len(self._scheduler.running) - len(admitted)
         started = time.perf_counter()
@@ -139,6 +141,6 @@ class Engine:
         return Row(request.prompt_ids, params.temperature, params.top_k, params.top_p, uniforms)
 
     @staticmethod
-    def _apply(runner: Runner, moves: list[tuple[int, int]]) -> None:
+    def _apply(runner: "Runner", moves: list[tuple[int, int]]) -> None:
         for source, target in moves:
             runner.move(source, target)

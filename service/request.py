@@ -2,9 +2,10 @@
 
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 FinishReason = Literal["stop", "length"]
 
@@ -44,7 +45,7 @@ class CaptionRequest:
     """
 
     id: str
-    pixels: np.ndarray[Any, np.dtype[np.uint8]]
+    pixels: "np.ndarray[Any, np.dtype[np.uint8]]"
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     deadline: float

@@ -12,7 +12,7 @@ from concurrent.futures import InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from service.errors import DeadlineExceeded, EngineFailed, NotReady, Overloaded
+from service.errors import DeadlineExceeded, EngineFailed, InvalidOption, NotReady, Overloaded, PromptTooLong
 from service.request import CaptionRequest, Completion, FinishReason
 from warmup.buckets import BucketTable
 
@@ -31,6 +31,21 @@ class Limits:
     def max_prompt_tokens(self) -> int:
         """A prompt leaves at least one position to generate into."""
         return self.cache_length - 1
+
+    def check(self, prompt_tokens: int, wanted: int | None) -> None:
+        """Refuse a request that the caches cannot hold, before it costs anything.
+
+        Raises:
+            PromptTooLong: no position is left to generate into.
+            InvalidOption: ``max_new_tokens`` is more than what is left after the prompt.
+        """
+        if prompt_tokens > self.max_prompt_tokens:
+            raise PromptTooLong(
+                f"The prompt has {prompt_tokens} tokens; send at most {self.max_prompt_tokens} tokens."
+            )
+        room = self.cache_length - prompt_tokens
+        if wanted is not None and wanted > room:
+            raise InvalidOption("max_new_tokens", f"be at most {room}, what the model holds after the prompt")
 
     def new_tokens(self, prompt_tokens: int, wanted: int | None) -> int:
         """Tokens to generate: what is wanted, or the default, as far as the cache reaches."""

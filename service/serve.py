@@ -1,8 +1,9 @@
 """`snapcap serve`, in the order that makes the start fast: bind, then import and build what answers."""
 
+import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 from service import logs
 from service.bind import BindError, bind
@@ -31,3 +32,11 @@ def serve(settings: Settings, start: Start) -> int:
     from service.assembly import run  # noqa: PLC0415
 
     return run(settings, listener, timeline, start)
+
+
+def leave(status: int) -> NoReturn:
+    """End the process now. A device thread inside native code, perhaps still importing torch, would crash the
+    interpreter as it takes itself apart; nothing is left to do that this skips."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

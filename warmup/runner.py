@@ -18,23 +18,9 @@ from models.sampling import sample
 from models.weights import Weights, WeightSet
 from warmup.backends.base import Backend
 from warmup.buckets import Bucket, BucketTable
+from warmup.row import Row
 
 Pixels = np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]
-
-
-@dataclass(frozen=True)
-class Row:
-    """What a request puts into its slot: a prompt, and how its tokens are chosen.
-
-    ``temperature`` 0 is greedy, ``top_k`` 0 keeps all tokens; ``uniforms`` holds one number in [0, 1) a
-    position, drawn from the request's seed, and may be empty for a greedy row.
-    """
-
-    prompt: Sequence[int] = ()
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    uniforms: Sequence[float] = ()
 
 
 @dataclass(frozen=True)
@@ -129,7 +115,7 @@ class Runner:
         for weights in self._weights.of(self._regions.encoder_block):
             hidden = plan.block(hidden, *weights)
         after = self._one(self._regions.encoder_after.name)
-        return plan.after(hidden, plan.slots, self.state.cross_kv, *after)
+        return plan.after(hidden, plan.slots, self.state.cross_key, self.state.cross_value, *after)
 
     def admit(self, slot: int, row: Row) -> None:
         """Put a request at its start: the start token at position 0, and its prompt as forced tokens."""
@@ -175,6 +161,10 @@ class Runner:
         """The last tokens of the first ``rows`` slots; waits for the device."""
         tokens: list[int] = self.state.tokens[:rows].tolist()
         return tokens
+
+    def allocated_bytes(self) -> int:
+        """Bytes the process holds on a CUDA device; 0 on the CPU."""
+        return torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else 0
 
     def move(self, source: int, target: int) -> None:
         """Move a running row into a slot that has become free."""

@@ -72,6 +72,10 @@ class StartupStatus:
                 known, state=state, backend=backend, seconds=known.seconds if seconds is None else seconds
             )
 
+    def decoder_backend(self, size: int) -> str:
+        """The backend that runs the decode step of this bucket."""
+        return self._state.buckets["decoder", size].backend
+
     def buckets(self) -> list[BucketStatus]:
         """Encoder first, ascending sizes."""
         with self._lock:

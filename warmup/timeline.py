@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,6 +42,7 @@ class Timeline:
         self._lock = threading.Lock()
         self._phases: list[Phase] = []
         self._marks: dict[str, float] = {}
+        self._listeners: list[Callable[[Phase], None]] = []
 
     @classmethod
     def since_exec(cls) -> "Timeline":
@@ -49,6 +50,14 @@ class Timeline:
         timeline = cls(process_start())
         timeline.add(Phase("interpreter", 0.0, timeline.now()))
         return timeline
+
+    def listen(self, listener: Callable[[Phase], None]) -> None:
+        """Call ``listener`` with every phase that ended before, and with each one as it ends."""
+        with self._lock:
+            self._listeners.append(listener)
+            ended = [phase for phase in self._phases if phase.end is not None]
+        for phase in ended:
+            listener(phase)
 
     def now(self) -> float:
         """Seconds since exec."""
@@ -71,6 +80,9 @@ class Timeline:
             ended = replace(started, end=self.now())
             with self._lock:
                 self._phases[index] = ended
+                listeners = tuple(self._listeners)
+            for listener in listeners:
+                listener(ended)
 
     def mark(self, name: str) -> None:
         """Record a moment ("live", "ready", "first_caption"); only the first call of a name counts."""

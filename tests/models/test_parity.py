@@ -14,7 +14,8 @@ from models.regions import build_regions
 from models.weights import Normalisation, load_weights
 from warmup.backends.eager import EagerBackend
 from warmup.buckets import BucketTable
-from warmup.runner import Row, Runner
+from warmup.row import Row
+from warmup.runner import Runner
 
 TABLE = BucketTable.of((1, 2, 5))
 NEW_TOKENS = 12

@@ -4,7 +4,6 @@ import io
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from service.captioner import Captioner, CaptionLimits
 from service.metrics import Metrics
 from service.readiness import Readiness
 from service.request import CaptionRequest, Completion
+from service.scheduler import Limits
 from service.startup_collector import StartupCollector
 from warmup.status import StartupStatus
 from warmup.timeline import Timeline
@@ -30,7 +30,7 @@ class FakeEngine:
     """Each completion has one token for each pixel row, so that the reply tells which image it is for."""
 
     def __init__(self) -> None:
-        self.limits = SimpleNamespace(cache_length=64, max_prompt_tokens=63)
+        self.limits = Limits(cache_length=64, default_new_tokens=16, eos_ids=frozenset({1}))
         self.gate = threading.Event()
         self.gate.set()
         self.requests: list[CaptionRequest] = []

@@ -1,0 +1,63 @@
+"""The device thread, from its first import of torch to its last decode step."""
+
+import threading
+from collections.abc import Callable
+
+from service.engine import Engine, EngineObserver
+from service.scheduler import Limits, Scheduler
+from warmup.options import StartOptions
+from warmup.startup import Loaded, load
+from warmup.status import StartupStatus
+from warmup.timeline import Timeline
+
+
+class DeviceThread:
+    """Loads a model and serves it until it is stopped. A daemon: a device that hangs must not hold the exit."""
+
+    def __init__(
+        self,
+        options: StartOptions,
+        timeline: Timeline,
+        status: StartupStatus,
+        observer: EngineObserver,
+        queue_size: int,
+        on_ready: Callable[[Loaded, Engine, Scheduler], None],
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        """The callbacks run on the device thread: ``on_ready`` before the first request is served, ``on_failure``
+        when the start, or the device later on, has failed for good."""
+        self._options = options
+        self._timeline = timeline
+        self._status = status
+        self._observer = observer
+        self._queue_size = queue_size
+        self._on_ready = on_ready
+        self._on_failure = on_failure
+        self._thread = threading.Thread(target=self._run, name="device", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            loaded = load(self._options, self._timeline, self._status)
+            scheduler = Scheduler(loaded.runner.table, limits(loaded, self._options), self._queue_size)
+            engine = Engine(scheduler, self._observer)
+            self._on_ready(loaded, engine, scheduler)
+            engine.run(loaded.runner, self._status.decoder_backend)
+        except Exception as error:
+            self._on_failure(error)
+
+
+def limits(loaded: Loaded, options: StartOptions) -> Limits:
+    """What the loaded model's caches hold, and its defaults."""
+    generation = loaded.checkpoint.config.generation
+    return Limits(
+        cache_length=loaded.runner.state.cache_length,
+        # transformers' max_length counts the start token
+        default_new_tokens=options.max_new_tokens or max(generation.max_length - 1, 1),
+        eos_ids=frozenset(generation.eos_ids),
+    )

@@ -1,0 +1,81 @@
+"""The start behind a bound port: begins when /livez answers, and ends READY or FAILED."""
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from service.config import Settings
+from service.errors import EngineFailed
+from service.start_options import start_options
+from warmup.timeline import Phase
+
+if TYPE_CHECKING:
+    from service.app import Services
+    from service.engine import Engine
+    from service.scheduler import Scheduler
+    from warmup.startup import Loaded
+
+_logger = logging.getLogger("snapcap.start")
+
+
+def start(settings: Settings, services: "Services", stop: Callable[[], None]) -> None:
+    """Start the device thread and return. When the model cannot be served, say so and call ``stop``."""
+    from service.device_thread import DeviceThread  # noqa: PLC0415  numpy, which /livez must not wait for
+
+    timeline, readiness = services.timeline, services.readiness
+    timeline.listen(_log_phase)
+
+    def ready(loaded: "Loaded", engine: "Engine", scheduler: "Scheduler") -> None:
+        services.metrics.queue_depth.set_function(lambda: scheduler.depth)
+        services.metrics.device_memory_allocated.set_function(loaded.runner.allocated_bytes)
+        checkpoint = loaded.checkpoint
+        services.captioner.attach(engine, checkpoint.transform, checkpoint.tokenizer, checkpoint.name)
+        if not readiness.ready():
+            return  # a signal came first: draining
+        timeline.mark("ready")
+        _logger.info(
+            "ready",
+            extra={"fields": {"s": timeline.marks()["ready"], "model": checkpoint.name, **_served_by(services)}},
+        )
+
+    def failed(error: Exception) -> None:
+        sentence = explain(error)
+        services.status.fail(sentence)
+        if readiness.fail(sentence):
+            _logger.error("failed", extra={"fields": {"error": sentence}}, exc_info=unexpected(error))
+        stop()
+
+    DeviceThread(
+        start_options(settings), timeline, services.status, services.metrics, settings.queue.size, ready, failed
+    ).start()
+
+
+def explain(error: Exception) -> str:
+    """One line for the log, /readyz and /startup."""
+    if isinstance(error, EngineFailed):
+        return "the device failed several times in a row; the log has the cause"
+    text = " ".join(str(error).split()) or type(error).__name__
+    return f"{type(error).__name__}: {text}" if unexpected(error) else text
+
+
+def unexpected(error: Exception) -> Exception | None:
+    """The error when it is not one that names its remedy itself: then the log must have its trace."""
+    # Here: all of them are in modules that the start has imported by now.
+    from models.checkpoint_file import WeightsError  # noqa: PLC0415
+    from models.config import ConfigError  # noqa: PLC0415
+    from warmup.checkpoint import CheckpointError  # noqa: PLC0415
+    from warmup.device import StartError  # noqa: PLC0415
+
+    known = (CheckpointError, ConfigError, WeightsError, StartError)
+    return None if isinstance(error, known) else error
+
+
+def _served_by(services: "Services") -> dict[str, object]:
+    status = services.status.to_dict()
+    return {name: status[name] for name in ("backend", "device", "dtype")}
+
+
+def _log_phase(phase: Phase) -> None:
+    if phase.end is not None:
+        fields = {"phase": phase.name, "start_s": phase.start, "s": phase.end - phase.start}
+        _logger.info("phase", extra={"fields": fields})
