@@ -19,6 +19,7 @@ from warmup.s3_errors import ObjectChangedError, S3Error, explained, is_transien
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
+    from mypy_boto3_s3.type_defs import GetObjectRequestTypeDef
 
 PART_BYTES = 8 * 1024 * 1024
 _CHUNK_BYTES = 1024 * 1024
@@ -44,7 +45,10 @@ class S3Options:
 
 @dataclass(frozen=True)
 class S3Object:
-    """One entry of a listing; ``size`` in bytes, ``etag`` as S3 writes it, with its quotes."""
+    """One entry of a listing; ``size`` in bytes, ``etag`` as S3 writes it, with its quotes.
+
+    An empty ``etag`` accepts any version: for objects that are named by their digest, which the caller checks.
+    """
 
     key: str
     size: int
@@ -211,12 +215,17 @@ class _Job:
     def _chunks(self, start: int, end: int) -> Iterator[bytes]:
         source = self.item.source
         self._check()
-        reply = self.s3.get_object(
-            Bucket=self.bucket, Key=source.key, Range=f"bytes={start}-{end - 1}", IfMatch=source.etag
-        )
+        request: GetObjectRequestTypeDef = {
+            "Bucket": self.bucket,
+            "Key": source.key,
+            "Range": f"bytes={start}-{end - 1}",
+        }
+        if source.etag:
+            request["IfMatch"] = source.etag
+        reply = self.s3.get_object(**request)
         # A server without If-Match or Range would answer with other bytes, and say so.
         expected = f"bytes {start}-{end - 1}/{source.size}"
-        if reply["ETag"] != source.etag or reply.get("ContentRange", expected) != expected:
+        if reply["ETag"] != (source.etag or reply["ETag"]) or reply.get("ContentRange", expected) != expected:
             raise ObjectChangedError(self.where)
         if reply["ContentLength"] != end - start:
             raise S3Error(f"{self.where}: the server does not answer ranged reads; use one that does")

@@ -54,12 +54,24 @@ _TRANSIENT = (
 class S3Error(RuntimeError):
     """A request to S3 that failed; one line that says what to do."""
 
+    def __init__(self, message: str, where: str = "") -> None:
+        super().__init__(message)
+        self.where = where
+
+    @property
+    def code(self) -> str:
+        """S3's name for the refusal, such as ``NoSuchKey``, or that of the error below; empty without either."""
+        response = getattr(self.__cause__, "response", None)
+        if isinstance(response, dict):
+            return str(response.get("Error", {}).get("Code", ""))
+        return "" if self.__cause__ is None else type(self.__cause__).__name__
+
 
 class ObjectChangedError(S3Error):
     """An object is not the one that was listed."""
 
     def __init__(self, where: str) -> None:
-        super().__init__(f"{where}: the object was replaced during the download; start again")
+        super().__init__(f"{where}: the object was replaced during the download; start again", where)
 
 
 @contextlib.contextmanager
@@ -92,9 +104,10 @@ def _translated(error: Exception, where: str, local: Path | None) -> S3Error:
         code = str(response.get("Error", {}).get("Code", ""))
         if code in _CHANGED:
             return ObjectChangedError(where)
-        return S3Error(f"{where}: {_BY_CODE.get(code, 'S3 refused the request')} ({code})")
+        return S3Error(f"{where}: {_BY_CODE.get(code, 'S3 refused the request')} ({code})", where)
     name = type(error).__name__
     advice = _BY_CLASS.get(name)
     if advice is None and isinstance(error, OSError):
-        return S3Error(f"{local or where}: {error.strerror or error}")
-    return S3Error(f"{where}: {advice or 'the request failed'} ({name}: {' '.join(str(error).split())[:200]})")
+        return S3Error(f"{local or where}: {error.strerror or error}", where)
+    text = " ".join(str(error).split())[:200]
+    return S3Error(f"{where}: {advice or 'the request failed'} ({name}: {text})", where)

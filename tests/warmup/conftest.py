@@ -1,14 +1,24 @@
-"""A real S3 server for the tests of this folder."""
+"""Real S3 servers for the tests of this folder, and the artifact stores on them."""
 
 import os
-from collections.abc import Iterator
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
+from uuid import uuid4
 
 import pytest
 from moto.server import ThreadedMotoServer
 
+from warmup.folder_store import FolderStore
 from warmup.s3 import S3Options, client
+from warmup.s3_store import S3Store
+from warmup.store import ArtifactStore
+
+CEPH = Path(__file__).parent.parent / "support" / "ceph.sh"
 
 
 @pytest.fixture
@@ -41,3 +51,79 @@ def s3(s3_server: str, aws_environment: None) -> Any:
     opened = client(S3Options(endpoint_url=s3_server))
     opened.create_bucket(Bucket="bucket")
     return opened
+
+
+@pytest.fixture(scope="session")
+def ceph_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a Ceph RGW, which checks credentials; see the users in ceph.sh."""
+    if not all(map(shutil.which, ("radosgw", "ceph-mon", "ceph-osd"))):
+        pytest.skip(
+            "CEPH IS NOT INSTALLED: apt-get install radosgw ceph-mon ceph-osd TO TEST AGAINST A REAL S3 SERVER"
+        )
+    folder = str(tmp_path_factory.mktemp("ceph"))
+    port, monitor_port = map(str, _free_ports(2))
+    try:
+        # Not captured: the daemons would keep the pipe open.
+        subprocess.run([CEPH, "start", folder, port, monitor_port], check=True, timeout=200)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        subprocess.run([CEPH, "stop", folder], check=True, timeout=60)
+
+
+@pytest.fixture
+def ceph_environment(aws_environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The credentials of the user that owns every bucket."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testaccess")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testsecret")
+
+
+@pytest.fixture
+def s3_options(request: pytest.FixtureRequest) -> Callable[[str], S3Options]:
+    """``s3_options("moto" | "ceph")``: that server, with credentials for it in the environment."""
+
+    def options(server: str) -> S3Options:
+        request.getfixturevalue("ceph_environment" if server == "ceph" else "aws_environment")
+        address = request.getfixturevalue("ceph_server" if server == "ceph" else "s3_server")
+        return S3Options(endpoint_url=address, region="us-east-1")
+
+    return options
+
+
+@pytest.fixture
+def make_s3_store(s3_options: Callable[[str], S3Options]) -> Callable[[str], S3Store]:
+    """``make_s3_store("moto" | "ceph")`` -> a store under a prefix of a new bucket."""
+
+    def make(server: str) -> S3Store:
+        options = s3_options(server)
+        bucket = f"bucket-{uuid4().hex}"
+        client(options).create_bucket(Bucket=bucket)
+        return S3Store.open(f"s3://{bucket}/some/prefix", options)
+
+    return make
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> FolderStore:
+    """An empty local folder."""
+    return FolderStore.open(tmp_path / "local")
+
+
+@pytest.fixture(params=["moto", "ceph"])
+def s3_store(request: pytest.FixtureRequest, make_s3_store: Callable[[str], S3Store]) -> S3Store:
+    """An empty store on each S3 server."""
+    return make_s3_store(request.param)
+
+
+@pytest.fixture(params=["folder", "moto", "ceph"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, make_s3_store: Callable[[str], S3Store]) -> ArtifactStore:
+    """An empty store of each kind."""
+    return FolderStore.open(tmp_path / "store") if request.param == "folder" else make_s3_store(request.param)
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on now; all held until all are known, so that they differ."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports: list[int] = [opened.getsockname()[1] for opened in sockets]
+    for opened in sockets:
+        opened.close()
+    return ports

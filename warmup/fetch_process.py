@@ -1,0 +1,152 @@
+"""Fetching from S3 in a process of its own.
+
+Importing boto3 is half a second of Python that would hold the lock which ``import torch`` needs; a child process
+does it beside. The child brings the set to the local folder; the parent verifies it there again, and believes the
+child nothing.
+
+    python -m warmup.fetch_process    one request on stdin, one line of JSON on stdout
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, cast, get_args
+
+from warmup.artifacts import Fetched, Result, fetch
+from warmup.folder_store import FolderStore
+from warmup.key import Difference, Factors
+from warmup.s3 import S3Options
+from warmup.signing import KeyFileError, Trust
+from warmup.store import StoreError
+from warmup.stores import open_store
+
+_GRACE = 3.0  # seconds for starting Python, and for the child to say itself that its time was over
+
+
+@dataclass(frozen=True)
+class FetchRequest:
+    """All that a fetch needs, as it crosses to the child.
+
+    store: ``s3://bucket/prefix``. local: the folder that the set is brought to.
+    trusted_keys: files of public keys. deadline: seconds.
+    """
+
+    store: str
+    local: Path
+    key: str
+    factors: Factors
+    s3: S3Options
+    trusted_keys: tuple[Path, ...] = ()
+    allow_unsigned: bool = False
+    deadline: float = 30.0
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), default=str)
+
+    @classmethod
+    def from_json(cls, text: str) -> "FetchRequest":
+        """The reverse of ``to_json``, for what only we have written."""
+        value: dict[str, Any] = json.loads(text)
+        value["local"] = Path(value["local"])
+        value["trusted_keys"] = tuple(map(Path, value["trusted_keys"]))
+        value["s3"] = S3Options(**value["s3"])
+        return cls(**value)
+
+
+def fetch_in_child(request: FetchRequest) -> Fetched:
+    """``fetch`` with the remote's part in a child process, which is ended at the deadline.
+
+    No child is started for what the local folder has.
+
+    Raises:
+        StoreRefusedError: the local folder cannot be used.
+    """
+    started = time.monotonic()
+    local = FolderStore.open(request.local)
+    found = _from_folder(request, local)
+    if found.result != "hit":
+        told = _ask_child(request)
+        # What the child says is a reason for a log; what can be run is only what the folder then verifies to.
+        here = _from_folder(request, local) if told.result == "hit" else told
+        found = replace(here, reason=told.reason) if here.result == "hit" else here
+        found = replace(found, bytes_fetched=told.bytes_fetched)
+    return replace(found, seconds=time.monotonic() - started)
+
+
+def _from_folder(request: FetchRequest, local: FolderStore) -> Fetched:
+    return fetch(None, local, request.key, request.factors, Trust(), request.deadline)
+
+
+def _ask_child(request: FetchRequest) -> Fetched:
+    # The child must find this very package, wherever the server was started; and no module of its own folder.
+    path = os.pathsep.join(filter(None, (str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH"))))
+    try:
+        child = subprocess.run(
+            [sys.executable, "-P", "-m", "warmup.fetch_process"],
+            input=request.to_json(),
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": path},
+            timeout=request.deadline + _GRACE,
+            start_new_session=True,  # Ctrl-C is for the server to handle
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Fetched("error", f"fetching from {request.store} was ended after {request.deadline:g} s")
+    except OSError as error:
+        return Fetched("error", f"cannot start a process to fetch artifacts: {error.strerror}")
+    try:
+        return _from_json(child.stdout)
+    except (ValueError, TypeError, KeyError):
+        return Fetched("error", f"the process that fetches artifacts ended with code {child.returncode}, mute")
+
+
+def _to_json(fetched: Fetched) -> str:
+    """What the parent wants to hear: no files, which it looks up by itself."""
+    return json.dumps(
+        {
+            "result": fetched.result,
+            "reason": fetched.reason,
+            "bytes_fetched": fetched.bytes_fetched,
+            "differences": [asdict(difference) for difference in fetched.differences],
+        }
+    )
+
+
+def _from_json(text: str) -> Fetched:
+    value: dict[str, Any] = json.loads(text)
+    if value["result"] not in get_args(Result):
+        raise ValueError("not a result")
+    return Fetched(
+        result=cast("Result", value["result"]),
+        reason=str(value["reason"]),
+        bytes_fetched=int(value["bytes_fetched"]),
+        differences=tuple(Difference(**difference) for difference in value["differences"]),
+    )
+
+
+def _fetch(request: FetchRequest) -> Fetched:
+    try:
+        trust = Trust.from_files(request.trusted_keys, request.allow_unsigned)
+        remote = open_store(request.store, request.s3, trust)
+        local = FolderStore.open(request.local)
+    except (KeyFileError, StoreError) as error:
+        return Fetched("error", str(error))
+    return fetch(remote, local, request.key, request.factors, trust, request.deadline)
+
+
+def main() -> None:
+    """Answer one request; whatever else is printed in this process goes to stderr."""
+    answer = os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    fetched = _fetch(FetchRequest.from_json(sys.stdin.read()))
+    os.write(answer, _to_json(fetched).encode() + b"\n")
+    os._exit(0)  # a thread may still wait for a host that never answers
+
+
+if __name__ == "__main__":
+    main()
