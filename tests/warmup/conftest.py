@@ -11,11 +11,15 @@ from urllib.request import Request, urlopen
 from uuid import uuid4
 
 import pytest
+from botocore.exceptions import ClientError
 from moto.server import ThreadedMotoServer
 
 from warmup.folder_store import FolderStore
+from warmup.manifest import Manifest
+from warmup.publish import new_manifest, publish
 from warmup.s3 import S3Options, client
 from warmup.s3_store import S3Store
+from warmup.signing import Signer, Trust, generate_key, load_signer
 from warmup.store import ArtifactStore
 
 CEPH = Path(__file__).parent.parent / "support" / "ceph.sh"
@@ -51,6 +55,13 @@ def s3(s3_server: str, aws_environment: None) -> Any:
     opened = client(S3Options(endpoint_url=s3_server))
     opened.create_bucket(Bucket="bucket")
     return opened
+
+
+@pytest.fixture
+def black_hole() -> Iterator[str]:
+    """Accepts connections, reads nothing, answers nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
 @pytest.fixture(scope="session")
@@ -91,13 +102,15 @@ def s3_options(request: pytest.FixtureRequest) -> Callable[[str], S3Options]:
 
 @pytest.fixture
 def make_s3_store(s3_options: Callable[[str], S3Options]) -> Callable[[str], S3Store]:
-    """``make_s3_store("moto" | "ceph")`` -> a store under a prefix of a new bucket."""
+    """``make_s3_store("moto" | "ceph")`` -> a store under a prefix of its own."""
 
     def make(server: str) -> S3Store:
-        options = s3_options(server)
-        bucket = f"bucket-{uuid4().hex}"
-        client(options).create_bucket(Bucket=bucket)
-        return S3Store.open(f"s3://{bucket}/some/prefix", options)
+        store = S3Store.open(f"s3://artifacts/{uuid4().hex}/deeper", s3_options(server))
+        try:
+            store.s3.head_bucket(Bucket=store.bucket)
+        except ClientError:
+            store.s3.create_bucket(Bucket=store.bucket)
+        return store
 
     return make
 
@@ -118,6 +131,66 @@ def s3_store(request: pytest.FixtureRequest, make_s3_store: Callable[[str], S3St
 def store(request: pytest.FixtureRequest, tmp_path: Path, make_s3_store: Callable[[str], S3Store]) -> ArtifactStore:
     """An empty store of each kind."""
     return FolderStore.open(tmp_path / "store") if request.param == "folder" else make_s3_store(request.param)
+
+
+FACTORS: dict[str, Any] = {
+    "torch.version": "2.13.0",
+    "device.name": "cpu",
+    "model.buckets": [1, 4],
+    "kind": "aot",
+    "format": 1,
+}
+CONTENTS = {"blocks.pt2": b"blocks" * 1000, "more/head.pt2": b"head", "more/copy.pt2": b"head", "empty": b""}
+
+
+@pytest.fixture
+def factors() -> dict[str, Any]:
+    """Those of ``manifest``."""
+    return dict(FACTORS)
+
+
+@pytest.fixture
+def contents() -> dict[str, bytes]:
+    """What ``files`` holds; two are equal, one is empty."""
+    return dict(CONTENTS)
+
+
+@pytest.fixture
+def signer(tmp_path: Path) -> Signer:
+    """The key ``tmp_path / "key"``, beside which lies the public one, ``key.pub``."""
+    generate_key(tmp_path / "key")
+    return load_signer(tmp_path / "key")
+
+
+@pytest.fixture
+def trust(tmp_path: Path, signer: Signer) -> Trust:
+    """In ``signer`` alone."""
+    return Trust.from_files([tmp_path / "key.pub"])
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    """What a build has made."""
+    paths = {}
+    for name, content in CONTENTS.items():
+        paths[name] = tmp_path / "build" / name
+        paths[name].parent.mkdir(parents=True, exist_ok=True)
+        paths[name].write_bytes(content)
+    return paths
+
+
+@pytest.fixture
+def manifest(files: dict[str, Path]) -> Manifest:
+    """Of ``files``."""
+    return new_manifest("aot", FACTORS, files, "0.1.0", {"inputs": [1, 2]})
+
+
+@pytest.fixture
+def remote(store: ArtifactStore, manifest: Manifest, files: dict[str, Path], signer: Signer) -> ArtifactStore:
+    """Each kind of store, with a signed set."""
+    published = publish(store, manifest, files, signer)
+    assert published.result == "published", published.reason
+    return store
 
 
 def _free_ports(count: int) -> list[int]:

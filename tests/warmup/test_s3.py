@@ -5,7 +5,6 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -30,13 +29,6 @@ LARGE = 2 * PART_BYTES + 12_345
 
 
 pytestmark = pytest.mark.usefixtures("aws_environment")
-
-
-@pytest.fixture
-def black_hole() -> Iterator[str]:
-    """Accepts connections, reads nothing, answers nothing."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
 def soon(seconds: float = 60) -> float:

@@ -1,0 +1,208 @@
+"""The child that fetches: what it brings is verified here again, and it cannot outstay its deadline."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from warmup import fetch_process
+from warmup.fetch_process import FetchRequest, fetch_in_child
+from warmup.folder_store import FolderStore
+from warmup.key import Difference, artifact_key
+from warmup.manifest import Manifest
+from warmup.publish import publish
+from warmup.s3 import S3Options
+from warmup.s3_store import S3Store
+from warmup.signing import Signer
+from warmup.store import StoreRefusedError, blob_name
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture
+def request_for(tmp_path: Path, manifest: Manifest) -> Callable[[S3Store], FetchRequest]:
+    """A request for ``manifest`` at a store, which trusts the test's signer."""
+
+    def make(store: S3Store) -> FetchRequest:
+        return FetchRequest(
+            store=store.location,
+            local=tmp_path / "local",
+            key=manifest.key,
+            factors=manifest.factors,
+            s3=S3Options(endpoint_url=store.s3.meta.endpoint_url, region="us-east-1"),
+            trusted_keys=(tmp_path / "key.pub",),
+            deadline=60,
+        )
+
+    return make
+
+
+@pytest.fixture
+def published(s3_store: S3Store, manifest: Manifest, files: dict[str, Path], signer: Signer) -> S3Store:
+    assert publish(s3_store, manifest, files, signer).result == "published"
+    return s3_store
+
+
+def no_child(*args: Any, **options: Any) -> None:
+    raise AssertionError("a child process was started")
+
+
+def test_a_set_comes_through_the_child(
+    published: S3Store,
+    request_for: Callable[[S3Store], FetchRequest],
+    manifest: Manifest,
+    files: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "json.py").write_text("raise SystemExit(9)")  # the child must not import from where it is started
+    fetched = fetch_in_child(request_for(published))
+    assert fetched.result == "hit", fetched.reason
+    assert fetched.manifest == manifest
+    assert {name: path.read_bytes() for name, path in fetched.entries.items()} == {
+        name: path.read_bytes() for name, path in files.items()
+    }
+    assert fetched.bytes_fetched == manifest.total_bytes
+    assert published.location in fetched.reason
+    monkeypatch.setattr(subprocess, "run", no_child)
+    again = fetch_in_child(request_for(published))  # from the local folder
+    assert (again.result, again.entries, again.bytes_fetched) == ("hit", fetched.entries, 0)
+
+
+def test_the_server_imports_neither_boto3_nor_torch() -> None:
+    code = (
+        "import sys, warmup.fetch_process;"
+        "sys.exit(bool({'boto3', 'botocore', 'torch', 'cryptography', 'numpy'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_failures_come_through_with_their_differences(
+    published: S3Store, request_for: Callable[[S3Store], FetchRequest], manifest: Manifest
+) -> None:
+    factors = {**manifest.factors, "torch.version": "2.14.0"}
+    stale = replace(request_for(published), factors=factors, key=artifact_key(factors))
+    fetched = fetch_in_child(stale)
+    assert fetched.result == "stale"
+    assert fetched.differences == (Difference("torch.version", "2.14.0", "2.13.0"),)
+    untrusted = replace(request_for(published), trusted_keys=())
+    fetched = fetch_in_child(untrusted)
+    assert (fetched.result, fetched.entries) == ("error", {})
+    assert "--trusted-key" in fetched.reason
+    missing = replace(request_for(published), trusted_keys=(Path("/nowhere/key.pub"),))
+    assert "/nowhere/key.pub" in fetch_in_child(missing).reason
+
+
+def test_what_the_child_brought_is_verified_again(
+    published: S3Store,
+    request_for: Callable[[S3Store], FetchRequest],
+    manifest: Manifest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    request = request_for(published)
+    local = FolderStore.open(request.local)
+    real = subprocess.run
+
+    def run(*args: Any, **options: Any) -> Any:
+        done = real(*args, **options)
+        local.write(blob_name(manifest.entries["blocks.pt2"]), b"damage" * 1000)
+        return done
+
+    monkeypatch.setattr(subprocess, "run", run)
+    fetched = fetch_in_child(request)
+    assert (fetched.result, fetched.entries, fetched.manifest) == ("corrupt", {}, None)
+    assert "blocks.pt2" in fetched.reason
+
+
+@pytest.mark.parametrize("answer", ["", "no JSON", "[]", "{}", '{"result": "great", "reason": ""}'])
+def test_a_child_that_answers_nothing_sensible(
+    answer: str,
+    tmp_path: Path,
+    manifest: Manifest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        subprocess, "run", lambda *args, **options: subprocess.CompletedProcess([], 11, stdout=answer)
+    )
+    request = FetchRequest("s3://bucket", tmp_path / "local", manifest.key, manifest.factors, S3Options())
+    fetched = fetch_in_child(request)
+    assert (fetched.result, fetched.entries) == ("error", {})
+    assert "code 11" in fetched.reason
+
+
+def test_a_child_that_claims_a_hit_is_not_believed(
+    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = json.dumps({"result": "hit", "reason": "trust me", "bytes_fetched": 1, "differences": []})
+    monkeypatch.setattr(
+        subprocess, "run", lambda *args, **options: subprocess.CompletedProcess([], 0, stdout=answer)
+    )
+    request = FetchRequest("s3://bucket", tmp_path / "local", manifest.key, manifest.factors, S3Options())
+    fetched = fetch_in_child(request)
+    assert (fetched.result, fetched.entries) == ("miss", {})
+
+
+def test_a_black_hole_is_given_up_by_the_child(
+    aws_environment: None, black_hole: str, tmp_path: Path, manifest: Manifest
+) -> None:
+    s3 = S3Options(endpoint_url=black_hole, region="us-east-1", read_timeout=60)
+    request = FetchRequest(
+        "s3://bucket", tmp_path / "local", manifest.key, manifest.factors, s3, allow_unsigned=True, deadline=0.5
+    )
+    fetched = fetch_in_child(request)
+    assert fetched.result == "error"
+    assert "0.5 s" in fetched.reason
+    assert fetched.seconds < 30  # and not 60
+
+
+def test_a_child_that_hangs_is_ended(tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+    pid = tmp_path / "pid"
+    hanging = tmp_path / "python"
+    hanging.write_text(f"#!/bin/sh\necho $$ >{pid}\nexec sleep 1000\n")
+    hanging.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(hanging))
+    monkeypatch.setattr(fetch_process, "_GRACE", 0.5)
+    request = FetchRequest(
+        "s3://bucket", tmp_path / "local", manifest.key, manifest.factors, S3Options(), deadline=0.5
+    )
+    fetched = fetch_in_child(request)
+    assert fetched.result == "error"
+    assert "ended after 0.5 s" in fetched.reason
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
+
+
+def test_a_child_that_cannot_start(tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
+    request = FetchRequest("s3://bucket", tmp_path / "local", manifest.key, manifest.factors, S3Options())
+    assert "cannot start" in fetch_in_child(request).reason
+
+
+def test_an_unsafe_local_folder_is_refused(tmp_path: Path, manifest: Manifest) -> None:
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local").chmod(0o777)
+    request = FetchRequest("s3://bucket", tmp_path / "local", manifest.key, manifest.factors, S3Options())
+    with pytest.raises(StoreRefusedError):
+        fetch_in_child(request)
+
+
+def test_requests_survive_the_pipe(tmp_path: Path, manifest: Manifest) -> None:
+    request = FetchRequest(
+        store="s3://bucket/ü",
+        local=tmp_path,
+        key=manifest.key,
+        factors=manifest.factors,
+        s3=S3Options(endpoint_url="http://x", profile="p", read_timeout=1.5),
+        trusted_keys=(tmp_path / "a", tmp_path / "b"),
+        allow_unsigned=True,
+        deadline=time.get_clock_info("monotonic").resolution,
+    )
+    assert FetchRequest.from_json(request.to_json()) == request
