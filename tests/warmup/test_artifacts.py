@@ -36,6 +36,7 @@ def assert_failed(fetched: Fetched, result: str, *words: str) -> None:
     assert not fetched.entries
     assert fetched.manifest is None
     assert "\n" not in fetched.reason
+    assert fetched.reason.startswith("unexpected") == ("surprise" in words)
     for word in words:
         assert word in fetched.reason
 

@@ -122,7 +122,17 @@ def test_what_the_child_brought_is_verified_again(
     assert "blocks.pt2" in fetched.reason
 
 
-@pytest.mark.parametrize("answer", ["", "no JSON", "[]", "{}", '{"result": "great", "reason": ""}'])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "",
+        "no JSON",
+        "[]",
+        "{}",
+        '{"result": "great", "reason": "", "bytes_fetched": 0, "differences": []}',
+        '{"result": "miss", "reason": "", "bytes_fetched": 0, "differences": [{"surplus": 1}]}',
+    ],
+)
 def test_a_child_that_answers_nothing_sensible(
     answer: str,
     tmp_path: Path,

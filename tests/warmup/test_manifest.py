@@ -101,6 +101,17 @@ def test_every_flipped_bit_is_seen(signed: bool, signer: Signer, trust: Trust) -
                 open_envelope(bytes(damaged), trust if signed else OWNER)
 
 
+def test_base64_has_one_spelling(signer: Signer, trust: Trust) -> None:
+    """The last letter of 64 bytes holds two bits of them and four of nothing."""
+    sealed = json.loads(seal(MANIFEST, signer))
+    text = sealed["signatures"][0]["sig"]
+    respelled = text[:-3] + chr(ord(text[-3]) + 1) + "=="
+    assert base64.b64decode(respelled) == base64.b64decode(text)
+    sealed["signatures"][0]["sig"] = respelled
+    with pytest.raises(ManifestError, match="canonical"):
+        open_envelope(canonical_json(sealed), trust)
+
+
 def test_every_truncation_is_seen(signer: Signer, trust: Trust) -> None:
     sealed = seal(MANIFEST, signer)
     for length in range(len(sealed)):
