@@ -21,7 +21,8 @@ Clock = Callable[[], float]
 
 @dataclass(frozen=True)
 class Limits:
-    """What the caches hold: positions a row, tokens generated when a request names no number, and the ends."""
+    """What the caches hold: positions a row (the start token takes the first), tokens generated when a request
+    names no number, and the ends."""
 
     cache_length: int
     default_new_tokens: int
@@ -30,7 +31,7 @@ class Limits:
     @property
     def max_prompt_tokens(self) -> int:
         """A prompt leaves at least one position to generate into."""
-        return self.cache_length - 1
+        return self.cache_length - 2
 
     def check(self, prompt_tokens: int, wanted: int | None) -> None:
         """Refuse a request that the caches cannot hold, before it costs anything.
@@ -43,13 +44,18 @@ class Limits:
             raise PromptTooLong(
                 f"The prompt has {prompt_tokens} tokens; send at most {self.max_prompt_tokens} tokens."
             )
-        room = self.cache_length - prompt_tokens
+        room = self._room(prompt_tokens)
         if wanted is not None and wanted > room:
             raise InvalidOption("max_new_tokens", f"be at most {room}, what the model holds after the prompt")
 
     def new_tokens(self, prompt_tokens: int, wanted: int | None) -> int:
         """Tokens to generate: what is wanted, or the default, as far as the cache reaches."""
-        return min(wanted or self.default_new_tokens, self.cache_length - prompt_tokens)
+        return min(wanted or self.default_new_tokens, self._room(prompt_tokens))
+
+    def _room(self, prompt_tokens: int) -> int:
+        # As transformers' max_length, which also counts the start token. One token more would have no position
+        # of its own: it would take the prompt's last token, or the random number, of the position before it.
+        return self.cache_length - 1 - prompt_tokens
 
 
 @dataclass(eq=False)
@@ -79,7 +85,8 @@ class _Waiting:
 class Scheduler:
     """A bounded queue in front of the slots.
 
-    ``submit``, ``close`` and ``wake`` are called from any thread, the rest by the device thread.
+    ``submit``, ``close`` and ``wake`` are called from any thread, the rest by the device thread, which also may
+    replace ``table`` by a larger one between two steps.
     """
 
     def __init__(self, table: BucketTable, limits: Limits, capacity: int, clock: Clock = time.monotonic) -> None:

@@ -168,7 +168,7 @@ def test_more_parts_than_anyone_means(client: TestClient, image: Png) -> None:
 
 def test_prompt_too_long(client: TestClient, image: Png) -> None:
     tokens = client.post("/v1/caption", files={"image": ("a", image())}, data={"prompt": "a " * 64})
-    assert "at most 63 tokens" in problem_of(tokens, 422, "prompt_too_long")["detail"]
+    assert "at most 62 tokens" in problem_of(tokens, 422, "prompt_too_long")["detail"]
     characters = client.post("/v1/caption", files={"image": ("a", image())}, data={"prompt": "a" * 10_001})
     assert "at most 10000" in problem_of(characters, 422, "prompt_too_long")["detail"]
 
