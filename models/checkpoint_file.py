@@ -48,10 +48,15 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
         try:
             tensors.update(_read(path))
         except (OSError, ValueError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
-            raise WeightsError(f"{path.name} cannot be read: {error}") from error
+            raise WeightsError(f"{path.name} cannot be read: {_first_line(error)}") from error
         except Exception as error:  # safetensors raises its own type, which derives from Exception alone
-            raise WeightsError(f"{path.name} is damaged: {error}") from error
+            raise WeightsError(f"{path.name} is damaged: {_first_line(error)}") from error
     return tensors
+
+
+def _first_line(error: Exception) -> str:
+    """torch explains a bad pickle on a page of its own."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _read(path: Path) -> dict[str, Tensor]:

@@ -23,11 +23,15 @@ RegionFunction = Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class Region:
-    """A pure function and the names of its weights; ``layers`` weight sets, all of the same shapes."""
+    """A pure function, the names of its activations and caches, and those of its weights, which follow them.
+
+    ``layers`` is the number of weight sets, all of the same shapes.
+    """
 
     name: str
     component: Component
     function: RegionFunction
+    input_names: tuple[str, ...]
     weight_names: tuple[str, ...]
     layers: int = 1
 
@@ -65,6 +69,7 @@ def build_regions(config: ModelConfig) -> Regions:
             "encoder_before",
             "encoder",
             partial(vit.embed, grid=vision.grid, patch_size=vision.patch_size),
+            ("pixels",),
             vit.EMBED_WEIGHTS,
         ),
         encoder_block=Region(
@@ -76,6 +81,7 @@ def build_regions(config: ModelConfig) -> Regions:
                 eps=vision.layer_norm_eps,
                 act=activation(vision.activation),
             ),
+            ("hidden",),
             vit.BLOCK_WEIGHTS,
             layers=vision.num_layers,
         ),
@@ -83,9 +89,10 @@ def build_regions(config: ModelConfig) -> Regions:
             "encoder_after",
             "encoder",
             partial(gpt2.cross_kv, eps=vision.layer_norm_eps),
+            ("hidden", "slots", "key_cache", "value_cache"),
             gpt2.CROSS_WEIGHTS + projection,
         ),
-        decoder_before=Region("decoder_before", "decoder", gpt2.embed, gpt2.EMBED_WEIGHTS),
+        decoder_before=Region("decoder_before", "decoder", gpt2.embed, ("tokens", "positions"), gpt2.EMBED_WEIGHTS),
         decoder_block=Region(
             "decoder_block",
             "decoder",
@@ -95,6 +102,7 @@ def build_regions(config: ModelConfig) -> Regions:
                 scale=decoder.head_dim**-0.5 if decoder.scale_attention else 1.0,
                 act=activation(decoder.activation),
             ),
+            ("hidden", "positions", "key_cache", "value_cache", "cross_key", "cross_value"),
             gpt2.BLOCK_WEIGHTS,
             layers=decoder.num_layers,
         ),
@@ -102,6 +110,7 @@ def build_regions(config: ModelConfig) -> Regions:
             "decoder_after",
             "decoder",
             partial(gpt2.head, eps=decoder.layer_norm_eps),
+            ("hidden", "tokens", "positions", "forced"),
             gpt2.HEAD_WEIGHTS,
         ),
     )

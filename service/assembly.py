@@ -2,6 +2,7 @@
 
 import logging
 import socket
+from contextlib import ExitStack
 
 from prometheus_client import CollectorRegistry
 
@@ -39,14 +40,17 @@ def run(settings: Settings, listener: socket.socket, timeline: Timeline, start: 
     services = assemble(settings, timeline)
     host, port = listener.getsockname()[:2]
 
+    exits = ExitStack()
+
     def on_live() -> None:
         timeline.mark("live")
         _logger.info("listening", extra={"fields": {"host": host, "port": port}})
-        start(settings, services, server.begin_exit)
+        exits.callback(start(settings, services, server.begin_exit))
 
     limits = BodyLimits(settings.http.max_body_bytes, settings.http.body_timeout)
     server = make_server(create_app(services, limits), settings.http, services.readiness, on_live)
-    server.run(sockets=[listener])
+    with exits:
+        server.run(sockets=[listener])
     services.captioner.close()
     _logger.info("stopped")
     return 0 if services.readiness.error is None else 1

@@ -21,6 +21,7 @@ examples:
   snapcap serve                                  the demo model on port 8000
   snapcap serve --model ./my-vit-gpt2 --port 80  a folder of VisionEncoderDecoderModel
   snapcap caption photo.jpg                      without a server
+  snapcap build --store s3://bucket/snapcap      compile once, start warm everywhere
   snapcap import org/old-captioner ./captioner   convert older files, then serve the folder
 
 `snapcap COMMAND --help` lists the options of a command.
@@ -33,6 +34,28 @@ examples:
   curl --data-binary @photo.jpg localhost:8000/v1/caption
 
 {_ENVIRONMENT}
+"""
+_BUILD = f"""\
+examples:
+  snapcap build                                             into the folder that `snapcap serve` looks in
+  snapcap build --store s3://bucket/snapcap --sign-key KEY  once for a fleet of equal machines
+
+A second build of the same key does nothing, and an interrupted one goes on where it was.
+{_ENVIRONMENT}
+"""
+_EXPLAIN = f"""\
+examples:
+  snapcap explain
+  snapcap explain --store s3://bucket/snapcap --trusted-key KEY.pub
+
+Exit status 0: there are artifacts; 1: there are none, and the factor that differs from the nearest is marked.
+{_ENVIRONMENT}
+"""
+_KEYGEN = """\
+examples:
+  snapcap keygen artifacts.key
+  snapcap build --store s3://bucket/snapcap --sign-key artifacts.key
+  snapcap serve --store s3://bucket/snapcap --trusted-key artifacts.key.pub
 """
 _CAPTION = f"""\
 examples:
@@ -76,7 +99,14 @@ class _Parser(argparse.ArgumentParser):
 
 def _run(arguments: list[str]) -> int:
     parser = _parser()
-    commands = {"serve": _serve, "caption": _caption, "import": _import}
+    commands = {
+        "serve": _serve,
+        "build": _build,
+        "explain": _explain,
+        "keygen": _keygen,
+        "caption": _caption,
+        "import": _import,
+    }
     if not arguments:
         parser.print_help(sys.stderr)
         return 2
@@ -109,6 +139,26 @@ def _serve(arguments: argparse.Namespace) -> int:
     from service.startup import start  # noqa: PLC0415
 
     leave(serve(settings, start))
+
+
+def _build(arguments: argparse.Namespace) -> int:
+    settings = read_settings(arguments, os.environ)
+    from service.build_command import build  # noqa: PLC0415
+
+    return build(settings)
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    settings = read_settings(arguments, os.environ)
+    from service.explain_command import explain  # noqa: PLC0415
+
+    return explain(settings)
+
+
+def _keygen(arguments: argparse.Namespace) -> int:
+    from service.keygen_command import keygen  # noqa: PLC0415
+
+    return keygen(Path(arguments.key))
 
 
 def _caption(arguments: argparse.Namespace) -> int:
@@ -150,13 +200,22 @@ def _parser() -> _Parser:
     serve = _make(adder, "serve", "Serve a model over HTTP.", _SERVE)
     add_arguments(serve, GROUPS)
 
+    build = _make(adder, "build", "Compile a model's artifacts here and publish them to a store.", _BUILD)
+    add_arguments(build, ("model", "compute", "store", "s3", "log"))
+    explain = _make(
+        adder, "explain", "Show what artifacts a start here needs, and whether there are any.", _EXPLAIN
+    )
+    add_arguments(explain, ("model", "compute", "store", "s3", "log"))
+    keygen = _make(adder, "keygen", "Make a key pair for signing artifacts: KEY and KEY.pub.", _KEYGEN)
+    keygen.add_argument("key", metavar="KEY", help="file of the private key; must not exist")
+
     caption = _make(adder, "caption", "Caption image files without a server.", _CAPTION)
     caption.add_argument("images", nargs="+", metavar="IMAGE", help="JPEG, PNG or WEBP file")
     sampling = caption.add_argument_group("options: caption")
     for name, (metavar, text) in _SAMPLING.items():
         flag = "--" + name.replace("_", "-")
         sampling.add_argument(flag, dest=name, metavar=metavar, default=argparse.SUPPRESS, help=text)
-    add_arguments(caption, ("model", "compute", "images", "s3", "log"))
+    add_arguments(caption, ("model", "compute", "images", "store", "s3", "log"))
 
     importer = _make(
         adder,
@@ -172,7 +231,7 @@ def _parser() -> _Parser:
 
 
 def _make(adder: "argparse._SubParsersAction[_Parser] | None", name: str, text: str, examples: str) -> _Parser:
-    operands = {"caption": " IMAGE…", "import": " SRC DST"}.get(name, "")
+    operands = {"caption": " IMAGE…", "import": " SRC DST", "keygen": " KEY"}.get(name, "")
 
     def layout(prog: str) -> argparse.HelpFormatter:
         return argparse.RawDescriptionHelpFormatter(prog, max_help_position=32, width=100)

@@ -12,6 +12,7 @@ from service.options import (
     parse_buckets,
     parse_device,
     parse_int,
+    parse_paths,
     parse_seconds,
     parse_size,
     parse_switch,
@@ -75,7 +76,21 @@ class ComputeSettings:
         "precision of weights and activations; auto: bfloat16 on cuda, float32 on cpu",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
-    backend: str = option("backend", "auto", "how the regions of the model run", choices=("auto", "eager"))
+    backend: str = option(
+        "backend", "auto", "how the regions of the model run", choices=("auto", "aot", "jit", "eager")
+    )
+    encoder_mode: str = option(
+        "encoder_mode", "default", "how the encoder is compiled", choices=("default", "max-autotune")
+    )
+    decoder_mode: str = option(
+        "decoder_mode", "default", "how the decoder is compiled", choices=("default", "max-autotune")
+    )
+    ready_when: str = option(
+        "ready_when",
+        "all",
+        "ready when all buckets are warm, or the first; the others follow while it serves",
+        choices=("all", "first"),
+    )
     buckets: tuple[int, ...] = option(
         "buckets",
         (),
@@ -216,6 +231,62 @@ class S3Settings:
 
 
 @dataclass(frozen=True)
+class StoreSettings:
+    """Compiled artifacts: where they are, whose are accepted, and what happens when there are none."""
+
+    address: str = option(
+        "store",
+        "",
+        "artifact store: a folder, or s3://bucket/prefix",
+        metavar="STORE",
+        default_text="store in the cache folder",
+    )
+    trusted_keys: tuple[Path, ...] = option(
+        "trusted_key",
+        (),
+        "public keys whose signed artifacts are accepted from S3, separated by commas",
+        parse=parse_paths,
+        metavar="FILE,…",
+        default_text="none",
+    )
+    allow_unsigned: bool = option(
+        "allow_unsigned",
+        False,
+        "accept artifacts from S3 that nobody signed: whoever can write there can run code here",
+        parse=parse_switch,
+        default_text="off",
+    )
+    sign_key: Path | None = option(  # noqa: RUF009 - a field, not a shared value
+        "sign_key",
+        None,
+        "private key that artifacts are signed with when they are published",
+        parse=lambda text: Path(text).expanduser(),
+        metavar="FILE",
+        default_text="none",
+    )
+    deadline: float = option(
+        "store_deadline",
+        30.0,
+        "time limit of fetching artifacts at the start; past it the server starts eager",
+        parse=parse_seconds(above=True),
+        metavar="SECONDS",
+    )
+    build: str = option(
+        "build",
+        "auto",
+        "without artifacts, build them in the background; local: also where they cannot be published",
+        choices=("auto", "local", "off"),
+    )
+    build_workers: int = option(
+        "build_workers",
+        0,
+        "compilers that run at once; 0: one for each CPU, and one less in the background",
+        parse=parse_int(0, 256),
+        metavar="N",
+    )
+
+
+@dataclass(frozen=True)
 class LogSettings:
     """Log lines on standard error."""
 
@@ -236,6 +307,7 @@ class Settings:
     images: ImageSettings = field(default_factory=ImageSettings)
     queue: QueueSettings = field(default_factory=QueueSettings)
     http: HttpSettings = field(default_factory=HttpSettings)
+    store: StoreSettings = field(default_factory=StoreSettings)
     s3: S3Settings = field(default_factory=S3Settings)
     log: LogSettings = field(default_factory=LogSettings)
 
@@ -246,6 +318,7 @@ GROUPS: dict[str, type] = {
     "images": ImageSettings,
     "queue": QueueSettings,
     "http": HttpSettings,
+    "store": StoreSettings,
     "s3": S3Settings,
     "log": LogSettings,
 }

@@ -2,9 +2,11 @@
 
 import threading
 from collections.abc import Callable
+from functools import partial
 
 from service.engine import Engine, EngineObserver
 from service.scheduler import Limits, Scheduler
+from warmup.buckets import Bucket, BucketTable
 from warmup.options import StartOptions
 from warmup.startup import Loaded, load
 from warmup.status import StartupStatus
@@ -44,12 +46,20 @@ class DeviceThread:
     def _run(self) -> None:
         try:
             loaded = load(self._options, self._timeline, self._status)
-            scheduler = Scheduler(loaded.runner.table, limits(loaded, self._options), self._queue_size)
+            scheduler = Scheduler(loaded.warm_table, limits(loaded, self._options), self._queue_size)
             engine = Engine(scheduler, self._observer)
             self._on_ready(loaded, engine, scheduler)
+            # On this thread, between two steps, while the first requests are served.
+            for bucket in loaded.cold:
+                engine.call(partial(self._warm, loaded, scheduler, bucket))
             engine.run(loaded.runner, self._status.decoder_backend)
         except Exception as error:
             self._on_failure(error)
+
+    def _warm(self, loaded: Loaded, scheduler: Scheduler, bucket: Bucket) -> None:
+        """Make one more bucket ready, for batches that it fits better."""
+        loaded.warmer.warm_aside(bucket)
+        scheduler.table = BucketTable.of((*scheduler.table.sizes, bucket.size))
 
 
 def limits(loaded: Loaded, options: StartOptions) -> Limits:

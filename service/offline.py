@@ -19,8 +19,9 @@ from service.request import CaptionRequest, Completion, SamplingParams
 from service.scheduler import Scheduler
 from service.start_options import start_options
 from service.startup import explain
-from warmup.device import available_cpus
-from warmup.startup import Checkpoint, Loaded
+from warmup.plan import available_cpus
+from warmup.prepared import Checkpoint
+from warmup.startup import Loaded
 from warmup.status import StartupStatus
 from warmup.timeline import Timeline
 

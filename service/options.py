@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 _KEY = "option"
@@ -129,6 +130,14 @@ def parse_buckets(text: str) -> tuple[int, ...]:
         if sizes[0] > 0 and all(a < b for a, b in pairwise(sizes)):
             return sizes
     raise ValueError("be batch sizes in increasing order, such as 1,4,16, or auto")
+
+
+def parse_paths(text: str) -> tuple[Path, ...]:
+    """ "a.pem,b.pem" to two paths."""
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise ValueError("be file names separated by commas")
+    return tuple(Path(name).expanduser() for name in names)
 
 
 def _range(low: int, high: int | None) -> str:

@@ -60,6 +60,8 @@ def _from_router(error: HTTPException, method: str, path: str) -> ServiceError:
         return NotFound(f"There is nothing at {path[:200]}; GET /openapi.json lists what there is.")
     if error.status_code == 405:
         allow = (error.headers or {}).get("Allow", "")
+        # FastAPI's routes for GET do not know that RequestScope answers HEAD as well.
+        allow = "GET, HEAD" if allow == "GET" else allow
         return MethodNotAllowed(f"{path[:200]} does not answer {method}; use {allow}.", allow)
     if error.status_code == 499:
         return ClientDisconnected()

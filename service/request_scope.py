@@ -1,46 +1,47 @@
-"""What surrounds every request: its id, the rendering of errors, the metrics and one log line."""
+"""What surrounds every request: its id, the metrics, one log line, and a reply whatever happens."""
 
 import logging
-import os
-import re
 import time
 from collections.abc import Mapping
 
+from fastapi import Request
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.errors import EngineFailed
 from service.metrics import Metrics
-from service.problem import as_service_error, problem_response
+from service.problem_handler import ProblemHandler
+from service.request_id import HEADER, identify
 
-_HEADER = "X-Request-Id"
-_VISIBLE_ASCII = re.compile(rb"[\x21-\x7e]{1,128}")
 _logger = logging.getLogger("snapcap.access")
 
 
-def request_id(scope: Scope) -> str:
-    """The id that RequestScope gave the request."""
-    value: str = scope["state"]["request_id"]
-    return value
-
-
 class RequestScope:
-    """The outermost ASGI application. `apis` maps a path to its label in metrics; `work` are the labels that
-    caption, the others are probes, which are logged at debug level as long as they succeed."""
+    """ASGI middleware. `apis` maps a path to its label in metrics; `work` are the labels that caption, the others
+    are probes, which are logged at debug level as long as they succeed.
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, apis: Mapping[str, str], work: frozenset[str]) -> None:
+    The exceptions that FastAPI has no handler for end here: its own last resort would answer outside of this scope,
+    without an id, and raise again for uvicorn to log."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        metrics: Metrics,
+        handler: ProblemHandler,
+        apis: Mapping[str, str],
+        work: frozenset[str],
+    ) -> None:
         self._app = app
         self._metrics = metrics
+        self._handler = handler
         self._apis = apis
         self._work = work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
+            await self._app(scope, receive, send)
             return
         started = time.perf_counter()
-        identity = _accepted_id(scope) or os.urandom(16).hex()
-        scope.setdefault("state", {})["request_id"] = identity
-        scope["app"] = self  # the router raises, instead of answering text/plain, when there is an app
+        identity = identify(scope)
         api = self._apis.get(scope["path"], "other")
         status: int | None = None
 
@@ -48,20 +49,17 @@ class RequestScope:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)[_HEADER] = identity
+                MutableHeaders(scope=message)[HEADER] = identity
             await send(message)
 
         if api in self._work:
             self._metrics.requests_in_flight.inc()
         try:
-            await self._app(scope, receive, send_with_id)
+            await self._app(_as_get(scope), receive, send_with_id)
         except Exception as error:
-            problem = as_service_error(error, scope["method"], scope["path"])
-            self._metrics.count_rejection(problem)
-            if isinstance(problem, EngineFailed):
-                _logger.error("request failed", exc_info=error, extra={"fields": {"request_id": identity}})
+            response = await self._handler(Request(scope), error)
             if status is None:
-                await problem_response(problem, scope["path"], identity)(scope, receive, send_with_id)
+                await response(scope, receive, send_with_id)
         finally:
             if api in self._work:
                 self._metrics.requests_in_flight.dec()
@@ -85,8 +83,6 @@ class RequestScope:
             _logger.log(level, "request", extra={"fields": fields})
 
 
-def _accepted_id(scope: Scope) -> str | None:
-    for name, value in scope["headers"]:
-        if name == b"x-request-id":
-            return value.decode("ascii") if _VISIBLE_ASCII.fullmatch(value) else None
-    return None
+def _as_get(scope: Scope) -> Scope:
+    """HEAD is GET whose body the server leaves out; FastAPI's routes do not answer it by themselves."""
+    return {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope

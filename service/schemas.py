@@ -1,122 +1,113 @@
-"""JSON schemas of the replies, for the OpenAPI document and for the tests that hold the replies to them."""
+"""What the replies hold, as FastAPI documents it. The routes build the replies themselves, so that no reply is
+validated twice; the tests hold the replies to these models."""
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
-Schema = dict[str, Any]
+from pydantic import BaseModel, Field
+from pydantic.json_schema import SkipJsonSchema
 
-_TEXT: Schema = {"type": "string"}
-_NUMBER: Schema = {"type": "number"}
-_STATES: Schema = {"type": "string", "enum": ["starting", "ready", "draining", "failed"]}
-
-
-def components() -> dict[str, Schema]:
-    """Every named schema."""
-    return {
-        "Caption": _caption(),
-        "CaptionItem": _item("Caption"),
-        "ProblemItem": _item("Problem"),
-        "Captions": _captions(),
-        "Problem": _problem(),
-        "Live": _object({"status": {"const": "live"}}),
-        "Ready": _ready(),
-        "Startup": _startup(),
-    }
+_State = Literal["starting", "ready", "draining", "failed"]
 
 
-def reference(name: str) -> Schema:
-    return {"$ref": f"#/components/schemas/{name}"}
+def _without_default(schema: dict[str, Any]) -> None:
+    schema.pop("default", None)
 
 
-def _object(properties: dict[str, Schema], optional: tuple[str, ...] = ()) -> Schema:
-    required = [name for name in properties if name not in optional]
-    return {"type": "object", "properties": properties, "required": required}
+def _one_of(schema: dict[str, Any]) -> None:
+    schema["items"]["oneOf"] = schema["items"].pop("anyOf")
 
 
-def _caption() -> Schema:
-    timings = {
-        "queue": {**_NUMBER, "description": "waiting, for a decode thread and for the device"},
-        "decode_image": {**_NUMBER, "description": "decoding and resizing the image"},
-        "encode": {**_NUMBER, "description": "the encoder batch"},
-        "decode": {**_NUMBER, "description": "all decode steps"},
-        "total": {**_NUMBER, "description": "from the end of the body to the reply"},
-    }
-    return _object(
-        {
-            "caption": {**_TEXT, "description": "The caption; it begins with the prompt."},
-            "model": _TEXT,
-            "tokens": {"type": "integer", "minimum": 0, "description": "Tokens generated."},
-            "finish_reason": {
-                "type": "string",
-                "enum": ["stop", "length"],
-                "description": "stop: the model ended it; length: the limit of new tokens was reached.",
-            },
-            "backend": _TEXT,
-            "timings": {**_object(timings), "description": "Milliseconds."},
-        }
+# A member that may be absent, but is never null.
+_Optional = Annotated[str | SkipJsonSchema[None], Field(default=None, json_schema_extra=_without_default)]
+
+
+class Timings(BaseModel):
+    """Milliseconds."""
+
+    queue: float = Field(description="waiting, for a decode thread and for the device")
+    decode_image: float = Field(description="decoding and resizing the image")
+    encode: float = Field(description="the encoder batch")
+    decode: float = Field(description="all decode steps")
+    total: float = Field(description="from the end of the body to the reply")
+
+
+class Caption(BaseModel):
+    caption: str = Field(description="The caption; it begins with the prompt.")
+    model: str
+    tokens: int = Field(ge=0, description="Tokens generated.")
+    finish_reason: Literal["stop", "length"] = Field(
+        description="stop: the model ended it; length: the limit of new tokens was reached."
     )
+    backend: str
+    timings: Timings
 
 
-def _item(name: str) -> Schema:
-    position = _object({"index": {"type": "integer", "minimum": 0}, "filename": _TEXT})
-    return {"allOf": [position, reference(name)]}
+class Problem(BaseModel):
+    """RFC 9457. Members beyond these belong to one code."""
+
+    type: str = Field(json_schema_extra={"format": "uri"}, description="urn:snapcap:problem: and the code")
+    title: str
+    status: int = Field(ge=400, le=599)
+    detail: str = Field(description="A sentence that says what to do.")
+    instance: str = Field(description="The path of the request.")
+    error: str = Field(description="The same sentence as detail.")
+    code: str
+    request_id: str
+    option: _Optional = Field(description="the option that is wrong")
+    reason: _Optional = Field(description="why the image cannot be processed")
+    phase: _Optional = Field(description="what the server is doing instead of serving")
 
 
-def _captions() -> Schema:
-    either = {"oneOf": [reference("CaptionItem"), reference("ProblemItem")]}
-    return _object({"captions": {"type": "array", "items": either, "minItems": 1, "maxItems": 16}})
+class CaptionItem(Caption):
+    """The caption of one of several images."""
+
+    index: int = Field(ge=0)
+    filename: str
 
 
-def _problem() -> Schema:
-    optional: dict[str, Schema] = {
-        "option": {**_TEXT, "description": "the option that is wrong"},
-        "reason": {**_TEXT, "description": "why the image cannot be processed"},
-        "phase": {**_TEXT, "description": "what the server is doing instead of serving"},
-    }
-    required: dict[str, Schema] = {
-        "type": {"type": "string", "format": "uri", "description": "urn:snapcap:problem: and the code"},
-        "title": _TEXT,
-        "status": {"type": "integer", "minimum": 400, "maximum": 599},
-        "detail": {**_TEXT, "description": "A sentence that says what to do."},
-        "instance": {**_TEXT, "description": "The path of the request."},
-        "error": {**_TEXT, "description": "The same sentence as detail."},
-        "code": _TEXT,
-        "request_id": _TEXT,
-    }
-    return _object(required | optional, tuple(optional))
+class ProblemItem(Problem):
+    """Why one of several images has no caption."""
+
+    index: int = Field(ge=0)
+    filename: str
 
 
-def _ready() -> Schema:
-    error = {**_TEXT, "description": "why the start failed"}
-    return _object({"state": _STATES, "phase": _TEXT, "error": error}, ("error",))
+class Captions(BaseModel):
+    captions: list[CaptionItem | ProblemItem] = Field(min_length=1, max_length=16, json_schema_extra=_one_of)
 
 
-def _startup() -> Schema:
-    phase = _object({"name": _TEXT, "start": _NUMBER, "end": {"type": ["number", "null"]}})
-    bucket = _object(
-        {
-            "component": {"type": "string", "enum": ["encoder", "decoder"]},
-            "size": {"type": "integer", "minimum": 1},
-            "state": {"type": "string", "enum": ["pending", "eager", "warm", "captured", "failed"]},
-            "backend": _TEXT,
-            "seconds": {"type": ["number", "null"]},
-        }
-    )
-    nullable: Schema = {"type": ["string", "null"]}
-    return _object(
-        {
-            "state": _STATES,
-            "phase": _TEXT,
-            "now": {**_NUMBER, "description": "Seconds since the process was executed, as all times here."},
-            "marks": {
-                "type": "object",
-                "description": "The moments live, ready and first_caption, once they have come.",
-                "additionalProperties": _NUMBER,
-            },
-            "phases": {"type": "array", "items": phase},
-            "backend": nullable,
-            "device": nullable,
-            "dtype": nullable,
-            "error": nullable,
-            "buckets": {"type": "array", "items": bucket},
-        }
-    )
+class Live(BaseModel):
+    status: Literal["live"]
+
+
+class Ready(BaseModel):
+    state: _State
+    phase: str
+    error: _Optional = Field(description="why the start failed")
+
+
+class Phase(BaseModel):
+    name: str
+    start: float
+    end: float | None
+
+
+class Bucket(BaseModel):
+    component: Literal["encoder", "decoder"]
+    size: int = Field(ge=1)
+    state: Literal["pending", "eager", "warm", "captured", "failed"]
+    backend: str
+    seconds: float | None
+
+
+class Startup(BaseModel):
+    state: _State
+    phase: str
+    now: float = Field(description="Seconds since the process was executed, as all times here.")
+    marks: dict[str, float] = Field(description="The moments live, ready and first_caption, once they have come.")
+    phases: list[Phase]
+    backend: str | None
+    device: str | None
+    dtype: str | None
+    error: str | None
+    buckets: list[Bucket]

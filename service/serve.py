@@ -13,9 +13,9 @@ from warmup.timeline import Timeline
 if TYPE_CHECKING:
     from service.app import Services
 
-# Called on the event loop once /livez answers; it returns at once and goes on in a thread. The last argument ends
-# the server, for a start that failed.
-Start: TypeAlias = Callable[[Settings, "Services", Callable[[], None]], None]
+# Called on the event loop once /livez answers; it goes on in a thread and returns at once, with what is to be
+# called when the server has ended. The last argument ends the server, for a start that failed.
+Start: TypeAlias = Callable[[Settings, "Services", Callable[[], None]], Callable[[], object]]
 
 
 def serve(settings: Settings, start: Start) -> int:

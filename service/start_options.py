@@ -1,24 +1,39 @@
 """The settings of the command line, as the warm-up takes them."""
 
 from dataclasses import asdict
+from typing import cast
 
 from service.config import Settings
-from warmup.options import StartOptions
+from warmup.options import BackendChoice, BuildChoice, ReadyWhen, StartOptions, StoreOptions
 from warmup.s3 import S3Options
 
 
 def start_options(settings: Settings) -> StartOptions:
-    model, compute = settings.model, settings.compute
+    model, compute, store = settings.model, settings.compute, settings.store
     return StartOptions(
         model=model.source,
         cache_dir=model.cache_dir,
+        store=StoreOptions(
+            local=model.cache_dir / "store",
+            address=store.address,
+            trusted_keys=store.trusted_keys,
+            allow_unsigned=store.allow_unsigned,
+            sign_key=store.sign_key,
+            deadline=store.deadline,
+        ),
         device=compute.device,
         dtype=compute.dtype,
-        backend=compute.backend,
+        backend=cast("BackendChoice", compute.backend),
+        encoder_mode=compute.encoder_mode,
+        decoder_mode=compute.decoder_mode,
         buckets=compute.buckets,
         cache_length=model.cache_length,
         max_new_tokens=model.max_new_tokens,
         threads=compute.threads,
+        ready_when=cast("ReadyWhen", compute.ready_when),
+        strict=compute.strict,
+        build=cast("BuildChoice", store.build),
+        build_workers=store.build_workers,
         max_pixels=settings.images.max_pixels,
         s3=S3Options(**asdict(settings.s3)),
     )

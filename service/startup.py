@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from service.config import Settings
@@ -18,11 +19,15 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("snapcap.start")
 
 
-def start(settings: Settings, services: "Services", stop: Callable[[], None]) -> None:
-    """Start the device thread and return. When the model cannot be served, say so and call ``stop``."""
+def start(settings: Settings, services: "Services", stop: Callable[[], None]) -> Callable[[], object]:
+    """Start the device thread and return what ends the work behind it, for when the server has ended.
+
+    When the model cannot be served, say so and call ``stop``."""
     from service.device_thread import DeviceThread  # noqa: PLC0415  numpy, which /livez must not wait for
 
+    options = start_options(settings)
     timeline, readiness = services.timeline, services.readiness
+    exits = ExitStack()
     timeline.listen(_log_phase)
 
     def ready(loaded: "Loaded", engine: "Engine", scheduler: "Scheduler") -> None:
@@ -33,6 +38,13 @@ def start(settings: Settings, services: "Services", stop: Callable[[], None]) ->
         if not readiness.ready():
             return  # a signal came first: draining
         timeline.mark("ready")
+        services.status.started()
+        if not loaded.compiled and options.backend in ("auto", "aot") and options.build != "off":
+            from warmup.background import BackgroundBuild  # noqa: PLC0415  only a start without artifacts
+
+            build = BackgroundBuild(loaded, options, services.status, engine.call)
+            exits.callback(build.stop)
+            build.start()
         _logger.info(
             "ready",
             extra={"fields": {"s": timeline.marks()["ready"], "model": checkpoint.name, **_served_by(services)}},
@@ -45,9 +57,8 @@ def start(settings: Settings, services: "Services", stop: Callable[[], None]) ->
             _logger.error("failed", extra={"fields": {"error": sentence}}, exc_info=unexpected(error))
         stop()
 
-    DeviceThread(
-        start_options(settings), timeline, services.status, services.metrics, settings.queue.size, ready, failed
-    ).start()
+    DeviceThread(options, timeline, services.status, services.metrics, settings.queue.size, ready, failed).start()
+    return exits.close
 
 
 def explain(error: Exception) -> str:
@@ -63,16 +74,18 @@ def unexpected(error: Exception) -> Exception | None:
     # Here: all of them are in modules that the start has imported by now.
     from models.checkpoint_file import WeightsError  # noqa: PLC0415
     from models.config import ConfigError  # noqa: PLC0415
+    from warmup.build import BuildError  # noqa: PLC0415
     from warmup.checkpoint import CheckpointError  # noqa: PLC0415
-    from warmup.device import StartError  # noqa: PLC0415
+    from warmup.plan import StartError  # noqa: PLC0415
+    from warmup.store import StoreError  # noqa: PLC0415
 
-    known = (CheckpointError, ConfigError, WeightsError, StartError)
+    known = (CheckpointError, ConfigError, WeightsError, StartError, BuildError, StoreError)
     return None if isinstance(error, known) else error
 
 
 def _served_by(services: "Services") -> dict[str, object]:
     status = services.status.to_dict()
-    return {name: status[name] for name in ("backend", "device", "dtype")}
+    return {name: status[name] for name in ("tier", "device", "dtype")}
 
 
 def _log_phase(phase: Phase) -> None:

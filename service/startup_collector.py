@@ -6,7 +6,7 @@ from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.gc_collector import GCCollector
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
@@ -46,6 +46,7 @@ class StartupCollector(Collector):
         yield from self._lifecycle()
         yield from self._startup()
         yield from self._buckets()
+        yield from self._artifacts()
 
     def _lifecycle(self) -> Iterator[Metric]:
         state = GaugeMetricFamily("snapcap_lifecycle_state", "1 for the state the process is in.", labels=["state"])
@@ -82,8 +83,8 @@ class StartupCollector(Collector):
         if model is not None:
             labels = {"model": model, "device": str(status["device"]), "dtype": str(status["dtype"])}
             yield _info("model_info", "The model that is loaded.", labels)
-        if self._status.backend is not None:
-            labels = {"backend": self._status.backend}
+        if self._status.tier is not None:
+            labels = {"backend": self._status.tier}
             yield _info("startup_tier", "1 for the backend that the start ended with.", labels)
         buckets = self._status.buckets()
         duration = GaugeMetricFamily(
@@ -98,6 +99,39 @@ class StartupCollector(Collector):
         expected, completed = len(buckets), sum(bucket.state not in ("pending", "failed") for bucket in buckets)
         yield GaugeMetricFamily("snapcap_warmup_buckets_expected", "Buckets to make ready.", value=expected)
         yield GaugeMetricFamily("snapcap_warmup_buckets_completed", "Buckets that are ready.", value=completed)
+
+    def _artifacts(self) -> Iterator[Metric]:
+        fetch = self._status.fetch
+        if fetch is not None:
+            yield GaugeMetricFamily(
+                "snapcap_artifact_fetch_duration_seconds",
+                "Seconds the last look for artifacts took.",
+                fetch.seconds,
+            )
+            yield GaugeMetricFamily(
+                "snapcap_artifact_fetch_bytes", "Bytes it downloaded; 0 from a folder.", fetch.bytes_fetched
+            )
+        yield self._counter(
+            "artifact_requests", "Looks for artifacts, by kind (aot, jit) and result.", ("kind", "result")
+        )
+        yield self._counter("artifact_publish", "Artifact sets published, by result.", ("result",))
+        yield self._counter(
+            "bucket_swaps",
+            "Buckets moved to compiled code while serving; mismatch: refused, the bucket stayed eager.",
+            ("result",),
+        )
+        compiled = CounterMetricFamily(
+            "snapcap_compile_events", "Graphs compiled in this process, before and after READY.", labels=["when"]
+        )
+        for when, count in self._status.compile_events().items():
+            compiled.add_metric([when], count)
+        yield compiled
+
+    def _counter(self, name: str, text: str, labels: tuple[str, ...]) -> Metric:
+        family = CounterMetricFamily(f"snapcap_{name}", text, labels=list(labels))
+        for values, count in self._status.counts(name).items():
+            family.add_metric(list(values), count)
+        return family
 
 
 def register_process_collectors(registry: CollectorRegistry) -> None:

@@ -1,106 +1,113 @@
 """From a checkpoint on disk to a runner whose every bucket has run once."""
 
 import io
+import logging
 import time
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from PIL import Image
 
-from models.kv_cache import DecodeState
-from models.regions import build_regions
-from models.weights import Normalisation, load_weights
+from models.config import ModelConfig
+from warmup.backends.aot import AotBackend, PackageError
+from warmup.backends.base import Backend
 from warmup.backends.eager import EagerBackend
-from warmup.buckets import BucketTable
-from warmup.device import StartError, choose_device, choose_dtype, configure
-from warmup.options import StartOptions
+from warmup.buckets import Bucket, BucketTable
+from warmup.packages import SignatureError
+from warmup.plan import StartError
+from warmup.prepared import Checkpoint
 from warmup.row import Row
-from warmup.runner import Runner
-from warmup.startup import Checkpoint
-from warmup.status import StartupStatus
+from warmup.runner import Runner, open_callables
+from warmup.status import COMPONENTS, BucketState, ComponentName, StartupStatus
 from warmup.timeline import Timeline
 
-DEFAULT_BUCKETS = {"cuda": (1, 4, 16, 64), "cpu": (1, 4, 8)}
-DEFAULT_CACHE_LENGTH = 64
 SELF_TEST_TOKENS = 8
+_EAGER = EagerBackend()
+_logger = logging.getLogger("snapcap.start")
 
 
-def warm_runner(checkpoint: Checkpoint, options: StartOptions, timeline: Timeline, status: StartupStatus) -> Runner:
-    """Load the weights, warm every bucket through the serving callables and caption one image.
+@dataclass(frozen=True)
+class Warmer:
+    """Puts buckets on a backend and runs each once through the callables that serve. Device thread only."""
 
-    Raises:
-        StartError: a setting does not fit the model or the machine, or the self-test fails.
-        WeightsError: the weights cannot be read or do not fit the configuration.
-    """
-    with timeline.phase("device_init"):
-        device = choose_device(options.device)
-        dtype = choose_dtype(options.dtype, device)
-        configure(device, options.threads)
-        table = BucketTable.of(options.buckets or DEFAULT_BUCKETS[device.type])
-        length = cache_length(checkpoint, options)
-        state = DecodeState.allocate(checkpoint.config, table.largest.size, length, device, dtype)
-    with timeline.phase("load_weights"):
-        transform = checkpoint.transform
-        normalisation = Normalisation(
-            transform.effective_rescale, transform.effective_mean, transform.effective_std
-        )
-        weights = load_weights(checkpoint.folder, checkpoint.config, normalisation, device, dtype)
-    backend = EagerBackend()
-    runner = Runner(checkpoint.config, build_regions(checkpoint.config), weights, state, table)
-    status.expect(table.sizes)
-    for bucket in table.buckets:
-        runner.use_encoder(bucket, backend)
-        runner.use_decoder(bucket, backend)
-    warm(runner, backend.name, timeline, status)
-    with timeline.phase("self_test"):
-        self_test(runner, checkpoint)
-    status.serve_with(backend.name, str(device), str(dtype).removeprefix("torch."))
-    return runner
+    runner: Runner
+    table: BucketTable
+    status: StartupStatus
+    timeline: Timeline
+    strict: bool = False
 
+    def assign(self, backend: Backend) -> None:
+        """Every bucket on the backend; one that cannot be opened stays eager, or ends a strict start.
 
-def cache_length(checkpoint: Checkpoint, options: StartOptions) -> int:
-    """Positions a row's cache holds: as set, or room for the model's default length and a prompt.
+        Raises:
+            StartError: a bucket cannot be opened, and the start is strict.
+        """
+        for bucket in self.table.buckets:
+            for component in COMPONENTS:
+                self._assign_one(component, bucket, backend)
 
-    Raises:
-        StartError: more than the model has positions, or fewer than two.
-    """
-    generation, positions = checkpoint.config.generation, checkpoint.config.decoder.n_positions
-    length = options.cache_length or min(
-        positions, max(DEFAULT_CACHE_LENGTH, generation.max_length, options.max_new_tokens + 1)
-    )
-    if not 2 <= length <= positions:
-        raise StartError(f"cache_length {length}: this model has positions for 2 to {positions} tokens")
-    return length
+    def _assign_one(self, component: ComponentName, bucket: Bucket, backend: Backend) -> None:
+        runner = self.runner
+        try:
+            callables = open_callables(runner.regions, component, bucket, backend)
+        except (PackageError, SignatureError) as error:
+            if self.strict:
+                raise StartError(f"the {backend.name} backend cannot serve: {error}") from error
+            _logger.error(
+                "bucket stays eager",
+                extra={"fields": {"component": component, "bucket": bucket.size, "error": str(error)}},
+            )
+            callables = open_callables(runner.regions, component, bucket, _EAGER)
+            self.status.update(component, bucket.size, "failed", _EAGER.name)
+        else:
+            self.status.update(component, bucket.size, "pending", backend.name)
+        runner.bind(component, bucket, callables)
 
+    def warm(self, buckets: tuple[Bucket, ...]) -> None:
+        """Run these once, smallest first: a lone request is the rule. No row may be running."""
+        with self.timeline.phase("warm_encoder"):
+            for bucket in buckets:
+                self._run_once("encoder", bucket, self.runner)
+        with self.timeline.phase("warm_decoder"):
+            for bucket in buckets:
+                self._run_once("decoder", bucket, self.runner)
 
-def warm(runner: Runner, backend: str, timeline: Timeline, status: StartupStatus) -> None:
-    """Run every bucket once through the callables that serve, smallest first: a lone request is the rule."""
-    height, width = runner.config.vision.image_size
-    blank = np.zeros((height, width, 3), dtype=np.uint8)
-    with timeline.phase("warm_encoder"):
-        for bucket in runner.table.buckets:
-            started = time.perf_counter()
-            runner.encode(bucket, [blank] * bucket.size, 0)
-            _wait(runner)
-            status.update("encoder", bucket.size, "eager", backend, time.perf_counter() - started)
-    with timeline.phase("warm_decoder"):
-        for bucket in runner.table.buckets:
-            started = time.perf_counter()
+    def warm_aside(self, bucket: Bucket) -> None:
+        """Run a bucket once on buffers of its own, while rows are running."""
+        twin = self.runner.twin()
+        for component in COMPONENTS:
+            twin.bind(component, bucket, self.runner.bound(component, bucket))
+            self._run_once(component, bucket, twin)
+
+    def _run_once(self, component: ComponentName, bucket: Bucket, runner: Runner) -> None:
+        started = time.perf_counter()
+        if component == "encoder":
+            height, width = runner.config.vision.image_size
+            runner.encode(bucket, [np.zeros((height, width, 3), dtype=np.uint8)] * bucket.size, 0)
+        else:
             for slot in range(bucket.size):
                 runner.admit(slot, Row())
             runner.decode_step(bucket)
-            _wait(runner)
-            status.update("decoder", bucket.size, "eager", backend, time.perf_counter() - started)
+        self._warmed(component, bucket, started)
+
+    def _warmed(self, component: ComponentName, bucket: Bucket, started: float) -> None:
+        self.runner.wait()
+        known = self.status.bucket(component, bucket.size)
+        state: BucketState = "eager" if known.backend == _EAGER.name else "warm"
+        if known.state == "failed":
+            state = "failed"
+        self.status.update(component, bucket.size, state, known.backend, time.perf_counter() - started)
 
 
-def self_test(runner: Runner, checkpoint: Checkpoint) -> str:
+def self_test(runner: Runner, bucket: Bucket, checkpoint: Checkpoint) -> str:
     """Caption one built-in image, from PNG bytes to text, as a request would be.
 
     Raises:
         StartError: the logits are not finite: weights or device are damaged.
     """
-    pixels = checkpoint.transform.decode(built_in_image(checkpoint.config.vision.image_size)).pixels
-    bucket = runner.table.buckets[0]
+    config: ModelConfig = checkpoint.config
+    pixels = checkpoint.transform.decode(built_in_image(config.vision.image_size)).pixels
     runner.encode(bucket, [pixels], 0)
     runner.admit(0, Row())
     tokens: list[int] = []
@@ -109,7 +116,7 @@ def self_test(runner: Runner, checkpoint: Checkpoint) -> str:
         if not torch.isfinite(logits[0]).all():
             raise StartError("the self-test's logits are not finite: the weights or the device are damaged")
         tokens += runner.tokens(1)
-        if tokens[-1] in checkpoint.config.generation.eos_ids:
+        if tokens[-1] in config.generation.eos_ids:
             break
     return checkpoint.tokenizer.decode(tokens)
 
@@ -126,6 +133,6 @@ def built_in_image(size: tuple[int, int]) -> bytes:
     return stream.getvalue()
 
 
-def _wait(runner: Runner) -> None:
-    if runner.device.type == "cuda":
-        torch.cuda.synchronize(runner.device)
+def chosen_backend(entries: AotBackend | None) -> Backend:
+    """Compiled where there are artifacts, else eager."""
+    return entries or _EAGER

@@ -2,22 +2,61 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from warmup.s3 import S3Options
+from warmup.stores import is_remote
+
+BackendChoice = Literal["auto", "aot", "jit", "eager"]
+BuildChoice = Literal["auto", "local", "off"]
+ReadyWhen = Literal["all", "first"]
+
+
+@dataclass(frozen=True)
+class StoreOptions:
+    """Where artifacts are, whose are accepted, and who may add to them.
+
+    ``address``: a folder or s3://bucket/prefix; "" is the folder ``local``, which is also the cache in front of S3.
+    ``deadline``: seconds a fetch may take in all. ``sign_key``: private key to sign what is published with.
+    """
+
+    local: Path
+    address: str = ""
+    trusted_keys: tuple[Path, ...] = ()
+    allow_unsigned: bool = False
+    sign_key: Path | None = None
+    deadline: float = 30.0
+
+    @property
+    def remote(self) -> str | None:
+        """The S3 address, when the store is not a folder."""
+        return self.address if is_remote(self.address) else None
+
+    @property
+    def folder(self) -> Path:
+        """The folder that artifacts are loaded from."""
+        return Path(self.address).expanduser() if self.address and not self.remote else self.local
 
 
 @dataclass(frozen=True)
 class StartOptions:
-    """Model source and how to run it. 0, "" and "auto" mean: decide from the model and the machine."""
+    """Model source and how to run it. 0, () and "auto" mean: decide from the model and the machine."""
 
     model: str
     cache_dir: Path
+    store: StoreOptions
     device: str = "auto"
     dtype: str = "auto"
-    backend: str = "auto"
+    backend: BackendChoice = "auto"
+    encoder_mode: str = "default"
+    decoder_mode: str = "default"
     buckets: tuple[int, ...] = ()
     cache_length: int = 0
     max_new_tokens: int = 0
     threads: int = 0
     max_pixels: int = 50_000_000
+    ready_when: ReadyWhen = "all"
+    strict: bool = False
+    build: BuildChoice = "auto"
+    build_workers: int = 0
     s3: S3Options = field(default_factory=S3Options)

@@ -5,7 +5,8 @@ nothing to copy when the engine moves between buckets.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,14 +14,28 @@ from torch import Tensor
 
 from models.config import ModelConfig
 from models.kv_cache import DecodeState
-from models.regions import RegionFunction, Regions
+from models.regions import Component, RegionFunction, Regions
 from models.sampling import sample
 from models.weights import Weights, WeightSet
 from warmup.backends.base import Backend
-from warmup.buckets import Bucket, BucketTable
+from warmup.buckets import Bucket
 from warmup.row import Row
 
 Pixels = np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]
+
+
+class Callables(NamedTuple):
+    """What runs one component at one bucket: the part before the blocks, every block, the part after them."""
+
+    before: RegionFunction
+    block: RegionFunction
+    after: RegionFunction
+
+
+def open_callables(regions: Regions, component: Component, bucket: Bucket, backend: Backend) -> Callables:
+    """The backend's callables for a component; raises what the backend raises."""
+    parts = (region for region in regions if region.component == component)
+    return Callables(*(backend.callable(region, bucket) for region in parts))
 
 
 @dataclass(frozen=True)
@@ -29,9 +44,7 @@ class _EncodePlan:
 
     pixels: Tensor  # [B, height, width, 3] uint8
     slots: Tensor  # [B] int64
-    before: RegionFunction
-    block: RegionFunction
-    after: RegionFunction
+    run: Callables
 
 
 @dataclass(frozen=True)
@@ -41,10 +54,8 @@ class _StepPlan:
     tokens: Tensor
     positions: Tensor
     forced: Tensor
-    before: RegionFunction
-    block: RegionFunction
     layers: list[tuple[Tensor, ...]]
-    after: RegionFunction
+    run: Callables
 
 
 class Runner:
@@ -56,12 +67,10 @@ class Runner:
         regions: Regions,
         weights: Weights,
         state: DecodeState,
-        table: BucketTable,
     ) -> None:
         self.config = config
-        self.table = table
         self.state = state
-        self._regions = regions
+        self.regions = regions
         self._weights = weights
         self._encode: dict[Bucket, _EncodePlan] = {}
         self._step: dict[Bucket, _StepPlan] = {}
@@ -70,35 +79,48 @@ class Runner:
     def device(self) -> torch.device:
         return self.state.tokens.device
 
-    def use_encoder(self, bucket: Bucket, backend: Backend) -> None:
-        """Run the encoder's ``bucket`` with this backend's callables from now on."""
-        device, vision, regions = self.device, self.config.vision, self._regions
+    def bind(self, component: Component, bucket: Bucket, callables: Callables) -> None:
+        """Run a component's bucket with these callables from now on."""
+        if component == "encoder":
+            self._encode[bucket] = self._encode_plan(bucket, callables)
+        else:
+            self._step[bucket] = self._step_plan(bucket, callables)
+
+    def bound(self, component: Component, bucket: Bucket) -> Callables:
+        """What runs a component's bucket now."""
+        return self._encode[bucket].run if component == "encoder" else self._step[bucket].run
+
+    def twin(self) -> "Runner":
+        """A runner over the same weights with zeroed buffers of its own and nothing bound: for trying things
+        while rows are running here."""
+        state = DecodeState(**{name: torch.zeros_like(buffer) for name, buffer in vars(self.state).items()})
+        return Runner(self.config, self.regions, self._weights, state)
+
+    def _encode_plan(self, bucket: Bucket, callables: Callables) -> _EncodePlan:
         known = self._encode.get(bucket)
-        scratch = self.state.slots
-        self._encode[bucket] = _EncodePlan(
-            pixels=known.pixels
-            if known
-            else torch.zeros(bucket.size, *vision.image_size, 3, dtype=torch.uint8, device=device),
-            slots=known.slots if known else torch.full((bucket.size,), scratch, device=device),
-            before=backend.callable(regions.encoder_before, bucket),
-            block=backend.callable(regions.encoder_block, bucket),
-            after=backend.callable(regions.encoder_after, bucket),
+        if known is not None:
+            return replace(known, run=callables)
+        height, width = self.config.vision.image_size
+        return _EncodePlan(
+            pixels=torch.zeros(bucket.size, height, width, 3, dtype=torch.uint8, device=self.device),
+            slots=torch.zeros(bucket.size, dtype=torch.int64, device=self.device),
+            run=callables,
         )
 
-    def use_decoder(self, bucket: Bucket, backend: Backend) -> None:
-        """Run the decode step of ``bucket`` with this backend's callables from now on."""
-        state, regions, rows = self.state, self._regions, bucket.size
+    def _step_plan(self, bucket: Bucket, callables: Callables) -> _StepPlan:
+        known = self._step.get(bucket)
+        if known is not None:
+            return replace(known, run=callables)
+        state, rows = self.state, bucket.size
         positions = state.positions[:rows]
         caches = ((c.key, c.value, c.cross_key, c.cross_value) for c in state.layers(rows))
-        blocks = self._weights.of(regions.decoder_block)
-        self._step[bucket] = _StepPlan(
+        blocks = self._weights.of(self.regions.decoder_block)
+        return _StepPlan(
             tokens=state.tokens[:rows],
             positions=positions,
             forced=state.forced[:rows],
-            before=backend.callable(regions.decoder_before, bucket),
-            block=backend.callable(regions.decoder_block, bucket),
             layers=[(positions, *cache, *weights) for cache, weights in zip(caches, blocks, strict=True)],
-            after=backend.callable(regions.decoder_after, bucket),
+            run=callables,
         )
 
     def encode(self, bucket: Bucket, images: Sequence[Pixels], first_slot: int) -> Tensor:
@@ -111,11 +133,11 @@ class Runner:
         plan.pixels[:count].copy_(torch.from_numpy(np.stack(images)))
         slots = list(range(first_slot, first_slot + count)) + [self.state.slots] * (bucket.size - count)
         plan.slots.copy_(torch.tensor(slots))
-        hidden = plan.before(plan.pixels, *self._one(self._regions.encoder_before.name))
-        for weights in self._weights.of(self._regions.encoder_block):
-            hidden = plan.block(hidden, *weights)
-        after = self._one(self._regions.encoder_after.name)
-        return plan.after(hidden, plan.slots, self.state.cross_key, self.state.cross_value, *after)
+        hidden = plan.run.before(plan.pixels, *self._one(self.regions.encoder_before.name))
+        for weights in self._weights.of(self.regions.encoder_block):
+            hidden = plan.run.block(hidden, *weights)
+        after = self._one(self.regions.encoder_after.name)
+        return plan.run.after(hidden, plan.slots, self.state.cross_key, self.state.cross_value, *after)
 
     def admit(self, slot: int, row: Row) -> None:
         """Put a request at its start: the start token at position 0, and its prompt as forced tokens."""
@@ -138,11 +160,11 @@ class Runner:
         ``sampling`` must be set when a running row has a temperature above 0.
         """
         plan, rows = self._step[bucket], bucket.size
-        hidden = plan.before(plan.tokens, plan.positions, *self._one(self._regions.decoder_before.name))
+        hidden = plan.run.before(plan.tokens, plan.positions, *self._one(self.regions.decoder_before.name))
         for inputs in plan.layers:
-            hidden = plan.block(hidden, *inputs)
-        after = self._one(self._regions.decoder_after.name)
-        logits = plan.after(hidden, plan.tokens, plan.positions, plan.forced, *after)
+            hidden = plan.run.block(hidden, *inputs)
+        after = self._one(self.regions.decoder_after.name)
+        logits = plan.run.after(hidden, plan.tokens, plan.positions, plan.forced, *after)
         if sampling:
             state = self.state
             sample(
@@ -165,6 +187,11 @@ class Runner:
     def allocated_bytes(self) -> int:
         """Bytes the process holds on a CUDA device; 0 on the CPU."""
         return torch.cuda.memory_allocated(self.device) if self.device.type == "cuda" else 0
+
+    def wait(self) -> None:
+        """Until the device has done all it was given; the CPU has by now."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def move(self, source: int, target: int) -> None:
         """Move a running row into a slot that has become free."""

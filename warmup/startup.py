@@ -1,80 +1,111 @@
 """The start: what overlaps what, from a bare process to a warm runner.
 
-    main thread    import torch ──┐
-    fetch thread   fetch weights ─┴─ device ─ weights ─ warm each bucket ─ self-test ─ ready
+    device thread   import torch ───────────────┐
+    thread          checkpoint ─ plan ─┐        ├─ device ─ weights ─┬─ packages ─ warm ─ self-test ─ ready
+    thread                             └─ fetch artifacts ───────────┘
 
 Nothing here imports torch before `import_torch`, so a server that has bound its port answers meanwhile.
 """
 
 import importlib
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from warmup.checkpoint import resolve_checkpoint
+from warmup.buckets import Bucket, BucketTable
 from warmup.options import StartOptions
+from warmup.plan import Plan, StartError
+from warmup.prepare import prepare
+from warmup.prepared import Artifacts, Checkpoint
 from warmup.status import StartupStatus
 from warmup.timeline import Timeline
 
 if TYPE_CHECKING:
-    from models.config import ModelConfig
-    from models.preprocess import ImageTransform
-    from models.tokenizer import Tokenizer
+    from warmup.loading import Warmer
+    from warmup.model import LoadedModel
     from warmup.runner import Runner
 
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A checkpoint on local disk, with everything read but its weights."""
-
-    name: str
-    folder: Path
-    config: "ModelConfig"
-    tokenizer: "Tokenizer"
-    transform: "ImageTransform"
+_logger = logging.getLogger("snapcap.start")
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What serves: a warm runner, and what stands before and after it."""
+    """What serves: a runner, warm but for the buckets of ``cold``, which `--ready-when first` leaves for later."""
 
     checkpoint: Checkpoint
+    plan: Plan
+    model: "LoadedModel"
     runner: "Runner"
+    warmer: "Warmer"
+    artifacts: Artifacts | None
+    cold: tuple[Bucket, ...]
+
+    @property
+    def warm_table(self) -> BucketTable:
+        """The buckets that may serve by now."""
+        cold = {bucket.size for bucket in self.cold}
+        return BucketTable.of(size for size in self.plan.buckets if size not in cold)
+
+    @property
+    def compiled(self) -> bool:
+        """Whether every bucket came from artifacts."""
+        return self.artifacts is not None and self.artifacts.hit
 
 
 def load(options: StartOptions, timeline: Timeline, status: StartupStatus) -> Loaded:
     """Run the start on the calling thread, which becomes the device thread.
 
     Raises:
-        CheckpointError, ConfigError, WeightsError, TokenizerError: the model cannot be served.
-        StartError: the device or a setting does not fit.
+        CheckpointError, ConfigError, WeightsError: the model cannot be served.
+        StartError: a setting does not fit, or the start is strict and not what was asked for.
     """
-    with ThreadPoolExecutor(1, thread_name_prefix="snapcap-fetch") as pool:
-        fetching = pool.submit(fetch, options, timeline)
+    with ThreadPoolExecutor(2, thread_name_prefix="snapcap-fetch") as pool:
+        preparation = prepare(options, timeline, status, pool)
         with timeline.phase("import_torch"):
             importlib.import_module("torch")
-        checkpoint = fetching.result()
+        checkpoint, plan = preparation.model.result()
 
-    from warmup.loading import warm_runner  # noqa: PLC0415  imports torch
+        from warmup.backends.aot import AotBackend  # noqa: PLC0415  these import torch
+        from warmup.device import open_device  # noqa: PLC0415
+        from warmup.loading import Warmer, chosen_backend, self_test  # noqa: PLC0415
+        from warmup.model import load_model  # noqa: PLC0415
+        from warmup.runner import Runner  # noqa: PLC0415
 
-    return Loaded(checkpoint, warm_runner(checkpoint, options, timeline, status))
+        with timeline.phase("device_init"):
+            device, dtype = open_device(plan)
+        with timeline.phase("load_weights"):
+            model = load_model(checkpoint.folder, checkpoint.config, checkpoint.transform, plan, device, dtype)
+        artifacts = preparation.artifacts.result()
+
+    runner = Runner(model.config, model.regions, model.weights, model.state)
+    warmer = Warmer(runner, plan.table, status, timeline, options.strict)
+    status.expect(plan.buckets, plan.device, plan.dtype)
+    compiled = None
+    if artifacts is not None and artifacts.hit:
+        compiled = AotBackend(artifacts.fetched.entries, artifacts.signatures, model)
+    elif artifacts is not None:
+        _report_missing(artifacts, options)
+    with timeline.phase("load_artifacts"):
+        warmer.assign(chosen_backend(compiled))
+    buckets = plan.table.buckets
+    # Without artifacts eager counts as ready, and warming it takes no time worth splitting.
+    now = buckets[:1] if options.ready_when == "first" and compiled is not None else buckets
+    warmer.warm(now)
+    with timeline.phase("self_test"):
+        self_test(runner, buckets[0], checkpoint)
+    return Loaded(checkpoint, plan, model, runner, warmer, artifacts, buckets[len(now) :])
 
 
-def fetch(options: StartOptions, timeline: Timeline) -> Checkpoint:
-    """Bring the checkpoint's files to this machine and read all but the weights; needs no torch."""
-    with timeline.phase("fetch_weights"):
-        folder = resolve_checkpoint(options.model, options.cache_dir, options.s3)
-        # Here and not above: numpy and Pillow, which a server must not wait for before it listens.
-        from models.config import ModelConfig  # noqa: PLC0415
-        from models.preprocess import ImageTransform  # noqa: PLC0415
-        from models.tokenizer import Tokenizer  # noqa: PLC0415
+def _report_missing(artifacts: Artifacts, options: StartOptions) -> None:
+    """Say why the start is not compiled; a backend that was asked for by name is an error, `auto` a note.
 
-        config = ModelConfig.from_folder(folder)
-        return Checkpoint(
-            name=options.model,
-            folder=folder,
-            config=config,
-            tokenizer=Tokenizer.from_folder(folder),
-            transform=ImageTransform.from_folder(folder, config.vision.image_size, options.max_pixels),
-        )
+    Raises:
+        StartError: the start is strict.
+    """
+    fetched = artifacts.fetched
+    if options.strict and options.backend != "auto":
+        raise StartError(f"the {options.backend} backend has no artifacts: {fetched.result}: {fetched.reason}")
+    fields = {"result": fetched.result, "reason": fetched.reason, "key": artifacts.key[:12], "serving": "eager"}
+    level = logging.INFO if options.backend == "auto" and fetched.result == "miss" else logging.ERROR
+    _logger.log(level, "no artifacts", extra={"fields": fields})

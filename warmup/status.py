@@ -1,34 +1,58 @@
-"""What the start has reached, for `/startup` and the metrics: backend, buckets, artifacts. No torch."""
+"""What the start and the builds behind it have reached, for `/startup` and the metrics. No torch."""
 
 import threading
+from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from warmup.compile_events import compiled_graphs
+
+if TYPE_CHECKING:
+    from warmup.prepared import Artifacts
 
 BucketState = Literal["pending", "eager", "warm", "captured", "failed"]
+ComponentName = Literal["encoder", "decoder"]
+COMPONENTS: tuple[ComponentName, ...] = ("encoder", "decoder")
 
 
 @dataclass(frozen=True)
 class BucketStatus:
     """One bucket of one component; ``seconds`` is how long its warm-up took."""
 
-    component: Literal["encoder", "decoder"]
+    component: ComponentName
     size: int
     state: BucketState = "pending"
     backend: str = ""
     seconds: float | None = None
 
 
+@dataclass(frozen=True)
+class FetchStatus:
+    """What came of looking for artifacts."""
+
+    kind: str
+    result: str
+    reason: str
+    key: str
+    seconds: float
+    bytes_fetched: int
+
+
 @dataclass
 class _State:
-    backend: str | None = None
     device: str | None = None
     dtype: str | None = None
+    tier: str | None = None
+    compiled: int | None = None
     error: str | None = None
+    fetch: FetchStatus | None = None
+    build: dict[str, Any] | None = None
     buckets: dict[tuple[str, int], BucketStatus] = field(default_factory=dict)
+    counts: Counter[tuple[str, ...]] = field(default_factory=Counter)
 
 
 class StartupStatus:
-    """Thread-safe: the device thread writes, HTTP and metrics read."""
+    """Thread-safe: the start and the builder write, HTTP and metrics read."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -36,31 +60,76 @@ class StartupStatus:
 
     @property
     def backend(self) -> str | None:
-        """The backend that serves, once it is known."""
-        return self._state.backend
+        """The backend that serves: its name where all buckets agree, else ``mixed``; None before any is warm."""
+        names = {bucket.backend for bucket in self.buckets() if bucket.state != "pending"}
+        return "mixed" if len(names) > 1 else next(iter(names), None)
+
+    @property
+    def tier(self) -> str | None:
+        """The backend that the start ended with; a build that swaps buckets later does not change it."""
+        return self._state.tier
 
     @property
     def error(self) -> str | None:
         return self._state.error
 
-    def serve_with(self, backend: str, device: str, dtype: str) -> None:
+    @property
+    def fetch(self) -> FetchStatus | None:
+        return self._state.fetch
+
+    def expect(self, sizes: tuple[int, ...], device: str, dtype: str) -> None:
+        """Every bucket of both components, pending."""
         with self._lock:
-            self._state.backend, self._state.device, self._state.dtype = backend, device, dtype
+            self._state.device, self._state.dtype = device, dtype
+            for component in COMPONENTS:
+                for size in sizes:
+                    self._state.buckets[component, size] = BucketStatus(component, size)
+
+    def started(self) -> None:
+        """The start is over: what serves now is its tier."""
+        tier, compiled = self.backend, compiled_graphs()
+        with self._lock:
+            self._state.tier, self._state.compiled = tier, compiled
+
+    def compile_events(self) -> dict[str, int]:
+        """Graphs compiled in this process until the start was over, and since."""
+        total, before = compiled_graphs(), self._state.compiled
+        return {"startup": total if before is None else before, "serving": 0 if before is None else total - before}
+
+    def fetched(self, artifacts: "Artifacts") -> None:
+        fetched = artifacts.fetched
+        kind = str(artifacts.factors.get("kind"))
+        with self._lock:
+            self._state.fetch = FetchStatus(
+                kind, fetched.result, fetched.reason, artifacts.key, fetched.seconds, fetched.bytes_fetched
+            )
+            self._state.counts["artifact_requests", kind, fetched.result] += 1
+
+    def published(self, result: str) -> None:
+        with self._lock:
+            self._state.counts["artifact_publish", result] += 1
+
+    def swapped(self, result: Literal["swapped", "mismatch", "failed"]) -> None:
+        with self._lock:
+            self._state.counts["bucket_swaps", result] += 1
+
+    def building(self, **progress: Any) -> None:
+        """Members of the background build's progress, over those set before."""
+        with self._lock:
+            self._state.build = {**(self._state.build or {}), **progress}
+
+    def counts(self, name: str) -> dict[tuple[str, ...], int]:
+        """A counter's values by its labels."""
+        with self._lock:
+            return {labels[1:]: count for labels, count in self._state.counts.items() if labels[0] == name}
 
     def fail(self, error: str) -> None:
         with self._lock:
             self._state.error = error
 
-    def expect(self, sizes: tuple[int, ...]) -> None:
-        """Every bucket of both components, pending."""
-        with self._lock:
-            for component in ("encoder", "decoder"):
-                for size in sizes:
-                    self._state.buckets[component, size] = BucketStatus(component, size)
-
     def update(
         self,
-        component: Literal["encoder", "decoder"],
+        component: ComponentName,
         size: int,
         state: BucketState,
         backend: str,
@@ -72,9 +141,13 @@ class StartupStatus:
                 known, state=state, backend=backend, seconds=known.seconds if seconds is None else seconds
             )
 
+    def bucket(self, component: ComponentName, size: int) -> BucketStatus:
+        with self._lock:
+            return self._state.buckets[component, size]
+
     def decoder_backend(self, size: int) -> str:
         """The backend that runs the decode step of this bucket."""
-        return self._state.buckets["decoder", size].backend
+        return self.bucket("decoder", size).backend
 
     def buckets(self) -> list[BucketStatus]:
         """Encoder first, ascending sizes."""
@@ -86,9 +159,12 @@ class StartupStatus:
         """The part of `/startup` that is not the timeline."""
         state = self._state
         return {
-            "backend": state.backend,
+            "backend": self.backend,
+            "tier": state.tier,
             "device": state.device,
             "dtype": state.dtype,
             "error": state.error,
+            "artifacts": None if state.fetch is None else asdict(state.fetch),
+            "build": state.build,
             "buckets": [asdict(bucket) for bucket in self.buckets()],
         }

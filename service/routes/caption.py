@@ -4,9 +4,8 @@ import asyncio
 import logging
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
 
 from service.body import BodyLimits
 from service.caption_forms import NamedImage, read_image, read_images
@@ -15,8 +14,11 @@ from service.captioner import Captioner, CaptionResult
 from service.disconnect import unless_disconnected
 from service.errors import EngineFailed, ServiceError
 from service.metrics import Metrics
+from service.openapi import CAPTION_PROBLEMS, CAPTIONS_PROBLEMS, caption_request, captions_request, problems
 from service.problem import as_service_error, problem
-from service.request_scope import request_id
+from service.request_id import request_id
+from service.routes.direct import DirectRoute
+from service.schemas import Caption, Captions
 
 MAX_IMAGES = 16
 _logger = logging.getLogger("snapcap.access")
@@ -30,14 +32,35 @@ class CaptionRoutes:
         self._limits = limits
         self._metrics = metrics
 
-    def routes(self) -> list[Route]:
-        return [
-            Route("/v1/caption", self.caption, methods=["POST"]),
-            Route("/v1/captions", self.captions, methods=["POST"]),
-        ]
+    def router(self) -> APIRouter:
+        # The bodies are read by `caption_forms`, not by FastAPI: it would hold a whole body before any limit, and
+        # knows one form for each route.
+        router = APIRouter(tags=["captions"], route_class=DirectRoute)
+        router.add_api_route(
+            "/v1/caption",
+            self.caption,
+            methods=["POST"],
+            summary="Caption an image",
+            response_model=Caption,
+            response_description="The caption",
+            responses=problems(*CAPTION_PROBLEMS),
+            openapi_extra=caption_request(),
+        )
+        router.add_api_route(
+            "/v1/captions",
+            self.captions,
+            methods=["POST"],
+            summary="Caption up to 16 images",
+            response_model=Captions,
+            response_description="A caption or a problem for each image",
+            responses=problems(*CAPTIONS_PROBLEMS),
+            openapi_extra=captions_request(),
+        )
+        return router
 
     async def caption(self, request: Request) -> Response:
-        """One image in, one caption out."""
+        """The image is the body, a part of a form, or base64 in JSON. Options in the body win over those in the
+        query."""
         self._captioner.check_admission()
         image, options = await read_image(request, self._limits, self._captioner.pool)
         result = await unless_disconnected(
@@ -46,7 +69,8 @@ class CaptionRoutes:
         return JSONResponse(result.to_dict())
 
     async def captions(self, request: Request) -> Response:
-        """Several images in, a caption or a problem for each out, in order.
+        """The file parts are named image or images; the options hold for all. The reply has, in order, a caption
+        or a problem for each image.
 
         The request fails as a whole only when it is itself bad, or when every image was refused for a reason
         that passes (429, 503, 504), so that clients and load balancers retry it."""

@@ -1,27 +1,32 @@
 """GET /livez and GET /readyz."""
 
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse
 
 from service.readiness import Readiness
+from service.schemas import Live, Ready
 
 
-class HealthRoutes:
-    def __init__(self, readiness: Readiness) -> None:
-        self._readiness = readiness
+def health_router(readiness: Readiness) -> APIRouter:
+    router = APIRouter(tags=["operation"])
 
-    def routes(self) -> list[Route]:
-        return [Route("/livez", self.livez), Route("/readyz", self.readyz)]
-
-    async def livez(self, _request: Request) -> Response:
+    @router.get("/livez", summary="Whether the process is alive", response_model=Live, response_description="It is")
+    async def livez() -> Response:
         """200 as long as the event loop runs; depends on nothing else."""
         return JSONResponse({"status": "live"})
 
-    async def readyz(self, _request: Request) -> Response:
+    @router.get(
+        "/readyz",
+        summary="Whether captions are served",
+        response_model=Ready,
+        response_description="They are",
+        responses={503: {"model": Ready, "description": "Not yet, no longer, or the start failed"}},
+    )
+    async def readyz() -> Response:
         """200 when captions are served, else 503 with what the process is doing instead."""
-        readiness = self._readiness
         body = {"state": readiness.state.value, "phase": readiness.phase()}
         if readiness.error is not None:
             body["error"] = readiness.error
         return JSONResponse(body, 200 if readiness.servable else 503)
+
+    return router

@@ -15,7 +15,8 @@ from models.weights import Normalisation, load_weights
 from warmup.backends.eager import EagerBackend
 from warmup.buckets import BucketTable
 from warmup.row import Row
-from warmup.runner import Runner
+from warmup.runner import Runner, open_callables
+from warmup.status import COMPONENTS
 
 TABLE = BucketTable.of((1, 2, 5))
 NEW_TOKENS = 12
@@ -50,10 +51,10 @@ def build_runner(folder: Path, table: BucketTable = TABLE) -> Runner:
     device = torch.device("cpu")
     weights = load_weights(folder, config, NORMALISATION, device, torch.float32)
     state = DecodeState.allocate(config, table.largest.size, 48, device, torch.float32)
-    runner = Runner(config, build_regions(config), weights, state, table)
+    runner = Runner(config, build_regions(config), weights, state)
     for bucket in table.buckets:
-        runner.use_encoder(bucket, EagerBackend())
-        runner.use_decoder(bucket, EagerBackend())
+        for component in COMPONENTS:
+            runner.bind(component, bucket, open_callables(runner.regions, component, bucket, EagerBackend()))
     return runner
 
 
@@ -67,9 +68,15 @@ def pixel_values(images: list[np.ndarray]) -> torch.Tensor:
     return ((pixels - torch.tensor(NORMALISATION.mean)) / torch.tensor(NORMALISATION.std)).permute(0, 3, 1, 2)
 
 
-def generate(runner: Runner, images: list[np.ndarray], steps: int, prompt: tuple[int, ...] = ()) -> np.ndarray:
+def generate(
+    runner: Runner,
+    images: list[np.ndarray],
+    steps: int,
+    prompt: tuple[int, ...] = (),
+    table: BucketTable = TABLE,
+) -> np.ndarray:
     """Tokens [images, steps] that follow the start token, all images in one bucket from the first slot."""
-    bucket = runner.table.fit(len(images))
+    bucket = table.fit(len(images))
     runner.encode(bucket, images, 0)
     for slot in range(len(images)):
         runner.admit(slot, Row(prompt=prompt))
@@ -128,14 +135,16 @@ def test_a_request_gives_the_same_tokens_alone_and_inside_every_bucket(
     make_captioner: Callable[..., Any], tmp_path: Path
 ) -> None:
     make_captioner({}, {}).save_pretrained(tmp_path)
-    runner = build_runner(tmp_path, BucketTable.of((1, 2, 5, 8)))
+    table = BucketTable.of((1, 2, 5, 8))
+    runner = build_runner(tmp_path, table)
     wanted, *others = random_images(runner.config, 8)
     with torch.no_grad():
-        alone = generate(runner, [wanted], NEW_TOKENS)[0]
+        alone = generate(runner, [wanted], NEW_TOKENS, table=table)[0]
         for rows in range(2, 9):  # full and padded buckets alike
             for place in {0, rows // 2, rows - 1}:
                 images = [*others[:place], wanted, *others[place : rows - 1]]
-                assert generate(runner, images, NEW_TOKENS)[place].tolist() == alone.tolist()
+                tokens = generate(runner, images, NEW_TOKENS, table=table)[place]
+                assert tokens.tolist() == alone.tolist()
 
 
 def test_rows_of_different_ages_and_moved_rows_keep_their_tokens(
@@ -144,7 +153,7 @@ def test_rows_of_different_ages_and_moved_rows_keep_their_tokens(
     make_captioner({}, {}).save_pretrained(tmp_path)
     runner = build_runner(tmp_path)
     first, second = random_images(runner.config, 2)
-    one, two = runner.table.fit(1), runner.table.fit(2)
+    one, two = TABLE.fit(1), TABLE.fit(2)
     with torch.no_grad():
         expected = [generate(runner, [image], NEW_TOKENS)[0].tolist() for image in (first, second)]
         runner.encode(one, [first], 0)

@@ -87,14 +87,16 @@ def test_a_bad_variable_stops_every_command(
         assert "enableServiceLinks: false" in capsys.readouterr().err
 
 
-HEAVY = ("torch", "numpy", "PIL", "transformers", "tokenizers", "boto3", "fastapi", "pydantic", "huggingface_hub")
+HEAVY = ("torch", "numpy", "PIL", "transformers", "tokenizers", "boto3", "huggingface_hub")
+WEB = ("fastapi", "pydantic", "starlette", "uvicorn")
 
 
 @pytest.mark.parametrize(
     ("modules", "unwanted"),
     [
         ("service.app, service.server, service.assembly, service.serve", HEAVY),
-        ("service.cli, service.bind", (*HEAVY, "starlette", "uvicorn", "asyncio", "prometheus_client")),
+        ("service.cli, service.bind", (*HEAVY, *WEB, "asyncio", "prometheus_client")),
+        ("service.captioner, service.metrics, service.startup_collector, service.errors", (*HEAVY, *WEB)),
     ],
 )
 def test_what_answers_first_imports_nothing_heavy(modules: str, unwanted: tuple[str, ...]) -> None:

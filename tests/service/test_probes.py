@@ -1,24 +1,36 @@
-"""/livez, /readyz, /startup, /metrics and /openapi.json."""
+"""/livez, /readyz, /startup, /metrics, /openapi.json and /docs."""
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import jsonschema
 import pytest
+from fastapi import FastAPI
+from fastapi.routing import iter_route_contexts
 from openapi_spec_validator import validate
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from service.app import Services
 from service.caption_options import NAMES
-from service.openapi import document
-from service.schemas import components
 
 Png = Callable[..., bytes]
 
 
-def check(reply: object, schema: str) -> None:
-    jsonschema.validate(reply, {"$ref": f"#/components/schemas/{schema}", "components": {"schemas": components()}})
+@pytest.fixture
+def document(client: TestClient) -> dict[str, Any]:
+    return client.get("/openapi.json").json()
+
+
+@pytest.fixture
+def check(document: dict[str, Any]) -> Callable[[object, str], None]:
+    """Holds a reply to a schema of the OpenAPI document."""
+
+    def against(reply: object, schema: str) -> None:
+        jsonschema.validate(reply, {"$ref": f"#/components/schemas/{schema}", "components": document["components"]})
+
+    return against
 
 
 def test_readyz_follows_the_state(make_services, serve_with, new_client) -> None:
@@ -43,11 +55,10 @@ def test_readyz_says_why_the_start_failed(make_services, new_client) -> None:
     assert (reply.status_code, reply.json()["error"]) == (503, "no such folder")
 
 
-def test_startup_shows_phases_marks_and_buckets(services: Services, client: TestClient) -> None:
+def test_startup_shows_phases_marks_and_buckets(services: Services, client: TestClient, check) -> None:
     services.timeline.mark("live")
-    services.status.expect((1, 4))
+    services.status.expect((1, 4), "cpu", "float32")
     services.status.update("encoder", 4, "eager", "eager", 0.25)
-    services.status.serve_with("eager", "cpu", "float32")
     with services.timeline.phase("warm_encoder"):
         body = client.get("/startup").json()
     check(body, "Startup")
@@ -81,7 +92,7 @@ def samples(client: TestClient) -> dict[str, dict[tuple[str, ...], float]]:
 def test_metrics_of_the_start(make_services, serve_with, new_client) -> None:
     services = make_services()
     client = new_client(services)
-    services.status.expect((1, 4))
+    services.status.expect((1, 4), "cpu", "float32")
     before = samples(client)
     assert before["snapcap_ready"][()] == 0
     assert before["snapcap_lifecycle_state"][("starting",)] == 1
@@ -92,8 +103,8 @@ def test_metrics_of_the_start(make_services, serve_with, new_client) -> None:
         pass
     services.timeline.mark("live")
     services.timeline.mark("ready")
-    services.status.serve_with("eager", "cpu", "float32")
     services.status.update("decoder", 4, "eager", "eager", 0.5)
+    services.status.started()
     serve_with(services)
     after = samples(client)
     assert after["snapcap_ready"][()] == 1
@@ -157,21 +168,22 @@ def test_a_scraper_may_ask_for_openmetrics(client: TestClient) -> None:
     assert reply.text.endswith("# EOF\n")
 
 
-def test_the_openapi_document_is_valid_and_covers_every_route(client: TestClient) -> None:
-    described = client.get("/openapi.json").json()
-    validate(described)
-    assert described == document()
+def test_the_openapi_document_is_valid_and_covers_every_route(client: TestClient, document) -> None:
+    validate(document)
+    assert isinstance(client.app, FastAPI)
+    assert document == client.app.openapi()
     served = {
         (route.path, method.lower())
-        for route in client.app._app.routes
-        for method in route.methods
+        for route in iter_route_contexts(client.app.routes)
+        for method in route.methods or ()
         if method != "HEAD"
     }
-    assert served == {(path, method) for path, operations in described["paths"].items() for method in operations}
+    assert ("/v1/caption", "post") in served
+    assert served == {(path, method) for path, operations in document["paths"].items() for method in operations}
 
 
-def test_the_openapi_document_has_the_three_forms_and_every_option() -> None:
-    caption = document()["paths"]["/v1/caption"]["post"]
+def test_the_openapi_document_has_the_three_forms_and_every_option(document) -> None:
+    caption = document["paths"]["/v1/caption"]["post"]
     content = caption["requestBody"]["content"]
     assert set(content) == {"image/*", "application/octet-stream", "multipart/form-data", "application/json"}
     for kind in ("multipart/form-data", "application/json"):
@@ -179,13 +191,45 @@ def test_the_openapi_document_has_the_three_forms_and_every_option() -> None:
     assert {p["name"] for p in caption["parameters"] if p["in"] == "query"} == set(NAMES)
 
 
-def test_replies_are_as_described(make_services, serve_with, new_client, client: TestClient, image: Png) -> None:
+def test_the_openapi_document_describes_every_error_as_a_problem(document) -> None:
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            assert "X-Request-Id" in {p["name"] for p in operation["parameters"] if p["in"] == "header"}
+            assert "500" in operation["responses"]
+            for status, response in operation["responses"].items():
+                assert response["headers"]["X-Request-Id"]["required"]
+                if int(status) >= 400 and path != "/readyz":
+                    (schema,) = response["content"].items()
+                    problem = {"schema": {"$ref": "#/components/schemas/Problem"}}
+                    assert schema == ("application/problem+json", problem)
+                    assert ("Retry-After" in response["headers"]) == (status in {"429", "503"})
+    assert {"400", "408", "413", "415", "422", "429", "500", "503", "504"} < set(
+        document["paths"]["/v1/caption"]["post"]["responses"]
+    )
+
+
+def test_the_openapi_document_has_no_schema_of_fastapi_s_own_errors(document) -> None:
+    assert set(document["components"]["schemas"]) == {
+        *("Bucket", "Caption", "CaptionItem", "Captions", "Live", "Phase", "Problem", "ProblemItem", "Ready"),
+        *("Startup", "Timings"),
+    }
+
+
+def test_docs_is_a_page_over_the_document(client: TestClient) -> None:
+    page = client.get("/docs")
+    assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert "url: '/openapi.json'" in page.text
+
+
+def test_replies_are_as_described(
+    make_services, new_client, client: TestClient, image: Png, document, check
+) -> None:
     check(client.post("/v1/caption", content=image()).json(), "Caption")
     check(client.post("/v1/captions", files=[("image", ("a", image())), ("image", ("b", b""))]).json(), "Captions")
     check(client.get("/livez").json(), "Live")
     check(client.get("/readyz").json(), "Ready")
     check(client.get("/startup").json(), "Startup")
-    described = document()["paths"]["/v1/caption"]["post"]["responses"]
+    described = document["paths"]["/v1/caption"]["post"]["responses"]
     for bad in (
         client.post("/v1/caption", content=b"x"),
         client.post("/v1/caption?a=b", content=b"x"),
@@ -202,6 +246,13 @@ def test_head_is_answered(client: TestClient) -> None:
     assert client.head("/livez").status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/livez", "/readyz", "/startup", "/metrics", "/openapi.json"])
+@pytest.mark.parametrize("path", ["/livez", "/openapi.json"])
+def test_a_wrong_method_names_the_right_ones(client: TestClient, path: str) -> None:
+    reply = client.post(path)
+    assert (reply.status_code, reply.json()["code"]) == (405, "method_not_allowed")
+    assert set(reply.headers["allow"].split(", ")) == {"GET", "HEAD"}
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/startup", "/metrics", "/openapi.json", "/docs"])
 def test_every_reply_has_a_request_id(client: TestClient, path: str) -> None:
     assert client.get(path).headers["x-request-id"]

@@ -1,0 +1,112 @@
+"""`snapcap build`: compile, check and publish the artifacts of a model on this machine."""
+
+import sys
+import time
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from service import logs
+from service.config import Settings
+from service.start_options import start_options
+from service.startup import explain
+from warmup.build import Builder, BuildError, Built, Event
+from warmup.options import StartOptions
+from warmup.plan import Plan, StartError, make_plan
+from warmup.prepare import find_artifacts, read_checkpoint, trust_of
+from warmup.prepared import Artifacts, Checkpoint
+from warmup.publication import publish_built, signer_of
+from warmup.store import StoreError
+
+
+def build(settings: Settings) -> int:
+    """Exit status 0 when the store has the artifacts afterwards, 1 when it has not."""
+    logs.configure(settings.log.format, settings.log.level)
+    options = start_options(settings)
+    try:
+        return _build(options)
+    except Exception as error:
+        print(f"snapcap: {explain(error)}", file=sys.stderr)
+        return 1
+
+
+def _build(options: StartOptions) -> int:
+    remote = options.store.remote
+    signer_of(options)  # a bad key stops here, not after minutes of compiling
+    if remote is not None and options.store.sign_key is None and not options.store.allow_unsigned:
+        raise StartError(
+            f"artifacts for {remote} must be signed: make a key with `snapcap keygen KEY` and pass --sign-key KEY, "
+            "or pass --allow-unsigned here and to every server"
+        )
+    checkpoint = read_checkpoint(options)
+    plan = make_plan(checkpoint.config, options)
+    artifacts = find_artifacts(checkpoint, plan, options, "aot")
+    console = Console(stderr=True)
+    console.print(f"key {artifacts.key}  {plan.device} {plan.dtype}  buckets {','.join(map(str, plan.buckets))}")
+    if artifacts.hit and remote is None:
+        console.print(f"nothing to do: {artifacts.fetched.reason}")
+        return 0
+    started = time.monotonic()
+    built = _compile(checkpoint, plan, artifacts, options, console)
+    for entry, reason in built.failures.items():
+        console.print(f"[red]failed[/red] {entry}: {reason}", highlight=False)
+    if not built.complete:
+        console.print(
+            f"{len(built.failures)} of {len(built.failures) + len(built.files)} packages failed: nothing published"
+        )
+        return 1
+    trust_of(options)
+    try:
+        publication = publish_built(built, artifacts.factors, options, to_remote=True)
+    except StoreError as error:
+        raise BuildError(str(error)) from error
+    for published in (publication.local, publication.remote):
+        if published is not None:
+            console.print(f"{published.result}: {published.reason}", highlight=False)
+    console.print(f"{len(built.files)} packages in {time.monotonic() - started:.0f} s")
+    final = publication.remote or publication.local
+    return 0 if final.result in ("published", "exists") else 1
+
+
+def _compile(
+    checkpoint: Checkpoint, plan: Plan, artifacts: Artifacts, options: StartOptions, console: Console
+) -> Built:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task("compiling", total=None)
+
+        def show(event: Event) -> None:
+            what = f"{event.task.region} × {event.task.size}"
+            if event.kind == "compiled":
+                progress.update(bar, description=f"checking {what}")
+                return
+            progress.update(bar, advance=1, description=what)
+            if not console.is_terminal:
+                console.print(f"{event.kind} {what} {event.seconds:.1f} s {event.error}".rstrip(), highlight=False)
+
+        builder = Builder(
+            checkpoint,
+            plan,
+            options.store.folder / "builds" / artifacts.key,
+            workers=options.build_workers,
+            on_event=show,
+        )
+        progress.update(bar, total=len(builder.tasks))
+        try:
+            return builder.run()
+        finally:
+            builder.stop()

@@ -1,0 +1,39 @@
+"""`snapcap explain`: what the artifact key is made of, and whether a start would find artifacts for it."""
+
+import sys
+
+from rich.console import Console
+from rich.table import Table
+
+from service import logs
+from service.config import Settings
+from service.start_options import start_options
+from service.startup import explain as one_line
+from warmup.plan import make_plan
+from warmup.prepare import find_artifacts, read_checkpoint
+
+
+def explain(settings: Settings) -> int:
+    """Exit status 0 on a hit and 1 on anything else."""
+    logs.configure(settings.log.format, settings.log.level)
+    options = start_options(settings)
+    try:
+        checkpoint = read_checkpoint(options)
+        plan = make_plan(checkpoint.config, options)
+        artifacts = find_artifacts(checkpoint, plan, options, "jit" if options.backend == "jit" else "aot")
+    except Exception as error:
+        print(f"snapcap: {one_line(error)}", file=sys.stderr)
+        return 1
+    console = Console(highlight=False, soft_wrap=True)
+    fetched = artifacts.fetched
+    differences = {difference.name: difference for difference in fetched.differences}
+    table = Table("factor", "here", *(["nearest artifacts"] if differences else []), box=None, pad_edge=False)
+    for name, value in sorted(artifacts.factors.items()):
+        row = [name, str(value)]
+        if differences:
+            row.append(f"← {differences[name].theirs}" if name in differences else "")
+        table.add_row(*row, style="bold" if name in differences else "")
+    console.print(table)
+    console.print(f"\nkey    {artifacts.key}")
+    console.print(f"result {fetched.result}: {fetched.reason}")
+    return 0 if artifacts.hit else 1

@@ -1,0 +1,382 @@
+"""Admission, deadlines, compaction and completion, on a clock that the test moves; no torch."""
+
+import random
+from concurrent.futures import CancelledError, Future
+from typing import Any
+
+import pytest
+
+from service.errors import DeadlineExceeded, EngineFailed, InvalidOption, NotReady, Overloaded, PromptTooLong
+from service.request import CaptionRequest, Completion, SamplingParams
+from service.scheduler import Limits, Scheduler
+from warmup.buckets import BucketTable
+
+EOS = 2
+LIMITS = Limits(cache_length=20, default_new_tokens=6, eos_ids=frozenset({EOS}))
+TABLE = BucketTable.of((1, 4))
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def scheduler(clock: Clock) -> Scheduler:
+    return Scheduler(TABLE, LIMITS, capacity=6, clock=clock)
+
+
+def request(
+    name: object = "r", prompt: tuple[int, ...] = (), deadline: float = 1e9, **params: Any
+) -> CaptionRequest:
+    pixels: Any = None
+    return CaptionRequest(str(name), pixels, prompt, SamplingParams(**params), deadline, Future())
+
+
+def submit(scheduler: Scheduler, *requests: CaptionRequest) -> None:
+    for each in requests:
+        scheduler.submit(each)
+
+
+def names(scheduler: Scheduler) -> list[str]:
+    return [row.request.id for row in scheduler.running]
+
+
+def test_first_come_is_first_served_into_the_next_free_slots(scheduler: Scheduler) -> None:
+    submit(scheduler, *(request(name) for name in "abcdef"))
+    assert [row.request.id for row in scheduler.admit()] == list("abcd")
+    assert scheduler.admit() == []  # no slot is free
+    assert scheduler.depth == 2
+    scheduler.advance([EOS, 5, EOS, 5], "eager")
+    assert [row.request.id for row in scheduler.admit()] == ["e"]  # the smallest bucket is filled, "f" follows
+    assert [row.request.id for row in scheduler.admit()] == ["f"]
+    assert sorted(names(scheduler)) == ["b", "d", "e", "f"]
+
+
+def test_nothing_waits_nothing_is_admitted(scheduler: Scheduler) -> None:
+    assert scheduler.admit() == []
+    assert scheduler.advance([], "eager") == []
+
+
+def test_a_table_that_grows_gives_more_slots(scheduler: Scheduler) -> None:
+    submit(scheduler, *(request(name) for name in "abcdef"))
+    scheduler.admit()
+    scheduler.table = BucketTable.of((1, 4, 6))
+    submitted = scheduler.admit() + scheduler.admit()
+    assert [row.request.id for row in submitted] == ["e", "f"]
+
+
+def test_a_full_queue_refuses_and_says_when_it_will_have_gone(scheduler: Scheduler, clock: Clock) -> None:
+    submit(scheduler, *(request(limit) for limit in range(6)))
+    with pytest.raises(Overloaded) as unknown_rate:
+        scheduler.submit(request())
+    assert unknown_rate.value.retry_after_s == 1.0
+    assert scheduler.depth == scheduler.capacity == 6
+
+    # One completion every two seconds: six that wait have gone in twelve.
+    for _ in range(3):
+        scheduler.admit()
+        clock.now += 2.0
+        scheduler.advance([EOS] + [5] * (len(scheduler.running) - 1), "eager")
+    while scheduler.depth < 6:
+        scheduler.submit(request())
+    with pytest.raises(Overloaded) as known_rate:
+        scheduler.submit(request())
+    assert known_rate.value.retry_after_s == pytest.approx(12.0)
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(0.001, 1.0), (1000.0, 60.0)])
+def test_retry_after_is_between_a_second_and_a_minute(
+    scheduler: Scheduler, clock: Clock, seconds: float, expected: float
+) -> None:
+    for _ in range(2):
+        scheduler.submit(request())
+        scheduler.admit()
+        clock.now += seconds
+        scheduler.advance([EOS], "eager")
+    submit(scheduler, *(request() for _ in range(6)))
+    with pytest.raises(Overloaded) as refused:
+        scheduler.submit(request())
+    assert refused.value.retry_after_s == expected
+
+
+def test_a_completion_has_the_tokens_without_the_end_and_where_the_time_went(
+    scheduler: Scheduler, clock: Clock
+) -> None:
+    wanted = request()
+    scheduler.submit(wanted)
+    clock.now += 3.0
+    (row,) = scheduler.admit()
+    row.encode_s = 0.5
+    scheduler.advance([7], "aot")
+    clock.now += 2.0
+    scheduler.advance([EOS], "aot")
+    assert wanted.future.result(0) == Completion((7,), "stop", "aot", 3.0, 0.5, 1.5)
+
+
+@pytest.mark.parametrize(("wanted", "expected"), [(None, 6), (1, 1), (9, 9), (19, 19)])
+def test_a_row_ends_at_its_length(scheduler: Scheduler, wanted: int | None, expected: int) -> None:
+    sent = request(max_new_tokens=wanted)
+    scheduler.submit(sent)
+    scheduler.admit()
+    for token in range(10, 10 + expected):
+        assert not sent.future.done()
+        scheduler.advance([token], "eager")
+    completion = sent.future.result(0)
+    assert (completion.tokens, completion.finish_reason) == (tuple(range(10, 10 + expected)), "length")
+    assert scheduler.running == []
+
+
+def test_the_end_token_at_the_last_place_is_a_stop(scheduler: Scheduler) -> None:
+    sent = request(max_new_tokens=2)
+    scheduler.submit(sent)
+    scheduler.admit()
+    scheduler.advance([5], "eager")
+    scheduler.advance([EOS], "eager")
+    completion = sent.future.result(0)
+    assert (completion.tokens, completion.finish_reason) == ((5,), "stop")
+
+
+def test_a_prompt_is_not_part_of_the_tokens_even_with_the_end_token_in_it(scheduler: Scheduler) -> None:
+    sent = request(prompt=(8, EOS, 9), max_new_tokens=2)
+    scheduler.submit(sent)
+    scheduler.admit()
+    for token in (8, EOS, 9, 11, 12):
+        assert not sent.future.done()
+        scheduler.advance([token], "eager")
+    assert sent.future.result(0).tokens == (11, 12)
+
+
+def test_a_model_without_an_end_token_runs_to_the_length(clock: Clock) -> None:
+    scheduler = Scheduler(TABLE, Limits(20, 3, frozenset()), 6, clock)
+    sent = request()
+    scheduler.submit(sent)
+    scheduler.admit()
+    for _ in range(3):
+        scheduler.advance([EOS], "eager")
+    assert sent.future.result(0).finish_reason == "length"
+
+
+def test_limits_keep_prompt_caption_and_start_token_within_the_cache() -> None:
+    LIMITS.check(0, 19)
+    LIMITS.check(LIMITS.max_prompt_tokens, 1)
+    with pytest.raises(InvalidOption, match="at most 19"):
+        LIMITS.check(0, 20)
+    with pytest.raises(InvalidOption, match="at most 1,"):
+        LIMITS.check(LIMITS.max_prompt_tokens, 2)
+    with pytest.raises(PromptTooLong, match="has 19 tokens; send at most 18"):
+        LIMITS.check(LIMITS.max_prompt_tokens + 1, None)
+    assert LIMITS.new_tokens(0, None) == 6
+    assert LIMITS.new_tokens(16, None) == 3  # the default, as far as the cache reaches
+    assert LIMITS.new_tokens(LIMITS.max_prompt_tokens, None) == 1
+
+
+def test_a_waiting_request_past_its_deadline_never_gets_a_slot(scheduler: Scheduler, clock: Clock) -> None:
+    late, patient = request("late", deadline=clock.now + 1), request("patient")
+    submit(scheduler, late, patient)
+    clock.now += 1
+    assert scheduler.drop_lost() == []
+    assert isinstance(late.future.exception(0), DeadlineExceeded)
+    assert [row.request.id for row in scheduler.admit()] == ["patient"]
+
+
+def test_a_running_row_past_its_deadline_frees_its_slot(scheduler: Scheduler, clock: Clock) -> None:
+    rows = [request(name, deadline=clock.now + (1 if name == "b" else 9)) for name in "abcd"]
+    submit(scheduler, *rows)
+    scheduler.admit()
+    clock.now += 1
+    assert scheduler.drop_lost() == [(3, 1)]
+    assert names(scheduler) == ["a", "d", "c"]
+    assert isinstance(rows[1].future.exception(0), DeadlineExceeded)
+    assert not rows[3].future.done()
+
+
+def test_cancelled_requests_are_dropped_waiting_and_running(scheduler: Scheduler) -> None:
+    rows = [request(name) for name in "abcdef"]
+    submit(scheduler, *rows)
+    scheduler.admit()
+    rows[0].future.cancel()
+    rows[4].future.cancel()
+    assert scheduler.drop_lost() == [(3, 0)]
+    assert names(scheduler) == ["d", "b", "c"]
+    assert [row.request.id for row in scheduler.admit()] == ["f"]
+    with pytest.raises(CancelledError):
+        rows[0].future.result(0)
+
+
+def test_a_client_that_leaves_as_its_row_ends_disturbs_nobody(scheduler: Scheduler) -> None:
+    leaving, staying = request("leaving"), request("staying")
+    submit(scheduler, leaving, staying)
+    scheduler.admit()
+    scheduler.admit()
+    leaving.future.cancel()
+    scheduler.advance([EOS, EOS], "eager")
+    assert staying.future.result(0).finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("ending", "moves", "left"),
+    [
+        ((), [], "abcd"),
+        ((3,), [], "abc"),
+        ((0,), [(3, 0)], "dbc"),
+        ((0, 1), [(3, 1), (2, 0)], "cd"),
+        ((0, 3), [(2, 0)], "cb"),
+        ((1, 2), [(3, 1)], "ad"),
+        ((0, 1, 2, 3), [], ""),
+    ],
+    ids=str,
+)
+def test_the_last_rows_move_into_freed_slots(
+    scheduler: Scheduler, ending: tuple[int, ...], moves: list[tuple[int, int]], left: str
+) -> None:
+    submit(scheduler, *(request(name) for name in "abcd"))
+    scheduler.admit()
+    assert scheduler.advance([EOS if slot in ending else 5 for slot in range(4)], "eager") == moves
+    assert names(scheduler) == list(left)
+
+
+def test_a_step_that_failed_fails_what_ran_and_keeps_what_waits(scheduler: Scheduler) -> None:
+    rows = [request(name) for name in "abcdef"]
+    submit(scheduler, *rows)
+    scheduler.admit()
+    scheduler.fail_running(EngineFailed())
+    assert [isinstance(row.future.exception(0), EngineFailed) for row in rows[:4]] == [True] * 4
+    assert not rows[4].future.done()
+    assert (scheduler.running, scheduler.depth) == ([], 2)
+
+
+def test_fail_all_ends_everything_and_takes_nothing_in(scheduler: Scheduler) -> None:
+    rows = [request(name) for name in "abcdef"]
+    submit(scheduler, *rows)
+    scheduler.admit()
+    rows[5].future.cancel()
+    scheduler.fail_all()
+    assert [isinstance(row.future.exception(0), EngineFailed) for row in rows[:5]] == [True] * 5
+    assert (scheduler.running, scheduler.depth) == ([], 0)
+    with pytest.raises(NotReady):
+        scheduler.submit(request())
+
+
+def test_a_closed_scheduler_refuses_new_requests_and_serves_those_it_has(scheduler: Scheduler) -> None:
+    kept = request("kept")
+    scheduler.submit(kept)
+    scheduler.close()
+    with pytest.raises(NotReady, match="draining"):
+        scheduler.submit(request())
+    scheduler.wait()  # returns at once
+    scheduler.admit()
+    scheduler.advance([EOS], "eager")
+    assert kept.future.result(0).finish_reason == "stop"
+
+
+def test_wake_ends_one_wait(scheduler: Scheduler) -> None:
+    scheduler.wake()
+    scheduler.wait()
+    assert not scheduler._woken
+
+
+# --- a random history against a device of lists ---
+
+
+def own_token(name: str, place: int) -> int:
+    """What the device generates for a request as its token number ``place``; now and then the end."""
+    return random.Random(f"{name}/{place}").choice((EOS, *range(10, 20)))
+
+
+def own_tokens(sent: CaptionRequest) -> tuple[tuple[int, ...], str]:
+    """What a request must get, whatever happens around it."""
+    limit = LIMITS.new_tokens(len(sent.prompt_ids), sent.params.max_new_tokens)
+    tokens: list[int] = []
+    for place in range(limit):
+        token = own_token(sent.id, place)
+        if token == EOS:
+            return tuple(tokens), "stop"
+        tokens.append(token)
+    return tuple(tokens), "length"
+
+
+class ListDevice:
+    """Slots as a list: what is in a slot, and how many tokens it has been given."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots: list[tuple[CaptionRequest, int] | None] = [None] * slots
+
+    def put(self, slot: int, sent: CaptionRequest) -> None:
+        self.slots[slot] = (sent, 0)
+
+    def move(self, moves: list[tuple[int, int]]) -> None:
+        for source, target in moves:
+            assert source > target
+            self.slots[target] = self.slots[source]
+
+    def step(self, rows: int) -> list[int]:
+        tokens = []
+        for slot in range(rows):
+            held = self.slots[slot]
+            assert held is not None
+            sent, count = held
+            self.slots[slot] = (sent, count + 1)
+            prompt = sent.prompt_ids
+            tokens.append(prompt[count] if count < len(prompt) else own_token(sent.id, count - len(prompt)))
+        return tokens
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_in_a_random_history_every_request_gets_exactly_its_own_tokens(seed: int) -> None:
+    luck, clock = random.Random(seed), Clock()
+    table = BucketTable.of((1, 3, 7))
+    scheduler = Scheduler(table, LIMITS, capacity=9, clock=clock)
+    device = ListDevice(table.largest.size)
+    sent: list[CaptionRequest] = []
+    refused = 0
+    for event in range(400):
+        clock.now += 1.0
+        for _ in range(luck.choice((0, 0, 1, 3)) if event < 350 else 0):
+            prompt = tuple(luck.choices((EOS, 30, 31), k=luck.choice((0, 0, 2, 18))))
+            room = LIMITS.new_tokens(len(prompt), 1000)
+            new = request(
+                len(sent),
+                prompt,
+                deadline=clock.now + luck.choice((2, 10, 1000)),
+                max_new_tokens=luck.choice((None, 1, room)),
+            )
+            try:
+                scheduler.submit(new)
+                sent.append(new)
+            except Overloaded:
+                refused += 1
+        if luck.random() < 0.1 and sent:
+            luck.choice(sent[-8:]).future.cancel()
+        device.move(scheduler.drop_lost())
+        admitted = scheduler.admit()
+        first = len(scheduler.running) - len(admitted)
+        for slot, row in enumerate(admitted, start=first):
+            device.put(slot, row.request)
+        rows = len(scheduler.running)
+        assert rows <= table.largest.size
+        held = [device.slots[slot] for slot in range(rows)]
+        assert [each and each[0] for each in held] == [row.request for row in scheduler.running]
+        device.move(scheduler.advance(device.step(rows), "eager"))
+    assert (scheduler.running, scheduler.depth) == ([], 0)
+
+    outcomes = {"completed": 0, "late": 0, "cancelled": 0}
+    for each in sent:
+        if each.future.cancelled():
+            outcomes["cancelled"] += 1
+        elif each.future.exception(0) is not None:
+            assert isinstance(each.future.exception(), DeadlineExceeded)
+            outcomes["late"] += 1
+        else:
+            completion = each.future.result()
+            assert (completion.tokens, completion.finish_reason) == own_tokens(each)
+            outcomes["completed"] += 1
+    assert min(*outcomes.values(), refused) > 0, "the history must hold every kind of event"

@@ -1,0 +1,74 @@
+"""The `aot` backend: packages that AOTInductor compiled ahead of time, opened without any compiler.
+
+The raw loader is used because `torch._inductor.aoti_load_package` imports Dynamo and Inductor, which takes longer
+than everything else of a start together.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.regions import Region, RegionFunction
+from warmup.buckets import Bucket
+from warmup.model import LoadedModel
+from warmup.packages import MODEL_NAME, check_signature, entry_name
+
+
+class PackageError(RuntimeError):
+    """A package that cannot be opened; one line that names it."""
+
+
+def open_package(path: Path, device: torch.device) -> RegionFunction:
+    """The package's function, which takes what the region takes and returns its one tensor.
+
+    Nothing checks what it is called with: shapes, strides and dtypes must be those it was compiled for.
+
+    Raises:
+        PackageError: the loader refuses the file.
+    """
+    try:
+        # Single-threaded: nothing else runs this model, and with its own locking a CUDA-graph capture fails.
+        loader = torch._C._aoti.AOTIModelPackageLoader(
+            str(path), MODEL_NAME, True, 1, -1 if device.type == "cpu" else device.index or 0
+        )
+    except RuntimeError as error:
+        raise PackageError(f"{path.name} cannot be opened: {str(error).splitlines()[0]}") from error
+    run = loader.boxed_run
+
+    def call(*inputs: Tensor) -> Tensor:
+        outputs: list[Tensor] = run(list(inputs))
+        return outputs[0]
+
+    return call
+
+
+@dataclass(frozen=True)
+class AotBackend:
+    """Opens the package of each region and bucket, after its inputs have been compared with the model's.
+
+    ``entries``: entry name to verified local file. ``signatures``: entry name to ``packages.Signature``.
+    """
+
+    entries: Mapping[str, Path]
+    signatures: Mapping[str, Any]
+    model: LoadedModel
+
+    @property
+    def name(self) -> str:
+        return "aot"
+
+    def callable(self, region: Region, bucket: Bucket) -> RegionFunction:
+        """Raises:
+        PackageError: the set has no such package, or it cannot be opened.
+        SignatureError: it was built for other inputs.
+        """
+        entry = entry_name(region.name, bucket.size)
+        path = self.entries.get(entry)
+        if path is None:
+            raise PackageError(f"the artifact set has no {entry}")
+        check_signature(entry, self.signatures.get(entry), self.model.inputs(region, bucket))
+        return open_package(path, self.model.state.tokens.device)

@@ -1,0 +1,225 @@
+"""The build behind a server that started without artifacts: once per fleet, and swapped in while it serves.
+
+lease held by us     build ─▶ each bucket is swapped in as it is ready ─▶ publish
+lease held by others wait for their artifacts ─▶ swap; a lease that expires is taken over
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from warmup.backends.aot import AotBackend
+from warmup.buckets import Bucket
+from warmup.build import Builder, BuildError, Built, Event, require_compiler
+from warmup.folder_store import FolderStore
+from warmup.lease import Held, Lease, acquire
+from warmup.options import StartOptions
+from warmup.plan import available_cpus
+from warmup.prepare import find_artifacts, trust_of
+from warmup.publication import publish_built
+from warmup.startup import Loaded
+from warmup.status import COMPONENTS, ComponentName, StartupStatus
+from warmup.store import ArtifactStore, StoreDeniedError, StoreError
+from warmup.stores import open_store
+from warmup.swap import swap_bucket
+
+OnDevice = Callable[[Callable[[], None]], "Future[None]"]
+
+LEASE_SECONDS = 60.0
+POLL_SECONDS = 5.0
+LOWEST_PRIORITY = 19
+
+_logger = logging.getLogger("snapcap.build")
+
+
+class BackgroundBuild:
+    """A thread beside the server. It orchestrates only: compilers are child processes of the lowest priority."""
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        options: StartOptions,
+        status: StartupStatus,
+        on_device: OnDevice,
+        poll_seconds: float = POLL_SECONDS,
+    ) -> None:
+        """``on_device`` runs a function on the device thread between two steps."""
+        self._loaded = loaded
+        self._options = options
+        self._status = status
+        self._on_device = on_device
+        self._poll_seconds = poll_seconds
+        self._stopped = threading.Event()
+        self._builder: Builder | None = None
+        self._swapped: set[tuple[ComponentName, int]] = set()
+        self._thread = threading.Thread(target=self._run, name="background-build", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the build's processes; what is compiled stays for the next start."""
+        self._stopped.set()
+        if self._builder is not None:
+            self._builder.stop()
+
+    def _run(self) -> None:
+        try:
+            self._make()
+        except (BuildError, StoreError, OSError) as error:
+            self._report(state="failed", error=str(error))
+            _logger.error("build failed", extra={"fields": {"error": str(error), "serving": "eager"}})
+        except Exception as error:
+            self._report(state="failed", error=f"{type(error).__name__}: {error}")
+            _logger.exception("build failed unexpectedly; eager goes on serving")
+
+    def _make(self) -> None:
+        options, artifacts = self._options, self._loaded.artifacts
+        if artifacts is None:
+            return
+        publishing = options.store.remote is not None and options.store.sign_key is not None
+        if options.store.remote is not None and not publishing and options.build == "auto":
+            self._decline("this server has no key to sign with")
+            return
+        require_compiler()
+        try:
+            shared: ArtifactStore = (
+                open_store(options.store.remote, options.s3, trust_of(options))
+                if publishing and options.store.remote is not None
+                else FolderStore.open(options.store.folder)
+            )
+            self._build_or_wait(shared, artifacts.key, publishing)
+        except StoreDeniedError as error:
+            if options.build == "auto":
+                self._decline(str(error))
+                return
+            self._build_or_wait(FolderStore.open(options.store.folder), artifacts.key, publishing=False)
+
+    def _decline(self, reason: str) -> None:
+        """Publishing is impossible, and a build for this server alone was not asked for."""
+        command = (
+            f"snapcap build --model {self._options.model} --store {self._options.store.remote} --sign-key FILE"
+        )
+        self._report(state="declined", reason=reason, command=command)
+        _logger.warning(
+            "not building: %s; run this once where it may publish, or start with --build local: %s",
+            reason,
+            command,
+        )
+
+    def _build_or_wait(self, store: ArtifactStore, key: str, publishing: bool) -> None:
+        """Build under the lease, or take what its holder publishes."""
+        while not self._stopped.is_set():
+            outcome = acquire(store, key, LEASE_SECONDS)
+            if self._take_published():
+                if isinstance(outcome, Lease):
+                    outcome.release()
+                return
+            if isinstance(outcome, Held):
+                self._report(state="waiting", holder=outcome.owner)
+                self._stopped.wait(min(outcome.remaining + 0.1, self._poll_seconds))
+                continue
+            with outcome.kept():
+                self._build(publishing)
+            return
+
+    def _take_published(self) -> bool:
+        """Swap in what somebody has published since this server looked."""
+        loaded = self._loaded
+        artifacts = find_artifacts(loaded.checkpoint, loaded.plan, self._options, "aot")
+        if not artifacts.hit:
+            return False
+        self._status.fetched(artifacts)
+        backend = AotBackend(artifacts.fetched.entries, artifacts.signatures, loaded.model)
+        for size in loaded.plan.buckets:
+            for component in COMPONENTS:
+                self._swap(component, size, backend)
+        self._report(state="fetched")
+        return True
+
+    def _build(self, publishing: bool) -> None:
+        loaded, options = self._loaded, self._options
+        artifacts = loaded.artifacts
+        if artifacts is None:
+            return
+        files: dict[str, Event] = {}
+        lock = threading.Lock()
+        builder = Builder(
+            loaded.checkpoint,
+            loaded.plan,
+            options.store.folder / "builds" / artifacts.key,
+            workers=options.build_workers or max(available_cpus() - 1, 1),
+            nice=LOWEST_PRIORITY,
+            on_event=lambda event: self._on_event(event, files, lock),
+        )
+        self._builder = builder
+        self._report(state="building", done=0, of=len(builder.tasks))
+        _logger.info("building", extra={"fields": {"packages": len(builder.tasks), "key": artifacts.key[:12]}})
+        built = builder.run()
+        if self._stopped.is_set():
+            return
+        if not built.complete:
+            entry, reason = next(iter(built.failures.items()))
+            raise BuildError(f"{len(built.failures)} packages failed, the first is {entry}: {reason}")
+        self._publish(built, publishing)
+
+    def _on_event(self, event: Event, done: dict[str, Event], lock: threading.Lock) -> None:
+        """Called by the builder's threads. Swaps a bucket of a component when its last package is there."""
+        if event.kind == "failed":
+            fields = {"package": event.task.entry, "error": event.error}
+            _logger.error("package failed", extra={"fields": fields})
+            return
+        if event.kind == "compiled":
+            return
+        builder = self._builder
+        with lock:
+            done[event.task.entry] = event
+            count = len(done)
+        if builder is None:
+            return
+        self._report(state="building", done=count, of=len(builder.tasks))
+        component, size = event.task.component, event.task.size
+        group = [t.entry for t in builder.tasks if t.component == component and t.size == size]
+        if all(entry in done for entry in group):
+            files, signatures = builder.made()
+            backend = AotBackend(files, signatures, self._loaded.model)
+            self._swap("encoder" if component == "encoder" else "decoder", size, backend)
+
+    def _swap(self, component: ComponentName, size: int, backend: AotBackend) -> None:
+        """Switch one bucket on the device thread, once; a mismatch keeps eager and says so."""
+        if (component, size) in self._swapped or self._stopped.is_set():
+            return
+        self._swapped.add((component, size))
+        loaded, status = self._loaded, self._status
+
+        def swap() -> None:
+            swap_bucket(loaded.runner, loaded.model.dtype, component, Bucket(size), backend)
+
+        fields = {"component": component, "bucket": size}
+        try:
+            self._on_device(swap).result()
+        except Exception as error:
+            status.swapped("mismatch")
+            status.update(component, size, "failed", "eager")
+            _logger.error("swap refused; the bucket stays eager", extra={"fields": {**fields, "error": str(error)}})
+            return
+        status.swapped("swapped")
+        status.update(component, size, "warm", backend.name)
+        _logger.info("bucket swapped in", extra={"fields": fields})
+
+    def _publish(self, built: Built, publishing: bool) -> None:
+        artifacts = self._loaded.artifacts
+        if artifacts is None:
+            return
+        publication = publish_built(built, artifacts.factors, self._options, publishing)
+        for published in (publication.local, publication.remote):
+            if published is not None:
+                self._status.published(published.result)
+                level = logging.INFO if published.result in ("published", "exists") else logging.ERROR
+                fields = {"result": published.result, "reason": published.reason}
+                _logger.log(level, "artifacts", extra={"fields": fields})
+        self._report(state="published")
+
+    def _report(self, **progress: object) -> None:
+        self._status.building(**progress)

@@ -1,0 +1,285 @@
+"""The build: every region at every bucket, compiled and checked by child processes, in parallel and resumable.
+
+    compiler child ─▶ package ─▶ checker child ─▶ kept beside its record ─▶ (all done) ─▶ manifest
+
+The parent imports no torch. What is done lies in the build folder of its key: a second build of the same key does
+nothing, and an interrupted one goes on where it was.
+"""
+
+import json
+import os
+import queue
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from warmup.child import Child, ChildError
+from warmup.files import describe
+from warmup.packages import Signature
+from warmup.plan import Plan, available_cpus
+from warmup.prepared import Checkpoint
+from warmup.region_task import job_of
+
+EventKind = Literal["kept", "compiled", "built", "failed"]
+
+# What a compiler child runs with. No pool of helpers: the children are the pool, one thread each beside the
+# compiler it calls. No line tables: they are four fifths of a package.
+_COMPILER = {
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    "TORCH_WARM_POOL": "0",
+    "AOT_INDUCTOR_ENABLE_LINE_TABLES": "0",
+}
+_CHECKER = {"AOTI_RUNTIME_CHECK_INPUTS": "1"}
+
+
+class BuildError(RuntimeError):
+    """A build that cannot begin; one line that says what to do."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One package to make."""
+
+    entry: str
+    region: str
+    component: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Event:
+    """What happened to a package. ``kept``: it was there; ``built``: compiled and checked."""
+
+    kind: EventKind
+    task: Task
+    seconds: float = 0.0
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a build made: files and their input signatures by entry name, and what failed and why."""
+
+    files: Mapping[str, Path]
+    signatures: Mapping[str, Signature]
+    failures: Mapping[str, str]
+
+    @property
+    def complete(self) -> bool:
+        return not self.failures
+
+
+@dataclass
+class _Progress:
+    files: dict[str, Path] = field(default_factory=dict)
+    signatures: dict[str, Signature] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+def require_compiler() -> str:
+    """The C++ compiler that Inductor will call.
+
+    Raises:
+        BuildError: there is none.
+    """
+    wanted = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++"]
+    for name in wanted:
+        if shutil.which(name):
+            return name
+    raise BuildError(
+        f"no C++ compiler ({' or '.join(wanted)}) on this machine; install one (apt-get install g++), or run "
+        "`snapcap build` on a machine of the same kind that has one"
+    )
+
+
+def tasks_of(checkpoint: Checkpoint, plan: Plan) -> list[Task]:
+    """Every package of the set, smallest buckets first."""
+    from models.regions import build_regions  # noqa: PLC0415  imports torch, which a server has by now
+    from warmup.packages import entry_names  # noqa: PLC0415
+
+    regions = build_regions(checkpoint.config)
+    return [
+        Task(entry, region.name, region.component, bucket.size)
+        for region, bucket, entry in entry_names(regions, plan.buckets)
+    ]
+
+
+class Builder:
+    """One build of one key. ``run`` blocks; ``stop`` ends it from another thread."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        plan: Plan,
+        folder: Path,
+        workers: int = 0,
+        nice: int = 0,
+        on_event: Callable[[Event], None] = lambda _event: None,
+    ) -> None:
+        """``folder``: where packages and their records are kept. ``workers``: compilers at once, 0 one a CPU.
+        ``on_event`` is called from the workers' threads."""
+        self._children = _Children(job_of(checkpoint.folder, plan, folder), nice)
+        self._tasks = tasks_of(checkpoint, plan)
+        self._folder = folder
+        self._workers = min(workers or available_cpus(), len(self._tasks))
+        self._on_event = on_event
+        self._stopped = threading.Event()
+        self._progress = _Progress()
+
+    @property
+    def tasks(self) -> list[Task]:
+        return list(self._tasks)
+
+    def made(self) -> tuple[dict[str, Path], dict[str, Signature]]:
+        """Files and signatures of what is done so far, by entry name."""
+        with self._progress.lock:
+            return dict(self._progress.files), dict(self._progress.signatures)
+
+    def run(self) -> Built:
+        """Make what is missing.
+
+        Raises:
+            BuildError: there is no compiler, or the folder cannot be written.
+        """
+        missing: queue.SimpleQueue[Task] = queue.SimpleQueue()
+        count = 0
+        for task in self._tasks:
+            if self._keep(task):
+                self._on_event(Event("kept", task))
+            else:
+                missing.put(task)
+                count += 1
+        if count:
+            require_compiler()
+            try:
+                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            except OSError as error:
+                raise BuildError(f"cannot write to {self._folder}: {error.strerror}") from error
+            with ThreadPoolExecutor(min(self._workers, count), thread_name_prefix="build") as pool:
+                for _ in range(min(self._workers, count)):
+                    pool.submit(self._work, missing)
+        return Built(*self.made(), dict(self._progress.failures))
+
+    def stop(self) -> None:
+        """End the children; ``run`` returns with what is done."""
+        self._stopped.set()
+        self._children.kill()
+
+    def _work(self, missing: "queue.SimpleQueue[Task]") -> None:
+        """One worker: a compiler child and a checker child, replaced when they die."""
+        compiler = _Replaceable(self._children, "warmup.build_worker", _COMPILER)
+        checker = _Replaceable(self._children, "warmup.check_worker", _CHECKER)
+        try:
+            while not self._stopped.is_set():
+                try:
+                    task = missing.get_nowait()
+                except queue.Empty:
+                    return
+                self._build(task, compiler, checker)
+        finally:
+            compiler.close()
+            checker.close()
+
+    def _build(self, task: Task, compiler: "_Replaceable", checker: "_Replaceable") -> None:
+        order = {"region": task.region, "size": task.size}
+        stage = "compile"
+        try:
+            compiled = compiler.ask(order)
+            self._on_event(Event("compiled", task, compiled["seconds"]))
+            stage = "self-check"
+            checker.ask(order)
+        except ChildError as error:
+            if not self._stopped.is_set():
+                reason = f"{stage}: {error}"
+                with self._progress.lock:
+                    self._progress.failures[task.entry] = reason
+                self._on_event(Event("failed", task, error=reason))
+            return
+        self._record(task, compiled["signature"])
+        self._on_event(Event("built", task, compiled["seconds"]))
+
+    def _record(self, task: Task, signature: Signature) -> None:
+        """Beside the package: what it is and that it passed; without it a package counts as not made."""
+        path = self._folder / task.entry
+        blob = describe(path)
+        record = {"digest": blob.digest, "size": blob.size, "signature": signature}
+        temporary = path.with_suffix(".json.part")
+        temporary.write_text(json.dumps(record))
+        temporary.replace(path.with_suffix(".json"))
+        self._done(task, path, signature)
+
+    def _keep(self, task: Task) -> bool:
+        """Take over a package of an earlier run, if it is still what was checked then."""
+        path = self._folder / task.entry
+        try:
+            record: dict[str, Any] = json.loads(path.with_suffix(".json").read_text())
+            blob = describe(path)
+            if [blob.digest, blob.size] != [record["digest"], record["size"]]:
+                return False
+            self._done(task, path, record["signature"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return False
+        return True
+
+    def _done(self, task: Task, path: Path, signature: Signature) -> None:
+        with self._progress.lock:
+            self._progress.files[task.entry] = path
+            self._progress.signatures[task.entry] = signature
+
+
+class _Children:
+    """All children of a build, so that it can be stopped."""
+
+    def __init__(self, job: Mapping[str, Any], nice: int) -> None:
+        self._job = job
+        self._nice = nice
+        self._lock = threading.Lock()
+        self._running: set[Child] = set()
+
+    def start(self, module: str, environment: Mapping[str, str]) -> Child:
+        child = Child(module, self._job, environment, self._nice)
+        with self._lock:
+            self._running.add(child)
+        child.start()
+        return child
+
+    def end(self, child: Child) -> None:
+        child.kill()
+        with self._lock:
+            self._running.discard(child)
+
+    def kill(self) -> None:
+        with self._lock:
+            children = list(self._running)
+        for child in children:
+            child.kill()
+
+
+class _Replaceable:
+    """A child that is started when it is first asked, and again after it has died."""
+
+    def __init__(self, children: _Children, module: str, environment: Mapping[str, str]) -> None:
+        self._children = children
+        self._module = module
+        self._environment = environment
+        self._child: Child | None = None
+
+    def ask(self, task: Mapping[str, Any]) -> dict[str, Any]:
+        if self._child is None:
+            self._child = self._children.start(self._module, self._environment)
+        try:
+            return self._child.ask(task)
+        except ChildError:
+            if not self._child.alive:
+                self.close()
+            raise
+
+    def close(self) -> None:
+        if self._child is not None:
+            self._children.end(self._child)
+            self._child = None

@@ -1,0 +1,80 @@
+"""The compiler: a child process that exports and compiles one region at a bucket for each line it is sent.
+
+    stdin   {"checkpoint": folder, "plan": {…}, "folder": where packages go}, then {"region": …, "size": …} a line
+    stdout  {"entry": …, "signature": […], "seconds": …} or {"entry": …, "error": …} a line
+
+Run as ``python -m warmup.build_worker``; never imported by a server.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.regions import Region, RegionFunction
+from warmup.buckets import Bucket
+from warmup.child import Task, serve_lines
+from warmup.model import LoadedModel
+from warmup.modes import inductor_options
+from warmup.packages import entry_name, signature, slim
+from warmup.plan import Plan
+from warmup.region_task import load_from_job
+
+
+class _RegionModule(torch.nn.Module):
+    """What `torch.export` takes: the pure function, with weights as inputs and so without any state."""
+
+    def __init__(self, function: RegionFunction) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self._function(*inputs)
+
+
+def compile_region(model: LoadedModel, region: Region, bucket: Bucket, plan: Plan, path: Path) -> None:
+    """Export a region for a bucket's shapes and write its package.
+
+    Export admits no graph break: what it cannot trace is an error that shows the line.
+    """
+    import torch._inductor  # noqa: PLC0415  seconds, and only ever here
+
+    inputs = model.inputs(region, bucket)
+    program = torch.export.export(_RegionModule(region.function), inputs)
+    options = inductor_options(plan.mode(region.component), plan.device_type)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.pt2")
+    torch._inductor.aoti_compile_and_package(program, package_path=str(temporary), inductor_configs=options)
+    slim(temporary)
+    temporary.replace(path)  # whole or not at all: an interrupted build keeps what is done
+
+
+def main() -> int:
+    def start(job: dict[str, Any]) -> Task:
+        model, plan = load_from_job(job)
+        folder = Path(job["folder"])
+        regions = {region.name: region for region in model.regions}
+
+        def compile_one(task: dict[str, Any]) -> dict[str, Any]:
+            region, bucket = regions[task["region"]], Bucket(task["size"])
+            entry = entry_name(region.name, bucket.size)
+            path = folder / entry
+            path.parent.mkdir(parents=True, exist_ok=True)
+            started = time.monotonic()
+            compile_region(model, region, bucket, plan, path)
+            return {
+                "entry": entry,
+                "signature": signature(model.inputs(region, bucket)),
+                "seconds": time.monotonic() - started,
+            }
+
+        return compile_one
+
+    return serve_lines(start)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

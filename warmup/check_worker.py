@@ -1,0 +1,102 @@
+"""The self-check: a fresh process that opens each package as a server would and compares it with eager.
+
+    stdin   the job, then {"region": …, "size": …} a line
+    stdout  {"entry": …, "difference": …} or {"error": …} a line
+
+It runs with AOTI_RUNTIME_CHECK_INPUTS=1, so a package also has to accept what it is given. A package that crashes
+takes this process along, and nothing else.
+"""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.regions import Region
+from warmup.backends.aot import open_package
+from warmup.buckets import Bucket
+from warmup.child import Task, serve_lines
+from warmup.compare import CheckError, compare_call
+from warmup.model import LoadedModel
+from warmup.packages import entry_name
+from warmup.region_task import load_from_job
+
+
+def check(model: LoadedModel, region: Region, bucket: Bucket, path: Path) -> float:
+    """Compare a package with the region's function; returns the largest relative difference.
+
+    Raises:
+        CheckError: they differ by more than the dtype explains.
+    """
+    run = open_package(path, model.state.tokens.device)
+    worst = 0.0
+    for padding in (False, True):
+        inputs = example_inputs(model, region, bucket, padding)
+        worst = max(worst, compare_call(region.function, run, inputs, model.dtype))
+    return worst
+
+
+def example_inputs(model: LoadedModel, region: Region, bucket: Bucket, padding: bool) -> tuple[Tensor, ...]:
+    """Random activations and caches, with rows of different ages, and the weights of the last layer.
+
+    With ``padding`` all rows but the first are what padding rows are: at the cache's end, or in the scratch slot,
+    and there all alike, since which of several writes to one slot wins is nobody's promise.
+    """
+    generator = torch.Generator().manual_seed(bucket.size + 1000 * padding)
+    length, vocabulary = model.state.cache_length, model.config.decoder.vocab_size
+
+    def random_like(tensor: Tensor) -> Tensor:
+        if tensor.dtype == torch.uint8:
+            return torch.randint(0, 256, tensor.shape, generator=generator, dtype=torch.uint8)
+        return torch.randn(tensor.shape, generator=generator)
+
+    def integers(name: str, shape: torch.Size) -> Tensor:
+        if name == "slots":
+            slots = torch.arange(bucket.size)
+            slots[1:] = model.state.slots if padding else slots[1:]
+            return slots
+        if name == "positions":
+            positions = torch.randint(0, length, shape, generator=generator)
+            positions[1:] = length - 1 if padding else positions[1:]
+            return positions
+        if name == "forced":
+            free = torch.rand(shape, generator=generator) < 0.5
+            return torch.where(free, -1, torch.randint(0, vocabulary, shape, generator=generator))
+        return torch.randint(0, vocabulary, shape, generator=generator)
+
+    names = region.input_names
+    own = model.inputs(region, bucket)[: len(names)]
+    examples = [
+        (integers(name, tensor.shape) if tensor.dtype == torch.int64 else random_like(tensor)).to(
+            device=tensor.device, dtype=tensor.dtype
+        )
+        for name, tensor in zip(names, own, strict=True)
+    ]
+    if padding and region.component == "encoder" and bucket.size > 1:
+        examples[0][1:] = examples[0][1]
+    return (*examples, *model.weights.of(region)[-1])
+
+
+def main() -> int:
+    def start(job: dict[str, Any]) -> Task:
+        model, _ = load_from_job(job)
+        folder = Path(job["folder"])
+        regions = {region.name: region for region in model.regions}
+
+        def check_one(task: dict[str, Any]) -> dict[str, Any]:
+            region, bucket = regions[task["region"]], Bucket(task["size"])
+            entry = entry_name(region.name, bucket.size)
+            try:
+                return {"entry": entry, "difference": check(model, region, bucket, folder / entry)}
+            except CheckError as error:
+                raise RuntimeError(f"differs from eager: {error}") from error
+
+        return check_one
+
+    return serve_lines(start)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,55 @@
+"""A checkpoint on the device: what runs, what is compiled, and what both are checked with."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from models.config import ModelConfig
+from models.kv_cache import DecodeState
+from models.preprocess import ImageTransform
+from models.regions import Region, Regions, build_regions, region_inputs
+from models.weights import Normalisation, Weights, load_weights
+from warmup.buckets import Bucket
+from warmup.plan import Plan
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """Regions, weights and one set of static buffers."""
+
+    config: ModelConfig
+    regions: Regions
+    weights: Weights
+    state: DecodeState
+    dtype: torch.dtype
+
+    def inputs(self, region: Region, bucket: Bucket) -> tuple[Tensor, ...]:
+        """Everything the region takes at a bucket, with the weights of its first layer."""
+        own = region_inputs(region, self.config, self.state, bucket.size, self.dtype)
+        return (*own, *self.weights.of(region)[0])
+
+
+def allocate_state(config: ModelConfig, plan: Plan, device: torch.device, dtype: torch.dtype) -> DecodeState:
+    """Buffers for the plan's largest bucket."""
+    return DecodeState.allocate(config, plan.table.largest.size, plan.cache_length, device, dtype)
+
+
+def load_model(
+    folder: Path,
+    config: ModelConfig,
+    transform: ImageTransform,
+    plan: Plan,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> LoadedModel:
+    """Read the weights of a checkpoint folder and allocate the buffers of the plan.
+
+    Raises:
+        WeightsError: the weights cannot be read or do not fit the configuration.
+    """
+    normalisation = Normalisation(transform.effective_rescale, transform.effective_mean, transform.effective_std)
+    weights = load_weights(folder, config, normalisation, device, dtype)
+    state = allocate_state(config, plan, device, dtype)
+    return LoadedModel(config, build_regions(config), weights, state, dtype)

@@ -1,0 +1,19 @@
+"""Compile modes of a component and the Inductor options they stand for. No torch."""
+
+MODES = ("default", "max-autotune")
+
+Option = str | int | bool
+
+
+def inductor_options(mode: str, device_type: str) -> dict[str, Option]:
+    """Options for ``torch._inductor`` by their dotted names; the same for aot and jit.
+
+    ``max-autotune`` benchmarks GEMM templates against the libraries' kernels. On cuda, kernels are embedded in the
+    package, so that a server starts no compiler and needs no cache folder.
+    """
+    options: dict[str, Option] = {}
+    if mode == "max-autotune":
+        options["max_autotune"] = True
+    if device_type == "cuda":
+        options["aot_inductor.embed_kernel_binary"] = True
+    return options

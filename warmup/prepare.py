@@ -1,0 +1,122 @@
+"""The part of a start that needs no torch: bring the checkpoint, decide the plan, bring the artifacts."""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from warmup.artifacts import Fetched, fetch
+from warmup.checkpoint import resolve_checkpoint
+from warmup.fetch_process import FetchRequest, fetch_in_child
+from warmup.folder_store import FolderStore
+from warmup.key import artifact_key
+from warmup.manifest import Kind
+from warmup.options import StartOptions
+from warmup.plan import Plan, StartError, make_plan
+from warmup.prepared import Artifacts, Checkpoint
+from warmup.signing import KeyFileError, Trust
+from warmup.status import StartupStatus
+from warmup.store import StoreError, StoreRefusedError
+from warmup.stores import check_store
+from warmup.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What runs beside the import of torch: first the checkpoint and the plan, then the artifacts.
+
+    ``artifacts`` is None where the backend uses none.
+    """
+
+    model: "Future[tuple[Checkpoint, Plan]]"
+    artifacts: "Future[Artifacts | None]"
+
+
+def prepare(
+    options: StartOptions, timeline: Timeline, status: StartupStatus, pool: ThreadPoolExecutor
+) -> Preparation:
+    """Begin on the threads of ``pool``, which must have two."""
+    model = pool.submit(_model, options, timeline)
+
+    def artifacts() -> Artifacts | None:
+        if options.backend == "eager":
+            return None
+        checkpoint, plan = model.result()
+        with timeline.phase("fetch_artifacts"):
+            found = find_artifacts(checkpoint, plan, options, "jit" if options.backend == "jit" else "aot")
+        status.fetched(found)
+        return found
+
+    return Preparation(model, pool.submit(artifacts))
+
+
+def trust_of(options: StartOptions) -> Trust:
+    """Whose signatures the store's artifacts may carry.
+
+    Raises:
+        StartError: a key file cannot be read, or an S3 store is given without any trust.
+    """
+    store = options.store
+    try:
+        trust = Trust.from_files(store.trusted_keys, store.allow_unsigned)
+        check_store(store.address, trust)
+    except (KeyFileError, StoreRefusedError) as error:
+        raise StartError(str(error)) from None
+    return trust
+
+
+def find_artifacts(checkpoint: Checkpoint, plan: Plan, options: StartOptions, kind: Kind) -> Artifacts:
+    """Bring the artifact set of this plan to the local folder, verified, or say why there is none.
+
+    Raises:
+        StartError: the store must not be opened as configured.
+    """
+    trust = trust_of(options)
+    factors = plan.factors(checkpoint.config, kind)
+    key = artifact_key(factors)
+    store = options.store
+    try:
+        if store.remote is not None:
+            request = FetchRequest(
+                store=store.remote,
+                local=store.folder,
+                key=key,
+                factors=factors,
+                s3=options.s3,
+                trusted_keys=store.trusted_keys,
+                allow_unsigned=store.allow_unsigned,
+                deadline=store.deadline,
+            )
+            fetched = fetch_in_child(request)
+        else:
+            fetched = fetch(None, FolderStore.open(store.folder), key, factors, trust, store.deadline)
+    except StoreError as error:  # the local folder: without it nothing can be loaded, but eager can be served
+        fetched = Fetched("error", str(error))
+    signatures = fetched.manifest.metadata.get("signatures", {}) if fetched.manifest else {}
+    return Artifacts(key, factors, fetched, signatures)
+
+
+def _model(options: StartOptions, timeline: Timeline) -> tuple[Checkpoint, Plan]:
+    with timeline.phase("fetch_weights"):
+        checkpoint = read_checkpoint(options)
+    return checkpoint, make_plan(checkpoint.config, options)
+
+
+def read_checkpoint(options: StartOptions) -> Checkpoint:
+    """Bring the checkpoint's files to this machine and read all but the weights.
+
+    Raises:
+        CheckpointError, ConfigError: the source or its files cannot be used.
+    """
+    folder = resolve_checkpoint(options.model, options.cache_dir, options.s3)
+    # Here and not above: numpy and Pillow, which a server must not wait for before it listens.
+    from models.config import ModelConfig  # noqa: PLC0415
+    from models.preprocess import ImageTransform  # noqa: PLC0415
+    from models.tokenizer import Tokenizer  # noqa: PLC0415
+
+    config = ModelConfig.from_folder(folder)
+    return Checkpoint(
+        name=options.model,
+        folder=folder,
+        config=config,
+        tokenizer=Tokenizer.from_folder(folder),
+        transform=ImageTransform.from_folder(folder, config.vision.image_size, options.max_pixels),
+    )
