@@ -52,17 +52,17 @@ def check_signature(entry: str, expected: object, inputs: Sequence["Tensor"]) ->
 
 
 def slim(package: Path) -> None:
-    """Drop the generated sources from a package and compress it: about a tenth to store and to download.
+    """Empty the generated sources of a package and compress it: about a tenth to store and to download.
 
-    The loader reads the shared library and its metadata only. Members keep their order and get a fixed date, so
-    the same compilation gives the same bytes.
+    The loader reads the shared library and its metadata only, but torch 2.11 finds the metadata by the name of the
+    source, so that has to stay. Members keep their order and get a fixed date: equal contents give equal bytes.
     """
     slimmed = package.with_suffix(".slim")
     with zipfile.ZipFile(package) as source, zipfile.ZipFile(slimmed, "w", zipfile.ZIP_DEFLATED) as target:
         for member in source.infolist():
-            if not member.filename.endswith((".cpp", ".h")):
-                info = zipfile.ZipInfo(member.filename, date_time=(1980, 1, 1, 0, 0, 0))
-                info.external_attr = member.external_attr
-                info.compress_type = zipfile.ZIP_DEFLATED
-                target.writestr(info, source.read(member))
+            info = zipfile.ZipInfo(member.filename, date_time=(1980, 1, 1, 0, 0, 0))
+            info.external_attr = member.external_attr
+            info.compress_type = zipfile.ZIP_DEFLATED
+            generated = member.filename.endswith((".cpp", ".h"))
+            target.writestr(info, b"" if generated else source.read(member))
     slimmed.replace(package)

@@ -1,6 +1,6 @@
 """From a finished build to artifact stores: the local folder, and S3 where it may be written and is signed."""
 
-from importlib.metadata import version
+
 from typing import NamedTuple
 
 from warmup.build import Built
@@ -12,6 +12,7 @@ from warmup.prepare import trust_of
 from warmup.publish import Published, new_manifest, publish
 from warmup.signing import KeyFileError, Signer, load_signer
 from warmup.stores import open_store
+from warmup.version import snapcap_version
 
 
 class Publication(NamedTuple):
@@ -43,7 +44,7 @@ def publish_built(built: Built, factors: Factors, options: StartOptions, to_remo
         OSError: a built file cannot be read.
     """
     signer = signer_of(options)
-    manifest = new_manifest("aot", factors, built.files, version("snapcap"), {"signatures": dict(built.signatures)})
+    manifest = new_manifest("aot", factors, built.files, snapcap_version(), {"signatures": dict(built.signatures)})
     local = publish(FolderStore.open(options.store.folder), manifest, built.files, signer)
     if not to_remote or options.store.remote is None:
         return Publication(local, None)
