@@ -20,7 +20,7 @@ from service.startup import explain
 from warmup.build import Builder, BuildError, Built, Event
 from warmup.options import StartOptions
 from warmup.plan import Plan, StartError, make_plan
-from warmup.prepare import find_artifacts, read_checkpoint, trust_of
+from warmup.prepare import find_artifacts, read_checkpoint
 from warmup.prepared import Artifacts, Checkpoint
 from warmup.publication import publish_built, signer_of
 from warmup.store import StoreError
@@ -54,7 +54,10 @@ def _build(options: StartOptions) -> int:
         console.print(f"nothing to do: {artifacts.fetched.reason}")
         return 0
     started = time.monotonic()
-    built = _compile(checkpoint, plan, artifacts, options, console)
+    if artifacts.hit:  # at hand, and perhaps not yet in the remote store
+        built = Built(artifacts.fetched.entries, artifacts.signatures, {})
+    else:
+        built = _compile(checkpoint, plan, artifacts, options, console)
     for entry, reason in built.failures.items():
         console.print(f"[red]failed[/red] {entry}: {reason}", highlight=False)
     if not built.complete:
@@ -62,15 +65,17 @@ def _build(options: StartOptions) -> int:
             f"{len(built.failures)} of {len(built.failures) + len(built.files)} packages failed: nothing published"
         )
         return 1
-    trust_of(options)
     try:
-        publication = publish_built(built, artifacts.factors, options, to_remote=True)
+        publication = publish_built(
+            built, artifacts.factors, options, to_remote=True, replace=artifacts.fetched.unusable
+        )
     except StoreError as error:
         raise BuildError(str(error)) from error
     for published in (publication.local, publication.remote):
         if published is not None:
             console.print(f"{published.result}: {published.reason}", highlight=False)
-    console.print(f"{len(built.files)} packages in {time.monotonic() - started:.0f} s")
+    if not artifacts.hit:
+        console.print(f"{len(built.files)} packages in {time.monotonic() - started:.0f} s")
     final = publication.remote or publication.local
     return 0 if final.result in ("published", "exists") else 1
 

@@ -1,6 +1,7 @@
 """The start behind a bound port: begins when /livez answers, and ends READY or FAILED."""
 
 import logging
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -8,6 +9,7 @@ from typing import TYPE_CHECKING
 from service.config import Settings
 from service.errors import EngineFailed
 from service.start_options import start_options
+from service.waterfall import waterfall
 from warmup.timeline import Phase
 
 if TYPE_CHECKING:
@@ -49,6 +51,8 @@ def start(settings: Settings, services: "Services", stop: Callable[[], None]) ->
             "ready",
             extra={"fields": {"s": timeline.marks()["ready"], "model": checkpoint.name, **_served_by(services)}},
         )
+        if settings.log.format == "text" and sys.stderr.isatty():
+            print(waterfall(timeline.phases(), timeline.marks()["ready"]), file=sys.stderr)
 
     def failed(error: Exception) -> None:
         sentence = explain(error)

@@ -47,6 +47,11 @@ class Fetched:
     manifest: Manifest | None = None
     differences: tuple[Difference, ...] = ()
 
+    @property
+    def unusable(self) -> bool:
+        """There is a set of this key, and nobody will ever load it: a new one must take its place."""
+        return self.result in ("corrupt", "untrusted")
+
 
 class _FailedError(Exception):
     """A fetch that ends in anything but a hit."""

@@ -212,7 +212,7 @@ class BackgroundBuild:
         artifacts = self._loaded.artifacts
         if artifacts is None:
             return
-        publication = publish_built(built, artifacts.factors, self._options, publishing)
+        publication = publish_built(built, artifacts.factors, self._options, publishing, artifacts.fetched.unusable)
         for published in (publication.local, publication.remote):
             if published is not None:
                 self._status.published(published.result)

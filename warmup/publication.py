@@ -1,6 +1,5 @@
 """From a finished build to artifact stores: the local folder, and S3 where it may be written and is signed."""
 
-
 from typing import NamedTuple
 
 from warmup.build import Built
@@ -36,8 +35,11 @@ def signer_of(options: StartOptions) -> Signer | None:
         raise StartError(str(error)) from None
 
 
-def publish_built(built: Built, factors: Factors, options: StartOptions, to_remote: bool) -> Publication:
-    """Publish a complete set. A set of the same key that is there already stays.
+def publish_built(
+    built: Built, factors: Factors, options: StartOptions, to_remote: bool, replace: bool = False
+) -> Publication:
+    """Publish a complete set. A set of the same key that is there already stays, unless ``replace`` says that it
+    was found to be no good.
 
     Raises:
         StoreError: a store cannot be opened as configured.
@@ -49,4 +51,4 @@ def publish_built(built: Built, factors: Factors, options: StartOptions, to_remo
     if not to_remote or options.store.remote is None:
         return Publication(local, None)
     store = open_store(options.store.remote, options.s3, trust_of(options))
-    return Publication(local, publish(store, manifest, built.files, signer))
+    return Publication(local, publish(store, manifest, built.files, signer, replace))
