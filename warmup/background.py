@@ -205,7 +205,8 @@ class BackgroundBuild:
             _logger.error("swap refused; the bucket stays eager", extra={"fields": {**fields, "error": str(error)}})
             return
         status.swapped("swapped")
-        status.update(component, size, "warm", backend.name)
+        captured = loaded.runner.device.type == "cuda"
+        status.update(component, size, "captured" if captured else "warm", backend.name)
         _logger.info("bucket swapped in", extra={"fields": fields})
 
     def _publish(self, built: Built, publishing: bool) -> None:

@@ -72,6 +72,10 @@ class Warmer:
         with self.timeline.phase("warm_decoder"):
             for bucket in buckets:
                 self._run_once("decoder", bucket, self.runner)
+        if self.runner.device.type == "cuda":
+            with self.timeline.phase("capture_graphs"):
+                for bucket in reversed(buckets):
+                    self._capture(bucket)
 
     def warm_aside(self, bucket: Bucket) -> None:
         """Run a bucket once on buffers of its own, while rows are running."""
@@ -79,6 +83,15 @@ class Warmer:
         for component in COMPONENTS:
             twin.bind(component, bucket, self.runner.bound(component, bucket))
             self._run_once(component, bucket, twin)
+        if self.runner.device.type == "cuda":
+            self._capture(bucket)
+
+    def _capture(self, bucket: Bucket) -> None:
+        for component in COMPONENTS:
+            self.runner.capture(component, bucket)
+            known = self.status.bucket(component, bucket.size)
+            if known.state != "failed":
+                self.status.update(component, bucket.size, "captured", known.backend)
 
     def _run_once(self, component: ComponentName, bucket: Bucket, runner: Runner) -> None:
         started = time.perf_counter()

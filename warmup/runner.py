@@ -6,7 +6,7 @@ nothing to copy when the engine moves between buckets.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,12 +39,25 @@ def open_callables(regions: Regions, component: Component, bucket: Bucket, backe
 
 
 @dataclass(frozen=True)
+class _Captured:
+    """A CUDA graph, and the static tensor that a replay leaves its result in."""
+
+    graph: torch.cuda.CUDAGraph
+    output: Tensor
+
+    def replay(self) -> Tensor:
+        self.graph.replay()
+        return self.output
+
+
+@dataclass(frozen=True)
 class _EncodePlan:
     """The encoder's regions at one bucket, with everything but the images bound."""
 
     pixels: Tensor  # [B, height, width, 3] uint8
     slots: Tensor  # [B] int64
     run: Callables
+    captured: _Captured | None = None
 
 
 @dataclass(frozen=True)
@@ -56,6 +69,7 @@ class _StepPlan:
     forced: Tensor
     layers: list[tuple[Tensor, ...]]
     run: Callables
+    captured: _Captured | None = None
 
 
 class Runner:
@@ -74,6 +88,7 @@ class Runner:
         self._weights = weights
         self._encode: dict[Bucket, _EncodePlan] = {}
         self._step: dict[Bucket, _StepPlan] = {}
+        self._graph_pool: Any = None  # made with the first graph; all share it, as only one runs at a time
 
     @property
     def device(self) -> torch.device:
@@ -90,6 +105,27 @@ class Runner:
         """What runs a component's bucket now."""
         return self._encode[bucket].run if component == "encoder" else self._step[bucket].run
 
+    def capture(self, component: Component, bucket: Bucket) -> None:
+        """Record everything a bucket launches as one CUDA graph; from now on it is replayed.
+
+        The bucket must have run once, since a first call allocates and loads. Capturing the largest bucket first
+        lets the smaller ones live in its memory. Recording launches nothing, so rows may be running.
+        """
+        if self._graph_pool is None:
+            self._graph_pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        # Thread-local: threads that decode images must not break a capture that they have no part in.
+        with torch.cuda.graph(graph, pool=self._graph_pool, capture_error_mode="thread_local"):
+            if component == "encoder":
+                output = self._run_encoder(self._encode[bucket])
+            else:
+                output = self._run_decoder(self._step[bucket])
+        captured = _Captured(graph, output)
+        if component == "encoder":
+            self._encode[bucket] = replace(self._encode[bucket], captured=captured)
+        else:
+            self._step[bucket] = replace(self._step[bucket], captured=captured)
+
     def twin(self) -> "Runner":
         """A runner over the same weights with zeroed buffers of its own and nothing bound: for trying things
         while rows are running here."""
@@ -99,7 +135,7 @@ class Runner:
     def _encode_plan(self, bucket: Bucket, callables: Callables) -> _EncodePlan:
         known = self._encode.get(bucket)
         if known is not None:
-            return replace(known, run=callables)
+            return replace(known, run=callables, captured=None)
         height, width = self.config.vision.image_size
         return _EncodePlan(
             pixels=torch.zeros(bucket.size, height, width, 3, dtype=torch.uint8, device=self.device),
@@ -110,7 +146,7 @@ class Runner:
     def _step_plan(self, bucket: Bucket, callables: Callables) -> _StepPlan:
         known = self._step.get(bucket)
         if known is not None:
-            return replace(known, run=callables)
+            return replace(known, run=callables, captured=None)
         state, rows = self.state, bucket.size
         positions = state.positions[:rows]
         caches = ((c.key, c.value, c.cross_key, c.cross_value) for c in state.layers(rows))
@@ -133,11 +169,7 @@ class Runner:
         plan.pixels[:count].copy_(torch.from_numpy(np.stack(images)))
         slots = list(range(first_slot, first_slot + count)) + [self.state.slots] * (bucket.size - count)
         plan.slots.copy_(torch.tensor(slots))
-        hidden = plan.run.before(plan.pixels, *self._one(self.regions.encoder_before.name))
-        for weights in self._weights.of(self.regions.encoder_block):
-            hidden = plan.run.block(hidden, *weights)
-        after = self._one(self.regions.encoder_after.name)
-        return plan.run.after(hidden, plan.slots, self.state.cross_key, self.state.cross_value, *after)
+        return plan.captured.replay() if plan.captured else self._run_encoder(plan)
 
     def admit(self, slot: int, row: Row) -> None:
         """Put a request at its start: the start token at position 0, and its prompt as forced tokens."""
@@ -160,11 +192,7 @@ class Runner:
         ``sampling`` must be set when a running row has a temperature above 0.
         """
         plan, rows = self._step[bucket], bucket.size
-        hidden = plan.run.before(plan.tokens, plan.positions, *self._one(self.regions.decoder_before.name))
-        for inputs in plan.layers:
-            hidden = plan.run.block(hidden, *inputs)
-        after = self._one(self.regions.decoder_after.name)
-        logits = plan.run.after(hidden, plan.tokens, plan.positions, plan.forced, *after)
+        logits = plan.captured.replay() if plan.captured else self._run_decoder(plan)
         if sampling:
             state = self.state
             sample(
@@ -196,6 +224,20 @@ class Runner:
     def move(self, source: int, target: int) -> None:
         """Move a running row into a slot that has become free."""
         self.state.move(source, target)
+
+    def _run_encoder(self, plan: _EncodePlan) -> Tensor:
+        hidden = plan.run.before(plan.pixels, *self._one(self.regions.encoder_before.name))
+        for weights in self._weights.of(self.regions.encoder_block):
+            hidden = plan.run.block(hidden, *weights)
+        after = self._one(self.regions.encoder_after.name)
+        return plan.run.after(hidden, plan.slots, self.state.cross_key, self.state.cross_value, *after)
+
+    def _run_decoder(self, plan: _StepPlan) -> Tensor:
+        hidden = plan.run.before(plan.tokens, plan.positions, *self._one(self.regions.decoder_before.name))
+        for inputs in plan.layers:
+            hidden = plan.run.block(hidden, *inputs)
+        after = self._one(self.regions.decoder_after.name)
+        return plan.run.after(hidden, plan.tokens, plan.positions, plan.forced, *after)
 
     def _one(self, region: str) -> WeightSet:
         return self._weights.sets[region][0]

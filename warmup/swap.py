@@ -31,6 +31,8 @@ def swap_bucket(runner: Runner, dtype: torch.dtype, component: Component, bucket
     check = check_encoder if component == "encoder" else check_decoder
     check(runner, dtype, bucket, compiled, eager)
     runner.bind(component, bucket, compiled)
+    if runner.device.type == "cuda":
+        runner.capture(component, bucket)
 
 
 def check_encoder(
