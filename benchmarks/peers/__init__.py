@@ -1,0 +1,1 @@
+"""What snapcap is measured against."""
