@@ -9,6 +9,7 @@ Nothing here imports torch before `import_torch`, so a server that has bound its
 
 import importlib
 import logging
+import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -63,6 +64,10 @@ def load(options: StartOptions, timeline: Timeline, status: StartupStatus) -> Lo
     with ThreadPoolExecutor(2, thread_name_prefix="snapcap-fetch") as pool:
         preparation = prepare(options, timeline, status, pool)
         with timeline.phase("import_torch"):
+            # Read when libgomp is loaded. By default its threads spin while they wait for each other, and where a
+            # CPU is shared with HTTP, decoding or a build, the one that is waited for is the one that does not
+            # run: an encode of 20 ms took 800 ms.
+            os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
             importlib.import_module("torch")
         checkpoint, plan = preparation.model.result()
 
