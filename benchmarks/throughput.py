@@ -36,7 +36,8 @@ from benchmarks.common import (
     serving,
 )
 
-EAGER, AOT, PEER_CASE = "snapcap, eager", "snapcap, aot", "FastAPI + transformers generate"
+EAGER, AOT = "snapcap, eager", "snapcap, aot"
+PEER_CASE, PEER_TUNED = "FastAPI + transformers", "the same, set_num_threads(1)"
 WARM_UP_S = 2.0
 _METRIC = re.compile(r'^snapcap_(rows|padding_rows)_total\{component="(\w+)"\} (\S+)$', re.MULTILINE)
 
@@ -92,7 +93,7 @@ def warm(server: Server, clients: int) -> None:
 
 
 def report(results: Mapping[str, Samples], clients: int, seconds: float) -> Report:
-    peer = results[PEER_CASE].need("captions_per_s")
+    peer = max(results[case].need("captions_per_s") for case in (PEER_CASE, PEER_TUNED))
     table = []
     for name, case in results.items():
         rate = case.need("captions_per_s")
@@ -110,8 +111,7 @@ def report(results: Mapping[str, Samples], clients: int, seconds: float) -> Repo
             ]
         )
     out = Report()
-    columns = ["", "captions/s", "/peer", "p50 ms", "p99 ms", "encoder padding", "decoder padding"]
-    columns += ["CPU ms each", "CPUs: server + clients"]
+    columns = ["", "cap/s", "/peer", "p50 ms", "p99 ms", "padded: encoder", "decoder", "CPU ms each", "CPUs used"]
     rounds = len(results[PEER_CASE].values["captions_per_s"])
     note = (
         f"medians of {rounds} alternating rounds of {seconds:g} s; padding: rows padded / rows run, from /metrics"
@@ -122,8 +122,8 @@ def report(results: Mapping[str, Samples], clients: int, seconds: float) -> Repo
         "Against the targets",
         ["what", "measured", "target"],
         [
-            ["captions/s, eager to the peer", ratio(eager, peer), "≥ 3 ×"],
-            ["captions/s, aot to the peer", ratio(aot, peer), "≥ 4.5 ×"],
+            ["captions/s, eager to the better peer", ratio(eager, peer), "≥ 3 ×"],
+            ["captions/s, aot to the better peer", ratio(aot, peer), "≥ 4.5 ×"],
         ],
     )
     return out
@@ -145,6 +145,7 @@ def main() -> None:
         aot = serve_command("--cache-dir", str(cache), "--backend", "aot", "--strict", *further)
         servers = {
             PEER_CASE: stack.enter_context(serving((*PEER, "--model", str(DEMO)), PEER_API)),
+            PEER_TUNED: stack.enter_context(serving((*PEER, "--model", str(DEMO), "--threads", "1"), PEER_API)),
             EAGER: stack.enter_context(serving(serve_command("--backend", "eager", *further))),
             AOT: stack.enter_context(serving(aot)),
         }

@@ -38,7 +38,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="models/demo", help="checkpoint folder")
     parser.add_argument("--port", type=int, default=8100)
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads of one operation; 0: torch's choice")
     options = parser.parse_args()
+    if options.threads:
+        torch.set_num_threads(options.threads)
     uvicorn.run(create_app(options.model), host="127.0.0.1", port=options.port, log_level="warning")
 
 
