@@ -1,0 +1,113 @@
+"""A real `snapcap` in a process of its own."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def clean_environment(**extra: str) -> dict[str, str]:
+    """This environment without what configures snapcap."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SNAPCAP_")}
+    return {**kept, "OMP_NUM_THREADS": "2", **extra}
+
+
+def snapcap(*arguments: str, timeout: float = 300, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Run a command to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "service.cli", *arguments],
+        env=clean_environment(**environment),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+class ServerProcess:
+    """`snapcap serve` on a free port; a context manager that kills it."""
+
+    def __init__(self, *arguments: str, **environment: str) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self._arguments = arguments
+        self._environment = environment
+        self._log: list[str] = []
+
+    def __enter__(self) -> "ServerProcess":
+        command = [sys.executable, "-m", "service.cli", "serve", "--host", "127.0.0.1", "--port", str(self.port)]
+        self.process = subprocess.Popen(
+            [*command, *self._arguments],
+            env=clean_environment(**self._environment),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.log()
+
+    def log(self) -> str:
+        """Everything it has logged; only once it has ended."""
+        if self.process.stderr is not None and not self.process.stderr.closed:
+            self._log.append(self.process.stderr.read())
+            self.process.stderr.close()
+            self.process.wait()
+        return "".join(self._log)
+
+    def call(
+        self, path: str, body: bytes | None = None, headers: dict[str, str] | None = None, timeout: float = 60
+    ) -> tuple[int, Any, dict[str, str]]:
+        """Status, body (JSON where it is JSON) and headers; status 0 when nobody listens."""
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", body, headers or {})
+        try:
+            with urllib.request.urlopen(request, timeout=timeout) as reply:
+                status, data, fields = reply.status, reply.read(), dict(reply.headers)
+        except urllib.error.HTTPError as error:
+            status, data, fields = error.code, error.read(), dict(error.headers)
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            return 0, None, {}
+        is_json = "json" in fields.get("content-type", fields.get("Content-Type", ""))
+        return status, json.loads(data) if is_json else data.decode(), fields
+
+    def caption(self, image: Path, query: str = "") -> dict[str, Any]:
+        status, body, _ = self.call(f"/v1/caption{query}", image.read_bytes())
+        assert status == 200, body
+        result: dict[str, Any] = body
+        return result
+
+    def wait_for(self, what: Callable[[], bool], seconds: float = 120) -> None:
+        """Poll until it is true; fails with the log when the process ends first."""
+        end = time.monotonic() + seconds
+        while not what():
+            if self.process.poll() is not None:
+                raise AssertionError(f"snapcap ended with {self.process.returncode}: {self.log()}")
+            assert time.monotonic() < end, f"not within {seconds} s: {self.call('/startup')[1]}"
+            time.sleep(0.02)
+
+    def wait_ready(self) -> "ServerProcess":
+        self.wait_for(lambda: self.call("/readyz")[0] == 200)
+        return self
+
+    def startup(self) -> dict[str, Any]:
+        body: dict[str, Any] = self.call("/startup")[1]
+        return body
+
+    def metrics(self) -> dict[str, float]:
+        """Values by the full sample name, labels included."""
+        lines = self.call("/metrics")[1].splitlines()
+        samples = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
+        return {name: float(value) for name, _, value in samples}
+
+    def terminate(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
