@@ -4,6 +4,7 @@ Everything that snapcap does not support is refused here, by name, before a tens
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,15 +135,26 @@ def require(config: Mapping[str, Any], field: str, expected: object, prefix: str
 
 def positive_int(config: Mapping[str, Any], field: str, prefix: str, default: int | None = None) -> int:
     value = config.get(field, default)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if not _is_whole(value) or value < 1:
         raise ConfigError(prefix + field, value, "a positive whole number is expected")
-    return value
+    return int(value)
+
+
+def positive_number(config: Mapping[str, Any], field: str, prefix: str, default: float) -> float:
+    value = config.get(field, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ConfigError(prefix + field, value, "a positive number is expected")
+    return float(value)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)  # JSON's true is an int to Python
 
 
 def size_pair(config: Mapping[str, Any], field: str, prefix: str, default: int) -> tuple[int, int]:
     value = config.get(field, default)
-    pair = (value, value) if isinstance(value, int) else tuple(value or ())
-    if len(pair) != 2 or not all(isinstance(side, int) and side > 0 for side in pair):
+    pair = tuple(value) if isinstance(value, list) else (value, value)
+    if len(pair) != 2 or not all(_is_whole(side) and side > 0 for side in pair):
         raise ConfigError(prefix + field, value, "a size in pixels, or [height, width], is expected")
     return pair[0], pair[1]
 
@@ -175,7 +187,7 @@ def _vision(config: Mapping[str, Any]) -> VisionConfig:
         num_heads=heads,
         intermediate_size=positive_int(config, "intermediate_size", prefix, 3072),
         activation=known_activation(config, "hidden_act", prefix, "gelu"),
-        layer_norm_eps=float(config.get("layer_norm_eps", 1e-12)),
+        layer_norm_eps=positive_number(config, "layer_norm_eps", prefix, 1e-12),
         qkv_bias=bool(config.get("qkv_bias", True)),
     )
 
@@ -208,7 +220,7 @@ def _decoder(config: Mapping[str, Any], encoder_hidden: int) -> DecoderConfig:
         num_heads=heads,
         inner_size=4 * hidden if inner is None else positive_int(config, "n_inner", prefix),
         activation=known_activation(config, "activation_function", prefix, "gelu_new"),
-        layer_norm_eps=float(config.get("layer_norm_epsilon", 1e-5)),
+        layer_norm_eps=positive_number(config, "layer_norm_epsilon", prefix, 1e-5),
         scale_attention=bool(config.get("scale_attn_weights", True)),
         tied_head=bool(config.get("tie_word_embeddings", True)),
     )
@@ -234,15 +246,19 @@ def _generation(
     start = look_up("decoder_start_token_id", "bos_token_id")
     for field, ids in (("decoder_start_token_id", (start,)), ("eos_token_id", eos_ids)):
         for token in ids:
-            if not isinstance(token, int) or not 0 <= token < dimensions.vocab_size:
+            if not _is_whole(token) or not 0 <= token < dimensions.vocab_size:
                 raise ConfigError(field, token, f"a token id below vocab_size {dimensions.vocab_size} is expected")
     pad = look_up("pad_token_id")
-    max_length = look_up("max_length") or 20  # transformers' default
-    if look_up("max_new_tokens") is not None:
-        max_length = look_up("max_new_tokens") + 1
+    lengths = {field: look_up(field) for field in ("max_new_tokens", "max_length")}
+    if lengths["max_new_tokens"] is not None:
+        max_length = positive_int(lengths, "max_new_tokens", "") + 1
+    elif lengths["max_length"] is not None:
+        max_length = positive_int(lengths, "max_length", "")
+    else:
+        max_length = 20  # transformers' default
     return GenerationConfig(
         start_id=start,
         eos_ids=eos_ids,
         pad_id=pad if isinstance(pad, int) else (eos_ids[0] if eos_ids else start),
-        max_length=min(int(max_length), dimensions.n_positions),
+        max_length=min(max_length, dimensions.n_positions),
     )
