@@ -101,8 +101,9 @@ def make_plan(config: ModelConfig, options: StartOptions) -> Plan:
 def default_threads() -> int:
     """All CPUs but one, which is left to HTTP and image decoding.
 
-    The threads of an operation meet at spinning barriers: where one of them waits for a CPU the others burn theirs,
-    and a server of 2 CPUs with 2 threads answers 20 to 50 times fewer requests (benchmarks/README.md).
+    The threads of an operation wait for each other, so where one of them has to wait for a CPU all do: with 2
+    threads on 2 CPUs a server under load answered two thirds of what it did with 1, and next to nothing where they
+    spin (benchmarks/README.md).
     """
     return max(available_cpus() - 1, 1)
 
