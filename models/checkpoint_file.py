@@ -29,9 +29,9 @@ def weight_files(folder: Path) -> list[Path]:
         if (folder / index).is_file():
             try:
                 names = sorted(set(json.loads((folder / index).read_text())["weight_map"].values()))
+                missing = [n for n in names if Path(n).name != n or not (folder / n).is_file()]
             except (ValueError, KeyError, AttributeError, TypeError):
                 raise WeightsError(f"{index} is not a weight index: it needs a 'weight_map' object") from None
-            missing = [n for n in names if Path(n).name != n or not (folder / n).is_file()]
             if missing:
                 raise WeightsError(f"{index} names {missing[0]!r}, which is not in {folder.name}/")
             return [folder / name for name in names]
@@ -47,7 +47,12 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     for path in weight_files(folder):
         try:
             tensors.update(_read(path))
-        except (OSError, ValueError, RuntimeError, pickle.UnpicklingError, EOFError) as error:
+        except pickle.UnpicklingError as error:  # torch's own text advises to read it unsafely
+            raise WeightsError(
+                f"{path.name} is refused: it is damaged, or holds more than tensors, which could run code; "
+                "save the model as safetensors"
+            ) from error
+        except (OSError, ValueError, RuntimeError, EOFError) as error:
             raise WeightsError(f"{path.name} cannot be read: {_first_line(error)}") from error
         except Exception as error:  # safetensors raises its own type, which derives from Exception alone
             raise WeightsError(f"{path.name} is damaged: {_first_line(error)}") from error
@@ -67,4 +72,6 @@ def _read(path: Path) -> dict[str, Tensor]:
     with path.open("rb") as file:
         mappable = file.read(2) == b"PK"  # a zip; torch wrote plain pickles before 1.6
     state = torch.load(path, map_location="cpu", weights_only=True, mmap=mappable)
+    if not isinstance(state, dict):
+        raise ValueError(f"it holds a {type(state).__name__}, a dictionary of tensors is expected")
     return {name: tensor for name, tensor in state.items() if isinstance(tensor, Tensor)}
