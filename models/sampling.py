@@ -34,7 +34,9 @@ def sample(
     cumulative = probabilities.cumsum(dim=-1)
     at = positions.unsqueeze(1)
     threshold = uniforms.gather(1, at) * cumulative[:, -1:]
-    choice = (cumulative <= threshold).sum(dim=-1, keepdim=True).clamp(max=ordered.shape[1] - 1)
+    # A number just below 1 may be 1 in fp32: it must not lead past the kept tokens, to the least likely of all.
+    last_kept = (probabilities > 0).sum(dim=-1, keepdim=True).clamp(min=1) - 1  # none in a row that is not sampled
+    choice = (cumulative <= threshold).sum(dim=-1, keepdim=True).minimum(last_kept)
     drawn = ids.gather(1, choice).squeeze(1)
     free = forced.gather(1, at).squeeze(1) < 0
     tokens.copy_(torch.where(free & (temperature > 0), drawn, tokens))
