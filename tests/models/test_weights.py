@@ -1,7 +1,6 @@
 """Checkpoint files of every layout and format: equal weights, or an error that names what is wrong."""
 
 import json
-import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -162,36 +161,6 @@ def test_buffers_and_heads_that_a_captioner_does_not_use_are_ignored(
     assert_equal(load(folder), load(saved))
 
 
-class Exploit:
-    """A pickle that runs a command when it is read as pickles are."""
-
-    def __init__(self, command: str) -> None:
-        self.command = command
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return os.system, (self.command,)
-
-
-@pytest.mark.parametrize("zipped", [True, False])
-def test_a_pickle_that_would_run_code_is_refused_and_does_not_run(folder: Path, zipped: bool) -> None:
-    ran = folder / "ran"
-    torch.save({"a": Exploit(f"touch {ran}")}, folder / BIN, _use_new_zipfile_serialization=zipped)
-    with pytest.raises(
-        WeightsError, match=r"pytorch_model\.bin is refused: .* save the model as safetensors"
-    ) as refusal:
-        load(folder)
-    assert not ran.exists()
-    assert "weights_only" not in str(refusal.value)
-    torch.load(folder / BIN, weights_only=False)  # the exploit works where it is let
-    assert ran.exists()
-
-
-def test_a_bin_file_that_is_no_dictionary_is_refused(folder: Path) -> None:
-    torch.save(torch.ones(2), folder / BIN)
-    with pytest.raises(WeightsError, match=r"pytorch_model\.bin .* holds a Tensor, a dictionary of tensors"):
-        load(folder)
-
-
 def test_a_missing_tensor_is_named(folder: Path, tensors: dict[str, Tensor]) -> None:
     for name, ours in (
         ("encoder.encoder.layer.1.attention.attention.key.weight", "encoder.layer.1.key.weight"),
@@ -229,45 +198,6 @@ def test_a_tensor_of_another_shape_is_named_with_both_shapes(
     save_file({**tensors, name: torch.zeros(wrong)}, folder / SAFE)
     says = f"has shape {wrong}, config.json implies {shape}"
     with pytest.raises(WeightsError, match=rf"tensor '[\w.]+' {re.escape(says)}"):
-        load(folder)
-
-
-@pytest.mark.parametrize("kept", [0, 4, 100, -1])
-def test_a_truncated_file_is_named(saved: Path, folder: Path, kept: int) -> None:
-    (folder / SAFE).write_bytes((saved / SAFE).read_bytes()[:kept])
-    with pytest.raises(WeightsError, match=r"model\.safetensors (is damaged|cannot be read): "):
-        load(folder)
-
-
-@pytest.mark.parametrize("zipped", [True, False])
-def test_a_truncated_bin_file_is_named(folder: Path, tensors: dict[str, Tensor], zipped: bool) -> None:
-    torch.save(tensors, folder / BIN, _use_new_zipfile_serialization=zipped)
-    whole = (folder / BIN).read_bytes()
-    for kept in (0, 10, len(whole) // 2):
-        (folder / BIN).write_bytes(whole[:kept])
-        with pytest.raises(WeightsError, match=r"^pytorch_model\.bin "):
-            load(folder)
-
-
-@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "sub/model.safetensors", "..", ""])
-def test_an_index_may_not_name_a_file_elsewhere(saved: Path, folder: Path, name: str) -> None:
-    (folder.parent / SAFE).write_bytes((saved / SAFE).read_bytes())
-    (folder / "sub").mkdir()
-    (folder / "sub" / SAFE).write_bytes((saved / SAFE).read_bytes())
-    (folder / f"{SAFE}.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
-    with pytest.raises(WeightsError, match=rf"names '{re.escape(name)}', which is not in"):
-        load(folder)
-
-
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": [1]}', '{"weight_map": {"a": 1}}'])
-def test_an_index_that_is_none_is_refused(folder: Path, content: str) -> None:
-    (folder / f"{SAFE}.index.json").write_text(content)
-    with pytest.raises(WeightsError, match="is not a weight index"):
-        load(folder)
-
-
-def test_a_folder_without_weights_says_what_is_expected(folder: Path) -> None:
-    with pytest.raises(WeightsError, match=r"model\.safetensors or pytorch_model\.bin is expected"):
         load(folder)
 
 

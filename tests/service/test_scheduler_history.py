@@ -1,0 +1,123 @@
+"""Random histories of a scheduler over a device of lists: every request gets exactly its own tokens."""
+
+import random
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from service.errors import DeadlineExceeded, Overloaded
+from service.request import CaptionRequest, SamplingParams
+from service.scheduler import Limits, Scheduler
+from warmup.buckets import BucketTable
+
+EOS = 2
+LIMITS = Limits(cache_length=20, default_new_tokens=6, eos_ids=frozenset({EOS}))
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def request(name: int, prompt: tuple[int, ...], deadline: float, max_new_tokens: int | None) -> CaptionRequest:
+    pixels: Any = None
+    return CaptionRequest(str(name), pixels, prompt, SamplingParams(max_new_tokens), deadline, Future())
+
+
+def own_token(name: str, place: int) -> int:
+    """What the device generates for a request as its token number ``place``; now and then the end."""
+    return random.Random(f"{name}/{place}").choice((EOS, *range(10, 20)))
+
+
+def own_tokens(sent: CaptionRequest) -> tuple[tuple[int, ...], str]:
+    """What a request must get, whatever happens around it."""
+    limit = LIMITS.new_tokens(len(sent.prompt_ids), sent.params.max_new_tokens)
+    tokens: list[int] = []
+    for place in range(limit):
+        token = own_token(sent.id, place)
+        if token == EOS:
+            return tuple(tokens), "stop"
+        tokens.append(token)
+    return tuple(tokens), "length"
+
+
+class ListDevice:
+    """Slots as a list: what is in a slot, and how many tokens it has been given."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots: list[tuple[CaptionRequest, int] | None] = [None] * slots
+
+    def put(self, slot: int, sent: CaptionRequest) -> None:
+        self.slots[slot] = (sent, 0)
+
+    def move(self, moves: list[tuple[int, int]]) -> None:
+        for source, target in moves:
+            assert source > target
+            self.slots[target] = self.slots[source]
+
+    def step(self, rows: int) -> list[int]:
+        tokens = []
+        for slot in range(rows):
+            held = self.slots[slot]
+            assert held is not None
+            sent, count = held
+            self.slots[slot] = (sent, count + 1)
+            prompt = sent.prompt_ids
+            tokens.append(prompt[count] if count < len(prompt) else own_token(sent.id, count - len(prompt)))
+        return tokens
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_in_a_random_history_every_request_gets_exactly_its_own_tokens(seed: int) -> None:
+    luck, clock = random.Random(seed), Clock()
+    table = BucketTable.of((1, 3, 7))
+    scheduler = Scheduler(table, LIMITS, capacity=9, clock=clock)
+    device = ListDevice(table.largest.size)
+    sent: list[CaptionRequest] = []
+    refused = 0
+    for event in range(400):
+        clock.now += 1.0
+        for _ in range(luck.choice((0, 0, 1, 3, 12 if event % 10 == 0 else 1)) if event < 350 else 0):
+            prompt = tuple(luck.choices((EOS, 30, 31), k=luck.choice((0, 0, 2, 18))))
+            room = LIMITS.new_tokens(len(prompt), 1000)
+            new = request(
+                len(sent),
+                prompt,
+                deadline=clock.now + luck.choice((2, 10, 1000)),
+                max_new_tokens=luck.choice((None, 1, room)),
+            )
+            try:
+                scheduler.submit(new)
+                sent.append(new)
+            except Overloaded:
+                refused += 1
+        if luck.random() < 0.1 and sent:
+            luck.choice(sent[-8:]).future.cancel()
+        device.move(scheduler.drop_lost())
+        admitted = scheduler.admit()
+        first = len(scheduler.running) - len(admitted)
+        for slot, row in enumerate(admitted, start=first):
+            device.put(slot, row.request)
+        rows = len(scheduler.running)
+        assert rows <= table.largest.size
+        held = [device.slots[slot] for slot in range(rows)]
+        assert [each and each[0] for each in held] == [row.request for row in scheduler.running]
+        device.move(scheduler.advance(device.step(rows), "eager"))
+    assert (scheduler.running, scheduler.depth) == ([], 0)
+
+    outcomes = {"completed": 0, "late": 0, "cancelled": 0}
+    for each in sent:
+        if each.future.cancelled():
+            outcomes["cancelled"] += 1
+        elif each.future.exception(0) is not None:
+            assert isinstance(each.future.exception(), DeadlineExceeded)
+            outcomes["late"] += 1
+        else:
+            completion = each.future.result()
+            assert (completion.tokens, completion.finish_reason) == own_tokens(each)
+            outcomes["completed"] += 1
+    assert min(*outcomes.values(), refused) > 0, "the history must hold every kind of event"
