@@ -1,0 +1,226 @@
+"""Build once, start warm: the real commands over one store, and processes that compile nothing."""
+
+import json
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from support.server_process import ServerProcess, clean_environment, snapcap
+
+BUCKETS = ("--buckets", "1,4")
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def built_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache folder whose store has the demo model's artifacts; built once a run, one to two minutes."""
+    cache = tmp_path_factory.mktemp("built")
+    run = snapcap("build", "--cache-dir", str(cache), *BUCKETS, timeout=900)
+    assert run.returncode == 0, run.stderr
+    return cache
+
+
+@pytest.fixture(scope="module")
+def samples(demo_folder: Path) -> dict[Path, str]:
+    captions = json.loads((demo_folder / "samples" / "captions.json").read_text())
+    return {demo_folder / "samples" / name: caption for name, caption in captions.items()}
+
+
+def states(startup: dict[str, object]) -> set[tuple[str, str]]:
+    buckets = startup["buckets"]
+    assert isinstance(buckets, list)
+    return {(bucket["backend"], bucket["state"]) for bucket in buckets}
+
+
+def test_a_start_with_artifacts_is_compiled_and_warm_in_every_bucket(
+    built_cache: Path, samples: dict[Path, str]
+) -> None:
+    options = ("--cache-dir", str(built_cache), "--strict", "--backend", "aot")
+    with ServerProcess(*options, *BUCKETS) as server:
+        startup = server.wait_ready().startup()
+        assert (startup["tier"], startup["artifacts"]["result"]) == ("aot", "hit")
+        assert states(startup) == {("aot", "warm")}
+        for path, caption in samples.items():
+            reply = server.caption(path)
+            assert (reply["caption"], reply["backend"]) == (caption, "aot")
+        threads = [threading.Thread(target=server.caption, args=(path,)) for path in samples]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        metrics = server.metrics()
+    for size in (1, 4):
+        assert metrics[f'snapcap_step_duration_seconds_count{{bucket="{size}",component="decoder"}}'] > 0
+    assert metrics['snapcap_compile_events_total{when="startup"}'] == 0
+    assert metrics['snapcap_compile_events_total{when="serving"}'] == 0
+    assert metrics['snapcap_artifact_requests_total{kind="aot",result="hit"}'] == 1
+
+
+def test_a_compiled_start_imports_no_compiler_and_starts_no_process(built_cache: Path) -> None:
+    program = """
+import json, subprocess, sys
+from pathlib import Path
+def refuse(*a, **k): raise AssertionError(f"a process was started: {a}")
+subprocess.Popen.__init__ = refuse
+from warmup.options import StartOptions, StoreOptions
+from warmup.startup import load
+from warmup.status import StartupStatus
+from warmup.timeline import Timeline
+cache, status = Path(sys.argv[1]), StartupStatus()
+options = StartOptions("demo", cache, StoreOptions(cache / "store"), backend="aot", buckets=(1, 4), strict=True)
+load(options, Timeline.since_exec(), status)
+print(json.dumps([status.backend, sorted(sys.modules)]))
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", program, str(built_cache)],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+    assert run.returncode == 0, run.stderr
+    backend, modules = json.loads(run.stdout.splitlines()[-1])
+    assert backend == "aot"
+    assert "torch._inductor.compile_fx" not in modules
+    unwanted = ("torch._dynamo", "transformers", "triton", "boto3")
+    assert [name for name in modules if name.startswith(unwanted)] == []
+
+
+def test_another_checkpoint_of_the_same_shapes_starts_from_the_same_artifacts(
+    built_cache: Path, demo_folder: Path, tmp_path: Path, samples: dict[Path, str]
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    other = tmp_path / "tuned"
+    shutil.copytree(demo_folder, other, ignore=shutil.ignore_patterns("*.py", "samples", "__pycache__"))
+    tensors = load_file(other / "model.safetensors")
+    save_file({name: tensor * 1.0001 for name, tensor in tensors.items()}, other / "model.safetensors")
+    options = ("--model", str(other), "--cache-dir", str(built_cache), "--backend", "aot", "--strict")
+    with ServerProcess(*options, *BUCKETS) as server:
+        assert server.wait_ready().startup()["tier"] == "aot"
+        path, caption = next(iter(samples.items()))
+        assert server.caption(path)["caption"] == caption
+
+
+def test_a_second_build_does_nothing_and_explain_says_why(built_cache: Path) -> None:
+    again = snapcap("build", "--cache-dir", str(built_cache), *BUCKETS, CXX="no-such-compiler")
+    assert again.returncode == 0, again.stderr
+    assert "nothing to do" in again.stderr
+    hit = snapcap("explain", "--cache-dir", str(built_cache), *BUCKETS)
+    assert (hit.returncode, "result hit" in hit.stdout) == (0, True)
+    miss = snapcap("explain", "--cache-dir", str(built_cache), "--buckets", "1,2")
+    assert miss.returncode == 1
+    assert "model.buckets is [1, 2] here and [1, 4] there" in miss.stdout
+
+
+def test_an_interrupted_build_keeps_what_is_done(built_cache: Path, tmp_path: Path) -> None:
+    """A build folder that lacks one package: only that one needs the compiler, which is not there."""
+    (builds,) = (built_cache / "store" / "builds").iterdir()
+    target = tmp_path / "store" / "builds" / builds.name
+    shutil.copytree(builds, target)
+    (tmp_path / "store").chmod(0o700)
+    whole = snapcap("build", "--cache-dir", str(tmp_path), *BUCKETS, CXX="no-such-compiler")
+    assert whole.returncode == 0, whole.stderr
+    assert "12 packages" in whole.stderr
+    shutil.rmtree(tmp_path / "store" / "manifests")
+    (target / "aot" / "decoder_before.b4.pt2").write_bytes(b"half written")
+    damaged = snapcap("build", "--cache-dir", str(tmp_path), *BUCKETS, CXX="no-such-compiler")
+    assert damaged.returncode == 1
+    assert "no C++ compiler (no-such-compiler)" in damaged.stderr
+
+
+def test_a_wrong_package_and_one_that_crashes_fail_the_self_check(built_cache: Path, tmp_path: Path) -> None:
+    from warmup.build import Builder
+    from warmup.child import Child, ChildError
+    from warmup.options import StartOptions, StoreOptions
+    from warmup.plan import make_plan
+    from warmup.prepare import read_checkpoint
+    from warmup.region_task import job_of
+
+    (builds,) = (built_cache / "store" / "builds").iterdir()
+    packages = tmp_path / "packages"
+    shutil.copytree(builds, packages)
+    shutil.copy(packages / "aot" / "decoder_before.b4.pt2", packages / "aot" / "decoder_before.b1.pt2")
+    damaged = packages / "aot" / "encoder_before.b1.pt2"
+    damaged.write_bytes(damaged.read_bytes()[:-5000])
+    options = StartOptions("demo", tmp_path, StoreOptions(tmp_path), buckets=(1, 4))
+    checkpoint = read_checkpoint(options)
+    plan = make_plan(checkpoint.config, options)
+    assert not [task for task in Builder(checkpoint, plan, packages).tasks if task.size not in (1, 4)]
+    child = Child(
+        "warmup.check_worker", job_of(checkpoint.folder, plan, packages), {"AOTI_RUNTIME_CHECK_INPUTS": "1"}
+    )
+    child.start()
+    try:
+        assert child.ask({"region": "decoder_block", "size": 1})["difference"] < 1e-4
+        for region in ("decoder_before", "encoder_before"):
+            with pytest.raises(ChildError):
+                child.ask({"region": region, "size": 1})
+    finally:
+        child.kill()
+
+
+def test_ready_when_first_serves_and_the_other_buckets_follow(built_cache: Path, samples: dict[Path, str]) -> None:
+    options = ("--cache-dir", str(built_cache), "--ready-when", "first", "--strict", "--backend", "aot")
+    with ServerProcess(*options, *BUCKETS) as server:
+        server.wait_ready()
+        path, caption = next(iter(samples.items()))
+        assert server.caption(path)["caption"] == caption
+        server.wait_for(lambda: states(server.startup()) == {("aot", "warm")}, seconds=30)
+
+
+def test_without_a_compiler_the_server_stays_eager_and_says_so(tmp_path: Path, samples: dict[Path, str]) -> None:
+    with ServerProcess("--cache-dir", str(tmp_path), *BUCKETS, CXX="no-such-compiler") as server:
+        server.wait_ready()
+        server.wait_for(lambda: (server.startup()["build"] or {}).get("state") == "failed", seconds=30)
+        build = server.startup()["build"]
+        path, caption = next(iter(samples.items()))
+        assert server.caption(path)["caption"] == caption
+    assert "no C++ compiler (no-such-compiler)" in build["error"]
+
+
+@pytest.mark.timeout(900)  # compilers of the lowest priority, beside a server that is kept busy
+def test_a_build_behind_a_serving_server_is_swapped_in_under_load(tmp_path: Path, samples: dict[Path, str]) -> None:
+    """From an empty store: no request fails, every caption is right before, during and after, and the next start
+    is compiled."""
+    wrong: list[object] = []
+    served: set[str] = set()
+    stop = threading.Event()
+
+    def client(paths: list[Path]) -> None:
+        while not stop.is_set():
+            for path in paths:
+                status, body, _ = server.call("/v1/caption", path.read_bytes())
+                if status != 200 or body["caption"] != samples[path]:
+                    wrong.append(body)
+                else:
+                    served.add(body["backend"])
+                stop.wait(0.1)  # the compilers must get some of the two CPUs
+
+    options = ("--cache-dir", str(tmp_path), "--buckets", "1")
+    with ServerProcess(*options) as server:
+        server.wait_ready()
+        assert server.startup()["tier"] == "eager"
+        clients = [threading.Thread(target=client, args=(list(samples)[i::2],)) for i in range(2)]
+        for thread in clients:
+            thread.start()
+        try:
+            server.wait_for(lambda: (server.startup()["build"] or {}).get("state") == "published", seconds=600)
+        finally:
+            stop.set()
+            for thread in clients:
+                thread.join()
+        metrics, startup = server.metrics(), server.startup()
+    assert wrong == []
+    assert served == {"eager", "aot"}
+    assert states(startup) == {("aot", "warm")}
+    assert startup["tier"] == "eager"
+    assert metrics['snapcap_bucket_swaps_total{result="swapped"}'] == 2
+    assert metrics['snapcap_artifact_publish_total{result="published"}'] == 1
+    assert metrics['snapcap_compile_events_total{when="serving"}'] == 0
+    with ServerProcess(*options) as server:
+        assert server.wait_ready().startup()["tier"] == "aot"
