@@ -1,5 +1,6 @@
 """The start behind a bound port: begins when /livez answers, and ends READY or FAILED."""
 
+import gc
 import logging
 import sys
 from collections.abc import Callable
@@ -37,6 +38,9 @@ def start(settings: Settings, services: "Services", stop: Callable[[], None]) ->
         services.metrics.device_memory_allocated.set_function(loaded.runner.allocated_bytes)
         checkpoint = loaded.checkpoint
         services.captioner.attach(engine, checkpoint.transform, checkpoint.tokenizer, checkpoint.name)
+        # `serve` has put collections off. What the imports made stays for good: later ones need not look at it.
+        gc.freeze()
+        gc.enable()
         if not readiness.ready():
             return  # a signal came first: draining
         timeline.mark("ready")
