@@ -1,0 +1,223 @@
+"""The plan of a start, and what warming does with it: every bucket runs once, damage is noticed."""
+
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from models.config import ModelConfig
+from models.regions import Region, RegionFunction
+from warmup.backends.aot import PackageError
+from warmup.buckets import Bucket, BucketTable
+from warmup.device import open_device
+from warmup.loading import Warmer, self_test
+from warmup.options import StartOptions, StoreOptions
+from warmup.plan import DEFAULT_BUCKETS, StartError, make_plan
+from warmup.runner import Runner
+from warmup.startup import Loaded, load
+from warmup.status import COMPONENTS, StartupStatus
+from warmup.timeline import Timeline
+
+SIZES = (1, 2, 5)
+
+
+@pytest.fixture(scope="module")
+def on_device() -> Iterator[Callable[..., Any]]:
+    """``on_device(function, *arguments)`` on one thread: a start turns gradients off for the thread it runs on."""
+    with ThreadPoolExecutor(1) as pool:
+        yield lambda function, *arguments: pool.submit(function, *arguments).result()
+
+
+def options_of(folder: Path, **changes: Any) -> StartOptions:
+    options = StartOptions("demo", folder, StoreOptions(folder), device="cpu", backend="eager", threads=1)
+    return replace(options, buckets=SIZES, **changes)
+
+
+@pytest.fixture(scope="module")
+def config(demo_folder: Path) -> ModelConfig:
+    return ModelConfig.from_folder(demo_folder)
+
+
+# --- the plan ---
+
+
+def test_the_cache_holds_the_models_length_and_room_for_a_prompt(config: ModelConfig, tmp_path: Path) -> None:
+    def length(max_length: int, positions: int, **changes: Any) -> int:
+        changed = replace(
+            config,
+            generation=replace(config.generation, max_length=max_length),
+            decoder=replace(config.decoder, n_positions=positions),
+        )
+        return make_plan(changed, options_of(tmp_path, **changes)).cache_length
+
+    assert length(20, 1024) == 64
+    assert length(100, 1024) == 100
+    assert length(20, 48) == 48  # never beyond the positions that the model has
+    assert length(20, 1024, max_new_tokens=200) == 201  # and the start token
+    assert length(20, 1024, max_new_tokens=2000) == 1024
+    assert length(100, 1024, cache_length=30) == 30
+    assert length(20, 1024, cache_length=1024) == 1024
+
+
+@pytest.mark.parametrize("length", [1, 4000])
+def test_a_cache_that_the_model_cannot_have_stops_the_start(
+    config: ModelConfig, tmp_path: Path, length: int
+) -> None:
+    says = rf"cache_length {length}: this model has positions for 2 to {config.decoder.n_positions} tokens"
+    with pytest.raises(StartError, match=says):
+        make_plan(config, options_of(tmp_path, cache_length=length))
+
+
+def test_bad_buckets_stop_the_start(config: ModelConfig, tmp_path: Path) -> None:
+    with pytest.raises(StartError, match=r"^buckets: .*distinct positive numbers, not \[4, 4\]"):
+        make_plan(config, replace(options_of(tmp_path), buckets=(4, 4)))
+
+
+def test_what_the_options_leave_open_is_decided_by_the_device(config: ModelConfig, tmp_path: Path) -> None:
+    open_options = replace(options_of(tmp_path), buckets=(), threads=0)
+    cpu, cuda = make_plan(config, open_options), make_plan(config, replace(open_options, device="cuda:1"))
+    assert (cpu.dtype, cpu.buckets, cpu.device_type) == ("float32", DEFAULT_BUCKETS["cpu"], "cpu")
+    assert (cuda.dtype, cuda.buckets, cuda.device_type) == ("bfloat16", DEFAULT_BUCKETS["cuda"], "cuda")
+    assert cpu.threads >= 1
+    assert make_plan(config, replace(open_options, dtype="float16")).dtype == "float16"
+
+
+def test_a_device_that_is_not_there_is_named(config: ModelConfig, tmp_path: Path, on_device: Any) -> None:
+    plan = make_plan(config, options_of(tmp_path, device="cuda:99"))
+    with pytest.raises(StartError, match=r"^device cuda:99: (torch has no usable CUDA|this machine has \d+ CUDA)"):
+        on_device(open_device, plan)
+
+
+# --- warming ---
+
+
+@pytest.fixture(scope="module")
+def started(on_device: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Loaded, Timeline, StartupStatus]:
+    timeline, status = Timeline.since_exec(), StartupStatus()
+    options = options_of(tmp_path_factory.mktemp("cache"), ready_when="first")
+    return on_device(load, options, timeline, status), timeline, status
+
+
+def test_a_start_warms_every_bucket_and_tells_its_phases(started: tuple[Loaded, Timeline, StartupStatus]) -> None:
+    loaded, timeline, status = started
+    assert [(b.component, b.size) for b in status.buckets()] == [(c, size) for c in COMPONENTS for size in SIZES]
+    assert {(b.state, b.backend) for b in status.buckets()} == {("eager", "eager")}
+    assert all(b.seconds is not None and b.seconds > 0 for b in status.buckets())
+    assert status.backend == "eager"
+    names = [phase.name for phase in timeline.phases()]
+    assert names[0] == "interpreter"
+    serial = ["device_init", "load_weights", "load_artifacts", "warm_encoder", "warm_decoder", "self_test"]
+    assert names[-6:] == serial
+    assert {"import_torch", "fetch_weights"} == set(names[1:-6])
+    assert all(phase.end is not None for phase in timeline.phases())
+    # Eager has nothing worth leaving for later, also with `--ready-when first`.
+    assert (loaded.cold, loaded.warm_table.sizes, loaded.compiled) == ((), SIZES, False)
+
+
+class Recording:
+    """Eager, noting which region ran at how many rows; buckets of ``broken`` have no package."""
+
+    name = "recording"
+
+    def __init__(self, broken: tuple[int, ...] = ()) -> None:
+        self.broken = broken
+        self.ran: list[tuple[str, int, int]] = []
+
+    def callable(self, region: Region, bucket: Bucket) -> RegionFunction:
+        if bucket.size in self.broken:
+            raise PackageError(f"the artifact set has no {region.name}")
+
+        def run(*inputs: torch.Tensor) -> torch.Tensor:
+            self.ran.append((region.name, bucket.size, len(inputs[0])))
+            return region.function(*inputs)
+
+        return run
+
+
+@pytest.fixture
+def make_warmer(started: tuple[Loaded, Timeline, StartupStatus]) -> Callable[..., Warmer]:
+    """A warmer with buffers, status and timeline of its own over the demo model."""
+
+    def make(strict: bool = False) -> Warmer:
+        status = StartupStatus()
+        status.expect(SIZES, "cpu", "float32")
+        runner: Runner = started[0].runner.twin()
+        return Warmer(runner, BucketTable.of(SIZES), status, Timeline.since_exec(), strict)
+
+    return make
+
+
+def test_every_region_of_every_bucket_runs_through_what_will_serve(make_warmer: Any, on_device: Any) -> None:
+    warmer, backend = make_warmer(), Recording()
+    warmer.assign(backend)
+    assert {b.state for b in warmer.status.buckets()} == {"pending"}
+    assert backend.ran == []
+    on_device(warmer.warm, warmer.table.buckets)
+    layers = {region.name: region.layers for region in warmer.runner.regions}
+    for size in SIZES:
+        for name, count in layers.items():
+            assert backend.ran.count((name, size, size)) == count
+    assert len(backend.ran) == len(SIZES) * sum(layers.values())
+    assert {(b.state, b.backend) for b in warmer.status.buckets()} == {("warm", "recording")}
+
+
+def test_a_bucket_that_cannot_be_opened_stays_eager_and_says_so(make_warmer: Any, on_device: Any) -> None:
+    warmer, backend = make_warmer(), Recording(broken=(2,))
+    warmer.assign(backend)
+    on_device(warmer.warm, warmer.table.buckets)
+    found = {(b.size, b.state, b.backend) for b in warmer.status.buckets()}
+    assert found == {(1, "warm", "recording"), (2, "failed", "eager"), (5, "warm", "recording")}
+    assert all(b.seconds is not None for b in warmer.status.buckets())
+    assert {size for _, size, _ in backend.ran} == {1, 5}
+
+
+def test_a_strict_start_ends_where_a_bucket_cannot_be_opened(make_warmer: Any) -> None:
+    with pytest.raises(StartError, match=r"the recording backend cannot serve: the artifact set has no \w+_before"):
+        make_warmer(strict=True).assign(Recording(broken=(5,)))
+
+
+def test_warming_aside_leaves_running_rows_alone(make_warmer: Any, on_device: Any) -> None:
+    warmer, backend = make_warmer(), Recording()
+    warmer.assign(backend)
+    for buffer in vars(warmer.runner.state).values():
+        buffer.fill_(7)
+    on_device(warmer.warm_aside, Bucket(5))
+    assert {size for _, size, _ in backend.ran} == {5}
+    assert all((buffer == 7).all() for buffer in vars(warmer.runner.state).values())
+    assert {b.state for b in warmer.status.buckets() if b.size == 5} == {"warm"}
+
+
+# --- the self-test ---
+
+
+def test_the_self_test_captions_a_picture(started: tuple[Loaded, Timeline, StartupStatus], on_device: Any) -> None:
+    loaded = started[0]
+    for bucket in loaded.plan.table.buckets:
+        assert on_device(self_test, loaded.runner, bucket, loaded.checkpoint).split()
+
+
+@pytest.mark.parametrize(
+    ("tensor", "value"),
+    [
+        ("encoder.encoder.layer.1.output.dense.weight", float("nan")),
+        ("decoder.transformer.h.0.mlp.c_fc.bias", float("inf")),
+        ("decoder.transformer.ln_f.weight", float("nan")),
+    ],
+)
+def test_the_self_test_notices_damaged_weights(
+    demo_folder: Path, tmp_path: Path, on_device: Any, tensor: str, value: float
+) -> None:
+    folder = tmp_path / "damaged"
+    shutil.copytree(demo_folder, folder, ignore=shutil.ignore_patterns("*.py", "samples", "__pycache__"))
+    tensors = load_file(folder / "model.safetensors")
+    tensors[tensor].view(-1)[0] = value
+    save_file(tensors, folder / "model.safetensors")
+    options = replace(options_of(tmp_path), model=str(folder))
+    with pytest.raises(StartError, match="logits are not finite: the weights or the device are damaged"):
+        on_device(load, options, Timeline.since_exec(), StartupStatus())
