@@ -161,8 +161,9 @@ class Builder:
             except OSError as error:
                 raise BuildError(f"cannot write to {self._folder}: {error.strerror}") from error
             with ThreadPoolExecutor(min(self._workers, count), thread_name_prefix="build") as pool:
-                for _ in range(min(self._workers, count)):
-                    pool.submit(self._work, missing)
+                workers = [pool.submit(self._work, missing) for _ in range(min(self._workers, count))]
+            for worker in workers:
+                worker.result()  # or a worker that broke would leave packages out that nobody misses
         return Built(*self.made(), dict(self._progress.failures))
 
     def stop(self) -> None:
@@ -193,14 +194,15 @@ class Builder:
             self._on_event(Event("compiled", task, compiled["seconds"]))
             stage = "self-check"
             checker.ask(order)
-        except ChildError as error:
+            stage = "record"
+            self._record(task, compiled["signature"])
+        except (ChildError, OSError) as error:
             if not self._stopped.is_set():
                 reason = f"{stage}: {error}"
                 with self._progress.lock:
                     self._progress.failures[task.entry] = reason
                 self._on_event(Event("failed", task, error=reason))
             return
-        self._record(task, compiled["signature"])
         self._on_event(Event("built", task, compiled["seconds"]))
 
     def _record(self, task: Task, signature: Signature) -> None:

@@ -1,0 +1,111 @@
+"""The builder over children that only say they compile: what they leave out must not look made."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from warmup.build import Builder, Event
+from warmup.child import ChildError
+from warmup.options import StartOptions, StoreOptions
+from warmup.plan import make_plan
+from warmup.prepare import read_checkpoint
+
+
+class FakeChild:
+    """Stands for compiler and checker; writes a package where ``write`` says so."""
+
+    write = True
+    crash = ""
+
+    def __init__(self, module: str, job: Mapping[str, Any], *_: object) -> None:
+        self.module, self.folder = module, Path(job["folder"])
+        self.alive = False
+
+    def start(self) -> None:
+        self.alive = True
+
+    def ask(self, task: Mapping[str, Any]) -> dict[str, Any]:
+        entry = f"aot/{task['region']}.b{task['size']}.pt2"
+        if self.module == "warmup.check_worker":
+            if entry == self.crash:
+                self.alive = False
+                raise ChildError("ended with signal 11")
+            return {"entry": entry, "difference": 0.0}
+        if self.write:
+            path = self.folder / entry
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(entry.encode())
+        return {"entry": entry, "signature": [["float32", [1], [1]]], "seconds": 1.0}
+
+    def kill(self) -> None:
+        self.alive = False
+
+
+@pytest.fixture
+def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """``build(write=True, crash="")`` -> a builder of the demo model's bucket 1, its events, and its folder."""
+
+    def make(**behaviour: Any) -> tuple[Builder, list[Event], Path]:
+        monkeypatch.setattr("warmup.build.Child", type("Child", (FakeChild,), behaviour))
+        monkeypatch.setattr("warmup.build.require_compiler", lambda: "g++")
+        options = StartOptions("demo", tmp_path, StoreOptions(tmp_path), buckets=(1,))
+        checkpoint = read_checkpoint(options)
+        events: list[Event] = []
+        plan = make_plan(checkpoint.config, options)
+        return Builder(checkpoint, plan, tmp_path / "b", workers=2, on_event=events.append), events, tmp_path / "b"
+
+    return make
+
+
+def test_all_packages_are_made_and_a_second_run_keeps_them(build: Any) -> None:
+    builder, events, _ = build()
+    built = builder.run()
+    assert built.complete
+    assert set(built.files) == {task.entry for task in builder.tasks} == set(built.signatures)
+    assert [event.kind for event in events].count("built") == len(builder.tasks) == 6
+    again, events, _ = build(write=False)
+    assert again.run().complete
+    assert {event.kind for event in events} == {"kept"}
+
+
+def test_a_package_that_is_not_where_it_should_be_is_a_failure(build: Any) -> None:
+    builder, events, _ = build(write=False)
+    built = builder.run()
+    assert not built.complete
+    assert built.files == {}
+    assert set(built.failures) == {task.entry for task in builder.tasks}
+    assert all(reason.startswith("record: ") for reason in built.failures.values())
+    assert [event.kind for event in events].count("failed") == len(builder.tasks)
+
+
+def test_a_package_that_crashes_its_self_check_is_reported_and_the_rest_goes_on(build: Any) -> None:
+    builder, _, folder = build(crash="aot/decoder_block.b1.pt2")
+    built = builder.run()
+    assert built.failures == {"aot/decoder_block.b1.pt2": "self-check: ended with signal 11"}
+    assert len(built.files) == len(builder.tasks) - 1
+    assert not (folder / "aot" / "decoder_block.b1.json").exists()
+    again, events, _ = build()
+    assert again.run().complete
+    assert sorted(event.kind for event in events) == ["built", "compiled", *["kept"] * 5]
+
+
+def test_a_package_that_was_changed_after_its_check_is_made_again(build: Any) -> None:
+    builder, _, folder = build()
+    builder.run()
+    (folder / "aot" / "encoder_block.b1.pt2").write_bytes(b"other")
+    again, events, _ = build()
+    assert again.run().complete
+    assert [event.task.entry for event in events if event.kind == "built"] == ["aot/encoder_block.b1.pt2"]
+
+
+def test_an_error_of_a_listener_is_not_swallowed(build: Any) -> None:
+    builder, _, _ = build()
+
+    def broken(event: Event) -> None:
+        raise RuntimeError("listener")
+
+    builder._on_event = broken
+    with pytest.raises(RuntimeError, match="listener"):
+        builder.run()
