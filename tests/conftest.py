@@ -1,5 +1,6 @@
-"""Fixtures shared by all tests: random captioners of any shape, saved as ordinary checkpoint folders."""
+"""Fixtures shared by all tests: the demo model with its artifacts, and random captioners of any shape."""
 
+import json
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: two cores, and a server beside the test
@@ -9,12 +10,32 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.server_process import snapcap
+
+pytest_plugins = ["support.s3_servers"]
 
 
 @pytest.fixture(scope="session")
 def demo_folder() -> Path:
     """The captioner that ships with the repository."""
     return Path(__file__).parent.parent / "models" / "demo"
+
+
+@pytest.fixture(scope="session")
+def samples(demo_folder: Path) -> dict[Path, str]:
+    """The demo model's images and the right caption of each."""
+    captions = json.loads((demo_folder / "samples" / "captions.json").read_text())
+    return {demo_folder / "samples" / name: caption for name, caption in captions.items()}
+
+
+@pytest.fixture(scope="session")
+def built_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache folder whose store has the demo model's artifacts for buckets 1 and 4; built once a run, one to two
+    minutes. Copy it to change it."""
+    cache = tmp_path_factory.mktemp("built")
+    run = snapcap("build", "--cache-dir", str(cache), "--buckets", "1,4", timeout=900)
+    assert run.returncode == 0, run.stderr
+    return cache
 
 
 @pytest.fixture(scope="session")

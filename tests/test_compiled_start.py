@@ -14,21 +14,6 @@ BUCKETS = ("--buckets", "1,4")
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.fixture(scope="session")
-def built_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache folder whose store has the demo model's artifacts; built once a run, one to two minutes."""
-    cache = tmp_path_factory.mktemp("built")
-    run = snapcap("build", "--cache-dir", str(cache), *BUCKETS, timeout=900)
-    assert run.returncode == 0, run.stderr
-    return cache
-
-
-@pytest.fixture(scope="module")
-def samples(demo_folder: Path) -> dict[Path, str]:
-    captions = json.loads((demo_folder / "samples" / "captions.json").read_text())
-    return {demo_folder / "samples" / name: caption for name, caption in captions.items()}
-
-
 def states(startup: dict[str, object]) -> set[tuple[str, str]]:
     buckets = startup["buckets"]
     assert isinstance(buckets, list)

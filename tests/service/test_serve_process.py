@@ -38,12 +38,6 @@ METRICS = (
 
 
 @pytest.fixture(scope="module")
-def samples(demo_folder: Path) -> dict[Path, str]:
-    captions = json.loads((demo_folder / "samples" / "captions.json").read_text())
-    return {demo_folder / "samples" / name: caption for name, caption in captions.items()}
-
-
-@pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     cache = str(tmp_path_factory.mktemp("cache"))
     with ServerProcess("--backend", "eager", "--cache-dir", cache) as process:

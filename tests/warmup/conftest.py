@@ -1,10 +1,6 @@
-"""Real S3 servers for the tests of this folder, and the artifact stores on them."""
+"""Artifact stores: folders, and prefixes on the S3 servers of `support/s3_servers.py`."""
 
-import os
-import shutil
-import socket
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -12,7 +8,6 @@ from uuid import uuid4
 
 import pytest
 from botocore.exceptions import ClientError
-from moto.server import ThreadedMotoServer
 
 from warmup.folder_store import FolderStore
 from warmup.manifest import Manifest
@@ -22,31 +17,6 @@ from warmup.s3_store import S3Store
 from warmup.signing import Signer, Trust, generate_key, load_signer
 from warmup.store import ArtifactStore
 
-CEPH = Path(__file__).parent.parent / "support" / "ceph.sh"
-
-
-@pytest.fixture
-def aws_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Credentials of nobody, and nothing of the machine's own AWS configuration."""
-    for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL", "AWS_DEFAULT_PROFILE"):
-        monkeypatch.delenv(name, raising=False)
-    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
-        monkeypatch.setenv(name, os.devnull)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1,localhost")
-
-
-@pytest.fixture(scope="session")
-def s3_server() -> Iterator[str]:
-    """The address of moto's S3; it accepts any credentials."""
-    moto = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    moto.start()
-    host, port = moto.get_host_and_port()
-    yield f"http://{host}:{port}"
-    moto.stop()
-
 
 @pytest.fixture
 def s3(s3_server: str, aws_environment: None) -> Any:
@@ -55,37 +25,6 @@ def s3(s3_server: str, aws_environment: None) -> Any:
     opened = client(S3Options(endpoint_url=s3_server))
     opened.create_bucket(Bucket="bucket")
     return opened
-
-
-@pytest.fixture
-def black_hole() -> Iterator[str]:
-    """Accepts connections, reads nothing, answers nothing."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-
-
-@pytest.fixture(scope="session")
-def ceph_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a Ceph RGW, which checks credentials; see the users in ceph.sh."""
-    if not all(map(shutil.which, ("radosgw", "ceph-mon", "ceph-osd"))):
-        pytest.skip(
-            "CEPH IS NOT INSTALLED: apt-get install radosgw ceph-mon ceph-osd TO TEST AGAINST A REAL S3 SERVER"
-        )
-    folder = str(tmp_path_factory.mktemp("ceph"))
-    port, monitor_port = map(str, _free_ports(2))
-    try:
-        # Not captured: the daemons would keep the pipe open.
-        subprocess.run([CEPH, "start", folder, port, monitor_port], check=True, timeout=200)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        subprocess.run([CEPH, "stop", folder], check=True, timeout=60)
-
-
-@pytest.fixture
-def ceph_environment(aws_environment: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The credentials of the user that owns every bucket."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testaccess")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testsecret")
 
 
 @pytest.fixture
@@ -191,12 +130,3 @@ def remote(store: ArtifactStore, manifest: Manifest, files: dict[str, Path], sig
     published = publish(store, manifest, files, signer)
     assert published.result == "published", published.reason
     return store
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now; all held until all are known, so that they differ."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports: list[int] = [opened.getsockname()[1] for opened in sockets]
-    for opened in sockets:
-        opened.close()
-    return ports

@@ -1,0 +1,197 @@
+"""Artifacts in S3: published once and signed, fetched by machines that have nothing; and every way it can fail."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from support.server_process import ServerProcess, snapcap
+
+from warmup.s3 import S3Options, client
+
+BUCKETS = ("--buckets", "1,4")
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A bucket with a published set, and the public key of who signed it."""
+
+    endpoint: str
+    bucket: str
+    public: Path
+
+    @property
+    def store(self) -> tuple[str, ...]:
+        return self.at(f"s3://{self.bucket}/snapcap")
+
+    @property
+    def trusting(self) -> tuple[str, ...]:
+        return (*self.store, "--trusted-key", str(self.public))
+
+    def at(self, address: str) -> tuple[str, ...]:
+        return ("--store", address, "--s3-endpoint-url", self.endpoint, "--s3-region", "us-east-1", *BUCKETS)
+
+
+@pytest.fixture
+def remote(request: pytest.FixtureRequest, built_cache: Path, tmp_path: Path, s3_kind: str) -> Remote:
+    """A new bucket, into which `snapcap build` has published what another cache holds already."""
+    request.getfixturevalue("ceph_environment" if s3_kind == "ceph" else "aws_environment")
+    endpoint = request.getfixturevalue("ceph_server" if s3_kind == "ceph" else "s3_server")
+    bucket = f"start-{uuid4().hex}"
+    client(S3Options(endpoint_url=endpoint, region="us-east-1")).create_bucket(Bucket=bucket)
+    key = tmp_path / "artifacts.key"
+    assert snapcap("keygen", str(key)).returncode == 0
+    builder = copied(built_cache, tmp_path / "builder")
+    remote = Remote(endpoint, bucket, Path(f"{key}.pub"))
+    run = snapcap("build", *remote.trusting, "--sign-key", str(key), "--cache-dir", str(builder))
+    assert run.returncode == 0, run.stderr
+    assert f"s3://{bucket}/snapcap" in run.stderr
+    return remote
+
+
+@pytest.fixture
+def s3_kind() -> str:
+    """Which S3 server; moto unless a test is parametrized."""
+    return "moto"
+
+
+def copied(cache: Path, target: Path) -> Path:
+    """The published part of a cache's store, without the build's own folder."""
+    shutil.copytree(cache / "store", target / "store", ignore=shutil.ignore_patterns("builds"))
+    return target
+
+
+def backends(server: ServerProcess) -> set[tuple[str, str]]:
+    return {(bucket["backend"], bucket["state"]) for bucket in server.startup()["buckets"]}
+
+
+@pytest.mark.parametrize("s3_kind", ["moto", "ceph"])
+def test_a_machine_that_has_nothing_starts_compiled_and_downloads_once(
+    remote: Remote, tmp_path: Path, samples: dict[Path, str]
+) -> None:
+    options = (*remote.trusting, "--cache-dir", str(tmp_path / "empty"))
+    with ServerProcess(*options) as server:
+        artifacts = server.wait_ready().startup()["artifacts"]
+        assert (artifacts["result"], backends(server)) == ("hit", {("aot", "warm")})
+        assert artifacts["bytes_fetched"] > 100_000
+        for path, caption in samples.items():
+            reply = server.caption(path)
+            assert (reply["caption"], reply["backend"]) == (caption, "aot")
+        metrics = server.metrics()
+    assert metrics["snapcap_artifact_fetch_bytes"] == artifacts["bytes_fetched"]
+    assert metrics['snapcap_artifact_requests_total{kind="aot",result="hit"}'] == 1
+    assert metrics["snapcap_artifact_fetch_duration_seconds"] > 0
+    with ServerProcess(*options) as server:
+        again = server.wait_ready().startup()
+    assert (again["tier"], again["artifacts"]["bytes_fetched"]) == ("aot", 0)
+    # A build that could not sign what it publishes stops before it compiles.
+    build = snapcap("build", *remote.trusting, "--cache-dir", str(tmp_path / "empty"))
+    assert build.returncode == 1
+    assert "--sign-key KEY" in build.stderr
+
+
+def test_a_second_build_of_what_is_published_compiles_and_writes_nothing(remote: Remote, tmp_path: Path) -> None:
+    s3 = client(S3Options(endpoint_url=remote.endpoint, region="us-east-1"))
+    before = s3.list_objects_v2(Bucket=remote.bucket)["Contents"]
+    options = ("--sign-key", str(tmp_path / "artifacts.key"), "--cache-dir", str(tmp_path / "other"))
+    build = snapcap("build", *remote.trusting, *options, CXX="no-such-compiler")
+    assert build.returncode == 0, build.stderr
+    assert "exists: " in build.stderr
+    assert s3.list_objects_v2(Bucket=remote.bucket)["Contents"] == before
+
+
+def flip_a_byte(remote: Remote, tmp_path: Path) -> tuple[str, ...]:
+    s3 = client(S3Options(endpoint_url=remote.endpoint, region="us-east-1"))
+    listed = s3.list_objects_v2(Bucket=remote.bucket, Prefix="snapcap/blobs/")["Contents"]
+    name = listed[0]["Key"]
+    body = bytearray(s3.get_object(Bucket=remote.bucket, Key=name)["Body"].read())
+    body[len(body) // 2] ^= 1
+    s3.put_object(Bucket=remote.bucket, Key=name, Body=bytes(body))
+    return remote.trusting
+
+
+def a_stranger(remote: Remote, tmp_path: Path) -> tuple[str, ...]:
+    assert snapcap("keygen", str(tmp_path / "other.key")).returncode == 0
+    return (*remote.store, "--trusted-key", str(tmp_path / "other.key.pub"))
+
+
+def no_bucket(remote: Remote, tmp_path: Path) -> tuple[str, ...]:
+    return (*remote.at("s3://no-such-bucket/snapcap"), "--trusted-key", str(remote.public))
+
+
+def other_factors(remote: Remote, tmp_path: Path) -> tuple[str, ...]:
+    return (*remote.trusting, "--buckets", "1,2")
+
+
+@pytest.mark.parametrize(
+    ("damage", "result", "sentence"),
+    [
+        (flip_a_byte, "corrupt", "its content is not that of its name"),
+        (a_stranger, "untrusted", "sign"),
+        (no_bucket, "error", "no-such-bucket"),
+        (other_factors, "miss", "model.buckets is [1, 2] here and [1, 4] there"),
+    ],
+)
+def test_artifacts_that_cannot_be_used_are_named_and_eager_serves(
+    remote: Remote,
+    tmp_path: Path,
+    samples: dict[Path, str],
+    damage: Callable[[Remote, Path], tuple[str, ...]],
+    result: str,
+    sentence: str,
+) -> None:
+    expect_eager((*damage(remote, tmp_path), "--build", "off"), tmp_path, samples, result, sentence)
+
+
+@pytest.mark.parametrize("s3_kind", ["ceph"])
+def test_wrong_credentials_are_named_and_eager_serves(
+    remote: Remote, tmp_path: Path, samples: dict[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    expect_eager((*remote.trusting, "--build", "off"), tmp_path, samples, "error", "SignatureDoesNotMatch")
+
+
+def test_an_endpoint_that_never_answers_holds_the_start_up_for_its_deadline_only(
+    aws_environment: None, black_hole: str, tmp_path: Path, samples: dict[Path, str]
+) -> None:
+    assert snapcap("keygen", str(tmp_path / "key")).returncode == 0
+    store = Remote(black_hole, "bucket", tmp_path / "key.pub").trusting
+    options = (*store, "--build", "off", "--store-deadline", "2")
+    expect_eager(options, tmp_path, samples, "error", "within 2 s")
+
+
+def expect_eager(
+    options: tuple[str, ...], tmp_path: Path, samples: dict[Path, str], result: str, sentence: str
+) -> None:
+    """The start serves eager, and says why in `/startup`, in the metric and in the log."""
+    with ServerProcess(*options, "--cache-dir", str(tmp_path / "empty")) as server:
+        startup = server.wait_ready().startup()
+        path, caption = next(iter(samples.items()))
+        assert server.caption(path)["caption"] == caption
+        metrics = server.metrics()
+    assert (startup["tier"], startup["artifacts"]["result"]) == ("eager", result)
+    assert sentence in startup["artifacts"]["reason"]
+    assert metrics[f'snapcap_artifact_requests_total{{kind="aot",result="{result}"}}'] == 1
+    (line,) = [line for line in server.log().splitlines() if "no artifacts" in line and " result=" in line]
+    assert sentence in line
+
+
+def test_s3_without_a_trusted_key_is_refused(aws_environment: None, s3_server: str, tmp_path: Path) -> None:
+    store = Remote(s3_server, "bucket", tmp_path / "none").store
+    with ServerProcess(*store, "--cache-dir", str(tmp_path)) as server:
+        assert server.process.wait(timeout=60) == 1
+    (line,) = [line for line in server.log().splitlines() if " error " in line]
+    assert "--trusted-key" in line
+
+
+def test_without_a_key_to_sign_with_auto_declines_and_names_the_command(remote: Remote, tmp_path: Path) -> None:
+    with ServerProcess(*other_factors(remote, tmp_path), "--cache-dir", str(tmp_path / "empty")) as server:
+        server.wait_ready()
+        server.wait_for(lambda: server.startup()["build"] is not None, seconds=30)
+        build = server.startup()["build"]
+        assert backends(server) == {("eager", "eager")}
+    assert build["state"] == "declined"
+    assert build["command"].startswith(f"snapcap build --model demo --store s3://{remote.bucket}/snapcap")
+    assert build["command"] in server.log()
