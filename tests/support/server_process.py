@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -41,29 +42,26 @@ class ServerProcess:
             self.port = probe.getsockname()[1]
         self._arguments = arguments
         self._environment = environment
-        self._log: list[str] = []
+        # A file: a pipe that nobody reads fills up, and then the server stands still in the middle of a log line.
+        self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
 
     def __enter__(self) -> "ServerProcess":
         command = [sys.executable, "-m", "service.cli", "serve", "--host", "127.0.0.1", "--port", str(self.port)]
         self.process = subprocess.Popen(
             [*command, *self._arguments],
             env=clean_environment(**self._environment),
-            stderr=subprocess.PIPE,
-            text=True,
+            stderr=self._log,
         )
         return self
 
     def __exit__(self, *_: object) -> None:
         self.process.kill()
-        self.log()
+        self.process.wait()
 
     def log(self) -> str:
-        """Everything it has logged; only once it has ended."""
-        if self.process.stderr is not None and not self.process.stderr.closed:
-            self._log.append(self.process.stderr.read())
-            self.process.stderr.close()
-            self.process.wait()
-        return "".join(self._log)
+        """Everything it has logged so far."""
+        self._log.seek(0)
+        return self._log.read()
 
     def call(
         self, path: str, body: bytes | None = None, headers: dict[str, str] | None = None, timeout: float = 60
