@@ -43,13 +43,18 @@ class BackgroundBuild:
         status: StartupStatus,
         on_device: OnDevice,
         poll_seconds: float = POLL_SECONDS,
+        lease_seconds: float = LEASE_SECONDS,
     ) -> None:
-        """``on_device`` runs a function on the device thread between two steps."""
+        """``on_device`` runs a function on the device thread between two steps.
+
+        ``poll_seconds``: how often to look for what the lease's holder publishes. ``lease_seconds``: how long a
+        builder that was killed holds the others up."""
         self._loaded = loaded
         self._options = options
         self._status = status
         self._on_device = on_device
         self._poll_seconds = poll_seconds
+        self._lease_seconds = lease_seconds
         self._stopped = threading.Event()
         self._builder: Builder | None = None
         self._swapped: set[tuple[ComponentName, int]] = set()
@@ -111,7 +116,7 @@ class BackgroundBuild:
     def _build_or_wait(self, store: ArtifactStore, key: str, publishing: bool) -> None:
         """Build under the lease, or take what its holder publishes."""
         while not self._stopped.is_set():
-            outcome = acquire(store, key, LEASE_SECONDS)
+            outcome = acquire(store, key, self._lease_seconds)
             if self._take_published():
                 if isinstance(outcome, Lease):
                     outcome.release()
