@@ -77,7 +77,7 @@ class ComputeSettings:
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     backend: str = option(
-        "backend", "auto", "how the regions of the model run", choices=("auto", "aot", "jit", "eager")
+        "backend", "auto", "how the regions of the model run", choices=("auto", "aot", "eager")
     )
     encoder_mode: str = option(
         "encoder_mode", "default", "how the encoder is compiled", choices=("default", "max-autotune")

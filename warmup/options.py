@@ -7,7 +7,7 @@ from typing import Literal
 from warmup.s3 import S3Options
 from warmup.stores import is_remote
 
-BackendChoice = Literal["auto", "aot", "jit", "eager"]
+BackendChoice = Literal["auto", "aot", "eager"]
 BuildChoice = Literal["auto", "local", "off"]
 ReadyWhen = Literal["all", "first"]
 

@@ -41,7 +41,7 @@ def prepare(
             return None
         checkpoint, plan = model.result()
         with timeline.phase("fetch_artifacts"):
-            found = find_artifacts(checkpoint, plan, options, "jit" if options.backend == "jit" else "aot")
+            found = find_artifacts(checkpoint, plan, options, "aot")
         status.fetched(found)
         return found
 

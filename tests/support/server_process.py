@@ -43,7 +43,7 @@ class ServerProcess:
         self._arguments = arguments
         self._environment = environment
         # A file: a pipe that nobody reads fills up, and then the server stands still in the middle of a log line.
-        self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")
+        self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
 
     def __enter__(self) -> "ServerProcess":
         command = [sys.executable, "-m", "service.cli", "serve", "--host", "127.0.0.1", "--port", str(self.port)]
