@@ -11,6 +11,7 @@ import asyncio
 import json
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import cast
 
 import uvloop
@@ -80,16 +81,19 @@ class Client(asyncio.Protocol):
         transport.write(request)
 
 
+def _given(client: Client) -> Client:
+    return client
+
+
 async def run(port: int, path: str, clients: int, seconds: float) -> Tally:
     requests = [(request_bytes(path, image), caption.encode()) for image, caption in samples().values()]
     loop = asyncio.get_running_loop()
     tally = Tally(time.perf_counter() + seconds)
-    connected = [
-        await loop.create_connection(lambda first=first: Client(requests, first, tally), "127.0.0.1", port)
-        for first in range(clients)
-    ]
+    connections = [Client(requests, first, tally) for first in range(clients)]
+    for client in connections:
+        await loop.create_connection(partial(_given, client), "127.0.0.1", port)
     async with asyncio.timeout(seconds + GRACE_S):
-        await asyncio.gather(*(client.done for _, client in connected))
+        await asyncio.gather(*(client.done for client in connections))
     return tally
 
 

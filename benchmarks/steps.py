@@ -20,6 +20,7 @@ def measure(cache: Path, threads: int, repeats: int) -> tuple[dict[tuple[str, in
     """Seconds by component, bucket and backend; and the threads they ran with."""
     from models.preprocess import ImageTransform
     from warmup.backends.aot import AotBackend
+    from warmup.backends.base import Backend
     from warmup.backends.eager import EagerBackend
     from warmup.buckets import Bucket
     from warmup.device import open_device
@@ -41,7 +42,10 @@ def measure(cache: Path, threads: int, repeats: int) -> tuple[dict[tuple[str, in
         raise SystemExit(f"no artifacts: {artifacts.fetched.reason}")
     device, dtype = open_device(plan)
     model = load_model(checkpoint.folder, checkpoint.config, checkpoint.transform, plan, device, dtype)
-    backends = {"eager": EagerBackend(), "aot": AotBackend(artifacts.fetched.entries, artifacts.signatures, model)}
+    backends: dict[str, Backend] = {
+        "eager": EagerBackend(),
+        "aot": AotBackend(artifacts.fetched.entries, artifacts.signatures, model),
+    }
     runners = {name: Runner(model.config, model.regions, model.weights, model.state).twin() for name in backends}
     transform: ImageTransform = checkpoint.transform
     images = [transform.decode(data).pixels for data, _ in samples().values()]

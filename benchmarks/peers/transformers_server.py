@@ -21,7 +21,8 @@ def create_app(folder: str) -> FastAPI:
     """The application over the checkpoint of a folder, loaded here."""
     processor: Any = ViTImageProcessorPil.from_pretrained(folder)
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    model: Any = VisionEncoderDecoderModel.from_pretrained(folder).eval()
+    model: Any = VisionEncoderDecoderModel.from_pretrained(folder)
+    model.eval()
     app = FastAPI()
 
     @app.post("/caption")
