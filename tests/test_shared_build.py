@@ -4,7 +4,6 @@ The build folders hold all packages but one, so that each test compiles one pack
 """
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,23 +14,13 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from support.build_folders import LAST, nearly_built
 from support.server_process import ServerProcess, clean_environment, snapcap
 
 from warmup.s3 import S3Options, client
 
 BUCKETS = ("--buckets", "1,4")
-LAST = "aot/decoder_after.b4"
 ROOT = Path(__file__).parent.parent
-
-
-def nearly_built(built_cache: Path, store: Path) -> Path:
-    """A store without artifacts, whose build was interrupted before its last package; returns the build folder."""
-    store.mkdir(mode=0o700, parents=True)
-    shutil.copytree(built_cache / "store" / "builds", store / "builds")
-    (build,) = (store / "builds").iterdir()
-    for suffix in (".json", ".pt2"):
-        (build / f"{LAST}{suffix}").unlink()
-    return build
 
 
 def build_state(server: ServerProcess) -> str:

@@ -1,0 +1,18 @@
+"""Stores whose build was interrupted, made from one that is whole: a test then compiles little instead of much."""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+LAST = "aot/decoder_after.b4"
+
+
+def nearly_built(built_cache: Path, store: Path, missing: Sequence[str] = (LAST,)) -> Path:
+    """A store without artifacts, whose build folder, which is returned, lacks the ``missing`` packages."""
+    store.mkdir(mode=0o700, parents=True)
+    shutil.copytree(built_cache / "store" / "builds", store / "builds")
+    (build,) = (store / "builds").iterdir()
+    for name in missing:
+        for suffix in (".json", ".pt2"):
+            (build / f"{name}{suffix}").unlink()
+    return build
