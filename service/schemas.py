@@ -19,6 +19,7 @@ def _one_of(schema: dict[str, Any]) -> None:
 
 # A member that may be absent, but is never null.
 _Optional = Annotated[str | SkipJsonSchema[None], Field(default=None, json_schema_extra=_without_default)]
+_OptionalCount = Annotated[int | SkipJsonSchema[None], Field(default=None, json_schema_extra=_without_default)]
 
 
 class Timings(BaseModel):
@@ -100,14 +101,40 @@ class Bucket(BaseModel):
     seconds: float | None
 
 
+class Artifacts(BaseModel):
+    """What came of looking for compiled artifacts."""
+
+    kind: str
+    result: Literal["hit", "miss", "stale", "corrupt", "untrusted", "error"]
+    reason: str
+    key: str
+    seconds: float
+    bytes_fetched: int = Field(ge=0)
+
+
+class Build(BaseModel):
+    """The background build, once there is one. Members beyond the state stay once they are known."""
+
+    state: Literal["declined", "waiting", "fetched", "building", "published", "failed"]
+    done: _OptionalCount = Field(description="packages built")
+    of: _OptionalCount = Field(description="packages to build")
+    holder: _Optional = Field(description="who builds, while this process waits")
+    reason: _Optional = Field(description="why this process does not build")
+    command: _Optional = Field(description="what to run instead")
+    error: _Optional
+
+
 class Startup(BaseModel):
     state: _State
     phase: str
     now: float = Field(description="Seconds since the process was executed, as all times here.")
     marks: dict[str, float] = Field(description="The moments live, ready and first_caption, once they have come.")
     phases: list[Phase]
-    backend: str | None
+    backend: str | None = Field(description="What serves: mixed while a build swaps buckets in.")
+    tier: str | None = Field(description="The backend that the start ended with.")
     device: str | None
     dtype: str | None
     error: str | None
+    artifacts: Artifacts | None
+    build: Build | None
     buckets: list[Bucket]

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -70,6 +71,29 @@ def test_startup_shows_phases_marks_and_buckets(services: Services, client: Test
         "buckets"
     ]
     assert body["backend"] == "eager"
+
+
+def test_startup_has_no_member_that_is_not_described(
+    services: Services, client: TestClient, document, check
+) -> None:
+    fetched = SimpleNamespace(result="stale", reason="torch differs", seconds=0.5, bytes_fetched=7)
+    artifacts: Any = SimpleNamespace(fetched=fetched, key="a1", factors={"kind": "aot"})
+    services.status.fetched(artifacts)
+    services.status.building(state="building", done=1, of=3)
+    services.status.expect((1,), "cpu", "float32")
+    body = client.get("/startup").json()
+    check(body, "Startup")
+    schemas = document["components"]["schemas"]
+    assert set(body) == set(schemas["Startup"]["properties"])
+    assert set(body["artifacts"]) == set(schemas["Artifacts"]["properties"])
+    assert set(body["build"]) <= set(schemas["Build"]["properties"])
+    assert set(body["buckets"][0]) == set(schemas["Bucket"]["properties"])
+
+
+@pytest.mark.parametrize("progress", [{"state": "asleep"}, {"done": 1}, {"state": "building", "done": "1"}])
+def test_the_description_of_a_build_refuses_what_is_none(progress: dict[str, Any], check) -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        check(progress, "Build")
 
 
 def test_startup_shows_the_sentence_of_a_failed_start(make_services, new_client) -> None:
@@ -210,7 +234,19 @@ def test_the_openapi_document_describes_every_error_as_a_problem(document) -> No
 
 def test_the_openapi_document_has_no_schema_of_fastapi_s_own_errors(document) -> None:
     assert set(document["components"]["schemas"]) == {
-        *("Bucket", "Caption", "CaptionItem", "Captions", "Live", "Phase", "Problem", "ProblemItem", "Ready"),
+        *(
+            "Artifacts",
+            "Bucket",
+            "Build",
+            "Caption",
+            "CaptionItem",
+            "Captions",
+            "Live",
+            "Phase",
+            "Problem",
+            "ProblemItem",
+            "Ready",
+        ),
         *("Startup", "Timings"),
     }
 
