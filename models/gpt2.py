@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.activations import Activation
+from models.attention import attend
 
 CROSS_WEIGHTS = ("norm.weight", "norm.bias", "cross_kv.weight", "cross_kv.bias")
 PROJECTION_WEIGHTS = ("projection.weight", "projection.bias")
@@ -115,31 +116,16 @@ def block(
     value_cache.scatter_(2, at.expand(rows, heads, 1, head_dim), value.unsqueeze(2))
     # Slots hold what earlier requests left behind: positions after the row's own are masked, never cleared.
     future = torch.arange(length, device=positions.device) > at
-    attended = _attend(query, key_cache, value_cache, scale, future)
+    attended = attend(query, key_cache, value_cache, scale, future)
     hidden = hidden + torch.addmm(out_bias, attended, out_weight)
 
     normed = F.layer_norm(hidden, (width,), norm_cross_weight, norm_cross_bias, eps)
     query = torch.addmm(cross_q_bias, normed, cross_q_weight).view(rows, heads, head_dim)
-    attended = _attend(query, cross_key, cross_value, scale)
+    attended = attend(query, cross_key, cross_value, scale)
     hidden = hidden + torch.addmm(cross_out_bias, attended, cross_out_weight)
 
     normed = F.layer_norm(hidden, (width,), norm2_weight, norm2_bias, eps)
     return hidden + torch.addmm(fc2_bias, act(torch.addmm(fc1_bias, normed, fc1_weight)), fc2_weight)
-
-
-def _attend(
-    query: Tensor,  # [b, H, d]
-    key: Tensor,  # [b, H, d, L]
-    value: Tensor,  # [b, H, L, d]
-    scale: float,
-    hidden: Tensor | None = None,  # [b, 1, 1, L], true where a key is not to be seen
-) -> Tensor:  # [b, H * d]
-    """softmax(q K * scale) V for one query a row; the softmax in fp32, whatever the dtype."""
-    scores = torch.matmul(query.unsqueeze(2), key).float() * scale
-    if hidden is not None:
-        scores = scores.masked_fill(hidden, float("-inf"))
-    weights = scores.softmax(dim=-1).to(value.dtype)
-    return torch.matmul(weights, value).flatten(1)
 
 
 def head(
