@@ -23,7 +23,7 @@ from warmup.manifest import FORMAT, Kind
 
 # The files whose code is compiled. config.py and the sampling of eager steps are not: what they decide reaches a
 # region as a dimension, which is a factor.
-REGION_SOURCES = ("activations.py", "gpt2.py", "kv_cache.py", "regions.py", "vit.py")
+REGION_SOURCES = ("activations.py", "attention.py", "gpt2.py", "kv_cache.py", "regions.py", "vit.py")
 
 # Factors that change when the same machine is given other software.
 _SOFTWARE = re.compile(r"(torch|triton|python|libc|source|format)(\..+)?")
