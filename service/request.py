@@ -1,5 +1,6 @@
 """What passes between the HTTP side and the device thread. No torch."""
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -42,6 +43,10 @@ class CaptionRequest:
 
     ``pixels`` is uint8 [height, width, 3] at the model's size, ``deadline`` a moment of ``time.monotonic``.
     Cancelling the future drops the request, waiting or running.
+
+    ``on_token``, for a reply that is streamed, is called on the device thread with each token of the completion
+    as it is generated, before the future gets its result. All rows wait for it, so it only hands the token on, and
+    an exception from it would fail them all.
     """
 
     id: str
@@ -50,3 +55,4 @@ class CaptionRequest:
     params: SamplingParams
     deadline: float
     future: "Future[Completion]"
+    on_token: Callable[[int], None] | None = None

@@ -187,6 +187,8 @@ class Scheduler:
                 row.finish_reason = "stop"
             else:
                 row.tokens.append(token)
+                if row.request.on_token is not None:
+                    row.request.on_token(token)
                 if len(row.tokens) >= row.limit:
                     row.finish_reason = "length"
             if row.finish_reason is not None:

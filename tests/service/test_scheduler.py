@@ -1,6 +1,7 @@
 """Admission, deadlines, compaction and completion, on a clock that the test moves; no torch."""
 
 from concurrent.futures import CancelledError, Future
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -152,6 +153,32 @@ def test_a_prompt_is_not_part_of_the_tokens_even_with_the_end_token_in_it(schedu
         assert not sent.future.done()
         scheduler.advance([token], "eager")
     assert sent.future.result(0).tokens == (11, 12)
+
+
+def test_tokens_are_handed_out_as_they_come_without_prompt_and_end(scheduler: Scheduler) -> None:
+    taken: list[tuple[int, bool]] = []
+    sent = request(prompt=(8, 9))
+    streamed = replace(sent, on_token=lambda token: taken.append((token, sent.future.done())))
+    submit(scheduler, streamed, request("silent"))
+    scheduler.admit()
+    scheduler.admit()
+    for tokens in ([8, 20], [9, 21], [11, 22]):
+        scheduler.advance(tokens, "eager")
+    assert taken == [(11, False)]
+    for tokens in ([12, 23], [EOS, EOS]):
+        scheduler.advance(tokens, "eager")
+    assert taken == [(11, False), (12, False)]
+    assert sent.future.result(0).tokens == (11, 12)
+
+
+def test_the_last_token_is_handed_out_before_the_result(scheduler: Scheduler) -> None:
+    sent = request(max_new_tokens=1)
+    done: list[bool] = []
+    scheduler.submit(replace(sent, on_token=lambda _: done.append(sent.future.done())))
+    scheduler.admit()
+    scheduler.advance([5], "eager")
+    assert done == [False]
+    assert sent.future.result(0).finish_reason == "length"
 
 
 def test_a_model_without_an_end_token_runs_to_the_length(clock: Clock) -> None:
