@@ -6,7 +6,6 @@ bind and before torch, and delays the first /livez by about a seventh of what im
 """
 
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI
@@ -29,6 +28,7 @@ from service.routes.metrics import metrics_router
 from service.routes.startup import startup_router
 from warmup.status import StartupStatus
 from warmup.timeline import Timeline
+from warmup.version import snapcap_version
 
 _WORK = frozenset({"caption", "captions"})
 
@@ -59,7 +59,7 @@ def create_app(services: Services, limits: BodyLimits) -> FastAPI:
     handler = ProblemHandler(services.metrics)
     app = Application(
         title="snapcap",
-        version=version("snapcap"),
+        version=snapcap_version(),
         description="Captions images. Errors are RFC 9457 problems; X-Request-Id is in every reply.",
         redoc_url=None,
         swagger_ui_oauth2_redirect_url=None,

@@ -1,7 +1,6 @@
 """From the bytes of an image to its caption: what the routes call. No torch, and nothing heavy until `attach`."""
 
 import asyncio
-import os
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,6 +16,7 @@ from service.errors import (
 )
 from service.metrics import Metrics
 from service.readiness import Readiness, State
+from warmup.cpus import available_cpus
 from warmup.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Captioner:
         self._timeline = timeline
         self._model: _Model | None = None
         self._decoding = 0
-        self._pool = ThreadPoolExecutor(limits.decode_threads or _cpus(), thread_name_prefix="decode")
+        self._pool = ThreadPoolExecutor(limits.decode_threads or available_cpus(), thread_name_prefix="decode")
 
     @property
     def pool(self) -> ThreadPoolExecutor:
@@ -190,8 +190,3 @@ def _sentence(text: str) -> str:
 
 def _ms(seconds: float) -> float:
     return round(max(seconds, 0.0) * 1000, 3)
-
-
-def _cpus() -> int:
-    """The CPUs this process may run on, which in a container are fewer than the host has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -19,7 +19,7 @@ from service.request import CaptionRequest, Completion, SamplingParams
 from service.scheduler import Scheduler
 from service.start_options import start_options
 from service.startup import explain
-from warmup.plan import available_cpus
+from warmup.cpus import available_cpus
 from warmup.prepared import Checkpoint
 from warmup.startup import Loaded
 from warmup.status import StartupStatus

@@ -14,6 +14,7 @@ from prometheus_client.registry import Collector
 from service.readiness import Readiness, State
 from warmup.status import StartupStatus
 from warmup.timeline import Timeline
+from warmup.version import snapcap_version
 
 _MARKS = {
     "live": "until the port was bound and /livez could answer",
@@ -117,7 +118,7 @@ class StartupCollector(Collector):
         yield self._counter("artifact_publish", "Artifact sets published, by result.", ("result",))
         yield self._counter(
             "bucket_swaps",
-            "Buckets moved to compiled code while serving; mismatch: refused, the bucket stayed eager.",
+            "Buckets moved to compiled code while serving; mismatch (other results) and failed stay eager.",
             ("result",),
         )
         compiled = CounterMetricFamily(
@@ -149,4 +150,4 @@ def _info(name: str, text: str, labels: dict[str, str]) -> GaugeMetricFamily:
 
 def _versions() -> dict[str, str]:
     # From the packages' metadata: a scrape during the start must not wait for the import of torch.
-    return {"version": version("snapcap"), "python": platform.python_version(), "torch": version("torch")}
+    return {"version": snapcap_version(), "python": platform.python_version(), "torch": version("torch")}

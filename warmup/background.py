@@ -12,10 +12,11 @@ from concurrent.futures import Future
 from warmup.backends.aot import AotBackend
 from warmup.buckets import Bucket
 from warmup.build import Builder, BuildError, Built, Event, require_compiler
+from warmup.compare import CheckError
+from warmup.cpus import default_threads
 from warmup.folder_store import FolderStore
 from warmup.lease import Held, Lease, acquire
 from warmup.options import StartOptions
-from warmup.plan import available_cpus
 from warmup.prepare import find_artifacts, trust_of
 from warmup.publication import publish_built
 from warmup.startup import Loaded
@@ -48,7 +49,13 @@ class BackgroundBuild:
         """``on_device`` runs a function on the device thread between two steps.
 
         ``poll_seconds``: how often to look for what the lease's holder publishes. ``lease_seconds``: how long a
-        builder that was killed holds the others up."""
+        builder that was killed holds the others up.
+
+        Raises:
+            ValueError: the start has not looked for artifacts, so there is no key to build for."""
+        if loaded.artifacts is None:
+            raise ValueError("nothing to build: this start uses no artifacts")
+        self._artifacts = loaded.artifacts
         self._loaded = loaded
         self._options = options
         self._status = status
@@ -57,6 +64,7 @@ class BackgroundBuild:
         self._lease_seconds = lease_seconds
         self._stopped = threading.Event()
         self._builder: Builder | None = None
+        self._lock = threading.Lock()
         self._swapped: set[tuple[ComponentName, int]] = set()
         self._thread = threading.Thread(target=self._run, name="background-build", daemon=True)
 
@@ -80,9 +88,7 @@ class BackgroundBuild:
             _logger.exception("build failed unexpectedly; eager goes on serving")
 
     def _make(self) -> None:
-        options, artifacts = self._options, self._loaded.artifacts
-        if artifacts is None:
-            return
+        options, key = self._options, self._artifacts.key
         publishing = options.store.remote is not None and options.store.sign_key is not None
         if options.store.remote is not None and not publishing and options.build == "auto":
             self._decline("this server has no key to sign with")
@@ -94,12 +100,12 @@ class BackgroundBuild:
                 if publishing and options.store.remote is not None
                 else FolderStore.open(options.store.folder)
             )
-            self._build_or_wait(shared, artifacts.key, publishing)
+            self._build_or_wait(shared, key, publishing)
         except StoreDeniedError as error:
             if options.build == "auto":
                 self._decline(str(error))
                 return
-            self._build_or_wait(FolderStore.open(options.store.folder), artifacts.key, publishing=False)
+            self._build_or_wait(FolderStore.open(options.store.folder), key, publishing=False)
 
     def _decline(self, reason: str) -> None:
         """Publishing is impossible, and a build for this server alone was not asked for."""
@@ -144,23 +150,20 @@ class BackgroundBuild:
         return True
 
     def _build(self, publishing: bool) -> None:
-        loaded, options = self._loaded, self._options
-        artifacts = loaded.artifacts
-        if artifacts is None:
-            return
-        files: dict[str, Event] = {}
-        lock = threading.Lock()
+        loaded, options, key = self._loaded, self._options, self._artifacts.key
         builder = Builder(
             loaded.checkpoint,
             loaded.plan,
-            options.store.folder / "builds" / artifacts.key,
-            workers=options.build_workers or max(available_cpus() - 1, 1),
+            options.store.folder / "builds" / key,
+            workers=options.build_workers or default_threads(),
             nice=LOWEST_PRIORITY,
-            on_event=lambda event: self._on_event(event, files, lock),
+            on_event=lambda event: self._on_event(event, builder),
         )
         self._builder = builder
+        if self._stopped.is_set():  # before there was a builder to stop
+            return
         self._report(state="building", done=0, of=len(builder.tasks))
-        _logger.info("building", extra={"fields": {"packages": len(builder.tasks), "key": artifacts.key[:12]}})
+        _logger.info("building", extra={"fields": {"packages": len(builder.tasks), "key": key[:12]}})
         built = builder.run()
         if self._stopped.is_set():
             return
@@ -169,7 +172,7 @@ class BackgroundBuild:
             raise BuildError(f"{len(built.failures)} packages failed, the first is {entry}: {reason}")
         self._publish(built, publishing)
 
-    def _on_event(self, event: Event, done: dict[str, Event], lock: threading.Lock) -> None:
+    def _on_event(self, event: Event, builder: Builder) -> None:
         """Called by the builder's threads. Swaps a bucket of a component when its last package is there."""
         if event.kind == "failed":
             fields = {"package": event.task.entry, "error": event.error}
@@ -177,25 +180,20 @@ class BackgroundBuild:
             return
         if event.kind == "compiled":
             return
-        builder = self._builder
-        with lock:
-            done[event.task.entry] = event
-            count = len(done)
-        if builder is None:
-            return
-        self._report(state="building", done=count, of=len(builder.tasks))
-        component, size = event.task.component, event.task.size
-        group = [t.entry for t in builder.tasks if t.component == component and t.size == size]
-        if all(entry in done for entry in group):
+        with self._lock:  # so that the count only grows
             files, signatures = builder.made()
-            backend = AotBackend(files, signatures, self._loaded.model)
-            self._swap("encoder" if component == "encoder" else "decoder", size, backend)
+            self._report(state="building", done=len(files), of=len(builder.tasks))
+        component, size = event.task.component, event.task.size
+        group = (task.entry for task in builder.tasks if (task.component, task.size) == (component, size))
+        if all(entry in files for entry in group):
+            self._swap(component, size, AotBackend(files, signatures, self._loaded.model))
 
     def _swap(self, component: ComponentName, size: int, backend: AotBackend) -> None:
         """Switch one bucket on the device thread, once; a mismatch keeps eager and says so."""
-        if (component, size) in self._swapped or self._stopped.is_set():
-            return
-        self._swapped.add((component, size))
+        with self._lock:  # two packages may end at once, and both find that none is missing any more
+            if (component, size) in self._swapped or self._stopped.is_set():
+                return
+            self._swapped.add((component, size))
         loaded, status = self._loaded, self._status
 
         def swap() -> None:
@@ -205,7 +203,7 @@ class BackgroundBuild:
         try:
             self._on_device(swap).result()
         except Exception as error:
-            status.swapped("mismatch")
+            status.swapped("mismatch" if isinstance(error, CheckError) else "failed")
             status.update(component, size, "failed", "eager")
             _logger.error("swap refused; the bucket stays eager", extra={"fields": {**fields, "error": str(error)}})
             return
@@ -215,10 +213,8 @@ class BackgroundBuild:
         _logger.info("bucket swapped in", extra={"fields": fields})
 
     def _publish(self, built: Built, publishing: bool) -> None:
-        artifacts = self._loaded.artifacts
-        if artifacts is None:
-            return
-        publication = publish_built(built, artifacts.factors, self._options, publishing, artifacts.fetched.unusable)
+        factors, unusable = self._artifacts.factors, self._artifacts.fetched.unusable
+        publication = publish_built(built, factors, self._options, publishing, unusable)
         for published in (publication.local, publication.remote):
             if published is not None:
                 self._status.published(published.result)

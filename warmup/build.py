@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from warmup.child import Child, ChildError
+from warmup.cpus import available_cpus
 from warmup.files import describe
 from warmup.packages import Signature
-from warmup.plan import Plan, available_cpus
+from warmup.plan import Plan
 from warmup.prepared import Checkpoint
 from warmup.region_task import job_of
+from warmup.status import ComponentName
 
 EventKind = Literal["kept", "compiled", "built", "failed"]
 
@@ -46,7 +48,7 @@ class Task:
 
     entry: str
     region: str
-    component: str
+    component: ComponentName
     size: int
 
 

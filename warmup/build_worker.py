@@ -17,12 +17,11 @@ from torch import Tensor
 
 from models.regions import Region, RegionFunction
 from warmup.buckets import Bucket
-from warmup.child import Task, serve_lines
 from warmup.model import LoadedModel
 from warmup.modes import inductor_options
-from warmup.packages import entry_name, signature, slim
+from warmup.packages import signature, slim
 from warmup.plan import Plan
-from warmup.region_task import load_from_job
+from warmup.region_task import serve_regions
 
 
 class _RegionModule(torch.nn.Module):
@@ -52,29 +51,13 @@ def compile_region(model: LoadedModel, region: Region, bucket: Bucket, plan: Pla
     temporary.replace(path)  # whole or not at all: an interrupted build keeps what is done
 
 
-def main() -> int:
-    def start(job: dict[str, Any]) -> Task:
-        model, plan = load_from_job(job)
-        folder = Path(job["folder"])
-        regions = {region.name: region for region in model.regions}
-
-        def compile_one(task: dict[str, Any]) -> dict[str, Any]:
-            region, bucket = regions[task["region"]], Bucket(task["size"])
-            entry = entry_name(region.name, bucket.size)
-            path = folder / entry
-            path.parent.mkdir(parents=True, exist_ok=True)
-            started = time.monotonic()
-            compile_region(model, region, bucket, plan, path)
-            return {
-                "entry": entry,
-                "signature": signature(model.inputs(region, bucket)),
-                "seconds": time.monotonic() - started,
-            }
-
-        return compile_one
-
-    return serve_lines(start)
+def build(model: LoadedModel, plan: Plan, region: Region, bucket: Bucket, path: Path) -> dict[str, Any]:
+    """Write a package; answers how long it took and which inputs it was built for."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    compile_region(model, region, bucket, plan, path)
+    return {"signature": signature(model.inputs(region, bucket)), "seconds": time.monotonic() - started}
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(serve_regions(build))

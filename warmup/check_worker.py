@@ -17,11 +17,10 @@ from torch import Tensor
 from models.regions import Region
 from warmup.backends.aot import open_package
 from warmup.buckets import Bucket
-from warmup.child import Task, serve_lines
 from warmup.compare import CheckError, compare_call
 from warmup.model import LoadedModel
-from warmup.packages import entry_name
-from warmup.region_task import load_from_job
+from warmup.plan import Plan
+from warmup.region_task import serve_regions
 
 
 def check(model: LoadedModel, region: Region, bucket: Bucket, path: Path) -> float:
@@ -79,24 +78,12 @@ def example_inputs(model: LoadedModel, region: Region, bucket: Bucket, padding: 
     return (*examples, *model.weights.of(region)[-1])
 
 
-def main() -> int:
-    def start(job: dict[str, Any]) -> Task:
-        model, _ = load_from_job(job)
-        folder = Path(job["folder"])
-        regions = {region.name: region for region in model.regions}
-
-        def check_one(task: dict[str, Any]) -> dict[str, Any]:
-            region, bucket = regions[task["region"]], Bucket(task["size"])
-            entry = entry_name(region.name, bucket.size)
-            try:
-                return {"entry": entry, "difference": check(model, region, bucket, folder / entry)}
-            except CheckError as error:
-                raise RuntimeError(f"differs from eager: {error}") from error
-
-        return check_one
-
-    return serve_lines(start)
+def answer(model: LoadedModel, _plan: Plan, region: Region, bucket: Bucket, path: Path) -> dict[str, Any]:
+    try:
+        return {"difference": check(model, region, bucket, path)}
+    except CheckError as error:
+        raise RuntimeError(f"differs from eager: {error}") from error
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(serve_regions(answer))

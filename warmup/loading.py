@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from models.config import ModelConfig
-from warmup.backends.aot import AotBackend, PackageError
+from warmup.backends.aot import PackageError
 from warmup.backends.base import Backend
 from warmup.backends.eager import EagerBackend
 from warmup.buckets import Bucket, BucketTable
@@ -144,8 +144,3 @@ def built_in_image(size: tuple[int, int]) -> bytes:
     stream = io.BytesIO()
     Image.fromarray(picture).save(stream, "PNG")
     return stream.getvalue()
-
-
-def chosen_backend(entries: AotBackend | None) -> Backend:
-    """Compiled where there are artifacts, else eager."""
-    return entries or _EAGER

@@ -31,11 +31,6 @@ class LoadedModel:
         return (*own, *self.weights.of(region)[0])
 
 
-def allocate_state(config: ModelConfig, plan: Plan, device: torch.device, dtype: torch.dtype) -> DecodeState:
-    """Buffers for the plan's largest bucket."""
-    return DecodeState.allocate(config, plan.table.largest.size, plan.cache_length, device, dtype)
-
-
 def load_model(
     folder: Path,
     config: ModelConfig,
@@ -51,5 +46,5 @@ def load_model(
     """
     normalisation = Normalisation(transform.effective_rescale, transform.effective_mean, transform.effective_std)
     weights = load_weights(folder, config, normalisation, device, dtype)
-    state = allocate_state(config, plan, device, dtype)
+    state = DecodeState.allocate(config, plan.table.largest.size, plan.cache_length, device, dtype)
     return LoadedModel(config, build_regions(config), weights, state, dtype)

@@ -3,12 +3,12 @@
 The artifact key is made of it, so it is known while torch is still being imported.
 """
 
-import os
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from models.config import ModelConfig
 from warmup.buckets import BucketTable
+from warmup.cpus import default_threads
 from warmup.factors import FactorsError, build_factors, machine_factors, resolve_device
 from warmup.key import Factors
 from warmup.manifest import Kind
@@ -96,24 +96,6 @@ def make_plan(config: ModelConfig, options: StartOptions) -> Plan:
         encoder_mode=options.encoder_mode,
         decoder_mode=options.decoder_mode,
     )
-
-
-def default_threads() -> int:
-    """All CPUs but one, which is left to HTTP and image decoding.
-
-    The threads of an operation wait for each other, so where one of them has to wait for a CPU all do: with 2
-    threads on 2 CPUs a server under load answered two thirds of what it did with 1, and next to nothing where they
-    spin (benchmarks/README.md).
-    """
-    return max(available_cpus() - 1, 1)
-
-
-def available_cpus() -> int:
-    """CPUs this process may use; in a container, what its affinity leaves."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on Linux
-        return os.cpu_count() or 1
 
 
 def _cache_length(config: ModelConfig, options: StartOptions) -> int:

@@ -1,14 +1,22 @@
-"""What build and check workers are told, and the model they work on."""
+"""What build and check workers are told, and how they work: one region at one bucket for each line."""
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from models.config import ModelConfig
 from models.preprocess import ImageTransform
+from models.regions import Region
+from warmup.buckets import Bucket
+from warmup.child import Task, serve_lines
 from warmup.device import open_device
 from warmup.model import LoadedModel, load_model
+from warmup.packages import entry_name
 from warmup.plan import Plan
+
+# What is done with a region at a bucket: its package's path -> members of the answer.
+Work = Callable[[LoadedModel, Plan, Region, Bucket, Path], dict[str, Any]]
 
 
 def job_of(checkpoint: Path, plan: Plan, folder: Path) -> dict[str, Any]:
@@ -16,7 +24,26 @@ def job_of(checkpoint: Path, plan: Plan, folder: Path) -> dict[str, Any]:
     return {"checkpoint": str(checkpoint), "plan": asdict(plan), "folder": str(folder)}
 
 
-def load_from_job(job: dict[str, Any]) -> tuple[LoadedModel, Plan]:
+def serve_regions(work: Work) -> int:
+    """A worker's whole life: the job, then one {"region": …, "size": …} a line, each answered with what ``work``
+    returns and the name of the entry. Returns the exit status."""
+
+    def start(job: dict[str, Any]) -> Task:
+        model, plan = _load(job)
+        folder = Path(job["folder"])
+        regions = {region.name: region for region in model.regions}
+
+        def answer(task: dict[str, Any]) -> dict[str, Any]:
+            region, bucket = regions[task["region"]], Bucket(task["size"])
+            entry = entry_name(region.name, bucket.size)
+            return {"entry": entry, **work(model, plan, region, bucket, folder / entry)}
+
+        return answer
+
+    return serve_lines(start)
+
+
+def _load(job: dict[str, Any]) -> tuple[LoadedModel, Plan]:
     """The model on the device of the plan, in this process."""
     plan = Plan(**{**job["plan"], "buckets": tuple(job["plan"]["buckets"])})
     folder = Path(job["checkpoint"])

@@ -72,8 +72,9 @@ def load(options: StartOptions, timeline: Timeline, status: StartupStatus) -> Lo
         checkpoint, plan = preparation.model.result()
 
         from warmup.backends.aot import AotBackend  # noqa: PLC0415  these import torch
+        from warmup.backends.eager import EagerBackend  # noqa: PLC0415
         from warmup.device import open_device  # noqa: PLC0415
-        from warmup.loading import Warmer, chosen_backend, self_test  # noqa: PLC0415
+        from warmup.loading import Warmer, self_test  # noqa: PLC0415
         from warmup.model import load_model  # noqa: PLC0415
         from warmup.runner import Runner  # noqa: PLC0415
 
@@ -92,7 +93,7 @@ def load(options: StartOptions, timeline: Timeline, status: StartupStatus) -> Lo
     elif artifacts is not None:
         _report_missing(artifacts, options)
     with timeline.phase("load_artifacts"):
-        warmer.assign(chosen_backend(compiled))
+        warmer.assign(compiled or EagerBackend())
     buckets = plan.table.buckets
     # Without artifacts eager counts as ready, and warming it takes no time worth splitting.
     now = buckets[:1] if options.ready_when == "first" and compiled is not None else buckets
