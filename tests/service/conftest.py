@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 from prometheus_client import CollectorRegistry
 from starlette.testclient import TestClient
+from support.list_engine import PATIENCE, Served
 
 from models.preprocess import ImageTransform
 from service.app import Services, create_app
@@ -148,3 +149,13 @@ def png(red: int = 200, size: tuple[int, int] = (8, 8)) -> bytes:
 def image() -> Callable[..., bytes]:
     """`image(red)`: a PNG whose caption begins with that number."""
     return png
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    """A real engine over a runner of lists."""
+    served = Served()
+    yield served
+    served.engine.stop()
+    served.thread.join(PATIENCE)
+    assert not served.thread.is_alive()

@@ -1,22 +1,16 @@
-"""Where checkpoints come from: the demo, folders, S3 and the hub, each from a real server or folder."""
+"""Where checkpoints come from: the demo, folders and S3, each from a real server or folder."""
 
-import json
-import os
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.checkpoint_files import SAFE, contents
 
 import models
 from warmup.checkpoint import CheckpointError, S3Options, resolve_checkpoint
-
-SAFE = {"config.json": b"{}", "tokenizer.json": b"{}", "model.safetensors": b"weights"}
 
 
 def folder_with(path: Path, files: dict[str, bytes]) -> Path:
@@ -24,10 +18,6 @@ def folder_with(path: Path, files: dict[str, bytes]) -> Path:
     for name, content in files.items():
         (path / name).write_bytes(content)
     return path
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {p.name: p.read_bytes() for p in folder.iterdir() if not p.name.startswith(".")}
 
 
 # --- on this machine
@@ -194,131 +184,3 @@ def test_a_cache_that_cannot_be_written_is_named(s3: Any, s3_server: str, tmp_pa
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(CheckpointError, match=r"cannot write to .*cache: .*; choose another cache folder"):
         resolve_checkpoint("s3://bucket/x", tmp_path / "cache", S3Options(endpoint_url=s3_server))
-
-
-# --- the hub, as a small server of its protocol; in a subprocess, for the library reads its environment once
-
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-HUB: dict[str, dict[str, bytes]] = {
-    "me/safe": SAFE | {"pytorch_model.bin": b"old", "README.md": b"#", "flax_model.msgpack": b"!"},
-    "me/pickled": {
-        "config.json": b"{}",
-        "vocab.json": b"{}",
-        "pytorch_model.bin": b"old",
-        "training_args.bin": b"!",
-    },
-    "me/empty": {"README.md": b"#"},
-}
-REFUSED = {"me/gated": (403, "GatedRepo"), "me/private": (401, "RepoNotFound"), "me/broken": (418, "")}
-
-
-class HubHandler(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        parts = self.path.partition("?")[0].strip("/").split("/")
-        is_api = parts[:2] == ["api", "models"]
-        owner, name, kind, revision, *rest = [*(parts[2:] if is_api else parts), "", ""]
-        repository = f"{owner}/{name}"
-        if repository in REFUSED:
-            return self.reply(REFUSED[repository][0], b"", {"X-Error-Code": REFUSED[repository][1]})
-        if repository not in HUB:
-            return self.reply(404, b"", {"X-Error-Code": "RepoNotFound"})
-        if revision not in ("main", "v1", COMMIT):
-            return self.reply(404, b"", {"X-Error-Code": "RevisionNotFound"})
-        files = HUB[repository]
-        if kind == "revision":
-            siblings = [{"rfilename": n} for n in files]
-            return self.reply_json({"id": repository, "sha": COMMIT, "siblings": siblings})
-        if kind == "tree":
-            tree = [{"type": "file", "path": n, "size": len(c), "oid": f"{n}-oid"} for n, c in files.items()]
-            return self.reply_json(tree)
-        content = files[rest[0]]
-        return self.reply(200, content, {"ETag": f'"{rest[0]}-oid"', "X-Repo-Commit": COMMIT})
-
-    do_HEAD = do_GET  # noqa: N815 - the name that the base class looks for
-
-    def reply_json(self, value: Any) -> None:
-        self.reply(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
-
-    def reply(self, status: int, body: bytes, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        for field, value in headers.items():
-            self.send_header(field, value)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name of the base class
-        pass
-
-
-@pytest.fixture(scope="module")
-def hub() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), HubHandler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-
-
-def resolve_from_hub(sources: list[str], home: Path, **environment: str) -> list[str]:
-    """What each source resolves to: a folder, or the text of the CheckpointError."""
-    code = (
-        "import sys; from pathlib import Path\n"
-        "from warmup.checkpoint import CheckpointError, S3Options, resolve_checkpoint\n"
-        "for source in sys.argv[1:]:\n"
-        "    try: print(resolve_checkpoint(source, Path('unused'), S3Options()))\n"
-        "    except CheckpointError as error: print(error)\n"
-    )
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
-    fixed = {
-        "HF_HOME": str(home),
-        "NO_PROXY": "127.0.0.1",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "HF_HUB_DISABLE_XET": "1",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", code, *sources],
-        env=inherited | fixed | environment,
-        cwd=home,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout.splitlines()
-
-
-def test_a_hub_id_becomes_a_folder_also_offline(hub: str, tmp_path: Path) -> None:
-    sources = ["me/safe", "me/safe@v1", "me/pickled"]
-    safe, tagged, pickled = (Path(line) for line in resolve_from_hub(sources, tmp_path, HF_ENDPOINT=hub))
-    assert contents(safe) == contents(tagged) == SAFE
-    assert contents(pickled) == {n: c for n, c in HUB["me/pickled"].items() if n != "training_args.bin"}
-
-    offline = resolve_from_hub(["me/safe", "me/pickled", "me/none"], tmp_path, HF_ENDPOINT=hub, HF_HUB_OFFLINE="1")
-    assert offline[:2] == [str(safe), str(pickled)]
-    assert offline[2] == "'me/none' is not in the local cache and HF_HUB_OFFLINE is set; unset it, or give a folder"
-
-
-def test_what_the_hub_refuses_is_one_line_each(hub: str, tmp_path: Path) -> None:
-    expected = {
-        "me/none": "there is no such repository, or it is private; check the name, or set HF_TOKEN",
-        "me/private": "there is no such repository, or it is private; check the name, or set HF_TOKEN",
-        "me/gated": "access is gated; accept its terms on the hub and set HF_TOKEN",
-        "me/safe@none": "there is no such revision; write owner/name@branch, @tag or @commit",
-        "me/empty": "has no config.json",
-        "me/broken": "",
-        "not an id": "that is neither a folder nor a hub id; hub ids look like owner/name",
-    }
-    lines = resolve_from_hub(list(expected), tmp_path, HF_ENDPOINT=hub)
-    assert len(lines) == len(expected)
-    for line, (source, advice) in zip(lines, expected.items(), strict=True):
-        assert line.startswith(f"'{source}'")
-        assert advice in line
-
-
-def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    lines = resolve_from_hub(["me/safe"], tmp_path, HF_ENDPOINT=f"http://127.0.0.1:{port}")
-    assert lines == [
-        "'me/safe' is not in the local cache and the hub cannot be reached; check the network, or give a folder"
-    ]

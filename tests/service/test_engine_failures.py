@@ -1,0 +1,119 @@
+"""The device thread when a step fails, the device breaks, the queue is full, or nobody waits. No torch."""
+
+import threading
+
+import pytest
+from support.list_engine import PATIENCE, Served, result
+
+from service.engine import MAX_CONSECUTIVE_FAILURES
+from service.errors import DeadlineExceeded, EngineFailed, NotReady, Overloaded
+
+
+def test_a_failed_step_fails_only_what_ran_and_the_engine_serves_on(served: Served) -> None:
+    release = served.hold()
+    failures = iter([RuntimeError("device")])
+
+    def fail_once() -> None:
+        for error in failures:
+            raise error
+
+    served.runner.before_step = fail_once
+    running, *waiting = [served.send(image) for image in range(1, 10)]
+    release.set()
+    with pytest.raises(EngineFailed):
+        running.future.result(PATIENCE)
+    assert result(waiting[-1]).tokens == tuple(range(900, 905))  # the ninth: no slot was free when it failed
+    assert result(served.send(20)).tokens == tuple(range(2000, 2005))
+
+
+def test_a_failed_encode_fails_its_requests_and_the_engine_serves_on(served: Served) -> None:
+    failed = threading.Event()
+
+    def fail() -> None:
+        served.runner.before_encode = lambda: None
+        failed.set()
+        raise RuntimeError("device")
+
+    served.runner.before_encode = fail
+    with pytest.raises(EngineFailed):
+        result(served.send(1))
+    assert failed.is_set()
+    assert result(served.send(2)).tokens[0] == 200
+
+
+def test_failures_with_a_success_between_never_add_up(served: Served) -> None:
+    def fail() -> None:
+        raise RuntimeError("device")
+
+    for image in range(1, 2 * MAX_CONSECUTIVE_FAILURES):
+        served.runner.before_step = fail
+        with pytest.raises(EngineFailed):
+            result(served.send(image))
+        served.runner.before_step = lambda: None
+        assert result(served.send(image)).tokens[0] == 100 * image
+    assert served.thread.is_alive()
+
+
+def test_a_device_that_stays_broken_fails_all_and_ends_the_engine() -> None:
+    served = Served()
+    release = served.hold()
+
+    def fail() -> None:
+        raise RuntimeError("sticky")
+
+    served.runner.before_step = fail
+    sent = [served.send(image) for image in range(40)]  # more than fit the slots of as many failures
+    release.set()
+    for each in sent:
+        with pytest.raises(EngineFailed):
+            each.future.result(PATIENCE)
+    error = served.outcome.exception(PATIENCE)
+    assert isinstance(error, EngineFailed)
+    assert str(error.__cause__) == "sticky"
+    assert served.runner.steps == []
+    assert len(served.runner.encoded) == MAX_CONSECUTIVE_FAILURES
+    with pytest.raises(NotReady):
+        served.send(1)
+
+
+def test_a_full_queue_refuses_at_once() -> None:
+    served = Served(capacity=2)
+    release = served.hold()
+    sent = [served.send(1), served.send(2)]
+    with pytest.raises(Overloaded):
+        served.send(3)
+    release.set()
+    assert [result(each).tokens[0] for each in sent] == [100, 200]
+    served.engine.stop()
+    served.outcome.result(PATIENCE)
+
+
+def test_a_lost_request_costs_no_device_time(served: Served) -> None:
+    release = served.hold()
+    late, left, kept = served.send(1, deadline=0.0), served.send(2), served.send(3)
+    left.future.cancel()
+    release.set()
+    assert result(kept).tokens[0] == 300
+    with pytest.raises(DeadlineExceeded):
+        result(late)
+    assert served.observer.encodes == [(1, 1)]
+
+
+def test_a_client_that_leaves_a_running_row_frees_its_slot(served: Served) -> None:
+    reached, release = threading.Event(), threading.Event()
+
+    def pause_second_step() -> None:
+        if len(served.runner.steps) == 1:
+            reached.set()
+            release.wait(PATIENCE)
+
+    served.runner.before_step = pause_second_step
+    hold = served.hold()
+    sent = [served.send(image) for image in (1, 2, 3, 4)]
+    hold.set()
+    assert reached.wait(PATIENCE)
+    sent[0].future.cancel()
+    release.set()
+    for each in sent[1:]:
+        assert result(each).tokens == tuple(100 * int(each.id) + place for place in range(5))
+    assert served.observer.steps == [(4, 4)] * 2 + [(4, 3)] * 3

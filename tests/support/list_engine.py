@@ -1,0 +1,121 @@
+"""An engine over a runner of lists, on a thread of its own. No torch."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from service.engine import Engine
+from service.request import CaptionRequest, Completion, SamplingParams
+from service.scheduler import Limits, Scheduler
+from warmup.buckets import Bucket, BucketTable
+from warmup.row import Row
+
+PATIENCE = 30.0
+EOS = 2
+LIMITS = Limits(cache_length=32, default_new_tokens=5, eos_ids=frozenset({EOS}))
+
+
+class ListRunner:
+    """Slots as lists. Request n generates 100 n, 100 n + 1, …; a padded slot generates what nobody may see."""
+
+    def __init__(self, slots: int) -> None:
+        self.images = [-1] * slots
+        self.rows: list[Row] = [Row()] * slots
+        self.counts = [0] * slots
+        self.steps: list[tuple[int, bool]] = []
+        self.encoded: list[tuple[int, int]] = []
+        self.before_step: Callable[[], object] = lambda: None
+        self.before_encode: Callable[[], object] = lambda: None
+
+    def encode(self, bucket: Bucket, images: list[int], first_slot: int) -> None:
+        self.before_encode()
+        assert len(images) <= bucket.size
+        self.encoded.append((bucket.size, len(images)))
+        self.images[first_slot : first_slot + len(images)] = images
+
+    def admit(self, slot: int, row: Row) -> None:
+        self.rows[slot], self.counts[slot] = row, 0
+
+    def decode_step(self, bucket: Bucket, sampling: bool) -> None:
+        self.before_step()
+        self.steps.append((bucket.size, sampling))
+        for slot in range(bucket.size):
+            self.counts[slot] += 1
+
+    def tokens(self, rows: int) -> list[int]:
+        return [self._token(slot) for slot in range(rows)]
+
+    def move(self, source: int, target: int) -> None:
+        for held in (self.images, self.rows, self.counts):
+            held[target] = held[source]  # type: ignore[index]
+
+    def _token(self, slot: int) -> int:
+        place, prompt = self.counts[slot] - 1, self.rows[slot].prompt
+        return prompt[place] if place < len(prompt) else 100 * self.images[slot] + place - len(prompt)
+
+
+class Observer:
+    def __init__(self) -> None:
+        self.waited: list[float] = []
+        self.encodes: list[tuple[int, int]] = []
+        self.steps: list[tuple[int, int]] = []
+        self.generated = 0
+
+    def queue_waited(self, seconds: float) -> None:
+        self.waited.append(seconds)
+
+    def encoded(self, bucket: int, rows: int, seconds: float) -> None:
+        self.encodes.append((bucket, rows))
+
+    def decode_stepped(self, bucket: int, rows: int, seconds: float) -> None:
+        self.steps.append((bucket, rows))
+
+    def tokens_generated(self, count: int) -> None:
+        self.generated += count
+
+
+class Served:
+    """An engine on a thread of its own. ``held`` keeps it between two steps while requests are sent."""
+
+    def __init__(self, capacity: int = 64) -> None:
+        table = BucketTable.of((1, 4, 8))
+        self.runner = ListRunner(table.largest.size)
+        self.observer = Observer()
+        self.scheduler = Scheduler(table, LIMITS, capacity)
+        self.engine = Engine(self.scheduler, self.observer)
+        self.outcome: Future[None] = Future()
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        runner: Any = self.runner
+        try:
+            self.engine.run(runner, lambda size: f"b{size}")
+            self.outcome.set_result(None)
+        except BaseException as error:
+            self.outcome.set_exception(error)
+
+    def hold(self) -> threading.Event:
+        """Stop the device thread between two steps until the event is set."""
+        reached, release = threading.Event(), threading.Event()
+
+        def wait() -> None:
+            reached.set()
+            release.wait(PATIENCE)
+
+        self.engine.call(wait)
+        assert reached.wait(PATIENCE)
+        return release
+
+    def send(
+        self, image: int, prompt: tuple[int, ...] = (), deadline: float = 1e12, **params: Any
+    ) -> CaptionRequest:
+        pixels: Any = image
+        sent = CaptionRequest(str(image), pixels, prompt, SamplingParams(**params), deadline, Future())
+        self.engine.submit(sent)
+        return sent
+
+
+def result(sent: CaptionRequest) -> Completion:
+    return sent.future.result(PATIENCE)
