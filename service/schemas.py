@@ -98,7 +98,8 @@ class Bucket(BaseModel):
     size: int = Field(ge=1)
     state: Literal["pending", "eager", "warm", "captured", "failed"]
     backend: str
-    seconds: float | None
+    seconds: float | None = Field(description="How long its warm-up took.")
+    start: float | None = Field(description="When its warm-up began.")
 
 
 class Artifacts(BaseModel):

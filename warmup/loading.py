@@ -2,7 +2,6 @@
 
 import io
 import logging
-import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -94,7 +93,7 @@ class Warmer:
                 self.status.update(component, bucket.size, "captured", known.backend)
 
     def _run_once(self, component: ComponentName, bucket: Bucket, runner: Runner) -> None:
-        started = time.perf_counter()
+        started = self.timeline.now()
         if component == "encoder":
             height, width = runner.config.vision.image_size
             runner.encode(bucket, [np.zeros((height, width, 3), dtype=np.uint8)] * bucket.size, 0)
@@ -110,7 +109,8 @@ class Warmer:
         state: BucketState = "eager" if known.backend == _EAGER.name else "warm"
         if known.state == "failed":
             state = "failed"
-        self.status.update(component, bucket.size, state, known.backend, time.perf_counter() - started)
+        seconds = self.timeline.now() - started
+        self.status.update(component, bucket.size, state, known.backend, seconds, started)
 
 
 def self_test(runner: Runner, bucket: Bucket, checkpoint: Checkpoint) -> str:

@@ -17,13 +17,14 @@ COMPONENTS: tuple[ComponentName, ...] = ("encoder", "decoder")
 
 @dataclass(frozen=True)
 class BucketStatus:
-    """One bucket of one component; ``seconds`` is how long its warm-up took."""
+    """One bucket of one component; its warm-up took ``seconds`` from ``start``, in seconds since exec."""
 
     component: ComponentName
     size: int
     state: BucketState = "pending"
     backend: str = ""
     seconds: float | None = None
+    start: float | None = None
 
 
 @dataclass(frozen=True)
@@ -134,11 +135,17 @@ class StartupStatus:
         state: BucketState,
         backend: str,
         seconds: float | None = None,
+        start: float | None = None,
     ) -> None:
+        """The warm-up stays as it was unless ``seconds`` and ``start`` are given."""
         with self._lock:
             known = self._state.buckets.get((component, size), BucketStatus(component, size))
             self._state.buckets[component, size] = replace(
-                known, state=state, backend=backend, seconds=known.seconds if seconds is None else seconds
+                known,
+                state=state,
+                backend=backend,
+                seconds=known.seconds if seconds is None else seconds,
+                start=known.start if start is None else start,
             )
 
     def bucket(self, component: ComponentName, size: int) -> BucketStatus:

@@ -31,10 +31,10 @@ def test_expected_buckets_are_pending_encoder_first(status: StartupStatus) -> No
     assert status.backend is None
 
 
-def test_an_update_keeps_the_seconds_it_does_not_name(status: StartupStatus) -> None:
-    status.update("decoder", 4, "eager", "eager", 0.5)
+def test_an_update_keeps_the_warm_up_that_it_does_not_name(status: StartupStatus) -> None:
+    status.update("decoder", 4, "eager", "eager", 0.5, 1.25)
     status.update("decoder", 4, "warm", "aot")
-    assert status.bucket("decoder", 4) == BucketStatus("decoder", 4, "warm", "aot", 0.5)
+    assert status.bucket("decoder", 4) == BucketStatus("decoder", 4, "warm", "aot", 0.5, 1.25)
     assert status.decoder_backend(4) == "aot"
 
 
@@ -87,4 +87,5 @@ def test_the_dictionary_has_what_was_reported(status: StartupStatus) -> None:
         "state": "pending",
         "backend": "",
         "seconds": None,
+        "start": None,
     }
