@@ -71,7 +71,9 @@ def create_app(services: Services, limits: BodyLimits) -> FastAPI:
     routers = [
         CaptionRoutes(services.captioner, limits, services.metrics).router(),
         health_router(services.readiness),
-        startup_router(services.readiness, services.timeline, services.status),
+        startup_router(
+            services.readiness, services.timeline, services.status, lambda: services.captioner.model_name
+        ),
         metrics_router(services.registry),
     ]
     for router in routers:

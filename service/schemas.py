@@ -128,6 +128,7 @@ class Build(BaseModel):
 class Startup(BaseModel):
     state: _State
     phase: str
+    model: str | None = Field(description="The model, once it is loaded.")
     now: float = Field(description="Seconds since the process was executed, as all times here.")
     marks: dict[str, float] = Field(description="The moments live, ready and first_caption, once they have come.")
     phases: list[Phase]
@@ -139,3 +140,25 @@ class Startup(BaseModel):
     artifacts: Artifacts | None
     build: Build | None
     buckets: list[Bucket]
+
+
+class TraceEvent(BaseModel):
+    """One event of the Trace Event Format."""
+
+    name: str
+    ph: Literal["M", "X", "i"] = Field(description="M: names a process or a track, X: from ts for dur, i: a moment")
+    pid: int
+    tid: int = Field(description="The track.")
+    ts: _OptionalCount = Field(description="microseconds since the process was executed")
+    dur: _OptionalCount = Field(description="microseconds")
+    cat: _Optional = Field(description="phase, warm-up or mark")
+    s: _Optional = Field(description="scope of a moment: p, the process")
+    args: dict[str, Any]
+
+
+class Trace(BaseModel):
+    """The start as a Chrome trace."""
+
+    traceEvents: list[TraceEvent]  # noqa: N815  the format's name
+    displayTimeUnit: Literal["ms"]  # noqa: N815
+    otherData: dict[str, str | None]  # noqa: N815

@@ -59,7 +59,7 @@ def test_readyz_says_why_the_start_failed(make_services, new_client) -> None:
 def test_startup_shows_phases_marks_and_buckets(services: Services, client: TestClient, check) -> None:
     services.timeline.mark("live")
     services.status.expect((1, 4), "cpu", "float32")
-    services.status.update("encoder", 4, "eager", "eager", 0.25)
+    services.status.update("encoder", 4, "eager", "eager", 0.25, 1.5)
     with services.timeline.phase("warm_encoder"):
         body = client.get("/startup").json()
     check(body, "Startup")
@@ -67,9 +67,15 @@ def test_startup_shows_phases_marks_and_buckets(services: Services, client: Test
     assert body["phases"][-1]["name"] == "warm_encoder"
     assert body["phases"][-1]["end"] is None
     assert 0 < body["marks"]["live"] <= body["now"]
-    assert {"component": "encoder", "size": 4, "state": "eager", "backend": "eager", "seconds": 0.25} in body[
-        "buckets"
-    ]
+    warmed = {
+        "component": "encoder",
+        "size": 4,
+        "state": "eager",
+        "backend": "eager",
+        "seconds": 0.25,
+        "start": 1.5,
+    }
+    assert warmed in body["buckets"]
     assert body["backend"] == "eager"
 
 
@@ -88,6 +94,17 @@ def test_startup_has_no_member_that_is_not_described(
     assert set(body["artifacts"]) == set(schemas["Artifacts"]["properties"])
     assert set(body["build"]) <= set(schemas["Build"]["properties"])
     assert set(body["buckets"][0]) == set(schemas["Bucket"]["properties"])
+
+
+def test_the_trace_of_the_start_is_described(services: Services, client: TestClient, document, check) -> None:
+    services.timeline.mark("live")
+    trace = client.get("/startup?format=trace").json()
+    check(trace, "Trace")
+    schemas = document["components"]["schemas"]
+    assert set(trace) == set(schemas["Trace"]["properties"])
+    assert set().union(*trace["traceEvents"]) == set(schemas["TraceEvent"]["properties"])
+    (parameter,) = (p for p in document["paths"]["/startup"]["get"]["parameters"] if p["in"] == "query")
+    assert (parameter["name"], parameter["schema"]["enum"]) == ("format", ["json", "trace"])
 
 
 @pytest.mark.parametrize("progress", [{"state": "asleep"}, {"done": 1}, {"state": "building", "done": "1"}])
@@ -247,7 +264,7 @@ def test_the_openapi_document_has_no_schema_of_fastapi_s_own_errors(document) ->
             "ProblemItem",
             "Ready",
         ),
-        *("Startup", "Timings"),
+        *("Startup", "Timings", "Trace", "TraceEvent"),
     }
 
 

@@ -1,0 +1,124 @@
+"""The start as a Chrome trace, which ui.perfetto.dev and chrome://tracing open.
+
+Trace Event Format: complete events ("X"), instants ("i") and names ("M"), in whole microseconds, here since exec.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+_MARKS_TRACK = 0
+
+
+@dataclass(frozen=True)
+class _Span:
+    """`inside` names the span that this one is a part of; microseconds."""
+
+    name: str
+    start: int
+    end: int
+    category: str
+    args: Mapping[str, Any]
+    inside: str = ""
+
+
+@dataclass
+class _Track:
+    """Spans that do not overlap, except that a part lies within its whole."""
+
+    spans: list[_Span] = field(default_factory=list)
+    end: int = 0
+
+    def holds_whole_of(self, span: _Span) -> bool:
+        whole = next((each for each in reversed(self.spans) if each.name == span.inside), None)
+        after_its_last_part = all(each.end <= span.start for each in self.spans if each.inside == span.inside)
+        return (whole is not None and whole.start <= span.start and span.end <= whole.end) and after_its_last_part
+
+    def add(self, span: _Span) -> None:
+        self.spans.append(span)
+        self.end = max(self.end, span.end)
+
+
+def chrome_trace(startup: Mapping[str, Any], pid: int) -> dict[str, Any]:
+    """The JSON object format of a trace, from what `/startup` reports, with the same times.
+
+    Phases lie on as many tracks as run at once; the warm-up of a bucket lies within its phase, or, where it was
+    left for later (`--ready-when first`), after the start. A phase that still runs ends with the report.
+    """
+    tracks = _tracks([*_phases(startup), *_warmups(startup)])
+    names = {number: f"start {number}" for number in range(1, len(tracks) + 1)}
+    return {
+        "traceEvents": [
+            _name("process_name", pid, _MARKS_TRACK, "snapcap"),
+            *(_name("thread_name", pid, tid, name) for tid, name in {_MARKS_TRACK: "marks", **names}.items()),
+            *(_instant(name, _us(seconds), pid) for name, seconds in startup["marks"].items()),
+            *(_complete(span, pid, tid) for tid, track in enumerate(tracks, 1) for span in track.spans),
+        ],
+        "displayTimeUnit": "ms",
+        "otherData": {name: startup[name] for name in ("state", "model", "tier", "device", "dtype")},
+    }
+
+
+def _phases(startup: Mapping[str, Any]) -> list[_Span]:
+    return [
+        _Span(
+            phase["name"],
+            _us(phase["start"]),
+            _us(startup["now"] if phase["end"] is None else phase["end"]),
+            "phase",
+            {"running": True} if phase["end"] is None else {},
+        )
+        for phase in startup["phases"]
+    ]
+
+
+def _warmups(startup: Mapping[str, Any]) -> list[_Span]:
+    return [
+        _Span(
+            f"{bucket['component']} {bucket['size']}",
+            _us(bucket["start"]),
+            _us(bucket["start"] + bucket["seconds"]),
+            "warm-up",
+            {"bucket": bucket["size"], "backend": bucket["backend"], "state": bucket["state"]},
+            inside=f"warm_{bucket['component']}",
+        )
+        for bucket in startup["buckets"]
+        if bucket["start"] is not None
+    ]
+
+
+def _tracks(spans: Iterable[_Span]) -> list[_Track]:
+    """Each span goes to the free track that was busy last, so that what one thread did in a row stays together."""
+    tracks: list[_Track] = []
+    for span in sorted(spans, key=lambda each: (each.start, each.inside != "", -each.end)):
+        whole = [track for track in tracks if track.holds_whole_of(span)]
+        free = whole or sorted((track for track in tracks if track.end <= span.start), key=lambda track: track.end)
+        if not free:
+            tracks.append(_Track())
+        (free or tracks)[-1].add(span)
+    return tracks
+
+
+def _us(seconds: float) -> int:
+    return round(seconds * 1_000_000)
+
+
+def _name(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def _instant(name: str, ts: int, pid: int) -> dict[str, Any]:
+    return {"name": name, "ph": "i", "s": "p", "cat": "mark", "ts": ts, "pid": pid, "tid": _MARKS_TRACK, "args": {}}
+
+
+def _complete(span: _Span, pid: int, tid: int) -> dict[str, Any]:
+    return {
+        "name": span.name,
+        "ph": "X",
+        "cat": span.category,
+        "ts": span.start,
+        "dur": span.end - span.start,
+        "pid": pid,
+        "tid": tid,
+        "args": dict(span.args),
+    }
