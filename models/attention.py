@@ -17,3 +17,22 @@ def attend(
         scores = scores.masked_fill(hidden, float("-inf"))
     weights = scores.softmax(dim=-1).to(value.dtype)
     return torch.matmul(weights, value).flatten(1)
+
+
+def attend_cached(
+    query: Tensor,  # [b, H, d]
+    key: Tensor,  # [b, H, d]
+    value: Tensor,  # [b, H, d]
+    positions: Tensor,  # [b] int64, below L
+    key_cache: Tensor,  # [b, H, d, L], written in place at each row's position
+    value_cache: Tensor,  # [b, H, L, d], likewise
+    scale: float,
+) -> Tensor:  # [b, H * d]
+    """Causal self-attention of one new token a row: its key and value go into the cache, and it sees its past."""
+    rows, heads, head_dim, length = key_cache.shape
+    at = positions.view(rows, 1, 1, 1)
+    key_cache.scatter_(3, at.expand(rows, heads, head_dim, 1), key.unsqueeze(3))
+    value_cache.scatter_(2, at.expand(rows, heads, 1, head_dim), value.unsqueeze(2))
+    # Slots hold what earlier requests left behind: positions after the row's own are masked, never cleared.
+    future = torch.arange(length, device=positions.device) > at
+    return attend(query, key_cache, value_cache, scale, future)

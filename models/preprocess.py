@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from models import processor_fields as fields
-from models.config import ConfigError, read_json
+from models.config_fields import ConfigError, read_json
 from models.image import ImageError, load_resized, load_upright, open_image
 
 __all__ = ["DecodedImage", "ImageError", "ImageTransform"]

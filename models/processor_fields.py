@@ -9,7 +9,7 @@ from typing import Any
 
 from PIL import Image
 
-from models.config import ConfigError
+from models.config_fields import ConfigError
 
 
 def size(config: Mapping[str, Any], field: str) -> tuple[int, int] | int:

@@ -12,9 +12,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from models import gpt2, vit
+from models import bert, gpt2, vit
 from models.activations import activation
 from models.config import ModelConfig
+from models.dimensions import BertConfig, DecoderConfig, Gpt2Config
 from models.kv_cache import DecodeState
 
 Component = Literal["encoder", "decoder"]
@@ -62,17 +63,21 @@ class Regions:
 
 def build_regions(config: ModelConfig) -> Regions:
     """Bind a checkpoint's dimensions to the region functions; no tensor is touched."""
-    vision, decoder = config.vision, config.decoder
+    return Regions(*_encoder(config), *_decoder(config.decoder))
+
+
+def _encoder(config: ModelConfig) -> tuple[Region, Region, Region]:
+    vision = config.vision
     projection = gpt2.PROJECTION_WEIGHTS if config.projected else ()
-    return Regions(
-        encoder_before=Region(
+    return (
+        Region(
             "encoder_before",
             "encoder",
             partial(vit.embed, grid=vision.grid, patch_size=vision.patch_size),
             ("pixels",),
             vit.EMBED_WEIGHTS,
         ),
-        encoder_block=Region(
+        Region(
             "encoder_block",
             "encoder",
             partial(
@@ -85,34 +90,56 @@ def build_regions(config: ModelConfig) -> Regions:
             vit.BLOCK_WEIGHTS,
             layers=vision.num_layers,
         ),
-        encoder_after=Region(
+        Region(
             "encoder_after",
             "encoder",
             partial(gpt2.cross_kv, eps=vision.layer_norm_eps),
             ("hidden", "slots", "key_cache", "value_cache"),
             gpt2.CROSS_WEIGHTS + projection,
         ),
-        decoder_before=Region("decoder_before", "decoder", gpt2.embed, ("tokens", "positions"), gpt2.EMBED_WEIGHTS),
-        decoder_block=Region(
+    )
+
+
+def _decoder(decoder: DecoderConfig) -> tuple[Region, Region, Region]:
+    act, eps = activation(decoder.activation), decoder.layer_norm_eps
+    match decoder:
+        case Gpt2Config():
+            scale = decoder.head_dim**-0.5 if decoder.scale_attention else 1.0
+            functions: tuple[RegionFunction, RegionFunction, RegionFunction] = (
+                gpt2.embed,
+                partial(gpt2.block, eps=eps, scale=scale, act=act),
+                partial(gpt2.head, eps=eps),
+            )
+            weights: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]] = (
+                gpt2.EMBED_WEIGHTS,
+                gpt2.BLOCK_WEIGHTS,
+                gpt2.HEAD_WEIGHTS,
+            )
+        case BertConfig():
+            head_act = None if decoder.head_activation is None else activation(decoder.head_activation)
+            functions = (
+                partial(bert.embed, scale=decoder.embedding_scale, eps=eps),
+                partial(bert.block, num_heads=decoder.num_heads, eps=eps, scale=decoder.head_dim**-0.5, act=act),
+                partial(bert.head, eps=eps, act=head_act),
+            )
+            weights = (
+                bert.EMBED_WEIGHTS + (bert.EMBED_NORM_WEIGHTS if decoder.embedding_norm else ()),
+                bert.BLOCK_WEIGHTS,
+                (bert.TRANSFORM_WEIGHTS if head_act else ()) + bert.HEAD_WEIGHTS,
+            )
+        case _:
+            raise TypeError(type(decoder).__name__)
+    return (
+        Region("decoder_before", "decoder", functions[0], ("tokens", "positions"), weights[0]),
+        Region(
             "decoder_block",
             "decoder",
-            partial(
-                gpt2.block,
-                eps=decoder.layer_norm_eps,
-                scale=decoder.head_dim**-0.5 if decoder.scale_attention else 1.0,
-                act=activation(decoder.activation),
-            ),
+            functions[1],
             ("hidden", "positions", "key_cache", "value_cache", "cross_key", "cross_value"),
-            gpt2.BLOCK_WEIGHTS,
+            weights[1],
             layers=decoder.num_layers,
         ),
-        decoder_after=Region(
-            "decoder_after",
-            "decoder",
-            partial(gpt2.head, eps=decoder.layer_norm_eps),
-            ("hidden", "tokens", "positions", "forced"),
-            gpt2.HEAD_WEIGHTS,
-        ),
+        Region("decoder_after", "decoder", functions[2], ("hidden", "tokens", "positions", "forced"), weights[2]),
     )
 
 

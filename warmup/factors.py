@@ -21,9 +21,18 @@ from warmup.isa import instruction_set
 from warmup.key import Difference, Factor, check_factors
 from warmup.manifest import FORMAT, Kind
 
-# The files whose code is compiled. config.py and the sampling of eager steps are not: what they decide reaches a
-# region as a dimension, which is a factor.
-REGION_SOURCES = ("activations.py", "attention.py", "gpt2.py", "kv_cache.py", "regions.py", "vit.py")
+# The files whose code is compiled. What reads the configuration is not: what it decides reaches a region as a
+# dimension, which is a factor. Nor is the sampling of eager steps.
+REGION_SOURCES = (
+    "activations.py",
+    "attention.py",
+    "bert.py",
+    "gpt2.py",
+    "kv_cache.py",
+    "next_token.py",
+    "regions.py",
+    "vit.py",
+)
 
 # Factors that change when the same machine is given other software.
 _SOFTWARE = re.compile(r"(torch|triton|python|libc|source|format)(\..+)?")

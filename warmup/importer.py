@@ -7,7 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from models.config import ConfigError, ModelConfig, read_json
+from models.config import ConfigError, ModelConfig
+from models.config_fields import read_json
 from models.preprocess import ImageTransform
 from models.tokenizer import Tokenizer
 from warmup.checkpoint import CheckpointError, S3Options, resolve_checkpoint

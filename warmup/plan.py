@@ -3,7 +3,7 @@
 The artifact key is made of it, so it is known while torch is still being imported.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from models.config import ModelConfig
@@ -57,8 +57,7 @@ class Plan:
             StartError: the machine cannot be described.
         """
         model = {
-            "vision": asdict(config.vision),
-            "decoder": asdict(config.decoder),
+            **config.dimensions(),
             "dtype": self.dtype,
             "buckets": self.buckets,
             "cache_length": self.cache_length,

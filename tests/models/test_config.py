@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from models.config import ACTIVATIONS, ConfigError, ModelConfig
+from models.config import ModelConfig
+from models.config_fields import ACTIVATIONS, ConfigError
 
 ENCODER = {"model_type": "vit", "hidden_size": 48, "num_attention_heads": 3, "image_size": 96, "patch_size": 16}
 DECODER = {"model_type": "gpt2", "n_embd": 48, "n_head": 3, "vocab_size": 97, "n_positions": 64}
@@ -96,12 +97,12 @@ def test_every_activation_that_is_accepted_has_a_function_like_transformers(name
 
 
 REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
-    "another model": ({"model_type": "blip"}, "model_type = 'blip'"),
+    "another model": ({"model_type": "git"}, "model_type = 'git'"),
     "no model type": ({"model_type": ...}, "model_type = None"),
     "no encoder": ({"encoder": None}, "encoder = None"),
     "no decoder": ({"decoder": ...}, "decoder = None"),
     "another encoder": ({"encoder": {"model_type": "swin"}}, "encoder.model_type = 'swin'"),
-    "another decoder": ({"decoder": {"model_type": "bert"}}, "decoder.model_type = 'bert'"),
+    "another decoder": ({"decoder": {"model_type": "t5"}}, "decoder.model_type = 't5'"),
     "encoder activation": ({"encoder": {"hidden_act": "mish"}}, "encoder.hidden_act = 'mish'"),
     "decoder activation": ({"decoder": {"activation_function": ["a"]}}, "decoder.activation_function = ['a']"),
     "encoder width": ({"encoder": {"hidden_size": 0}}, "encoder.hidden_size = 0"),
@@ -212,13 +213,13 @@ def test_generation_fields_come_from_its_own_file_then_the_top_then_the_decoder(
 def test_generation_fields_that_are_missing_are_derived(write: Write) -> None:
     top = {"decoder_start_token_id": ..., "eos_token_id": ...}
     generation = ModelConfig.from_folder(write(decoder={"bos_token_id": 5}, **top)).generation
-    assert (generation.start_id, generation.eos_ids, generation.pad_id, generation.max_length) == (5, (), 5, 20)
+    assert (generation.start_id, generation.eos_ids, generation.pad_id, generation.max_length) == (5, (), 5, 21)
     assert ModelConfig.from_folder(write()).generation.pad_id == 2  # the end token
 
 
 @pytest.mark.parametrize(
     ("fields", "expected"),
-    [({"max_length": 30}, 30), ({"max_length": 1000}, 64), ({"max_length": 30, "max_new_tokens": 9}, 10), ({}, 20)],
+    [({"max_length": 30}, 30), ({"max_length": 1000}, 64), ({"max_length": 30, "max_new_tokens": 9}, 10), ({}, 21)],
     ids=str,
 )
 def test_max_length_counts_the_start_token_and_ends_at_the_positions(

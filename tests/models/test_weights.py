@@ -205,10 +205,22 @@ def test_a_tied_head_is_the_embedding_itself(saved: Path, folder: Path, tensors:
     weights = load(saved)
     assert weights.sets["decoder_after"][0][-1] is weights.sets["decoder_before"][0][0]
     # Some files hold the tied head a second time; it is not loaded twice.
-    save_file({**tensors, "decoder.lm_head.weight": torch.ones(97, 48)}, folder / SAFE)
+    save_file(
+        {**tensors, "decoder.lm_head.weight": tensors["decoder.transformer.wte.weight"].clone()}, folder / SAFE
+    )
     again = load(folder)
     assert_equal(again, weights)
     assert again.nbytes == weights.nbytes == sum(t.nbytes for t in tensors_of(weights)) - 97 * 48 * 4
+
+
+def test_a_head_that_differs_is_its_own_whatever_the_config_says(
+    model: Any, saved: Path, folder: Path, tensors: dict[str, Tensor]
+) -> None:
+    head = torch.ones(97, 48)
+    save_file({**tensors, "decoder.lm_head.weight": head}, folder / SAFE, metadata={"format": "pt"})
+    assert torch.equal(load(folder).sets["decoder_after"][0][-1], head)
+    reference = type(model).from_pretrained(folder)
+    assert torch.equal(reference.decoder.lm_head.weight, head)
 
 
 def test_an_untied_head_is_its_own_and_must_be_there(make_captioner: Callable[..., Any], tmp_path: Path) -> None:

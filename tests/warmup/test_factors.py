@@ -80,6 +80,8 @@ def test_region_sources_are_all_that_the_regions_import() -> None:
     models, reached, waiting = ROOT / "models", set(), ["regions"]
     while waiting:
         name = waiting.pop()
+        if name in ("config", "dimensions"):
+            continue
         reached.add(f"{name}.py")
         for node in ast.walk(ast.parse((models / f"{name}.py").read_text())):
             if isinstance(node, ast.ImportFrom) and node.module == "models":
@@ -87,7 +89,7 @@ def test_region_sources_are_all_that_the_regions_import() -> None:
             elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("models."):
                 found = str(node.module).removeprefix("models.")
                 waiting += [found] if f"{found}.py" not in reached else []
-    assert reached - {"config.py"} == set(REGION_SOURCES)
+    assert reached == set(REGION_SOURCES)
 
 
 def test_the_source_hash_sees_code_but_not_line_endings(tmp_path: Path) -> None:

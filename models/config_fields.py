@@ -1,0 +1,111 @@
+"""The fields of a checkpoint's JSON files: each read with its type checked, or refused by name."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
+
+ACTIVATIONS = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "swish")
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be served; one line that names the field and its value."""
+
+    def __init__(self, field: str, value: object, why: str) -> None:
+        super().__init__(f"unsupported {field} = {value!r}: {why}")
+        self.field = field
+        self.value = value
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; what is wrong is named together with the file."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (ValueError, UnicodeDecodeError) as error:
+        raise ConfigError(path.name, "", f"not valid JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise ConfigError(path.name, type(value).__name__, "a JSON object is expected")
+    return value
+
+
+def json_or_empty(path: Path) -> dict[str, Any]:
+    """The same, and ``{}`` where there is no such file."""
+    return read_json(path) if path.is_file() else {}
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)  # JSON's true is an int to Python
+
+
+@dataclass(frozen=True)
+class Fields:
+    """One object of a ``config.json``; ``prefix``, such as ``encoder.``, goes before a field's name in errors.
+
+    A field that is left out has the ``default`` it is asked for with, which is transformers'.
+    """
+
+    values: Mapping[str, Any]
+    prefix: str = ""
+
+    def error(self, field: str, value: object, why: str) -> ConfigError:
+        return ConfigError(self.prefix + field, value, why)
+
+    def section(self, field: str) -> "Fields":
+        """An object inside this one."""
+        value = self.values.get(field)
+        if not isinstance(value, dict):
+            raise self.error(field, value, "config.json must hold this object")
+        return Fields(value, f"{self.prefix}{field}.")
+
+    def require(self, field: str, expected: object, why: str = "", default: object = None) -> None:
+        value = self.values.get(field, default)
+        if value != expected:
+            raise self.error(field, value, why or f"only {expected!r} is supported")
+
+    def positive_int(self, field: str, default: int | None = None) -> int:
+        value = self.values.get(field, default)
+        if not is_whole(value) or value < 1:
+            raise self.error(field, value, "a positive whole number is expected")
+        return int(value)
+
+    def positive_number(self, field: str, default: float) -> float:
+        value = self.values.get(field, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise self.error(field, value, "a positive number is expected")
+        return float(value)
+
+    def switch(self, field: str, default: bool) -> bool:
+        value = self.values.get(field, default)
+        if not isinstance(value, bool):
+            raise self.error(field, value, "true or false is expected")
+        return value
+
+    def size_pair(self, field: str, default: int) -> tuple[int, int]:
+        """(height, width), in pixels."""
+        value = self.values.get(field, default)
+        pair = tuple(value) if isinstance(value, list) else (value, value)
+        if len(pair) != 2 or not all(is_whole(side) and side > 0 for side in pair):
+            raise self.error(field, value, "a size in pixels, or [height, width], is expected")
+        return pair[0], pair[1]
+
+    def activation(self, field: str, default: str) -> str:
+        value = self.values.get(field, default)
+        if value not in ACTIVATIONS:
+            raise self.error(field, value, f"supported are {', '.join(ACTIVATIONS)}")
+        return str(value)
+
+    def heads(self, field: str, default: int, width: int, width_field: str = "hidden_size") -> int:
+        """A number of attention heads, which must divide the width."""
+        heads = self.positive_int(field, default)
+        if width % heads:
+            raise self.error(field, heads, f"{width_field} {width} is not divisible by it")
+        return heads
+
+    def token(self, field: str, vocab_size: int) -> int:
+        """A token id, which must be there."""
+        value = self.values.get(field)
+        if not is_whole(value) or not 0 <= value < vocab_size:
+            raise self.error(field, value, f"a token id below vocab_size {vocab_size} is expected")
+        return value

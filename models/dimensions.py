@@ -1,0 +1,117 @@
+"""The dimensions of a captioner's parts: what its regions are built from, whatever checkpoint they came from.
+
+Everything here but the special tokens is a factor of the artifact key.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from models.families.names import Names
+
+DEFAULT_NEW_TOKENS = 20  # transformers 5's, where a checkpoint names no length
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisionConfig:
+    """A Vision Transformer encoder. Sizes are (height, width) in pixels.
+
+    family: transformers' ``model_type`` of the encoder.
+    leading_tokens: tokens before the patches: the class token, and in DeiT the distillation token.
+    """
+
+    family: str
+    image_size: tuple[int, int]
+    patch_size: tuple[int, int]
+    num_channels: int = 3
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    intermediate_size: int
+    activation: str
+    layer_norm_eps: float
+    qkv_bias: bool = True
+    leading_tokens: int = 1
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Patches per column and per row; a remainder at the right and bottom is not seen."""
+        return self.image_size[0] // self.patch_size[0], self.image_size[1] // self.patch_size[1]
+
+    @property
+    def sequence_length(self) -> int:
+        """Encoder tokens: one per patch, and the leading ones."""
+        return self.grid[0] * self.grid[1] + self.leading_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """What every decoder with cross-attention has. ``family``: transformers' ``model_type`` of the decoder.
+
+    ``tied_head``: the head's weight is the token embedding.
+    """
+
+    family: str
+    vocab_size: int
+    n_positions: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    inner_size: int
+    activation: str
+    layer_norm_eps: float
+    tied_head: bool = True
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_heads
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpt2Config(DecoderConfig):
+    """A decoder that normalises before each part of a block, as ``models.gpt2`` computes it."""
+
+    scale_attention: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class BertConfig(DecoderConfig):
+    """A decoder that normalises after each part of a block, as ``models.bert`` computes it.
+
+    embedding_scale: factor of a token's embedding.
+    embedding_norm: a norm follows the sum of token and position.
+    head_activation: that of the dense layer before the head, which a norm follows; None without such a layer.
+    position_offset: rows of the position table before that of the first token.
+    learned_positions: the checkpoint holds that table; else it is sinusoidal.
+    token_types: rows of the token-type table, of which a caption has the first; 0 without such a table.
+    """
+
+    embedding_scale: float = 1.0
+    embedding_norm: bool = True
+    head_activation: str | None = None
+    head_bias: bool = True
+    position_offset: int = 0
+    learned_positions: bool = True
+    token_types: int = 0
+
+
+@dataclass(frozen=True)
+class GenerationConfig:
+    """Special token ids, and the default length: ``max_length`` counts the start token, as in transformers."""
+
+    start_id: int
+    eos_ids: tuple[int, ...]
+    pad_id: int
+    max_length: int
+
+
+class Parts(NamedTuple):
+    """What a family reads from its ``config.json``.
+
+    projected: a linear layer brings the encoder's output to the decoder's width before cross-attention.
+    """
+
+    vision: VisionConfig
+    decoder: DecoderConfig
+    generation: GenerationConfig
+    names: Names
+    projected: bool = False

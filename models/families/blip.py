@@ -1,0 +1,97 @@
+"""BLIP (`BlipForConditionalGeneration`): a ViT encoder and a BERT decoder without token types (Li et al., 2022)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from models.config_fields import Fields, is_whole
+from models.dimensions import DEFAULT_NEW_TOKENS, BertConfig, GenerationConfig, Parts, VisionConfig
+from models.families.bert import head_names, layer_names
+from models.families.names import Names
+from models.families.vit import image_and_patch
+
+_ARCHITECTURE = "BlipForConditionalGeneration"
+_LAYER = r"vision_model\.encoder\.layers\.(\d+)"
+
+NAMES = Names(
+    rules=(
+        (r"vision_model\.embeddings\.class_embedding", "encoder.class_token"),
+        (r"vision_model\.embeddings\.position_embedding", "encoder.position"),
+        (r"vision_model\.embeddings\.patch_embedding\.(weight|bias)", r"encoder.patch.\1"),
+        (rf"{_LAYER}\.layer_norm(1|2)\.(\w+)", r"encoder.layer.\1.norm\2.\3"),
+        (rf"{_LAYER}\.self_attn\.qkv\.(\w+)", r"encoder.layer.\1.qkv.\2"),
+        (rf"{_LAYER}\.self_attn\.projection\.(\w+)", r"encoder.layer.\1.out.\2"),
+        (rf"{_LAYER}\.mlp\.(fc1|fc2)\.(\w+)", r"encoder.layer.\1.\2.\3"),
+        (r"vision_model\.post_layernorm\.(\w+)", r"encoder.norm.\1"),
+        *layer_names(r"text_decoder\.bert"),
+        *head_names(r"text_decoder\.cls\.predictions"),
+    ),
+    unused=(r"text_decoder\.bert\.embeddings\.position_ids",),  # a buffer of transformers 4
+)
+
+
+def read(config: Fields, _generation: Mapping[str, Any]) -> Parts:
+    """``generation_config.json`` has no part in it: transformers generates with the text decoder's configuration.
+
+    Raises:
+        ConfigError: a field has a value that is not supported.
+    """
+    architectures = config.values.get("architectures")
+    if architectures is not None and _ARCHITECTURE not in architectures:
+        raise config.error("architectures", architectures, f"only {_ARCHITECTURE} writes captions")
+    text = config.section("text_config")
+    tied = config.switch("tie_word_embeddings", True) or text.switch("tie_word_embeddings", True)
+    decoder = _decoder(text, tied)
+    return Parts(
+        _vision(config.section("vision_config")),
+        decoder,
+        _generation_of(text, decoder.vocab_size, decoder.n_positions),
+        NAMES,
+    )
+
+
+def _vision(fields: Fields) -> VisionConfig:
+    hidden = fields.positive_int("hidden_size", 768)
+    image, patch = image_and_patch(fields, 384)
+    return VisionConfig(
+        family="blip",
+        image_size=image,
+        patch_size=patch,
+        hidden_size=hidden,
+        num_layers=fields.positive_int("num_hidden_layers", 12),
+        num_heads=fields.heads("num_attention_heads", 12, hidden),
+        intermediate_size=fields.positive_int("intermediate_size", 3072),
+        activation=fields.activation("hidden_act", "gelu"),
+        layer_norm_eps=fields.positive_number("layer_norm_eps", 1e-5),
+    )
+
+
+def _decoder(fields: Fields, tied_head: bool) -> BertConfig:
+    fields.require("is_decoder", True, "a decoder without cross-attention cannot see the image", default=True)
+    hidden = fields.positive_int("hidden_size", 768)
+    activation = fields.activation("hidden_act", "gelu")
+    return BertConfig(
+        family="blip",
+        vocab_size=fields.positive_int("vocab_size", 30524),
+        n_positions=fields.positive_int("max_position_embeddings", 512),
+        hidden_size=hidden,
+        num_layers=fields.positive_int("num_hidden_layers", 12),
+        num_heads=fields.heads("num_attention_heads", 8, hidden),
+        inner_size=fields.positive_int("intermediate_size", 3072),
+        activation=activation,
+        layer_norm_eps=fields.positive_number("layer_norm_eps", 1e-12),
+        tied_head=tied_head,
+        head_activation=activation,
+    )
+
+
+def _generation_of(text: Fields, vocab_size: int, positions: int) -> GenerationConfig:
+    """As `BlipForConditionalGeneration.generate`: it starts with ``bos_token_id``, [DEC], in place of a prompt's
+    [CLS], ends with ``sep_token_id``, and gives 20 new tokens, whatever lengths the files name."""
+    specials = Fields({"bos_token_id": 30522, "sep_token_id": 102, "pad_token_id": 0, **text.values}, text.prefix)
+    end, pad = specials.token("sep_token_id", vocab_size), specials.values["pad_token_id"]
+    return GenerationConfig(
+        start_id=specials.token("bos_token_id", vocab_size),
+        eos_ids=(end,),
+        pad_id=pad if is_whole(pad) else end,
+        max_length=min(DEFAULT_NEW_TOKENS + 1, positions),
+    )

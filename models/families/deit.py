@@ -1,0 +1,19 @@
+"""DeiT encoders: ViT with a distillation token after the class token (Touvron et al., 2020)."""
+
+from dataclasses import replace
+
+from models.config_fields import Fields
+from models.dimensions import VisionConfig
+from models.families import vit
+from models.families.names import Names
+
+NAMES = vit.NAMES + Names(
+    rules=((r"encoder\.embeddings\.distillation_token", "encoder.distillation_token"),),
+)
+
+
+def read(fields: Fields) -> VisionConfig:
+    """Raises:
+    ConfigError: a field has a value that is not supported.
+    """
+    return replace(vit.read(fields), family="deit", leading_tokens=2)

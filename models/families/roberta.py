@@ -1,0 +1,34 @@
+"""RoBERTa decoders of a vision-encoder-decoder (`RobertaForCausalLM` with cross-attention).
+
+BERT but for three things: positions begin after the padding token's, the head's activation is always gelu, and
+its tensors have other names.
+"""
+
+from models.config_fields import Fields, is_whole
+from models.dimensions import BertConfig
+from models.families.bert import bert_config, layer_names
+from models.families.names import Names
+
+NAMES = Names(
+    rules=(
+        *layer_names(r"decoder\.roberta"),
+        (r"decoder\.lm_head\.dense\.(\w+)", r"decoder.transform.\1"),
+        (r"decoder\.lm_head\.layer_norm\.(\w+)", r"decoder.transform_norm.\1"),
+        (r"decoder\.lm_head\.decoder\.weight", "decoder.head.weight"),
+        (r"decoder\.lm_head\.decoder\.bias", "decoder.head.bias"),
+        (r"decoder\.lm_head\.bias", "decoder.head.shared_bias"),
+    ),
+    unused=(r"decoder\.roberta\.embeddings\.(position|token_type)_ids", r"decoder\.roberta\.pooler\..+"),
+)
+
+
+def read(fields: Fields) -> BertConfig:
+    """Raises:
+    ConfigError: a field has a value that is not supported.
+    """
+    padding = fields.values.get("pad_token_id", 1)
+    if not is_whole(padding) or padding < 0:
+        raise fields.error("pad_token_id", padding, "a token id is expected: positions are counted from it")
+    return bert_config(
+        fields, family="roberta", vocab_size=50265, positions=512, offset=padding + 1, head_activation="gelu"
+    )

@@ -1,0 +1,63 @@
+"""ViT encoders of a vision-encoder-decoder (`google/vit-base-patch16-224-in21k` and the like)."""
+
+from models.config_fields import Fields
+from models.dimensions import VisionConfig
+from models.families.names import Names
+
+NAMES = Names(
+    rules=(
+        # What transformers 4 and 5 write (`save_pretrained`).
+        (r"encoder\.embeddings\.cls_token", "encoder.class_token"),
+        (r"encoder\.embeddings\.position_embeddings", "encoder.position"),
+        (r"encoder\.embeddings\.patch_embeddings\.projection\.(weight|bias)", r"encoder.patch.\1"),
+        (r"encoder\.encoder\.layer\.(\d+)\.layernorm_before\.(\w+)", r"encoder.layer.\1.norm1.\2"),
+        (r"encoder\.encoder\.layer\.(\d+)\.layernorm_after\.(\w+)", r"encoder.layer.\1.norm2.\2"),
+        (
+            r"encoder\.encoder\.layer\.(\d+)\.attention\.attention\.(query|key|value)\.(\w+)",
+            r"encoder.layer.\1.\2.\3",
+        ),
+        (r"encoder\.encoder\.layer\.(\d+)\.attention\.output\.dense\.(\w+)", r"encoder.layer.\1.out.\2"),
+        (r"encoder\.encoder\.layer\.(\d+)\.intermediate\.dense\.(\w+)", r"encoder.layer.\1.fc1.\2"),
+        (r"encoder\.encoder\.layer\.(\d+)\.output\.dense\.(\w+)", r"encoder.layer.\1.fc2.\2"),
+        (r"encoder\.layernorm\.(\w+)", r"encoder.norm.\1"),
+        # transformers 5's own module names, which a plain `torch.save(model.state_dict())` keeps.
+        (r"encoder\.(?:encoder\.)?layers\.(\d+)\.layernorm_before\.(\w+)", r"encoder.layer.\1.norm1.\2"),
+        (r"encoder\.(?:encoder\.)?layers\.(\d+)\.layernorm_after\.(\w+)", r"encoder.layer.\1.norm2.\2"),
+        (r"encoder\.(?:encoder\.)?layers\.(\d+)\.attention\.q_proj\.(\w+)", r"encoder.layer.\1.query.\2"),
+        (r"encoder\.(?:encoder\.)?layers\.(\d+)\.attention\.k_proj\.(\w+)", r"encoder.layer.\1.key.\2"),
+        (r"encoder\.(?:encoder\.)?layers\.(\d+)\.attention\.v_proj\.(\w+)", r"encoder.layer.\1.value.\2"),
+        (r"encoder\.(?:encoder\.)?layers\.(\d+)\.attention\.o_proj\.(\w+)", r"encoder.layer.\1.out.\2"),
+        (r"encoder\.(?:encoder\.)?layers\.(\d+)\.mlp\.(fc1|fc2)\.(\w+)", r"encoder.layer.\1.\2.\3"),
+    ),
+    unused=(r"encoder\.pooler\..+", r"encoder\.embeddings\.mask_token"),
+)
+
+
+def read(fields: Fields) -> VisionConfig:
+    """Raises:
+    ConfigError: a field has a value that is not supported.
+    """
+    hidden = fields.positive_int("hidden_size", 768)
+    heads = fields.heads("num_attention_heads", 12, hidden)
+    image, patch = image_and_patch(fields)
+    return VisionConfig(
+        family="vit",
+        image_size=image,
+        patch_size=patch,
+        hidden_size=hidden,
+        num_layers=fields.positive_int("num_hidden_layers", 12),
+        num_heads=heads,
+        intermediate_size=fields.positive_int("intermediate_size", 3072),
+        activation=fields.activation("hidden_act", "gelu"),
+        layer_norm_eps=fields.positive_number("layer_norm_eps", 1e-12),
+        qkv_bias=fields.switch("qkv_bias", True),
+    )
+
+
+def image_and_patch(fields: Fields, image_default: int = 224) -> tuple[tuple[int, int], tuple[int, int]]:
+    """``image_size`` and ``patch_size`` of any encoder that cuts an RGB image into patches."""
+    image, patch = fields.size_pair("image_size", image_default), fields.size_pair("patch_size", 16)
+    if patch[0] > image[0] or patch[1] > image[1]:
+        raise fields.error("patch_size", patch, f"larger than the image, {image}")
+    fields.require("num_channels", 3, "images have 3 channels", default=3)
+    return image, patch

@@ -1,0 +1,20 @@
+"""How every decoder's step ends: the next token of each row, and its position."""
+
+import torch
+from torch import Tensor
+
+
+def advance(
+    logits: Tensor,  # [b, V]
+    tokens: Tensor,  # [b] int64, replaced by the next tokens
+    positions: Tensor,  # [b] int64, advanced by one
+    forced: Tensor,  # [b, L] int64: the prompt's token at its position, -1 where generation is free
+) -> None:
+    """The greedy next token; a prompt's own token goes before what the model would say.
+
+    Positions stop at L - 1, so a padding row runs on for ever without leaving its cache.
+    """
+    following = (positions + 1).clamp(max=forced.shape[1] - 1)
+    prompt = forced.gather(1, following.unsqueeze(1)).squeeze(1)
+    tokens.copy_(torch.where(prompt >= 0, prompt, logits.argmax(dim=-1)))
+    positions.copy_(following)

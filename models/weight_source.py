@@ -1,0 +1,73 @@
+"""A checkpoint's tensors, handed out by name: checked, converted, and remembered, so that none is left over."""
+
+import torch
+from torch import Tensor
+
+from models.checkpoint_file import WeightsError
+
+WeightSet = tuple[Tensor, ...]
+
+
+class WeightSource:
+    """Tensors by snapcap's names, on the way to the device and dtype they are wanted in."""
+
+    def __init__(self, tensors: dict[str, Tensor], device: torch.device, dtype: torch.dtype) -> None:
+        self._tensors = tensors
+        self._left = set(tensors)
+        self._device = device
+        self._dtype = dtype
+
+    def has(self, name: str) -> bool:
+        return name in self._tensors
+
+    def raw(self, name: str, *shape: int) -> Tensor:
+        """The tensor as the file has it.
+
+        Raises:
+            WeightsError: it is not there, or has another shape than this.
+        """
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            raise WeightsError(f"the checkpoint has no tensor {name!r}; is it what its config.json says?")
+        if tuple(tensor.shape) != shape:
+            raise WeightsError(f"tensor {name!r} has shape {tuple(tensor.shape)}, config.json implies {shape}")
+        self._left.discard(name)
+        return tensor
+
+    def place(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        return tensor.to(device=self._device, dtype=dtype or self._dtype).contiguous()
+
+    def __call__(self, name: str, *shape: int) -> Tensor:
+        return self.place(self.raw(name, *shape))
+
+    def affine(self, name: str, *weight_shape: int, bias: int | None = None) -> WeightSet:
+        """``name.weight`` and ``name.bias``, of a norm or of a linear layer [out, in]."""
+        width = weight_shape[0] if bias is None else bias
+        return self(f"{name}.weight", *weight_shape), self(f"{name}.bias", width)
+
+    def stacked(self, names: list[str], *shape: int) -> Tensor:
+        """The tensors of these names, one under the other."""
+        return self.place(torch.cat([self.raw(name, *shape) for name in names]))
+
+    def head(self, name: str, token: str, placed_token: Tensor, tied: bool) -> Tensor:
+        """The head's weight: the token embedding itself where the two are tied.
+
+        A tied checkpoint may hold the head as well. As in transformers, a copy is the embedding, and one that
+        differs is a head of its own, whatever the configuration says.
+        """
+        if not self.has(name):
+            if tied:
+                return placed_token
+            raise WeightsError(f"the checkpoint has no {name}, and tie_word_embeddings is false")
+        shape = tuple(placed_token.shape)
+        own, embedding = self.raw(name, *shape), self.raw(token, *shape)
+        same = own.data_ptr() == embedding.data_ptr() or torch.equal(own, embedding)
+        return placed_token if tied and same else self.place(own)
+
+    def finish(self) -> None:
+        """Raises:
+        WeightsError: a tensor was never asked for.
+        """
+        if self._left:
+            names = ", ".join(sorted(self._left)[:5])
+            raise WeightsError(f"the checkpoint holds {len(self._left)} tensors that no region uses: {names}")
