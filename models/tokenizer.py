@@ -7,7 +7,8 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-from models.config import ConfigError, read_json
+from models.config_fields import ConfigError, read_json
+from models.text_stream import ByteLevelStream, WordStream
 
 _GPT2_CLASSES = (None, "GPT2Tokenizer", "GPT2TokenizerFast")
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
@@ -64,15 +65,25 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids as transformers' ``decode(ids, skip_special_tokens=True)`` gives it, then stripped."""
-        text = str(self._backend.decode(list(ids), skip_special_tokens=True))
-        if self._clean_up:
-            for spaced, clean in _CLEAN_UP:
-                text = text.replace(spaced, clean)
-        return text.strip()
+        return self._text(list(ids)).strip()
+
+    def stream(self, prompt_ids: Iterable[int] = ()) -> ByteLevelStream | WordStream:
+        """The text of the tokens that follow a prompt, as they come; together, and stripped, what `decode` adds to
+        the prompt's text."""
+        if isinstance(self._backend.decoder, decoders.ByteLevel) and not self._clean_up:
+            return ByteLevelStream(self._text)
+        return WordStream(self._text, prompt_ids)
 
     def save(self, path: Path) -> None:
         """Write a ``tokenizer.json``, from which the same tokenizer can be read."""
         self._backend.save(str(path))
+
+    def _text(self, ids: list[int]) -> str:
+        text = str(self._backend.decode(ids, skip_special_tokens=True))
+        if self._clean_up:
+            for spaced, clean in _CLEAN_UP:
+                text = text.replace(spaced, clean)
+        return text
 
 
 def _json_or_empty(path: Path) -> dict[str, Any]:

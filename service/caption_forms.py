@@ -1,14 +1,8 @@
 """The forms in which images arrive: the raw body, multipart/form-data, or JSON with base64."""
 
-import asyncio
-import base64
-import binascii
-import json
-import re
 from collections.abc import Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Any, NoReturn
 
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
@@ -17,22 +11,18 @@ from service.body import BodyLimits, read_body, read_multipart
 from service.caption_options import NAMES, CaptionOptions, options_from_json, options_from_text
 from service.errors import (
     EmptyBody,
-    InvalidJson,
     MissingImage,
     TooManyImages,
     UnknownOption,
-    UnprocessableImage,
     UnsupportedMediaType,
 )
+from service.json_body import image_from_base64, json_object, read_json
 
 MULTIPART = "multipart/form-data"
 JSON = "application/json"
 # curl --data-binary sends the form type whatever the body is; some clients send no type at all.
 _RAW = ("", "application/octet-stream", "binary/octet-stream", "application/x-www-form-urlencoded")
 _IMAGE_PARTS = ("image", "images")
-_DATA_URI = re.compile(r"data:[^,]{0,200};base64,")
-# Below this, parsing costs the event loop less than handing it to a thread.
-_SMALL_JSON = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -48,6 +38,19 @@ def media_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
+def is_raw(kind: str) -> bool:
+    """Whether a body of this media type is the image itself."""
+    return kind in _RAW or kind.startswith("image/")
+
+
+async def read_raw(request: Request, limits: BodyLimits) -> bytes:
+    """The body as an image. Raises EmptyBody and what `read_body` raises."""
+    image = await read_body(request, limits)
+    if not image:
+        raise EmptyBody("The body is empty; send the bytes of an image, as `curl --data-binary @photo.jpg` does.")
+    return image
+
+
 async def read_image(request: Request, limits: BodyLimits, pool: Executor) -> tuple[bytes, CaptionOptions]:
     """The one image of /v1/caption and the options, those in the body over those in the query.
 
@@ -58,19 +61,9 @@ async def read_image(request: Request, limits: BodyLimits, pool: Executor) -> tu
         images, options = await read_images(request, limits, 1)
         return images[0].data, options
     if kind == JSON:
-        body = await read_body(request, limits)
-        if not body:
-            raise EmptyBody("The body is empty; send JSON with the member image.")
-        if len(body) <= _SMALL_JSON:
-            return _from_json(body, query)
-        return await asyncio.get_running_loop().run_in_executor(pool, _from_json, body, query)
-    if kind in _RAW or kind.startswith("image/"):
-        image = await read_body(request, limits)
-        if not image:
-            raise EmptyBody(
-                "The body is empty; send the bytes of an image, as `curl --data-binary @photo.jpg` does."
-            )
-        return image, query
+        return await read_json(request, limits, pool, lambda body: _from_json(body, query))
+    if is_raw(kind):
+        return await read_raw(request, limits), query
     raise UnsupportedMediaType(f"The content type {kind[:100]} is not read; send an image, {MULTIPART} or {JSON}.")
 
 
@@ -113,33 +106,8 @@ def _too_many(count: int, at_most: int) -> str:
 
 
 def _from_json(body: bytes, query: CaptionOptions) -> tuple[bytes, CaptionOptions]:
-    try:
-        document = json.loads(body, parse_constant=_no_constant)
-    except json.JSONDecodeError as error:
-        raise InvalidJson(f"The body is not JSON: {error.msg} at character {error.pos}.") from None
-    except (ValueError, RecursionError):  # not UTF-8, NaN, a number of thousands of digits, too deep
-        raise InvalidJson("The body is not JSON; send an object in UTF-8 with plain numbers.") from None
-    if not isinstance(document, dict):
-        raise InvalidJson('The body must be a JSON object, such as {"image": "…base64…"}.')
+    document = json_object(body, '{"image": "…base64…"}')
     image = document.pop("image", None)
     if image is None or image == "":
         raise MissingImage("The member image is missing; send the image there as base64 or as a data URI.")
-    return _from_base64(image), options_from_json(document, query)
-
-
-def _no_constant(_name: str) -> NoReturn:
-    raise ValueError
-
-
-def _from_base64(image: Any) -> bytes:
-    if isinstance(image, str):
-        prefix = _DATA_URI.match(image)
-        text = image[prefix.end() :] if prefix else image
-        try:
-            # Whitespace is allowed: `base64` breaks its lines.
-            data = base64.b64decode("".join(text.split()), validate=True)
-        except (binascii.Error, ValueError):
-            data = b""
-        if data:
-            return data
-    raise UnprocessableImage("The member image must be base64 text or a base64 data URI.", "not_base64")
+    return image_from_base64(image, "image"), options_from_json(document, query)

@@ -16,7 +16,10 @@ MAX_PROMPT_CHARACTERS = 10_000
 
 @dataclass(frozen=True)
 class CaptionOptions:
-    """What a request asks for. None: the server's default. `timeout` in seconds can only shorten the server's."""
+    """What a request asks for. None: the server's default. `timeout` in seconds can only shorten the server's.
+
+    `clamp`: `max_new_tokens` may be more than the model holds, and then means as many as it holds. Clients of other
+    APIs send such bounds whatever the model is."""
 
     prompt: str = ""
     max_new_tokens: int | None = None
@@ -25,6 +28,7 @@ class CaptionOptions:
     top_p: float = 1.0
     seed: int | None = None
     timeout: float | None = None
+    clamp: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,17 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from service.caption_options import CaptionOptions
+from service.caption_stream import CaptionStream
+from service.caption_text import CaptionText
 from service.errors import (
     DeadlineExceeded,
+    ModelNotFound,
     NotReady,
     Overloaded,
     UnprocessableImage,
@@ -57,6 +60,7 @@ class _Model:
     transform: "ImageTransform"
     tokenizer: "Tokenizer"
     name: str
+    created: float
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,16 @@ class Captioner:
         self, engine: "Engine", transform: "ImageTransform", tokenizer: "Tokenizer", model_name: str
     ) -> None:
         """From now on captions are served. Called once, by the start."""
-        self._model = _Model(engine, transform, tokenizer, model_name)
+        self._model = _Model(engine, transform, tokenizer, model_name, time.time())
+
+    def served_model(self, name: str | None = None) -> tuple[str, float]:
+        """The name of the model and since when it is served, in seconds of Unix time.
+
+        Raises NotReady, and ModelNotFound when it is not the one of this name."""
+        model = self._servable()
+        if name not in (None, model.name):
+            raise ModelNotFound(str(name), model.name)
+        return model.name, model.created
 
     def check_admission(self) -> None:
         """Refuses before any work is done, such as reading the body. Raises NotReady, Overloaded."""
@@ -107,7 +120,7 @@ class Captioner:
         DeadlineExceeded, UnprocessableImage, PromptTooLong, InvalidOption, EngineFailed."""
         started = time.monotonic()
         self.check_admission()
-        timeout = min(options.timeout or self._limits.timeout, self._limits.timeout)
+        timeout = self._timeout(options)
         try:
             async with asyncio.timeout(timeout):
                 result = await self._caption(image, options, request_id, started, started + timeout)
@@ -116,6 +129,30 @@ class Captioner:
         self._timeline.mark("first_caption")
         return result
 
+    async def stream(
+        self, image: bytes, options: CaptionOptions, request_id: str, stop: Sequence[str] = (), *, live: bool
+    ) -> CaptionStream:
+        """What follows the prompt in the caption of one encoded image, up to the first of the `stop` sequences.
+
+        The request is queued when this returns. `live`: each token is handed over as it is generated. Close the
+        stream when the rest is not wanted. Raises what `caption` raises."""
+        started = time.monotonic()
+        self.check_admission()
+        timeout = self._timeout(options)
+        try:
+            async with asyncio.timeout(timeout):
+                model, prepared = await self._prepared(image, options)
+        except TimeoutError:
+            raise DeadlineExceeded from None
+        text = model.tokenizer.stream(prepared.prompt_ids)
+        shown = CaptionText(stop, keep_leading_space=bool(prepared.prompt_ids))
+        stream = CaptionStream(text.push, text.end, shown, len(prepared.prompt_ids), started + timeout)
+        stream.future.add_done_callback(self._mark_first)
+        # A stop sequence ends the generation at once, so it needs each token at once too.
+        on_token = stream.feed if live or stop else None
+        self._submit(model, prepared, options, request_id, started + timeout, stream.future, on_token)
+        return stream
+
     def close(self) -> None:
         """Ends the decode threads as they become free."""
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -123,15 +160,11 @@ class Captioner:
     async def _caption(
         self, image: bytes, options: CaptionOptions, request_id: str, started: float, deadline: float
     ) -> CaptionResult:
-        model = self._servable()
-        self._decoding += 1
-        try:
-            prepared = await asyncio.wrap_future(self._pool.submit(self._prepare, model, image, options.prompt))
-        finally:
-            self._decoding -= 1
+        model, prepared = await self._prepared(image, options)
         waited_s = time.monotonic() - started - prepared.decode_s
-        model.engine.limits.check(len(prepared.prompt_ids), options.max_new_tokens)
-        completion = await self._generate(model, prepared, options, request_id, deadline)
+        future: Future[Completion] = Future()
+        self._submit(model, prepared, options, request_id, deadline, future)
+        completion = await asyncio.wrap_future(future)
         text = model.tokenizer.decode([*prepared.prompt_ids, *completion.tokens])
         return CaptionResult(
             caption=text,
@@ -148,20 +181,35 @@ class Captioner:
             },
         )
 
-    async def _generate(
-        self, model: _Model, prepared: _Prepared, options: CaptionOptions, request_id: str, deadline: float
-    ) -> "Completion":
+    async def _prepared(self, image: bytes, options: CaptionOptions) -> tuple[_Model, _Prepared]:
+        model = self._servable()
+        self._decoding += 1
+        try:
+            prepared = await asyncio.wrap_future(self._pool.submit(self._prepare, model, image, options.prompt))
+        finally:
+            self._decoding -= 1
+        wanted = None if options.clamp else options.max_new_tokens
+        model.engine.limits.check(len(prepared.prompt_ids), wanted)
+        return model, prepared
+
+    def _submit(
+        self,
+        model: _Model,
+        prepared: _Prepared,
+        options: CaptionOptions,
+        request_id: str,
+        deadline: float,
+        future: "Future[Completion]",
+        on_token: Callable[[int], None] | None = None,
+    ) -> None:
         # Here, because it imports numpy, which the first second of the process must not wait for.
         from service.request import CaptionRequest, SamplingParams  # noqa: PLC0415
 
-        future: Future[Completion] = Future()
         params = SamplingParams(
             options.max_new_tokens, options.temperature, options.top_k, options.top_p, options.seed
         )
-        model.engine.submit(
-            CaptionRequest(request_id, prepared.image.pixels, prepared.prompt_ids, params, deadline, future)
-        )
-        return await asyncio.wrap_future(future)
+        pixels, prompt_ids = prepared.image.pixels, prepared.prompt_ids
+        model.engine.submit(CaptionRequest(request_id, pixels, prompt_ids, params, deadline, future, on_token))
 
     def _prepare(self, model: _Model, image: bytes, prompt: str) -> _Prepared:
         """In a thread of the pool: decode the image, tokenise the prompt."""
@@ -177,6 +225,13 @@ class Captioner:
         self._metrics.image_decode.labels(decoded.format).observe(seconds)
         prompt_ids = tuple(model.tokenizer.encode(prompt)) if prompt else ()
         return _Prepared(decoded, prompt_ids, seconds)
+
+    def _timeout(self, options: CaptionOptions) -> float:
+        return min(options.timeout or self._limits.timeout, self._limits.timeout)
+
+    def _mark_first(self, future: "Future[Completion]") -> None:
+        if not future.cancelled() and future.exception() is None:
+            self._timeline.mark("first_caption")
 
     def _servable(self) -> _Model:
         if self._model is None or self._readiness.state is State.FAILED:

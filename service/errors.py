@@ -1,11 +1,13 @@
-"""Every way a request can fail. Status, code and title are class attributes; `problem.py` renders them.
+"""Every way a request can fail. Status, code and title are class attributes; `error_shapes.py` renders them.
 
     ServiceError                    500
     ├── BadRequest                  400  bad_request
     │   ├── EmptyBody               400  empty_body
     │   ├── InvalidJson             400  invalid_json
     │   ├── InvalidMultipart        400  invalid_multipart
+    │   ├── Unauthorized            401  invalid_api_key       (WWW-Authenticate)
     │   ├── NotFound                404  not_found
+    │   │   └── ModelNotFound       404  model_not_found
     │   ├── MethodNotAllowed        405  method_not_allowed
     │   ├── BodyTimeout             408  body_timeout
     │   ├── PayloadTooLarge         413  payload_too_large
@@ -13,10 +15,13 @@
     │   └── Unprocessable           422  unprocessable
     │       ├── UnknownOption       422  unknown_option         (names the option and the known ones)
     │       ├── InvalidOption       422  invalid_option         (names the option)
+    │       ├── UnsupportedOption   422  unsupported_option     (names the option)
     │       ├── MissingImage        422  missing_image
     │       ├── TooManyImages       422  too_many_images
     │       ├── PromptTooLong       422  prompt_too_long
-    │       └── UnprocessableImage  422  unprocessable_image    (carries the decoder's reason)
+    │       ├── UnprocessableImage  422  unprocessable_image    (carries the decoder's reason)
+    │       ├── ImageUrlRefused     422  image_url_refused
+    │       └── ImageNotFetched     422  image_not_fetched
     ├── ClientDisconnected          499  client_disconnected    (nobody reads it; it is counted and logged)
     ├── Overloaded                  429  overloaded             (Retry-After)
     ├── NotReady                    503  not_ready              (Retry-After, phase)
@@ -70,10 +75,35 @@ class InvalidMultipart(BadRequest):
     title = "Invalid multipart body"
 
 
+class Unauthorized(BadRequest):
+    """`given`: whether there was a key at all."""
+
+    status = 401
+    code = "invalid_api_key"
+    title = "No valid API key"
+
+    def __init__(self, given: bool) -> None:
+        what = "The API key is not valid" if given else "There is no API key"
+        super().__init__(f"{what}; send one as `Authorization: Bearer KEY`.")
+        self._given = given
+
+    def headers(self) -> dict[str, str]:
+        # RFC 6750: a request without a key gets no error code.
+        return {"WWW-Authenticate": 'Bearer realm="snapcap"' + ', error="invalid_token"' * self._given}
+
+
 class NotFound(BadRequest):
     status = 404
     code = "not_found"
     title = "Not found"
+
+
+class ModelNotFound(NotFound):
+    code = "model_not_found"
+    title = "No such model"
+
+    def __init__(self, name: str, served: str) -> None:
+        super().__init__(f"The model {name[:200]!r} is not served here; use {served!r}.", option="model")
 
 
 class MethodNotAllowed(BadRequest):
@@ -139,6 +169,16 @@ class InvalidOption(Unprocessable):
         super().__init__(f"The option {option!r} must {must}.", option=option)
 
 
+class UnsupportedOption(Unprocessable):
+    """A field of an API whose meaning is not served. `instead` is the sentence that says what is."""
+
+    code = "unsupported_option"
+    title = "Unsupported option"
+
+    def __init__(self, option: str, instead: str) -> None:
+        super().__init__(f"{option!r} is not supported: {instead}.", option=option)
+
+
 class MissingImage(Unprocessable):
     code = "missing_image"
     title = "No image"
@@ -163,6 +203,16 @@ class UnprocessableImage(Unprocessable):
     def __init__(self, detail: str, reason: str) -> None:
         super().__init__(detail, reason=reason)
         self.reason = reason
+
+
+class ImageUrlRefused(Unprocessable):
+    code = "image_url_refused"
+    title = "Image URL refused"
+
+
+class ImageNotFetched(Unprocessable):
+    code = "image_not_fetched"
+    title = "Image not fetched"
 
 
 class ClientDisconnected(ServiceError):
