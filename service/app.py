@@ -25,6 +25,7 @@ from service.request_scope import RequestScope
 from service.routes.caption import CaptionRoutes
 from service.routes.health import health_router
 from service.routes.metrics import metrics_router
+from service.routes.page import page_router
 from service.routes.startup import startup_router
 from warmup.status import StartupStatus
 from warmup.timeline import Timeline
@@ -61,8 +62,8 @@ def create_app(services: Services, limits: BodyLimits) -> FastAPI:
         title="snapcap",
         version=snapcap_version(),
         description="Captions images. Errors are RFC 9457 problems; X-Request-Id is in every reply.",
+        docs_url=None,  # FastAPI's loads scripts from elsewhere; routes/page.py has one that does not
         redoc_url=None,
-        swagger_ui_oauth2_redirect_url=None,
         redirect_slashes=False,
         exception_handlers={ServiceError: handler, HTTPException: handler},
         responses=openapi.problems(EngineFailed),
@@ -75,6 +76,7 @@ def create_app(services: Services, limits: BodyLimits) -> FastAPI:
             services.readiness, services.timeline, services.status, lambda: services.captioner.model_name
         ),
         metrics_router(services.registry),
+        page_router(),
     ]
     for router in routers:
         app.include_router(router)
@@ -85,6 +87,6 @@ def create_app(services: Services, limits: BodyLimits) -> FastAPI:
 
 
 def _apis(app: FastAPI, routers: list[APIRouter]) -> dict[str, str]:
-    """The label in metrics of each path: "/v1/caption" is "caption"."""
+    """The label in metrics of each path: "/v1/caption" is "caption", "/" is "page"."""
     routes = [route for router in (app.router, *routers) for route in router.routes if isinstance(route, Route)]
-    return {route.path: route.path.removeprefix("/v1").strip("/") for route in routes}
+    return {route.path: route.path.removeprefix("/v1").strip("/") or "page" for route in routes}

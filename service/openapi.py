@@ -73,8 +73,7 @@ def complete(document: dict[str, Any]) -> None:
     from service.schemas import Problem  # noqa: PLC0415 - few processes are ever asked for the document
 
     document["components"]["schemas"]["Problem"] = Problem.model_json_schema(mode="serialization")
-    document["paths"]["/openapi.json"] = _documentation("openapi", "This document", "application/json", "object")
-    document["paths"]["/docs"] = _documentation("docs", "This document as a page", "text/html", "string")
+    document["paths"]["/openapi.json"] = {"get": _this_document()}
     for operations in document["paths"].values():
         for operation in operations.values():
             operation.setdefault("parameters", []).append(_REQUEST_ID)
@@ -115,9 +114,12 @@ def _problem(status: int, kinds: list[type[ServiceError]]) -> dict[str, Any]:
     return response
 
 
-def _documentation(operation: str, summary: str, media_type: str, kind: str) -> dict[str, Any]:
-    found = {"description": summary, "content": {media_type: {"schema": {"type": kind}}}}
+def _this_document() -> dict[str, Any]:
+    found = {"description": "The document", "content": {"application/json": {"schema": {"type": "object"}}}}
     responses = {"200": found, **{str(status): reply for status, reply in problems(errors.EngineFailed).items()}}
     return {
-        "get": {"tags": ["documentation"], "summary": summary, "operationId": operation, "responses": responses}
+        "tags": ["documentation"],
+        "summary": "This document",
+        "operationId": "openapi",
+        "responses": responses,
     }

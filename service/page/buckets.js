@@ -1,0 +1,80 @@
+"use strict";
+
+const COMPONENTS = { encoder: "Encoder, looks at pictures", decoder: "Decoder, writes words" };
+const STATES = {
+  pending: "waiting",
+  eager: "plain PyTorch",
+  warm: "compiled",
+  captured: "recorded",
+  failed: "stays plain",
+};
+const RESULTS = {
+  hit: "found and verified; nothing was compiled to start",
+  miss: "not there yet",
+  stale: "there, but for another version",
+  corrupt: "damaged, and refused",
+  untrusted: "not signed by a trusted key, and refused",
+  error: "out of reach",
+};
+const BUILDS = {
+  building: "Compiling in the background, for this server and the next",
+  waiting: "Another server compiles; this one waits for its result",
+  fetched: "Compiled code arrived, and each batch size was changed over",
+  published: "Compiled in the background and changed over; the next start is compiled from its first moment",
+  failed: "The background build failed, and the plain model goes on serving",
+  declined: "No background build: where it belongs, this server may not write",
+};
+
+const grid = {
+  draw(report) {
+    const kept = byId("buckets");
+    const components = [...new Set(report.buckets.map((bucket) => bucket.component))];
+    while (kept.children.length > components.length) kept.lastElementChild.remove();
+    components.forEach((component, index) => {
+      const group = kept.children[index] ?? kept.appendChild(element("div", "component", {}, element("h3"), element("ul", "cells")));
+      const buckets = report.buckets.filter((bucket) => bucket.component === component);
+      say(group.firstElementChild, COMPONENTS[component] ?? component);
+      const cells = group.lastElementChild;
+      while (cells.children.length > buckets.length) cells.lastElementChild.remove();
+      buckets.forEach((bucket, cell) => this.fill(cells.children[cell] ?? cells.appendChild(this.cell()), bucket));
+    });
+    this.artifacts(report);
+    this.build(report.build);
+  },
+
+  cell() {
+    return element("li", "", {}, element("span", "size"), element("span", "word"), element("span", "took"));
+  },
+
+  fill(cell, bucket) {
+    const [size, word, took] = cell.children;
+    const compiled = bucket.backend !== "" && bucket.backend !== "eager";
+    const state = bucket.state === "captured" && compiled ? "compiled, recorded" : STATES[bucket.state];
+    cell.dataset.state = bucket.state === "captured" && !compiled ? "eager" : bucket.state;
+    say(size, `${bucket.size}`);
+    say(word, state ?? bucket.state);
+    say(took, bucket.seconds === null ? "" : inMilliseconds(bucket.seconds * 1000));
+    cell.title = `${bucket.component}, batches of up to ${bucket.size}: ${bucket.state}, ${bucket.backend || "no backend yet"}`;
+  },
+
+  artifacts(report) {
+    const found = report.artifacts;
+    const sentence = found
+      ? `Compiled code for this machine: ${RESULTS[found.result] ?? found.result}${found.reason ? ` (${found.reason})` : ""}.`
+      : report.state === "starting" ? "" : "Compiled code was not looked for: this server was told to run plain PyTorch.";
+    say(byId("artifacts"), sentence);
+  },
+
+  build(build) {
+    byId("build").hidden = build === null;
+    if (build === null) return;
+    const bar = byId("build-bar");
+    const counted = build.state === "building" && build.of;
+    const why = build.error ?? build.reason ?? "";
+    const count = counted ? `: ${build.done} of ${build.of} pieces` : "";
+    say(byId("build-text"), `${BUILDS[build.state] ?? build.state}${count}${why ? `: ${why}` : ""}.`);
+    bar.hidden = !counted;
+    bar.max = build.of ?? 1;
+    bar.value = build.done ?? 0;
+  },
+};

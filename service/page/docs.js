@@ -1,0 +1,87 @@
+"use strict";
+
+const METHODS = ["get", "put", "post", "delete", "patch", "head", "options"];
+
+function part(title, ...children) {
+  return element("div", "", {}, element("h4", "", { text: title }), ...children);
+}
+
+function requestOf(operation) {
+  const parts = [];
+  const parameters = (operation.parameters ?? []).map((each) => ({
+    ...each,
+    name: each.in === "header" ? `${each.name}:` : each.in === "path" ? `{${each.name}}` : `?${each.name}=`,
+  }));
+  if (parameters.length) parts.push(part("Parameters", schemas.table("Parameters", parameters)));
+  for (const [type, { schema }] of Object.entries(operation.requestBody?.content ?? {})) {
+    parts.push(part(`Body as ${type}`, schemas.members(`Body as ${type}`, schema)));
+  }
+  return parts;
+}
+
+function repliesOf(operation) {
+  const rows = Object.entries(operation.responses).map(([status, reply]) => {
+    const content = Object.entries(reply.content ?? {});
+    const kinds = content.flatMap(([type, { schema }], index) => [index ? ", or " : "", ...schemas.kind(schema), ` as ${type}`]);
+    const head = element("th", "", { scope: "row" }, element("code", "", { text: status }));
+    return element("tr", "", {}, head, element("td", "", { text: reply.description }), element("td", "", {}, ...kinds));
+  });
+  const table = element("table", "", {}, element("caption", "unseen", { text: "Replies" }), element("tbody", "", {}, ...rows));
+  return part("Replies", element("div", "table", { tabindex: "0", role: "region", "aria-label": "Replies" }, table));
+}
+
+function operationOf(path, method, operation) {
+  const head = element(
+    "summary",
+    "",
+    {},
+    element("span", "method", { text: method.toUpperCase() }),
+    element("code", "path", { text: path }),
+    element("span", "", { text: operation.summary ?? "" }),
+  );
+  const said = (operation.description ?? "").split("\n\n").filter(Boolean).map((text) => element("p", "", { text }));
+  const inside = element("div", "inside", {}, element("div", "", {}, ...said), ...requestOf(operation), repliesOf(operation));
+  return element("details", "operation", { id: `${method}-${path}` }, head, inside);
+}
+
+function groupsOf(document) {
+  const groups = new Map();
+  for (const [path, operations] of Object.entries(document.paths)) {
+    for (const method of METHODS.filter((each) => each in operations)) {
+      const name = operations[method].tags?.[0] ?? "other";
+      groups.set(name, [...(groups.get(name) ?? []), operationOf(path, method, operations[method])]);
+    }
+  }
+  return [...groups].map(([name, operations]) => {
+    const title = element("h2", "", { text: name[0].toUpperCase() + name.slice(1) });
+    return element("section", "group", {}, title, ...operations);
+  });
+}
+
+function schemaOf([name, schema]) {
+  const head = element("summary", "", {}, element("code", "path", { text: name }));
+  const said = element("p", "", { text: schema.description ?? "" });
+  return element("details", "schema", { id: `object-${name}` }, head, element("div", "inside", {}, said, schemas.members(name, schema)));
+}
+
+async function show() {
+  try {
+    const document = await api.call("/openapi.json");
+    say(byId("about"), `${document.info.title} ${document.info.version}. ${document.info.description ?? ""}`);
+    byId("operations").replaceChildren(...groupsOf(document));
+    byId("schemas").append(...Object.entries(document.components?.schemas ?? {}).map(schemaOf));
+    byId("schemas").hidden = false;
+    const target = byId(decodeURIComponent(location.hash.slice(1)));
+    if (target) {
+      target.setAttribute("open", "");
+      target.scrollIntoView();
+    }
+  } catch (problem) {
+    if (!(problem instanceof Problem)) throw problem;
+    say(byId("problem-title"), problem.title);
+    say(byId("problem-detail"), problem.detail);
+    byId("problem").hidden = false;
+  }
+}
+
+show();

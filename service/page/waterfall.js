@@ -1,0 +1,67 @@
+"use strict";
+
+/** Each phase in plain words: its name, the kind that colours it, and what happens in it. */
+const PHASES = {
+  interpreter: ["Python", "before", "The interpreter starts."],
+  bind: ["bind the port", "before", "From here on a request waits instead of being refused."],
+  import_torch: ["import PyTorch", "import", "The longest part of every start, and the one that cannot be left out. All that can be done beside it is."],
+  fetch_weights: ["find the model", "fetch", "The checkpoint comes from a folder, the hub or S3; its settings and its tokenizer are read."],
+  fetch_artifacts: ["find compiled code", "fetch", "Compiled code for exactly this model, machine and version is looked up, and every byte of it is verified."],
+  device_init: ["open the device", "load", "The GPU's context is made, or the CPU's threads are set."],
+  load_weights: ["load weights", "load", "The model's weights are mapped into memory, or copied to the GPU."],
+  load_artifacts: ["open compiled code", "load", "The packages are opened without any compiler."],
+  warm_encoder: ["warm the encoder", "warm", "The part that looks at pictures runs once for each batch size."],
+  warm_decoder: ["warm the decoder", "warm", "The part that writes words runs once for each batch size."],
+  capture_graphs: ["capture CUDA graphs", "warm", "Whole steps are recorded, to be replayed with one call each."],
+  self_test: ["caption a picture", "warm", "A built-in picture is captioned from end to end, as a request would be."],
+};
+
+const waterfall = {
+  /** Bars on the scale of the whole start; rows are kept, so that a bar grows instead of being replaced. */
+  draw(report) {
+    const end = Math.max(report.marks.ready ?? report.now, 0.001);
+    const rows = byId("phases");
+    while (rows.children.length > report.phases.length) rows.lastElementChild.remove();
+    report.phases.forEach((phase, index) => {
+      const row = rows.children[index] ?? rows.appendChild(this.row());
+      this.fill(row, phase, end, report.now);
+    });
+    const marks = Object.entries(report.marks).filter(([, moment]) => moment <= end);
+    byId("marks").replaceChildren(...marks.map(([name, moment]) => this.mark(name, moment, end)));
+  },
+
+  row() {
+    const track = element("span", "track", { "aria-hidden": "true" }, element("span", "fill"));
+    return element("li", "", {}, element("span", "phase"), track, element("span", "took"));
+  },
+
+  fill(row, phase, end, now) {
+    const [name, kind] = PHASES[phase.name] ?? [phase.name.replaceAll("_", " "), "before"];
+    const stop = Math.min(phase.end ?? now, end);
+    const [label, track, took] = row.children;
+    const bar = track.firstElementChild;
+    say(label, name);
+    say(took, inMilliseconds(((phase.end ?? now) - phase.start) * 1000));
+    row.classList.toggle("running", phase.end === null);
+    row.dataset.kind = kind;
+    row.dataset.phase = phase.name;
+    bar.style.setProperty("--from", phase.start / end);
+    bar.style.setProperty("--for", Math.max(stop - phase.start, 0) / end);
+  },
+
+  mark(name, moment, end) {
+    const words = { live: "answers", ready: "ready", first_caption: "first caption" };
+    const mark = element("span", "mark", {}, element("span", "", { text: `${words[name] ?? name} ${inSeconds(moment)}` }));
+    mark.style.setProperty("--at", moment / end);
+    mark.classList.toggle("late", moment / end > 0.7);
+    return mark;
+  },
+
+  explain() {
+    byId("meanings").replaceChildren(
+      ...Object.values(PHASES).map(([name, kind, meaning]) =>
+        element("div", "", { "data-kind": kind }, element("dt", "", { text: name }), element("dd", "", { text: meaning })),
+      ),
+    );
+  },
+};
