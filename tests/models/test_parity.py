@@ -7,20 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.parity import TABLE, build_runner, generate, pixel_values, random_images
 
-from models.config import ModelConfig
-from models.kv_cache import DecodeState
-from models.regions import build_regions
-from models.weights import Normalisation, load_weights
-from warmup.backends.eager import EagerBackend
 from warmup.buckets import BucketTable
 from warmup.row import Row
-from warmup.runner import Runner, open_callables
-from warmup.status import COMPONENTS
 
-TABLE = BucketTable.of((1, 2, 5))
 NEW_TOKENS = 12
-NORMALISATION = Normalisation(1 / 255, (0.5, 0.4, 0.3), (0.5, 0.6, 0.7))
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "96 pixels, patch 16": ({}, {}),
@@ -44,47 +36,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "head of its own": ({}, {"tie_word_embeddings": False}),
     "one layer of one, four of the other": ({"num_hidden_layers": 1}, {"n_layer": 4}),
 }
-
-
-def build_runner(folder: Path, table: BucketTable = TABLE) -> Runner:
-    config = ModelConfig.from_folder(folder)
-    device = torch.device("cpu")
-    weights = load_weights(folder, config, NORMALISATION, device, torch.float32)
-    state = DecodeState.allocate(config, table.largest.size, 48, device, torch.float32)
-    runner = Runner(config, build_regions(config), weights, state)
-    for bucket in table.buckets:
-        for component in COMPONENTS:
-            runner.bind(component, bucket, open_callables(runner.regions, component, bucket, EagerBackend()))
-    return runner
-
-
-def random_images(config: ModelConfig, count: int, seed: int = 3) -> list[np.ndarray]:
-    generator = np.random.default_rng(seed)
-    return [generator.integers(0, 256, (*config.vision.image_size, 3), dtype=np.uint8) for _ in range(count)]
-
-
-def pixel_values(images: list[np.ndarray]) -> torch.Tensor:
-    pixels = torch.from_numpy(np.stack(images)).float() * NORMALISATION.rescale
-    return ((pixels - torch.tensor(NORMALISATION.mean)) / torch.tensor(NORMALISATION.std)).permute(0, 3, 1, 2)
-
-
-def generate(
-    runner: Runner,
-    images: list[np.ndarray],
-    steps: int,
-    prompt: tuple[int, ...] = (),
-    table: BucketTable = TABLE,
-) -> np.ndarray:
-    """Tokens [images, steps] that follow the start token, all images in one bucket from the first slot."""
-    bucket = table.fit(len(images))
-    runner.encode(bucket, images, 0)
-    for slot in range(len(images)):
-        runner.admit(slot, Row(prompt=prompt))
-    tokens = []
-    for _ in range(steps):
-        runner.decode_step(bucket)
-        tokens.append(runner.tokens(len(images)))
-    return np.array(tokens).T
 
 
 def reference_tokens(model: Any, images: list[np.ndarray], steps: int, prompt: tuple[int, ...] = ()) -> np.ndarray:

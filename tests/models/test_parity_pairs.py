@@ -1,0 +1,125 @@
+"""Pairs of a vision-encoder-decoder other than ViT and GPT-2, against transformers on random weights."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from support import random_captioners
+from support.parity import TABLE, build_runner, generate, pixel_values, random_images
+from support.random_captioners import TEXT, VISION
+
+NEW_TOKENS = 12
+PROMPT = (17, 4, 60)
+DECODES = {"is_decoder": True, "add_cross_attention": True}
+
+
+def vit(**changes: Any) -> Any:
+    return transformers.ViTConfig(**VISION | changes)
+
+
+def deit(**changes: Any) -> Any:
+    return transformers.DeiTConfig(**VISION | changes)
+
+
+def bert(**changes: Any) -> Any:
+    return transformers.BertConfig(**TEXT | DECODES | changes)
+
+
+def roberta(**changes: Any) -> Any:
+    return transformers.RobertaConfig(**TEXT | DECODES | {"pad_token_id": 1} | changes)
+
+
+def trocr(**changes: Any) -> Any:
+    text = {"vocab_size": 97, "d_model": 48, "decoder_layers": 2, "decoder_attention_heads": 3}
+    return transformers.TrOCRConfig(**text | {"decoder_ffn_dim": 80, "max_position_embeddings": 64} | changes)
+
+
+# What the sizes of TrOCR say on the hub: base, large (sinusoidal, no norm) and small (DeiT, scaled embedding).
+LARGE = {
+    "activation_function": "relu",
+    "layernorm_embedding": False,
+    "scale_embedding": True,
+    "use_learned_position_embeddings": False,
+}
+CASES: dict[str, Callable[[], tuple[Any, Any]]] = {
+    "vit and bert": lambda: (vit(), bert()),
+    "wider vit and bert": lambda: (vit(hidden_size=72), bert()),
+    "bert with one token type, an own head and relu": lambda: (
+        vit(),
+        bert(type_vocab_size=1, tie_word_embeddings=False, hidden_act="relu"),
+    ),
+    "vit and roberta": lambda: (vit(), roberta()),
+    "roberta with relu, and padding last": lambda: (vit(), roberta(hidden_act="relu", pad_token_id=9)),
+    "wider vit and roberta with an own head": lambda: (vit(hidden_size=72), roberta(tie_word_embeddings=False)),
+    "deit and bert": lambda: (deit(), bert()),
+    "deit and gpt2": lambda: (
+        deit(image_size=100, patch_size=[16, 8], qkv_bias=False),
+        transformers.GPT2Config(vocab_size=97, n_positions=64, n_embd=48, n_layer=2, n_head=3),
+    ),
+    "trocr base": lambda: (vit(qkv_bias=False, hidden_size=72), trocr(cross_attention_hidden_size=72)),
+    "trocr large": lambda: (vit(qkv_bias=False), trocr(cross_attention_hidden_size=48, **LARGE)),
+    "trocr small": lambda: (
+        deit(hidden_size=72),
+        trocr(cross_attention_hidden_size=72, scale_embedding=True, tie_word_embeddings=False),
+    ),
+    "trocr with a projection": lambda: (vit(hidden_size=72), trocr()),
+    "trocr of an odd width": lambda: (
+        vit(),
+        trocr(d_model=51, use_learned_position_embeddings=False, decoder_attention_heads=3),
+    ),
+}
+
+
+@pytest.fixture(params=CASES, ids=lambda name: name.replace(" ", "-"))
+def case(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Path]:
+    model = random_captioners.pair(*CASES[request.param]())
+    model.save_pretrained(tmp_path)
+    return model, tmp_path
+
+
+def reference(
+    model: Any, images: list[np.ndarray], steps: int, prompt: tuple[int, ...] = ()
+) -> tuple[list[list[int]], tuple[torch.Tensor, ...]]:
+    """transformers' greedy tokens, never stopping, without the start token, and the logits of each."""
+    model.generation_config.eos_token_id = None
+    count = steps - len(prompt)
+    output = model.generate(
+        pixel_values(images),
+        decoder_input_ids=torch.tensor([[random_captioners.START, *prompt]] * len(images)),
+        max_new_tokens=count,
+        min_new_tokens=count,
+        do_sample=False,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    return output.sequences[:, 1:].tolist(), output.logits
+
+
+def test_encoder_output_and_greedy_tokens_equal_transformers(case: tuple[Any, Path]) -> None:
+    model, folder = case
+    runner = build_runner(folder)
+    images = random_images(runner.config, 2)
+    with torch.no_grad():
+        expected = model.encoder(pixel_values=pixel_values(images)).last_hidden_state
+        output = runner.encode(TABLE.fit(2), images, 0)
+        torch.testing.assert_close(output, expected, rtol=1e-4, atol=2e-4)
+        logits: list[torch.Tensor] = []
+        tokens = generate(runner, images, NEW_TOKENS, logits=logits)
+    expected_tokens, expected_logits = reference(model, images, NEW_TOKENS)
+    assert tokens.tolist() == expected_tokens
+    torch.testing.assert_close(torch.stack(logits), torch.stack(expected_logits), rtol=1e-4, atol=1e-4)
+    assert len(set(tokens.flatten().tolist())) > 2, "the model must not repeat one token"
+    assert expected_tokens[0] != expected_tokens[1], "the model must see the image"
+
+
+def test_a_prompt_is_continued_and_padding_changes_nothing(case: tuple[Any, Path]) -> None:
+    model, folder = case
+    runner = build_runner(folder)
+    images = random_images(runner.config, 3)  # in a bucket of 5
+    with torch.no_grad():
+        tokens = generate(runner, images, NEW_TOKENS, PROMPT)
+    assert tokens.tolist() == reference(model, images, NEW_TOKENS, PROMPT)[0]

@@ -1,0 +1,75 @@
+"""Our regions on a checkpoint folder, and images for them: what the parity tests of every family share."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from models.config import ModelConfig
+from models.kv_cache import DecodeState
+from models.regions import build_regions
+from models.weights import Normalisation, load_weights
+from warmup.backends.eager import EagerBackend
+from warmup.buckets import BucketTable
+from warmup.row import Row
+from warmup.runner import Runner, open_callables
+from warmup.status import COMPONENTS
+
+TABLE = BucketTable.of((1, 2, 5))
+NORMALISATION = Normalisation(1 / 255, (0.5, 0.4, 0.3), (0.5, 0.6, 0.7))
+
+
+def build_runner(folder: Path, table: BucketTable = TABLE, cache_length: int = 48) -> Runner:
+    """Eager, fp32, on the CPU, with every bucket bound."""
+    config = ModelConfig.from_folder(folder)
+    device = torch.device("cpu")
+    weights = load_weights(folder, config, NORMALISATION, device, torch.float32)
+    state = DecodeState.allocate(config, table.largest.size, cache_length, device, torch.float32)
+    runner = Runner(config, build_regions(config), weights, state)
+    for bucket in table.buckets:
+        for component in COMPONENTS:
+            runner.bind(component, bucket, open_callables(runner.regions, component, bucket, EagerBackend()))
+    return runner
+
+
+def random_images(config: ModelConfig, count: int, seed: int = 3) -> list[np.ndarray]:
+    """Noise of another colour in each image, and in each quarter of it."""
+    generator = np.random.default_rng(seed)
+    height, width = config.vision.image_size
+    images = []
+    for _ in range(count):
+        quarters = generator.integers(0, 200, (2, 2, 3)).repeat(height // 2 + 1, 0).repeat(width // 2 + 1, 1)
+        noise = generator.integers(0, 56, (height, width, 3))
+        images.append((quarters[:height, :width] + noise).astype(np.uint8))
+    return images
+
+
+def pixel_values(images: list[np.ndarray]) -> torch.Tensor:
+    """What transformers' model takes for them."""
+    pixels = torch.from_numpy(np.stack(images)).float() * NORMALISATION.rescale
+    return ((pixels - torch.tensor(NORMALISATION.mean)) / torch.tensor(NORMALISATION.std)).permute(0, 3, 1, 2)
+
+
+def generate(
+    runner: Runner,
+    images: list[np.ndarray],
+    steps: int,
+    prompt: tuple[int, ...] = (),
+    table: BucketTable = TABLE,
+    logits: list[torch.Tensor] | None = None,
+) -> np.ndarray:
+    """Tokens [images, steps] that follow the start token, all images in one bucket from the first slot.
+
+    ``logits`` is added to: [images, vocabulary] a step.
+    """
+    bucket = table.fit(len(images))
+    runner.encode(bucket, images, 0)
+    for slot in range(len(images)):
+        runner.admit(slot, Row(prompt=prompt))
+    tokens = []
+    for _ in range(steps):
+        step = runner.decode_step(bucket)
+        if logits is not None:
+            logits.append(step[: len(images)].clone())
+        tokens.append(runner.tokens(len(images)))
+    return np.array(tokens).T

@@ -1,0 +1,61 @@
+"""Random transformers captioners of every family that is small enough for a test."""
+
+from typing import Any
+
+import torch
+import transformers
+
+VISION = {
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 96,
+    "image_size": 96,
+    "patch_size": 16,
+}
+TEXT = {
+    "vocab_size": 97,
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 80,
+    "max_position_embeddings": 64,
+}
+START, END, PADDING = 3, 2, 0
+
+
+def blip(vision: dict[str, Any] | None = None, text: dict[str, Any] | None = None, seed: int = 0) -> Any:
+    """`BlipForConditionalGeneration`."""
+    specials = {"bos_token_id": 95, "sep_token_id": END, "eos_token_id": END, "pad_token_id": PADDING}
+    config = transformers.BlipConfig(
+        vision_config=VISION | (vision or {}), text_config=TEXT | specials | (text or {})
+    )
+    torch.manual_seed(seed)
+    return enlivened(transformers.BlipForConditionalGeneration(config))
+
+
+def pair(encoder: Any, decoder: Any, seed: int = 0) -> Any:
+    """`VisionEncoderDecoderModel` of two configurations."""
+    config = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
+    torch.manual_seed(seed)
+    model = enlivened(transformers.VisionEncoderDecoderModel(config))
+    settings = {"decoder_start_token_id": START, "eos_token_id": END, "pad_token_id": PADDING, "max_length": 20}
+    for field, value in settings.items():
+        setattr(model.generation_config, field, value)
+    return model
+
+
+def enlivened(model: Any) -> Any:
+    """Weights larger than transformers' initial ones: attention is not flat, tokens vary, no bias is zero and no
+    two positions are alike."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "position" in name or "wpe" in name:
+                parameter.copy_(torch.randn_like(parameter) * 0.5)
+            elif "norm" in name.lower():
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+            elif parameter.dim() == 2 and "embed" not in name:
+                parameter.mul_(6)
+            elif "embed" not in name or parameter.dim() != 2:
+                parameter.add_(torch.randn_like(parameter) * 0.05)
+    return model.eval()
