@@ -5,15 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import decoders
 
-from models.config_fields import ConfigError, read_json
 from models.text_stream import ByteLevelStream, WordStream
-
-_GPT2_CLASSES = (None, "GPT2Tokenizer", "GPT2TokenizerFast")
-_SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
-_SPECIAL_LISTS = ("additional_special_tokens", "extra_special_tokens")
-_REMEDY = "convert the checkpoint with `snapcap import SRC DST`"
+from models.tokenizer_files import read_backend
 
 # transformers' clean-up of spaces, in its order
 _CLEAN_UP = (
@@ -39,19 +34,12 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer":
-        """Read ``tokenizer.json``, or GPT-2's ``vocab.json`` and ``merges.txt``.
+        """Read ``tokenizer.json``, or the slow files of GPT-2, RoBERTa or BERT.
 
         Raises:
             ConfigError: the folder has neither, or they cannot be used; the message says what to do.
         """
-        config = _json_or_empty(folder / "tokenizer_config.json")
-        special_map = _json_or_empty(folder / "special_tokens_map.json")
-        backend = _backend(folder, config)
-        if not (folder / "tokenizer.json").is_file():
-            config = dict.fromkeys(_SPECIAL[:3], "<|endoftext|>") | config
-            added = _json_or_empty(folder / "added_tokens.json")
-            backend.add_tokens(sorted(added, key=lambda token: int(added[token])))
-        _mark_special(backend, config, special_map)
+        backend, config = read_backend(folder)
         return cls(backend, _cleans_up(backend, config))
 
     @property
@@ -84,72 +72,6 @@ class Tokenizer:
             for spaced, clean in _CLEAN_UP:
                 text = text.replace(spaced, clean)
         return text
-
-
-def _json_or_empty(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}
-
-
-def _backend(folder: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    fast, vocab, merges = (folder / name for name in ("tokenizer.json", "vocab.json", "merges.txt"))
-    name = config.get("tokenizer_class")
-    if not fast.is_file() and not (vocab.is_file() and merges.is_file()):
-        raise ConfigError("tokenizer", name or folder.name, f"there is no tokenizer.json; {_REMEDY}")
-    if not fast.is_file() and name not in _GPT2_CLASSES:
-        raise ConfigError("tokenizer_class", name, f"without a tokenizer.json only GPT-2's is read; {_REMEDY}")
-    try:
-        if fast.is_file():
-            backend = tokenizers.Tokenizer.from_file(str(fast))
-            # A length or padding that training left in the file must not cut or pad a prompt.
-            backend.no_truncation()
-            backend.no_padding()
-            return backend
-        return _gpt2(vocab, merges, bool(config.get("add_prefix_space", False)))
-    except Exception as error:  # the library raises bare Exception
-        file = fast.name if fast.is_file() else f"{vocab.name} and {merges.name}"
-        raise ConfigError("tokenizer", file, f"cannot be read ({error})") from None
-
-
-def _gpt2(vocab: Path, merges: Path, add_prefix_space: bool) -> tokenizers.Tokenizer:
-    """Byte-level BPE, which is all that GPT-2's slow tokenizer is."""
-    backend = tokenizers.Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
-    backend.decoder = decoders.ByteLevel()
-    return backend
-
-
-def _mark_special(backend: tokenizers.Tokenizer, config: Mapping[str, Any], special_map: Mapping[str, Any]) -> None:
-    """Register the tokens that only the two JSON files beside the tokenizer call special.
-
-    The order is transformers': tokens with ids first, by id, then by role.
-    """
-    numbered = sorted((config.get("added_tokens_decoder") or {}).items(), key=lambda item: int(item[0]))
-    for _, token in numbered:
-        _add(backend, token, bool(token.get("special")))
-    for source in (config, special_map):
-        for role in _SPECIAL:
-            if source.get(role):
-                _add(backend, source[role], True)
-        for role in _SPECIAL_LISTS:
-            tokens = source.get(role) or []
-            for token in tokens.values() if isinstance(tokens, dict) else tokens:
-                _add(backend, token, True)
-
-
-def _add(backend: tokenizers.Tokenizer, token: str | Mapping[str, Any], special: bool) -> None:
-    if isinstance(token, str):
-        # By role only a name is given: its flags (strip, normalise) stay where the tokenizer has it already.
-        known = {added.content: added for added in backend.get_added_tokens_decoder().values()}
-        if token in known and known[token].special:
-            return
-        token = {"content": token}
-    flags = {name: bool(token.get(name, False)) for name in ("lstrip", "rstrip", "single_word")}
-    normalized = bool(token.get("normalized", not special))
-    added = AddedToken(token["content"], normalized=normalized, special=special, **flags)
-    if special:
-        backend.add_special_tokens([added])
-    else:
-        backend.add_tokens([added])
 
 
 def _cleans_up(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> bool:

@@ -1,0 +1,142 @@
+"""The tokenizers of BLIP, BERT, RoBERTa and TrOCR checkpoints against transformers, fast files and slow."""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from support.word_pieces import word_piece_vocabulary
+from tokenizers import decoders, pre_tokenizers, trainers
+from tokenizers.models import BPE
+
+from models.config import ConfigError
+from models.tokenizer import Tokenizer
+
+TEXTS = [
+    "a photography of",
+    "A red circle is above two blue squares .",
+    "a man's hat doesn't fit , they've said ; we're sure !",
+    "naïve café 日本 🙂 and a tab\tand\nlines [MASK] <mask> </s>",
+    "the dog is 42 years old ? it 's 7",
+    "",
+]
+
+
+def write(folder: Path, name: str, content: Any) -> None:
+    (folder / name).write_text(json.dumps(content))
+
+
+def bert_folder(folder: Path, **config: Any) -> Path:
+    """vocab.txt, as BLIP's and BERT's checkpoints of old have it."""
+    (folder / "vocab.txt").write_text(word_piece_vocabulary(), encoding="utf-8")
+    write(folder, "tokenizer_config.json", config)
+    write(folder, "config.json", {"model_type": "blip"})  # transformers asks it where no class is named
+    return folder
+
+
+def roberta_folder(folder: Path, **config: Any) -> Path:
+    """vocab.json and merges.txt, as TrOCR's checkpoints have them."""
+    backend = tokenizers.Tokenizer(BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    special = ["<s>", "<pad>", "</s>", "<unk>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=special,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(TEXTS * 3, trainer)
+    backend.model.save(str(folder))
+    vocab = json.loads((folder / "vocab.json").read_text())
+    write(folder, "vocab.json", vocab | {"<mask>": len(vocab)})
+    write(folder, "tokenizer_config.json", config)
+    return folder
+
+
+def assert_equal_to_transformers(folder: Path) -> None:
+    from transformers import AutoTokenizer
+
+    ours, theirs = Tokenizer.from_folder(folder), AutoTokenizer.from_pretrained(folder)
+    assert ours.vocab_size == len(theirs)
+    rng = random.Random(1)
+    sequences = [ours.encode(text) for text in TEXTS]
+    for text, ids in zip(TEXTS, sequences, strict=True):
+        assert ids == theirs.encode(text, add_special_tokens=False)
+    sequences += [[rng.randrange(ours.vocab_size) for _ in range(12)] for _ in range(100)]
+    # One above the vocabulary: [DEC] and [ENC] are tokens of BLIP's decoder that its tokenizer does not know.
+    sequences += [[index] for index in range(ours.vocab_size + 2)]
+    for ids in sequences:
+        assert ours.decode(ids) == str(theirs.decode(ids, skip_special_tokens=True)).strip()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"tokenizer_class": "BertTokenizer"},
+        {"tokenizer_class": "BertTokenizer", "do_lower_case": False},
+        {"tokenizer_class": "BertTokenizerFast", "strip_accents": False, "tokenize_chinese_chars": False},
+        {"tokenizer_class": "BertTokenizer", "clean_up_tokenization_spaces": True, "model_max_length": 512},
+        {"tokenizer_class": "BertTokenizer", "unk_token": {"__type": "AddedToken", "content": "[unused0]"}},
+        {},
+    ],
+    ids=lambda config: json.dumps(config)[:70],
+)
+def test_a_word_piece_vocabulary_is_equal(tmp_path: Path, config: dict[str, Any]) -> None:
+    assert_equal_to_transformers(bert_folder(tmp_path, **config))
+
+
+@pytest.mark.parametrize("clean_up", [None, False, True])
+def test_what_transformers_saves_of_a_bert_tokenizer_is_equal(tmp_path: Path, clean_up: bool | None) -> None:
+    from transformers import BertTokenizer
+
+    source, saved = tmp_path / "source", tmp_path / "saved"
+    source.mkdir()
+    BertTokenizer.from_pretrained(bert_folder(source)).save_pretrained(saved)
+    assert not (saved / "vocab.txt").exists()
+    if clean_up is not None:
+        config = json.loads((saved / "tokenizer_config.json").read_text())
+        write(saved, "tokenizer_config.json", config | {"clean_up_tokenization_spaces": clean_up})
+    assert_equal_to_transformers(saved)
+
+
+def test_a_prompt_is_encoded_as_blip_generates_from_it(tmp_path: Path) -> None:
+    """BlipProcessor puts [CLS] before and [SEP] after it; `generate` replaces the first and drops the last."""
+    from transformers import BertTokenizer
+
+    folder = bert_folder(tmp_path, tokenizer_class="BertTokenizer")
+    whole = BertTokenizer.from_pretrained(folder)("A photography of").input_ids
+    tokenizer = Tokenizer.from_folder(folder)
+    assert tokenizer.encode("A photography of") == whole[1:-1]
+    assert tokenizer.decode([*whole[1:-1], 12, 9999]) == "a photography of is"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"tokenizer_class": "RobertaTokenizer"},
+        {"tokenizer_class": "RobertaTokenizerFast", "add_prefix_space": True},
+        {
+            "tokenizer_class": "RobertaTokenizer",
+            "mask_token": {"__type": "AddedToken", "content": "<mask>", "lstrip": True},
+        },
+    ],
+    ids=lambda config: json.dumps(config)[:70],
+)
+def test_the_slow_files_of_roberta_are_equal(tmp_path: Path, config: dict[str, Any]) -> None:
+    assert_equal_to_transformers(roberta_folder(tmp_path, **config))
+
+
+@pytest.mark.parametrize("family", ["roberta", "trocr"])
+def test_without_a_class_the_decoder_says_whose_files_they_are(tmp_path: Path, family: str) -> None:
+    folder = roberta_folder(tmp_path)
+    write(folder, "config.json", {"model_type": "vision-encoder-decoder", "decoder": {"model_type": family}})
+    tokenizer = Tokenizer.from_folder(folder)
+    assert tokenizer.decode([0, *tokenizer.encode("a dog"), 2, 1]) == "a dog"
+
+
+def test_a_class_whose_files_are_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tokenizer_class = 'BertTokenizer'.*`snapcap import SRC DST`"):
+        Tokenizer.from_folder(roberta_folder(tmp_path, tokenizer_class="BertTokenizer"))
