@@ -1,7 +1,7 @@
 """A checkpoint's image processor: bytes -> uint8 pixels of the size its encoder takes -> normalised floats.
 
-Equal to transformers' ViT image processor (Pillow backend) but for transparent pixels and 16-bit greys
-(``models.image.load_upright``), and large JPEGs, which are decoded at a fraction of their size
+Equal to transformers' image processors of ViT, DeiT and BLIP (Pillow backend) but for transparent pixels and
+16-bit greys (``models.image.load_upright``), and large JPEGs, which are decoded at a fraction of their size
 (``models.image.load_resized``).
 """
 
@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from models import processor_fields as fields
-from models.config_fields import ConfigError, read_json
+from models.config_fields import ConfigError, json_or_empty, read_json
 from models.image import ImageError, load_resized, load_upright, open_image
 
 __all__ = ["DecodedImage", "ImageError", "ImageTransform"]
 
 _FILE = "preprocessor_config.json"
-_PROCESSORS = ("ViTImageProcessor", "ViTImageProcessorFast", "ViTImageProcessorPil", "ViTFeatureExtractor")
+_NESTED_FILE = "processor_config.json"  # of transformers 5, with tokenizer and image processor in one
 _HALF = (0.5, 0.5, 0.5)
 
 
@@ -62,20 +62,23 @@ class ImageTransform:
 
     @classmethod
     def from_folder(
-        cls, folder: Path, image_size: tuple[int, int], max_pixels: int = 50_000_000
+        cls, folder: Path, image_size: tuple[int, int], max_pixels: int = 50_000_000, family: str = "vit"
     ) -> "ImageTransform":
-        """Read ``preprocessor_config.json``; without one, ViT's defaults at the encoder's size.
+        """Read ``preprocessor_config.json``, or its part of ``processor_config.json``; without both, the defaults
+        of the encoder's family hold at its size.
 
         Args:
             image_size: (height, width) that the encoder takes; the file must lead to exactly that.
+            family: that of the encoder, as in ``VisionConfig``.
 
         Raises:
             ConfigError: a field that is not supported, or does not fit the encoder.
         """
-        file = folder / _FILE
-        if not file.is_file():
-            return cls(image_size, max_pixels=max_pixels)
-        return _from_config(read_json(file), image_size, max_pixels)
+        config = _read(folder)
+        if config is None:
+            preset = fields.defaults({}, family)
+            return cls(image_size, preset.resample, mean=preset.mean, std=preset.std, max_pixels=max_pixels)
+        return _from_config(config, fields.defaults(config, family), image_size, max_pixels)
 
     def decode(self, data: bytes) -> DecodedImage:
         """Bytes of a JPEG, PNG or WEBP file -> pixels as the encoder takes them, not yet rescaled.
@@ -144,19 +147,28 @@ def _wrong_size(image: Image.Image, expected: str) -> ImageError:
     )
 
 
-def _from_config(config: Mapping[str, Any], image_size: tuple[int, int], max_pixels: int) -> ImageTransform:
-    for field in ("image_processor_type", "feature_extractor_type"):
-        if config.get(field, _PROCESSORS[0]) not in _PROCESSORS:
-            raise ConfigError(field, config[field], f"supported are {', '.join(_PROCESSORS)}")
+def _read(folder: Path) -> Mapping[str, Any] | None:
+    """transformers' order: the nested file goes before the plain one."""
+    nested = json_or_empty(folder / _NESTED_FILE).get("image_processor")
+    if nested is not None:
+        if not isinstance(nested, dict):
+            raise ConfigError("image_processor", nested, f"{_NESTED_FILE} must hold this object")
+        return nested
+    file = folder / _FILE
+    return read_json(file) if file.is_file() else None
+
+
+def _from_config(
+    config: Mapping[str, Any], preset: fields.ProcessorDefaults, image_size: tuple[int, int], max_pixels: int
+) -> ImageTransform:
     if fields.switch(config, "do_pad", False):
         raise ConfigError("do_pad", True, "padding is not supported")
-    do_resize, do_center_crop = (
-        fields.switch(config, "do_resize", True),
-        fields.switch(config, "do_center_crop", False),
-    )
-    size = fields.size(config, "size")
+    do_resize = fields.switch(config, "do_resize", True)
+    do_center_crop = fields.switch(config, "do_center_crop", preset.crop_size is not None)
+    size = fields.size(config, "size", preset.size)
     if do_center_crop:
-        _fits("crop_size", config.get("crop_size"), fields.size(config, "crop_size"), image_size)
+        crop = fields.size(config, "crop_size", preset.crop_size or 224)
+        _fits("crop_size", config.get("crop_size"), crop, image_size)
         edges = (size, size) if isinstance(size, int) else size
         if do_resize and (edges[0] < image_size[0] or edges[1] < image_size[1]):
             raise ConfigError("size", config.get("size"), f"smaller than the crop, {image_size}")
@@ -164,13 +176,13 @@ def _from_config(config: Mapping[str, Any], image_size: tuple[int, int], max_pix
         _fits("size", config.get("size"), size, image_size)
     return ImageTransform(
         size=image_size,
-        resample=fields.resample(config),
+        resample=fields.resample(config, preset.resample),
         do_resize=do_resize,
         do_rescale=fields.switch(config, "do_rescale", True),
         rescale_factor=fields.number(config, "rescale_factor", 1 / 255),
         do_normalize=fields.switch(config, "do_normalize", True),
-        mean=fields.channels(config, "image_mean"),
-        std=fields.channels(config, "image_std", nonzero=True),
+        mean=fields.channels(config, "image_mean", preset.mean),
+        std=fields.channels(config, "image_std", preset.std, nonzero=True),
         max_pixels=max_pixels,
         resize_to=size if do_resize and size != image_size else None,
         do_center_crop=do_center_crop,

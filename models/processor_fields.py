@@ -1,22 +1,69 @@
 """The fields of a ``preprocessor_config.json``, as transformers 4 and 5 write them.
 
-A missing field has the default of transformers' ViT image processor; a value that cannot be used is a
+A missing field has the default of transformers' image processor of that name; a value that cannot be used is a
 ``ConfigError``.
 """
 
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from PIL import Image
 
 from models.config_fields import ConfigError
 
+Channels = tuple[float, ...]
+_HALF = (0.5, 0.5, 0.5)
 
-def size(config: Mapping[str, Any], field: str) -> tuple[int, int] | int:
-    """(height, width), or the length of the shorter edge; transformers' default is 224 × 224."""
+
+@dataclass(frozen=True)
+class ProcessorDefaults:
+    """What an image processor of transformers does where its file says nothing. Sizes in pixels, of a square.
+
+    resample: Pillow's number of the resize filter. crop_size: None does not crop.
+    """
+
+    size: int = 224
+    resample: int = int(Image.Resampling.BILINEAR)
+    mean: Channels = _HALF
+    std: Channels = _HALF
+    crop_size: int | None = None
+
+
+_BICUBIC = int(Image.Resampling.BICUBIC)
+_PROCESSORS = {
+    "Blip": ProcessorDefaults(
+        384,
+        _BICUBIC,
+        mean=(0.48145466, 0.4578275, 0.40821073),  # CLIP's
+        std=(0.26862954, 0.26130258, 0.27577711),
+    ),
+    "DeiT": ProcessorDefaults(256, _BICUBIC, crop_size=224),
+    "ViT": ProcessorDefaults(),
+}
+_OF_FAMILY = {"blip": "Blip", "deit": "DeiT", "vit": "ViT"}
+_NAME = re.compile(r"(\w+?)(?:ImageProcessor(?:Fast|Pil)?|FeatureExtractor)")
+
+
+def defaults(config: Mapping[str, Any], family: str) -> ProcessorDefaults:
+    """Those of the processor that the file names, or of the encoder's family where it names none."""
+    for field in ("image_processor_type", "feature_extractor_type"):
+        name = config.get(field)
+        if name is not None:
+            match = _NAME.fullmatch(str(name))
+            if match is None or match[1] not in _PROCESSORS:
+                known = ", ".join(f"{kind}ImageProcessor" for kind in _PROCESSORS)
+                raise ConfigError(field, name, f"supported are {known}")
+            return _PROCESSORS[match[1]]
+    return _PROCESSORS[_OF_FAMILY[family]]
+
+
+def size(config: Mapping[str, Any], field: str, default: int) -> tuple[int, int] | int:
+    """(height, width), or the length of the shorter edge."""
     value = config.get(field)
     if value is None:
-        value = 224
+        value = default
     match value:
         case bool():
             pass
@@ -51,11 +98,11 @@ def number(config: Mapping[str, Any], field: str, default: float) -> float:
     return float(value)
 
 
-def channels(config: Mapping[str, Any], field: str, nonzero: bool = False) -> tuple[float, ...]:
+def channels(config: Mapping[str, Any], field: str, default: Channels, nonzero: bool = False) -> Channels:
     """One number per channel; a single one counts for all three."""
     value = config.get(field)
     if value is None:
-        return (0.5, 0.5, 0.5)
+        return default
     values = value if isinstance(value, list) else [value] * 3
     numbers = tuple(float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool))
     if len(numbers) != 3 or len(values) != 3 or (nonzero and 0.0 in numbers):
@@ -63,10 +110,10 @@ def channels(config: Mapping[str, Any], field: str, nonzero: bool = False) -> tu
     return numbers
 
 
-def resample(config: Mapping[str, Any]) -> int:
+def resample(config: Mapping[str, Any], default: int) -> int:
     value = config.get("resample")
     if value is None:
-        return int(Image.Resampling.BILINEAR)
+        return default
     if isinstance(value, bool) or value not in list(Image.Resampling):
         raise ConfigError("resample", value, "the number of a Pillow filter, 0 to 5, is expected")
     return int(value)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from models.config import ConfigError, ModelConfig
 from models.config_fields import read_json
+from models.families.names import HEADS
 from models.preprocess import ImageTransform
 from models.tokenizer import Tokenizer
 from warmup.checkpoint import CheckpointError, S3Options, resolve_checkpoint
@@ -17,7 +18,7 @@ from warmup.checkpoint_files import SAFETENSORS, matching
 if TYPE_CHECKING:
     from torch import Tensor
 
-_COPIED = ("config.json", "generation_config.json", "preprocessor_config.json")
+_COPIED = ("config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 
 
@@ -66,17 +67,17 @@ def _convert(folder: Path, staging: Path) -> None:
 
     try:
         config = ModelConfig.from_folder(folder)
-        ImageTransform.from_folder(folder, config.vision.image_size)
+        ImageTransform.from_folder(folder, config.vision.image_size, family=config.vision.family)
         for name in _COPIED:
             if (folder / name).is_file():
                 shutil.copyfile(folder / name, staging / name)
         _convert_tokenizer(folder, staging)
-        _convert_weights(folder, staging, config.decoder.tied_head)
+        _convert_weights(folder, staging, config)
     except (ConfigError, WeightsError) as error:
         raise CheckpointError(str(error)) from error
 
 
-def _convert_weights(folder: Path, staging: Path, tied_head: bool) -> None:
+def _convert_weights(folder: Path, staging: Path, config: ModelConfig) -> None:
     from safetensors.torch import save_file  # noqa: PLC0415 - torch
 
     from models.checkpoint_file import read_tensors, weight_files  # noqa: PLC0415 - torch
@@ -87,20 +88,22 @@ def _convert_weights(folder: Path, staging: Path, tied_head: bool) -> None:
         for name in shards or [files[0].name]:
             shutil.copyfile(folder / name, staging / name)
         return
-    tensors = _without_aliases(read_tensors(folder), tied_head)
+    tensors = _without_aliases(read_tensors(folder), config)
     # transformers opens only files that say which framework wrote them.
     save_file(tensors, staging / "model.safetensors", metadata={"format": "pt"})
 
 
-def _without_aliases(tensors: "dict[str, Tensor]", tied_head: bool) -> "dict[str, Tensor]":
+def _without_aliases(tensors: "dict[str, Tensor]", config: ModelConfig) -> "dict[str, Tensor]":
     """Give every tensor its own memory, which safetensors asks for; a head tied to the embedding is left out."""
+    known = config.names.canonical(tensors)
+    heads = {name for name, ours in known.items() if ours in HEADS}
     separate: dict[str, Tensor] = {}
     seen: set[int] = set()
-    for name in sorted(tensors, key=lambda name: name.endswith("lm_head.weight")):  # after the embedding it may be
+    for name in sorted(tensors, key=lambda name: name in heads):  # after the embedding it may be
         tensor = tensors[name]
         storage = tensor.untyped_storage().data_ptr()
         if storage in seen:
-            if tied_head and name.endswith("lm_head.weight"):
+            if config.decoder.tied_head and name in heads:
                 continue
             tensor = tensor.clone()
         seen.add(storage)
@@ -134,7 +137,8 @@ def _convert_with_transformers(folder: Path, staging: Path) -> None:
         copy = Path(folder_for_transformers) / "tokenizer"
         shutil.copytree(folder, copy, ignore=_is_no_tokenizer_file)
         # The tokenizer is the decoder's; transformers does not look for one of a vision-encoder-decoder.
-        (copy / "config.json").write_text(json.dumps(read_json(folder / "config.json").get("decoder", {})))
+        config = read_json(folder / "config.json")
+        (copy / "config.json").write_text(json.dumps(config.get("decoder", config)))
         try:
             AutoTokenizer.from_pretrained(copy, local_files_only=True).save_pretrained(staging)
         except Exception as error:  # whatever a tokenizer of the hub may raise

@@ -48,6 +48,6 @@ def _load(job: dict[str, Any]) -> tuple[LoadedModel, Plan]:
     plan = Plan(**{**job["plan"], "buckets": tuple(job["plan"]["buckets"])})
     folder = Path(job["checkpoint"])
     config = ModelConfig.from_folder(folder)
-    transform = ImageTransform.from_folder(folder, config.vision.image_size)
+    transform = ImageTransform.from_folder(folder, config.vision.image_size, family=config.vision.family)
     device, dtype = open_device(plan)
     return load_model(folder, config, transform, plan, device, dtype), plan

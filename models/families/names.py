@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 Rule = tuple[str, str]  # a pattern for the whole name, and what replaces it
 
+# Snapcap's names of the head's tensors, which may be tied to others of the checkpoint.
+HEADS = ("decoder.lm_head.weight", "decoder.head.weight", "decoder.head.bias")
+
 
 @dataclass(frozen=True)
 class Names:

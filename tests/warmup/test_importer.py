@@ -153,13 +153,13 @@ def test_sharded_safetensors_are_copied(old_folder: Path, tmp_path: Path) -> Non
 
 
 def word_piece_folder(folder: Path) -> Path:
-    """A tokenizer that only transformers can read: BERT's vocabulary file."""
+    """A tokenizer that only transformers can read: of a class that snapcap does not know."""
     for name in ("vocab.json", "merges.txt"):
         (folder / name).unlink()
     (folder / "vocab.txt").write_text(
-        "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "red", "dog", "##s"])
+        "\n".join(["<pad>", "<unk>", "<cls>", "<sep>", "<mask>", "red", "dog", "##s"])
     )
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "FunnelTokenizer"}))
     return folder
 
 
@@ -182,6 +182,31 @@ def test_without_transformers_the_package_is_named(
 def test_gpt2_files_need_no_transformers(old_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert tmp_path / "new" / "tokenizer.json" in import_checkpoint(str(old_folder), tmp_path / "new")
+
+
+def test_a_pickled_blip_loses_what_is_tied_and_keeps_every_file_it_needs(tmp_path: Path) -> None:
+    from support import random_captioners
+    from support.word_pieces import word_piece_vocabulary
+
+    source, destination = tmp_path / "old", tmp_path / "new"
+    model = random_captioners.blip({"image_size": 32})
+    model.save_pretrained(source)
+    (source / "model.safetensors").unlink()
+    torch.save(model.state_dict(), source / "pytorch_model.bin")
+    (source / "vocab.txt").write_text(word_piece_vocabulary())
+    image_processor = {"image_processor_type": "BlipImageProcessor", "size": {"height": 32, "width": 32}}
+    (source / "processor_config.json").write_text(json.dumps({"image_processor": image_processor}))
+    names = {path.name for path in import_checkpoint(str(source), destination)}
+    assert names >= {"config.json", "model.safetensors", "processor_config.json", "tokenizer.json"}
+    tensors = saved(destination)
+    assert set(model.state_dict()) - set(tensors) == {
+        "text_decoder.cls.predictions.decoder.weight",
+        "text_decoder.cls.predictions.decoder.bias",
+    }
+    again = type(model).from_pretrained(destination)
+    assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in model.state_dict().items())
+    assert ImageTransform.from_folder(destination, (32, 32), family="blip").resample == 3
+    assert Tokenizer.from_folder(destination).decode([6, 7, 8]) == "a photography"
 
 
 def test_an_import_from_s3(s3: Any, s3_server: str, old_folder: Path, tmp_path: Path) -> None:

@@ -1,0 +1,105 @@
+"""The image transform against the image processors of BLIP and DeiT, from each file that transformers writes."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+from support.pictures import encoded, scene
+
+from models.config import ConfigError
+from models.preprocess import ImageTransform
+
+CLIP = {"mean": (0.48145466, 0.4578275, 0.40821073), "std": (0.26862954, 0.26130258, 0.27577711)}
+
+
+def write(folder: Path, name: str = "preprocessor_config.json", **fields: Any) -> Path:
+    (folder / name).write_text(json.dumps(fields))
+    return folder
+
+
+def reference(kind: str, folder: Path, data: bytes) -> NDArray[np.float32]:
+    """pixel_values [3, H, W] of transformers on the same file."""
+    from transformers.image_utils import load_image
+    from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
+    from transformers.models.deit.image_processing_pil_deit import DeiTImageProcessorPil
+
+    processor = {"Blip": BlipImageProcessorPil, "DeiT": DeiTImageProcessorPil}[kind].from_pretrained(folder)
+    values = processor(load_image(Image.open(io.BytesIO(data))), return_tensors="np")["pixel_values"]
+    return np.asarray(values[0], np.float32)
+
+
+def assert_equal_to_transformers(kind: str, folder: Path, size: tuple[int, int], data: bytes) -> ImageTransform:
+    transform = ImageTransform.from_folder(folder, size, family=kind.lower())
+    ours = transform.normalise(transform.decode(data).pixels)
+    theirs = reference(kind, folder, data)
+    assert ours.shape == theirs.shape == (3, *size)
+    assert np.abs(ours - theirs).max() <= 1 / 255 / min(transform.effective_std) + 1e-6
+    assert np.abs(ours - theirs).mean() < 1e-4
+    return transform
+
+
+@pytest.mark.parametrize("picture", [(640, 480), (31, 517), (384, 384), (1, 1), (97, 96)])
+def test_blip_is_equal_to_transformers(tmp_path: Path, picture: tuple[int, int]) -> None:
+    """As on the hub: no resample, no rescale_factor."""
+    size = {"height": 384, "width": 384}
+    write(tmp_path, size=size, image_processor_type="BlipImageProcessor", image_mean=CLIP["mean"], do_resize=True)
+    transform = assert_equal_to_transformers("Blip", tmp_path, (384, 384), encoded(scene(*picture)))
+    assert (transform.resample, transform.mean, transform.std) == (3, CLIP["mean"], CLIP["std"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "size"),
+    [
+        ("Blip", {"image_processor_type": "BlipImageProcessorFast", "size": 96}, (96, 96)),
+        ("Blip", {"image_processor_type": "BlipImageProcessor"}, (384, 384)),
+        ("Blip", {"size": {"height": 48, "width": 80}, "resample": 2, "image_mean": [0.5, 0.4, 0.3]}, (48, 80)),
+        ("Blip", {"size": 96, "do_normalize": False}, (96, 96)),
+        ("DeiT", {"image_processor_type": "DeiTImageProcessor"}, (224, 224)),
+        ("DeiT", {"feature_extractor_type": "DeiTFeatureExtractor", "size": 438, "crop_size": 384}, (384, 384)),
+        ("DeiT", {"size": 384, "do_center_crop": False}, (384, 384)),
+    ],
+    ids=str,
+)
+def test_settings_are_equal_to_transformers(
+    tmp_path: Path, kind: str, settings: dict[str, Any], size: tuple[int, int]
+) -> None:
+    write(tmp_path, **settings)
+    for picture in ((300, 233), (133, 200)):
+        assert_equal_to_transformers(kind, tmp_path, size, encoded(scene(*picture)))
+
+
+def test_what_transformers_saves_is_read(tmp_path: Path) -> None:
+    """A processor of transformers 5 nests the image processor in its own file, which goes before the plain one."""
+    from support.word_pieces import word_piece_vocabulary
+    from transformers import BertTokenizer, BlipProcessor
+    from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
+
+    (tmp_path / "vocab.txt").write_text(word_piece_vocabulary())
+    size = {"height": 96, "width": 96}
+    processor = BlipProcessor(BlipImageProcessorPil(size=size), BertTokenizer.from_pretrained(tmp_path))
+    processor.save_pretrained(tmp_path)
+    assert not (tmp_path / "preprocessor_config.json").exists()
+    write(tmp_path, size=32, image_processor_type="ViTImageProcessor")
+    transform = ImageTransform.from_folder(tmp_path, (96, 96), family="blip")
+    assert (transform.size, transform.resample, transform.mean) == ((96, 96), 3, CLIP["mean"])
+    assert_equal_to_transformers("Blip", tmp_path, (96, 96), encoded(scene(120, 90)))
+
+
+def test_without_a_file_the_defaults_of_the_family_hold_at_the_encoders_size(tmp_path: Path) -> None:
+    transform = ImageTransform.from_folder(tmp_path, (96, 96), family="blip")
+    assert transform == ImageTransform((96, 96), 3, mean=CLIP["mean"], std=CLIP["std"])
+
+
+def test_a_processor_file_without_an_image_processor_is_passed_over(tmp_path: Path) -> None:
+    write(tmp_path, "processor_config.json", processor_class="BlipProcessor")
+    write(tmp_path, size=64, resample=1)
+    transform = ImageTransform.from_folder(tmp_path, (64, 64), family="blip")
+    assert (transform.resample, transform.mean) == (1, CLIP["mean"])
+    write(tmp_path, "processor_config.json", image_processor="Blip")
+    with pytest.raises(ConfigError, match=r"image_processor = 'Blip'.*processor_config\.json"):
+        ImageTransform.from_folder(tmp_path, (64, 64), family="blip")
