@@ -14,7 +14,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import DEMO, Report, build_store, samples, scratch, serve_command, serving
+from benchmarks.common import DEMO, build_store, samples, scratch, serve_command
+from benchmarks.report import Report
+from benchmarks.server import serving
 
 
 def disturbed(folder: Path) -> Path:

@@ -1,123 +1,179 @@
-"""A lean HTTP load generator, run as a process of its own because it shares the CPUs with the server it measures.
+"""A lean HTTP load generator, run in processes of its own because it shares the CPUs with the server it measures.
 
-    python -m benchmarks.load --port 8000 --path /v1/caption --clients 16 --seconds 10
+    python -m benchmarks.load --port 8000 --path /v1/caption --images FOLDER --clients 16 --seconds 10
 
-Each client is one keep-alive connection that sends the next sample as soon as it has its caption. Prints one JSON
-line: captions, seconds, their latencies' p50 and p99 in ms, wrong captions, errors, and the CPU seconds it took.
+Closed loop: each client is one keep-alive connection that sends the next image as soon as it has its caption. With
+``--rate`` an open loop: requests are due at random moments (Poisson), however long the answers take, and latency is
+counted from the moment a request was due; ``--clients`` connections are there for them, and more are opened where
+all are busy. Connects, prints a line, waits for one on its standard input, and prints one JSON line: the latencies
+of the replies in seconds, wrong captions, errors, and the CPU seconds it took.
 """
 
 import argparse
 import asyncio
 import json
+import random
+import sys
 import time
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import cast
 
 import uvloop
 
-from benchmarks.common import samples
 from benchmarks.http_probe import content_length, request_bytes
+from benchmarks.workload import read_images
 
-GRACE_S = 30.0  # for the replies under way when the time is over
+GRACE_S = 60.0  # for the replies under way when the time is over
+Request = tuple[bytes, bytes]  # a whole request, and what its reply must contain
 
 
 @dataclass
 class Tally:
-    """What all clients have counted; latencies in seconds, of the replies before ``until``."""
+    """What all clients have counted; latencies in seconds, of the replies to requests due before ``until``."""
 
-    until: float
+    until: float = 0.0
     latencies: list[float] = field(default_factory=list)
     wrong: int = 0
     errors: int = 0
+    statuses: dict[str, int] = field(default_factory=dict)
+
+    def is_open(self) -> bool:
+        """Whether there is still time."""
+        return time.perf_counter() < self.until
 
 
 class Client(asyncio.Protocol):
-    """One connection: one request at a time until the time is over."""
+    """One connection: one request at a time."""
 
-    def __init__(self, requests: list[tuple[bytes, bytes]], first: int, tally: Tally) -> None:
-        """``requests``: whole requests, each with what its reply must contain."""
-        self._requests = requests
-        self._next = first
+    def __init__(self, tally: Tally) -> None:
         self._tally = tally
         self._buffer = b""
-        self._sent = 0.0
+        self._due = 0.0
         self._expected = b""
         self._transport: asyncio.Transport | None = None
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._reply: asyncio.Future[bool] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports are not registered as what they are.
         self._transport = cast("asyncio.Transport", transport)
-        self._send(self._transport)
+
+    async def ask(self, request: Request, due: float) -> bool:
+        """Send a request and count its reply; False when the connection is lost."""
+        if self._transport is None or self._transport.is_closing():
+            return False
+        self._reply = asyncio.get_running_loop().create_future()
+        self._due, self._expected = due, request[1]
+        self._transport.write(request[0])
+        return await self._reply
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
         head, separator, body = self._buffer.partition(b"\r\n\r\n")
-        if not separator or len(body) < content_length(head) or self._transport is None:
+        if not separator or len(body) < content_length(head) or self._reply is None:
             return
         self._buffer = b""
-        now = time.perf_counter()
-        if now < self._tally.until:
-            self._tally.latencies.append(now - self._sent)
-            if head[9:12] != b"200":
-                self._tally.errors += 1
-            elif self._expected not in body:
-                self._tally.wrong += 1
-            self._send(self._transport)
+        tally, status = self._tally, head[9:12]
+        if status != b"200":
+            tally.errors += 1
+            tally.statuses[status.decode()] = tally.statuses.get(status.decode(), 0) + 1
         else:
-            self._transport.close()
+            tally.wrong += self._expected not in body
+            tally.latencies.append(time.perf_counter() - self._due)
+        self._reply.set_result(True)
 
     def connection_lost(self, error: Exception | None) -> None:
-        if error is not None or time.perf_counter() < self._tally.until:
+        if self._reply is not None and not self._reply.done():
             self._tally.errors += 1
-        if not self.done.done():
-            self.done.set_result(None)
-
-    def _send(self, transport: asyncio.Transport) -> None:
-        request, self._expected = self._requests[self._next % len(self._requests)]
-        self._next += 1
-        self._sent = time.perf_counter()
-        transport.write(request)
+            self._reply.set_result(False)
 
 
-def _given(client: Client) -> Client:
-    return client
-
-
-async def run(port: int, path: str, clients: int, seconds: float) -> Tally:
-    requests = [(request_bytes(path, image), caption.encode()) for image, caption in samples().values()]
+async def connect(port: int, count: int, tally: Tally) -> list[Client]:
     loop = asyncio.get_running_loop()
-    tally = Tally(time.perf_counter() + seconds)
-    connections = [Client(requests, first, tally) for first in range(clients)]
-    for client in connections:
-        await loop.create_connection(partial(_given, client), "127.0.0.1", port)
-    async with asyncio.timeout(seconds + GRACE_S):
-        await asyncio.gather(*(client.done for client in connections))
+    return [(await loop.create_connection(partial(Client, tally), "127.0.0.1", port))[1] for _ in range(count)]
+
+
+async def closed_loop(clients: list[Client], requests: list[Request], tally: Tally) -> None:
+    """Every client asks as soon as it has its answer. A reply after the end is not counted."""
+
+    async def one(client: Client, first: int) -> None:
+        turn = first
+        while tally.is_open():
+            if not await client.ask(requests[turn % len(requests)], time.perf_counter()):
+                return
+            if not tally.is_open() and tally.latencies:
+                tally.latencies.pop()
+            turn += 1
+
+    await asyncio.gather(*(one(client, first) for first, client in enumerate(clients)))
+
+
+async def open_loop(
+    clients: list[Client], requests: list[Request], tally: Tally, port: int, rate: float, seed: int
+) -> None:
+    """Requests at random moments, ``rate`` of them a second on average. Every one is counted."""
+    chooser, idle, under_way = random.Random(seed), list(clients), set()
+    due = time.perf_counter()
+
+    async def one(turn: int, due: float) -> None:
+        client = idle.pop() if idle else (await connect(port, 1, tally))[0]
+        if await client.ask(requests[turn % len(requests)], due):
+            idle.append(client)
+
+    turn = 0
+    while True:
+        due += chooser.expovariate(rate)
+        if due >= tally.until:
+            break
+        await asyncio.sleep(max(due - time.perf_counter(), 0.0))
+        task = asyncio.create_task(one(turn, due))
+        under_way.add(task)
+        task.add_done_callback(under_way.discard)
+        turn += 1
+    await asyncio.gather(*under_way)
+
+
+async def run(options: argparse.Namespace) -> Tally:
+    requests = [
+        (request_bytes(options.path, image), (caption or "").encode())
+        for image, caption in read_images(options.images)
+    ]
+    tally = Tally()
+    clients = await connect(options.port, options.clients, tally)
+    print("connected", flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+    tally.until = time.perf_counter() + options.seconds
+    async with asyncio.timeout(options.seconds + GRACE_S):
+        if options.rate:
+            await open_loop(clients, requests, tally, options.port, options.rate, options.seed)
+        else:
+            await closed_loop(clients, requests, tally)
+    for client in clients:
+        client.close()
     return tally
-
-
-def percentile(values: list[float], share: float) -> float:
-    """The nearest-rank percentile of sorted values."""
-    return values[min(int(len(values) * share), len(values) - 1)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--path", default="/v1/caption")
+    parser.add_argument("--images", type=Path, required=True, help="folder with images and captions.json")
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--rate", type=float, default=0.0, help="requests a second of an open loop")
+    parser.add_argument("--seed", type=int, default=0, help="of the open loop's moments")
     options = parser.parse_args()
-    tally = uvloop.run(run(options.port, options.path, options.clients, options.seconds))
-    latencies = sorted(tally.latencies)
+    tally = uvloop.run(run(options))
     result = {
-        "captions": len(latencies) - tally.errors,
-        "seconds": options.seconds,
-        "p50_ms": percentile(latencies, 0.50) * 1000,
-        "p99_ms": percentile(latencies, 0.99) * 1000,
+        "latencies": [round(latency, 6) for latency in tally.latencies],
         "wrong": tally.wrong,
         "errors": tally.errors,
+        "statuses": tally.statuses,
         "cpu_s": time.process_time(),
     }
     print(json.dumps(result))

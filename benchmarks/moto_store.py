@@ -39,8 +39,8 @@ class S3Artifacts:
 
 
 @contextlib.contextmanager
-def s3_artifacts(cache: Path, folder: Path) -> Iterator[S3Artifacts]:
-    """The set that `cache` holds, signed and published; keys go to `folder`."""
+def s3_artifacts(cache: Path, folder: Path, options: tuple[str, ...] = ()) -> Iterator[S3Artifacts]:
+    """The set that `cache` holds, signed and published; keys go to `folder`. `options` name the model."""
     import boto3
 
     key = folder / "bench.key"
@@ -68,7 +68,7 @@ def s3_artifacts(cache: Path, folder: Path) -> Iterator[S3Artifacts]:
             subprocess.run([*SNAPCAP, "keygen", str(key)], cwd=ROOT, env=environment(), check=True)
         store = ("--store", f"s3://{_BUCKET}/snapcap", "--s3-endpoint-url", endpoint)
         trusted = ("--trusted-key", f"{key}.pub")
-        build_store(cache, *store, "--sign-key", str(key), *trusted, extra=_CREDENTIALS)
+        build_store(cache, *options, *store, "--sign-key", str(key), *trusted, extra=_CREDENTIALS)
         yield S3Artifacts((*store, *trusted), _CREDENTIALS)
     finally:
         process.terminate()

@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.common import DEMO, Report, build_store, number, ratio, samples, scratch
+from benchmarks.common import DEMO, build_store, samples, scratch
+from benchmarks.report import Report, number, ratio
 
 LEAST_FASTER = 1.5
 

@@ -1,164 +1,132 @@
-"""Captions/s over HTTP at 16 keep-alive clients: snapcap eager and compiled, beside the peer.
+"""`snapcap bench throughput`: captions/s in the engine and over HTTP, beside the peers.
 
-    python -m benchmarks.throughput --clients 16 --seconds 10 --rounds 3 [--cache FOLDER] [--json FILE]
-
-All servers run from the beginning; only one is under load at a time, and they take turns. The load generator is a
-process of its own and shares the CPUs; every caption is compared with the right one.
+All servers run from the beginning; only one is under load at a time, and they take turns. Clients send JPEGs of
+500 × 375 over keep-alive connections, from processes of their own that share the CPUs; where captions are known,
+every one is compared.
 """
 
 import argparse
-import contextlib
-import json
-import os
-import re
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from contextlib import ExitStack
+from typing import Any
 
-from benchmarks.common import (
-    DEMO,
-    PEER,
-    PEER_API,
-    ROOT,
-    SNAPCAP_API,
-    Report,
-    Samples,
-    Server,
-    build_store,
-    environment,
-    interleave,
-    number,
-    ratio,
-    samples,
-    scratch,
-    serve_command,
-    serving,
+from rich.console import Console
+
+from benchmarks.charts import draw_rates
+from benchmarks.contenders import (
+    BACKENDS,
+    TITLES,
+    Contenders,
+    client_processes,
+    engine_title,
+    open_contenders,
 )
+from benchmarks.contenders import (
+    add_arguments as add_contenders,
+)
+from benchmarks.http_load import HttpLoad
+from benchmarks.measurements import Samples, interleave
+from benchmarks.report import Report, number, ratio
+from benchmarks.server import Server
 
-EAGER, AOT = "snapcap, eager", "snapcap, aot"
-PEER_CASE, PEER_TUNED = "FastAPI + transformers", "the same, set_num_threads(1)"
+DEFAULT = ("aot", "eager", "transformers-eager", "transformers-1-thread")
+DEFAULT_CLIENTS = {"cuda": 128, "cpu": 16}
 WARM_UP_S = 2.0
-_METRIC = re.compile(r'^snapcap_(rows|padding_rows)_total\{component="(\w+)"\} (\S+)$', re.MULTILINE)
 
 
-def load(server: Server, clients: int, seconds: float) -> dict[str, float]:
-    """One stretch of load, with the server's CPU seconds; a wrong caption or a failed request is an error."""
-    before, cpu = rows(server), cpu_seconds(server.pid)
-    command = [sys.executable, "-m", "benchmarks.load", "--port", str(server.port), "--path", server.api.caption]
-    command += ["--clients", str(clients), "--seconds", str(seconds)]
-    done = subprocess.run(command, cwd=ROOT, env=environment(), check=True, stdout=subprocess.PIPE, text=True)
-    result: dict[str, float] = json.loads(done.stdout)
-    if result["wrong"] or result["errors"]:
-        raise RuntimeError(f"{result['wrong']} wrong captions, {result['errors']} errors:\n{server.log()}")
-    measured = {
-        "captions_per_s": result["captions"] / seconds,
-        "p50_ms": result["p50_ms"],
-        "p99_ms": result["p99_ms"],
-        "server_cpus": (cpu_seconds(server.pid) - cpu) / seconds,
-        "client_cpus": result["cpu_s"] / seconds,
-        "cpu_ms_per_caption": (cpu_seconds(server.pid) - cpu) / result["captions"] * 1000,
-    }
-    after = rows(server)
-    for component in ("encoder", "decoder"):
-        run = after.get(("rows", component), 0) - before.get(("rows", component), 0)
-        if run:
-            padded = after["padding_rows", component] - before.get(("padding_rows", component), 0)
-            measured[f"{component}_padding"] = padded / run
-    return measured
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_contenders(parser, DEFAULT)
+    text = "keep-alive connections (default: 128 on cuda, 16 on cpu)"
+    parser.add_argument("--clients", type=int, default=0, metavar="N", help=text)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each round (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="of all servers in turn (default: %(default)s)")
 
 
-def rows(server: Server) -> dict[tuple[str, str], float]:
-    """rows_total and padding_rows_total of /metrics, by component."""
-    if server.api is not SNAPCAP_API:
-        return {}
-    text = server.get("/metrics").body.decode()
-    return {(name, component): float(value) for name, component, value in _METRIC.findall(text)}
+def over_http(contenders: Contenders, names: list[str], load: HttpLoad, rounds: int) -> dict[str, Samples]:
+    """All servers up; each under load in turn."""
+    with ExitStack() as stack:
+        servers = {name: stack.enter_context(contenders.serving(name)) for name in names}
+        for server in servers.values():
+            contenders.first_caption(server).close()
+            HttpLoad(load.images, load.clients, WARM_UP_S, load.processes).run(server)
+
+        def case(server: Server) -> Callable[[], Mapping[str, float]]:
+            return lambda: load.run(server)
+
+        return interleave(rounds, {name: case(server) for name, server in servers.items()})
 
 
-def cpu_seconds(pid: int) -> float:
-    """User and system time of a process so far (proc(5), stat)."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def run(options: argparse.Namespace, device: str) -> int:
+    """Exit status 0 when everything that is installed gave results."""
+    clients = options.clients or DEFAULT_CLIENTS[device]
+    console = Console(stderr=True, highlight=False)
+    report, engine, http = Report(), {}, {}
+    with ExitStack() as stack:
+        contenders, problems = open_contenders(stack, options, device)
+        names = [name for name in options.cases if name not in problems]
+        if not options.no_engine:
+            for name in names:
+                with console.status(f"{name}: engine"):
+                    measured = contenders.engine(name, [clients], options.seconds)
+                if measured:
+                    engine[name] = measured
+        if not options.no_http:
+            load = HttpLoad(contenders.images, clients, options.seconds, client_processes(options))
+            http = over_http(contenders, names, load, options.rounds)
+    _engine_table(report, engine)
+    _http_table(report, http, problems, options, clients)
+    if options.png is not None:
+        draw_rates({TITLES[name]: case.need("captions_per_s") for name, case in http.items()}, options.png)
+    raw = {"benchmark": "throughput", "model": options.model, "device": device, "engine": engine}
+    report.write(options.json, {**raw, "samples": {name: case.values for name, case in http.items()}})
+    return 0
 
 
-def warm(server: Server, clients: int) -> None:
-    connection = server.connect()
-    server.wait_ready(connection)
-    image, caption = samples()["pair-1.png"]
-    if server.caption(connection, image).json()["caption"] != caption:
-        raise RuntimeError("a wrong caption")
-    connection.close()
-    load(server, clients, WARM_UP_S)
+def _engine_table(report: Report, engine: Mapping[str, Any]) -> None:
+    rows = []
+    for name, case in engine.items():
+        ((size, measured),) = case["concurrency"].items()
+        rows.append(
+            [engine_title(name), size, number(measured["captions_per_s"], 0), number(measured["p50_ms"], 1)]
+        )
+    if rows:
+        note = "In one process, images decoded before; of transformers, whole batches of that size."
+        report.add("Without HTTP", ["", "clients", "captions/s", "p50 ms"], rows, note)
 
 
-def report(results: Mapping[str, Samples], clients: int, seconds: float) -> Report:
-    peer = max(results[case].need("captions_per_s") for case in (PEER_CASE, PEER_TUNED))
-    table = []
-    for name, case in results.items():
+def _http_table(
+    report: Report,
+    http: Mapping[str, Samples],
+    problems: Mapping[str, str],
+    options: argparse.Namespace,
+    clients: int,
+) -> None:
+    if not http and not problems:
+        return
+    peers = [case.need("captions_per_s") for name, case in http.items() if name not in BACKENDS]
+    best = max(peers, default=None)
+    rows = []
+    for name, case in http.items():
         rate = case.need("captions_per_s")
         padding = [case.median(f"{component}_padding") for component in ("encoder", "decoder")]
-        table.append(
+        rows.append(
             [
-                name,
-                number(rate, 0),
-                ratio(rate, peer),
-                number(case.need("p50_ms"), 1),
-                number(case.need("p99_ms"), 1),
+                TITLES[name],
+                number(rate, 0 if rate >= 100 else 1),
+                ratio(rate, best),
+                *(number(case.need(f"p{share}_ms"), 1) for share in (50, 90, 99)),
                 *("" if share is None else f"{share:.1%}" for share in padding),
                 number(case.need("cpu_ms_per_caption"), 2),
                 f"{case.need('server_cpus'):.2f} + {case.need('client_cpus'):.2f}",
+                number(sum(case.values["errors"]), 0),
+                number(max(case.values.get("compiles_serving", [0.0])), 0) if name in BACKENDS else "",
             ]
         )
-    out = Report()
-    columns = ["", "cap/s", "/peer", "p50 ms", "p99 ms", "padded: encoder", "decoder", "CPU ms each", "CPUs used"]
-    rounds = len(results[PEER_CASE].values["captions_per_s"])
+    rows += [[TITLES[name], problem, *[""] * 10] for name, problem in problems.items()]
+    columns = ["", "captions/s", "/peer", "p50 ms", "p90 ms", "p99 ms", "padded: encoder", "decoder"]
+    columns += ["CPU ms each", "CPUs used", "errors", "compiles after READY"]
     note = (
-        f"medians of {rounds} alternating rounds of {seconds:g} s; padding: rows padded / rows run, from /metrics"
+        f"Medians of {options.rounds} alternating rounds of {options.seconds:g} s; /peer: to the best peer; CPUs: "
+        f"of the server + of the {client_processes(options)} client processes; padding: rows padded / rows run."
     )
-    out.add(f"{clients} keep-alive clients, sample PNGs", columns, table, note)
-    eager, aot = results[EAGER].need("captions_per_s"), results[AOT].need("captions_per_s")
-    out.add(
-        "Against the targets",
-        ["what", "measured", "target"],
-        [
-            ["captions/s, eager to the better peer", ratio(eager, peer), "≥ 3 ×"],
-            ["captions/s, aot to the better peer", ratio(aot, peer), "≥ 4.5 ×"],
-        ],
-    )
-    return out
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", type=int, default=16)
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--cache", type=Path, help="cache folder with the artifact store, built if it is missing")
-    parser.add_argument("--serve", default="", help="further options of snapcap serve, such as '--threads=1'")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write tables and samples")
-    options = parser.parse_args()
-    further = options.serve.split()
-    with contextlib.ExitStack() as stack:
-        cache = stack.enter_context(scratch(options.cache))
-        build_store(cache, *(option for option in further if option.startswith(("--threads", "--buckets"))))
-        aot = serve_command("--cache-dir", str(cache), "--backend", "aot", "--strict", *further)
-        servers = {
-            PEER_CASE: stack.enter_context(serving((*PEER, "--model", str(DEMO)), PEER_API)),
-            PEER_TUNED: stack.enter_context(serving((*PEER, "--model", str(DEMO), "--threads", "1"), PEER_API)),
-            EAGER: stack.enter_context(serving(serve_command("--backend", "eager", *further))),
-            AOT: stack.enter_context(serving(aot)),
-        }
-        for server in servers.values():
-            warm(server, options.clients)
-
-        def case(server: Server) -> Callable[[], Mapping[str, float]]:
-            return lambda: load(server, options.clients, options.seconds)
-
-        results = interleave(options.rounds, {name: case(server) for name, server in servers.items()})
-    raw = {"samples": {name: result.values for name, result in results.items()}}
-    report(results, options.clients, options.seconds).write(options.json, raw)
-
-
-if __name__ == "__main__":
-    main()
+    report.add(f"Over HTTP: {clients} keep-alive clients, JPEGs of 500 × 375", columns, rows, note)

@@ -15,6 +15,7 @@ from service.errors import ServiceError
 from service.options import options_of
 
 _VERSION = "--version"
+_BENCH = "bench"
 _ENVIRONMENT = "Each option can also be set by the variable in its brackets; an argument wins."
 _TOP = """\
 examples:
@@ -112,13 +113,17 @@ def _run(arguments: list[str]) -> int:
         return 2
     if arguments[0] == _VERSION:
         # Here, because it costs a command that starts fast 10 ms.
-        from importlib.metadata import version  # noqa: PLC0415
+        from warmup.version import snapcap_version  # noqa: PLC0415
 
-        print(f"snapcap {version('snapcap')}")
+        print(f"snapcap {snapcap_version()}")
         return 0
+    if arguments[0] == _BENCH:  # its options are its own
+        from service.bench_command import bench  # noqa: PLC0415
+
+        return bench(arguments[1:])
     if not arguments[0].startswith("-") and arguments[0] not in commands:
         raise SettingsError(
-            f"unknown command {arguments[0]!r}{suggestion(arguments[0], commands)}; see snapcap --help"
+            f"unknown command {arguments[0]!r}{suggestion(arguments[0], [*commands, _BENCH])}; see snapcap --help"
         )
     known, unknown = parser.parse_known_args(arguments)
     if unknown:
@@ -227,6 +232,8 @@ def _parser() -> _Parser:
     importer.add_argument("destination", metavar="DST", help="the folder to write")
     importer.add_argument("--force", action="store_true", help="write into a folder that holds files already")
     add_arguments(importer, ("s3",))
+    # For the list of commands only: `service.bench_command` reads what follows it.
+    adder.add_parser(_BENCH, help="Measure start, latency and throughput beside other servers.", add_help=False)
     return parser
 
 

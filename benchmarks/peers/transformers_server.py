@@ -7,30 +7,21 @@ and the body is the image itself.
 """
 
 import argparse
-import io
 from typing import Any
 
-import torch
-import uvicorn
-from fastapi import Body, FastAPI
-from PIL import Image
-from transformers import AutoTokenizer, VisionEncoderDecoderModel, ViTImageProcessorPil
+from benchmarks.marks import mark
+from benchmarks.peers.transformers_model import Captioner
 
 
-def create_app(folder: str) -> FastAPI:
-    """The application over the checkpoint of a folder, loaded here."""
-    processor: Any = ViTImageProcessorPil.from_pretrained(folder)
-    tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    model: Any = VisionEncoderDecoderModel.from_pretrained(folder)
-    model.eval()
+def create_app(captioner: Captioner) -> Any:
+    """The application over a loaded model."""
+    from fastapi import Body, FastAPI
+
     app = FastAPI()
 
     @app.post("/caption")
-    def caption(image: bytes = Body(media_type="application/octet-stream")) -> dict[str, str]:
-        pixels = processor(Image.open(io.BytesIO(image)).convert("RGB"), return_tensors="pt").pixel_values
-        with torch.inference_mode():
-            tokens = model.generate(pixels, do_sample=False, num_beams=1)
-        return {"caption": tokenizer.decode(tokens[0], skip_special_tokens=True).strip()}
+    def caption(image: bytes = Body(media_type="application/octet-stream")) -> dict[str, Any]:
+        return captioner.generate(captioner.pixels([image]))[0]
 
     return app
 
@@ -38,12 +29,22 @@ def create_app(folder: str) -> FastAPI:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="models/demo", help="checkpoint folder")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--port", type=int, default=8100)
     parser.add_argument("--threads", type=int, default=0, help="CPU threads of one operation; 0: torch's choice")
+    parser.add_argument("--compile", action="store_true", help="torch.compile over encoder and decoder")
     options = parser.parse_args()
+    mark("interpreter")
+    captioner = Captioner(options.model, options.device, options.compile)
     if options.threads:
+        import torch
+
         torch.set_num_threads(options.threads)
-    uvicorn.run(create_app(options.model), host="127.0.0.1", port=options.port, log_level="warning")
+    app = create_app(captioner)
+    import uvicorn
+
+    mark("import_fastapi")
+    uvicorn.run(app, host="127.0.0.1", port=options.port, log_level="warning")
 
 
 if __name__ == "__main__":

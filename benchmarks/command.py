@@ -1,0 +1,71 @@
+"""The options of `snapcap bench`, and which module measures what."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from benchmarks import latency, startup, throughput
+from benchmarks.charts import ChartsError, require_matplotlib
+from benchmarks.workload import MODELS
+from warmup.factors import FactorsError, resolve_device
+
+_EXAMPLES = """\
+examples:
+  snapcap bench startup                                       this server beside its peers, the demo model
+  snapcap bench startup --cases aot,eager,floor --runs 3
+  snapcap bench startup --model vit-b16-gpt2 --cases all --json startup.json --png startup.png
+  snapcap bench latency --concurrency 1,4,16 --png latency.png
+  snapcap bench throughput --clients 16 --seconds 10
+
+Peers are measured where they are installed. Times of a busy machine mean little: compare the ratios of one run.
+"""
+MEASURES = {"startup": startup, "latency": latency, "throughput": throughput}
+
+
+class UsageError(ValueError):
+    """A wrong command line; one line that says what is expected."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see {self.prog} --help")
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        "snapcap bench",
+        description="Measure this server beside its peers, on this machine.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    adder = parser.add_subparsers(dest="measure", metavar="WHAT", title="what", required=True)
+    for name, module in MEASURES.items():
+        text = (module.__doc__ or "").partition("\n")[0].partition(": ")[2]
+        measure = adder.add_parser(name, help=text, description=module.__doc__, allow_abbrev=False)
+        measure.add_argument("--model", choices=MODELS, default="demo", help="vit-b16-gpt2: random, in real shapes")
+        measure.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+        measure.add_argument("--serve", default="", metavar="OPTIONS", help="for snapcap serve, as '--buckets=1,4'")
+        measure.add_argument("--cache", type=Path, metavar="FOLDER", help="keep models and artifact sets here")
+        measure.add_argument("--json", type=Path, metavar="FILE", help="write tables and raw samples")
+        measure.add_argument("--png", type=Path, metavar="FILE", help="draw a picture; needs snapcap[bench]")
+        module.add_arguments(measure)
+    return parser
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one measurement; the exit status is 0 when everything that can run here gave results.
+
+    Raises:
+        UsageError: the command line is wrong, or asks for what is not installed.
+    """
+    options = make_parser().parse_args(arguments)
+    try:
+        if options.png is not None:
+            require_matplotlib()  # before minutes of measuring, not after
+        device = resolve_device(options.device).partition(":")[0]
+        status: int = MEASURES[options.measure].run(options, device)
+    except (ChartsError, FactorsError) as error:
+        raise UsageError(str(error)) from error
+    return status

@@ -1,0 +1,150 @@
+"""Who is put under load by `snapcap bench latency` and `throughput`: this server's backends, and the peers."""
+
+import argparse
+import contextlib
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import build_store, scratch, serve_command
+from benchmarks.http_probe import Connection
+from benchmarks.marks import read_result
+from benchmarks.peers.commands import PEERS
+from benchmarks.server import SNAPCAP_API, Process, Server, serving
+from benchmarks.workload import Workload, open_workload
+from warmup.cpus import available_cpus
+
+BACKENDS = {"aot": "snapcap, aot", "eager": "snapcap, eager"}
+TITLES = {**BACKENDS, **{name: peer.title for name, peer in PEERS.items()}}
+ENGINE_LIMIT_S = 600.0
+# Peers whose engine is measured without a server: `generate` in a process of its own.
+GENERATE = {"transformers-eager": (), "transformers-compile": ("--compile",)}
+
+
+@dataclass(frozen=True)
+class Contenders:
+    """One model on one device. ``sets`` is the cache folder with the artifact store, ``images`` holds JPEGs."""
+
+    workload: Workload
+    device: str
+    sets: Path
+    images: Path
+    serve: tuple[str, ...]
+
+    @contextlib.contextmanager
+    def serving(self, name: str) -> Iterator[Server]:
+        """A server that is ready to caption."""
+        peer = PEERS.get(name)
+        if peer is not None:
+            command, api = peer.command(self.workload, self.device), peer.api
+        else:
+            model = ("--model", str(self.workload.folder), "--device", self.device)
+            strict = () if name == "eager" else ("--strict",)
+            cache = ("--cache-dir", str(self.sets), "--log-level", "warning")
+            command = serve_command(*model, *cache, "--backend", name, *strict, *self.serve)
+            api = SNAPCAP_API
+        with serving(command, api) as server:
+            connection = server.connect()
+            server.wait_ready(connection)
+            connection.close()
+            yield server
+
+    def first_caption(self, server: Server) -> Connection:
+        """Ask for one caption and check it; the connection stays open."""
+        connection = server.connect()
+        self.workload.check(server.caption(connection, self.workload.first_image[0]).json())
+        return connection
+
+    def engine(self, name: str, concurrency: list[int], seconds: float) -> dict[str, Any]:
+        """What `benchmarks.engine`, or `generate` alone, measures in a process of its own; empty where there is no
+        such thing for a contender."""
+        common = ["--model", str(self.workload.folder), "--images", str(self.images), "--device", self.device]
+        common += ["--seconds", str(seconds)]
+        sizes = ",".join(map(str, concurrency))
+        if name in BACKENDS:
+            further = [option for option in self.serve if option.startswith(("--buckets=", "--threads="))]
+            command = ["benchmarks.engine", "--backend", name, "--cache", str(self.sets), "--concurrency", sizes]
+            return self._measured([*command, *common, *further])
+        if name in GENERATE:
+            return self._measured(["benchmarks.peers.generate", "--batches", sizes, *GENERATE[name], *common])
+        return {}
+
+    @staticmethod
+    def _measured(module: list[str]) -> dict[str, Any]:
+        process = Process([sys.executable, "-m", *module])
+        try:
+            process.wait(ENGINE_LIMIT_S)
+            return read_result(process.log().splitlines())
+        finally:
+            process.stop()
+
+
+def add_arguments(parser: argparse.ArgumentParser, default: tuple[str, ...]) -> None:
+    """The options both measurements share."""
+    parser.add_argument(
+        "--cases",
+        type=chosen,
+        default=",".join(default),
+        metavar="CASE,…",
+        help=f"all, or some of {', '.join(TITLES)} (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--processes", type=int, default=0, metavar="N", help="client processes; 0: one for four CPUs, at most 8"
+    )
+    parser.add_argument("--no-http", action="store_true", help="the engine only")
+    parser.add_argument("--no-engine", action="store_true", help="over HTTP only")
+
+
+def chosen(text: str) -> list[str]:
+    """The contenders of a `--cases` argument, in the order of the table.
+
+    Raises:
+        ArgumentTypeError: one of them is unknown.
+    """
+    wanted = set(TITLES) if text == "all" else {name.strip() for name in text.split(",") if name.strip()}
+    if wanted - set(TITLES) or not wanted:
+        raise argparse.ArgumentTypeError(f"must be all, or some of {', '.join(TITLES)}")
+    return [name for name in TITLES if name in wanted]
+
+
+def positive_numbers(text: str) -> list[int]:
+    """ "1,4,16" to [1, 4, 16].
+
+    Raises:
+        ArgumentTypeError: it is something else.
+    """
+    words = text.split(",")
+    if not all(word.isdecimal() and int(word) > 0 for word in words):
+        raise argparse.ArgumentTypeError("must be numbers above 0, as 1,4,16")
+    return sorted({int(word) for word in words})
+
+
+def open_contenders(
+    stack: ExitStack, options: argparse.Namespace, device: str
+) -> tuple[Contenders, dict[str, str]]:
+    """What the options ask for, with its artifact set built; and why some of it cannot be measured here."""
+    cache = stack.enter_context(scratch(options.cache))
+    work = stack.enter_context(scratch())
+    workload = open_workload(options.model, cache)
+    images = workload.write_images(work / "images")
+    serve = tuple(shlex.split(options.serve))
+    contenders = Contenders(workload, device, cache / "sets" / workload.name, images, serve)
+    if "aot" in options.cases:
+        build_store(contenders.sets, "--model", str(workload.folder), "--device", device, *serve)
+    missing = {name: PEERS[name].missing for name in options.cases if name in PEERS}
+    return contenders, {name: f"not installed: {', '.join(what)}" for name, what in missing.items() if what}
+
+
+def client_processes(options: argparse.Namespace) -> int:
+    """As asked, or as many as keep up with a server on this machine without taking its CPUs."""
+    wanted: int = options.processes
+    return wanted or min(max(available_cpus() // 4, 1), 8)
+
+
+def engine_title(name: str) -> str:
+    """What a contender without HTTP is called."""
+    return BACKENDS.get(name) or name.replace("-", " generate, ")

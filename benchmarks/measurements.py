@@ -1,0 +1,56 @@
+"""Repeated measurements of cases that take turns, and what is quoted of them."""
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rich.console import Console
+
+
+@dataclass
+class Samples:
+    """The values of a case by what was measured."""
+
+    values: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, measured: Mapping[str, float]) -> None:
+        for name, value in measured.items():
+            self.values.setdefault(name, []).append(value)
+
+    def median(self, name: str) -> float | None:
+        values = self.values.get(name)
+        return statistics.median(values) if values else None
+
+    def need(self, name: str) -> float:
+        """The median of what must have been measured."""
+        return statistics.median(self.values[name])
+
+
+def interleave(runs: int, cases: Mapping[str, Callable[[], Mapping[str, float]]]) -> dict[str, Samples]:
+    """Every case once, then every case again: what disturbs the machine disturbs all of them alike."""
+    results = {name: Samples() for name in cases}
+    with Console(stderr=True).status("") as status:
+        for run in range(runs):
+            for name, measure in cases.items():
+                status.update(f"run {run + 1} of {runs}: {name}")
+                results[name].add(measure())
+    return results
+
+
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """The nearest-rank percentile of values in ascending order; ``share`` is from 0 to 1.
+
+    Raises:
+        ValueError: there are no values.
+    """
+    if not ordered:
+        raise ValueError("a percentile of no values")
+    rank = math.ceil(round(share * len(ordered), 9))  # rounded, or 0.07 * 100 is 7.000000000000001
+    return ordered[min(max(rank, 1), len(ordered)) - 1]
+
+
+def percentiles_ms(seconds: Sequence[float]) -> dict[str, float]:
+    """p50, p90 and p99 of latencies, in milliseconds."""
+    ordered = sorted(seconds)
+    return {f"p{round(share * 100)}_ms": percentile(ordered, share) * 1000 for share in (0.50, 0.90, 0.99)}

@@ -1,0 +1,63 @@
+"""How each peer is started, and what must be installed for it."""
+
+import importlib.util
+import sys
+from dataclasses import dataclass
+
+from benchmarks.server import Endpoint
+from benchmarks.workload import Workload
+
+_TRANSFORMERS = "benchmarks.peers.transformers_server"
+_LITSERVE = "benchmarks.peers.litserve_server"
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A server that is not ours. ``compiles``: its first captions take as long as its compiler."""
+
+    title: str
+    module: str
+    needs: tuple[str, ...]
+    api: Endpoint
+    options: tuple[str, ...] = ()
+    compiles: bool = False
+
+    def command(self, workload: Workload, device: str, *further: str) -> tuple[str, ...]:
+        model = ("--model", str(workload.folder), "--device", device)
+        return (sys.executable, "-m", self.module, *model, *self.options, *further)
+
+    @property
+    def missing(self) -> list[str]:
+        """The packages it needs that are not installed."""
+        return [name for name in self.needs if importlib.util.find_spec(name) is None]
+
+
+PEERS = {
+    "transformers-eager": Peer(
+        "FastAPI + transformers generate",
+        _TRANSFORMERS,
+        ("transformers", "fastapi", "uvicorn"),
+        Endpoint("/caption", None),
+    ),
+    "transformers-1-thread": Peer(
+        "the same, set_num_threads(1)",
+        _TRANSFORMERS,
+        ("transformers", "fastapi", "uvicorn"),
+        Endpoint("/caption", None),
+        ("--threads", "1"),
+    ),
+    "transformers-compile": Peer(
+        "FastAPI + transformers, torch.compile",
+        _TRANSFORMERS,
+        ("transformers", "fastapi", "uvicorn"),
+        Endpoint("/caption", None),
+        ("--compile",),
+        compiles=True,
+    ),
+    "litserve": Peer(
+        "LitServe + transformers generate",
+        _LITSERVE,
+        ("transformers", "litserve"),
+        Endpoint("/caption", "/health"),
+    ),
+}

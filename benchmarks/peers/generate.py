@@ -1,0 +1,59 @@
+"""transformers' `generate` without a server, in a process of its own: what the engine is compared with.
+
+    python -m benchmarks.peers.generate --model FOLDER --images FOLDER [--batches 1,64] [--compile]
+
+Prints one result line: for each batch size captions/s and percentiles of a whole batch, images decoded before.
+"""
+
+import argparse
+import time
+from pathlib import Path
+
+from benchmarks.marks import mark, memory, result
+from benchmarks.measurements import percentiles_ms
+from benchmarks.peers.transformers_model import Captioner
+from benchmarks.workload import read_images
+
+WARM_UPS = 2
+
+
+def measure(captioner: Captioner, images: list[bytes], batch: int, seconds: float) -> dict[str, float]:
+    """Captions/s and latencies of batches one after the other."""
+    pixels = captioner.pixels((images * batch)[:batch])
+    for _ in range(WARM_UPS):
+        captioner.generate(pixels)
+    latencies: list[float] = []
+    while sum(latencies) < seconds:
+        began = time.perf_counter()
+        captioner.generate(pixels)
+        latencies.append(time.perf_counter() - began)
+    rate = batch * len(latencies) / sum(latencies)
+    return {"captions_per_s": rate, "n": len(latencies), **percentiles_ms(latencies)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="checkpoint folder")
+    parser.add_argument("--images", type=Path, required=True, help="folder with images and captions.json")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--batches", default="1", help="as 1,16,64")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each batch size")
+    parser.add_argument("--compile", action="store_true", help="torch.compile over encoder and decoder")
+    options = parser.parse_args()
+    captioner = Captioner(options.model, options.device, options.compile)
+    mark("ready")
+    samples = read_images(options.images)
+    images = [data for data, _ in samples]
+    for data, caption in samples[:3]:
+        text = captioner.generate(captioner.pixels([data]))[0]["caption"]
+        if caption is not None and text != caption:
+            raise RuntimeError(f"a wrong caption: {text!r}, expected {caption!r}")
+    rates = {
+        str(batch): measure(captioner, images, batch, options.seconds)
+        for batch in map(int, options.batches.split(","))
+    }
+    result({"concurrency": rates, **memory()})
+
+
+if __name__ == "__main__":
+    main()

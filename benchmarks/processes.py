@@ -1,0 +1,187 @@
+"""What the kernel tells of a running process and its children: memory, CPU time, and what it has started.
+
+No privileges are needed. Two looks at children complement each other. The kernel adds the page faults of every
+child that has ended, and of theirs, to its parent (proc(5), `cminflt`): 0 there and no living child means that no
+process was ever started, however short-lived. It does not name them, so a second start is watched by looking at the
+process table every few milliseconds; this may miss one that lived shorter than that. Limit of the first: a child
+whose end the parent ignores (SIGCHLD set to SIG_IGN) is not counted; neither Python nor torch does that.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+# With a target in front and a version behind, as in x86_64-linux-gnu-g++-12.
+_COMPILER = re.compile(
+    r"(?:.+-)?(?:nvcc|ptxas|cicc|nvlink|fatbinary|gcc|g\+\+|cc|c\+\+|cc1|cc1plus|clang|clang\+\+|collect2|as|ld(?:\.\w+)?"
+    r"|lld|ninja|cmake|triton)(?:-[0-9.]+)?"
+)
+WATCH_S = 0.005
+
+
+@dataclass(frozen=True)
+class Children:
+    """What a process has started. ``ended``: whether any child has ended, None where the kernel does not count;
+    ``alive``: names of those that live."""
+
+    ended: bool | None
+    alive: tuple[str, ...]
+
+    @property
+    def none(self) -> bool:
+        """Whether it is certain that no process was ever started."""
+        return self.ended is False and not self.alive
+
+
+def children(pid: int, counts: bool) -> Children:
+    """What ``pid`` has started so far; ``counts`` is what ``kernel_counts_children`` found."""
+    fields = _stat(pid)
+    ended = (int(fields[8]) + int(fields[10])) > 0 if counts and fields else None
+    return Children(ended, tuple(name for _, name in descendants(pid)))
+
+
+def kernel_counts_children() -> bool:
+    """Whether this kernel accounts children as described above; a sandbox's may not. Found out by trying."""
+    script = "import subprocess, sys; subprocess.run(['true']); print('done', flush=True); sys.stdin.read()"
+    command = [sys.executable, "-S", "-c", script]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        if child.stdout is None or child.stdout.readline() != b"done\n":
+            return False
+        found = children(child.pid, counts=True)
+        child.communicate()
+    return bool(found.ended)
+
+
+def descendants(pid: int) -> list[tuple[int, str]]:
+    """Process ids and program names of the children of ``pid``, their children, and so on."""
+    parents: dict[int, list[tuple[int, str]]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and (fields := _stat(int(entry))):
+            parents.setdefault(int(fields[1]), []).append((int(entry), _program(int(entry))))
+    found, waiting = [], [pid]
+    while waiting:
+        for child in parents.get(waiting.pop(), ()):
+            found.append(child)
+            waiting.append(child[0])
+    return found
+
+
+class Watch:
+    """Names every process that ``pid`` starts, as far as it is seen; a context manager."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._seen: dict[int, set[str]] = {}
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> "Watch":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    @property
+    def programs(self) -> list[str]:
+        """Names of all programs seen; one process may have been several, as fork is followed by exec."""
+        return sorted({name for names in self._seen.values() for name in names})
+
+    @property
+    def compilers(self) -> list[str]:
+        return [name for name in self.programs if is_compiler(name)]
+
+    def _look(self) -> None:
+        while not self._over.wait(WATCH_S):
+            for pid, name in descendants(self._pid):
+                self._seen.setdefault(pid, set()).add(name)
+
+
+def is_compiler(program: str) -> bool:
+    """Whether a program is a compiler, an assembler, a linker or what drives them."""
+    return _COMPILER.fullmatch(program) is not None
+
+
+def peak_host_bytes(pid: int) -> int | None:
+    """The most physical memory the process has had (VmHWM), None where the kernel does not say."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return None
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process and its threads so far (proc(5), stat)."""
+    fields = _stat(pid)
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Memory in use on all GPUs together, and by process where the driver tells; bytes."""
+
+    used: int
+    by_pid: dict[int, int]
+
+    def held_by(self, pid: int, before: "DeviceMemory") -> int:
+        """What a process holds: as the driver says, or, in a container where its numbering differs, by how much
+        the whole has grown."""
+        return self.by_pid.get(pid, max(self.used - before.used, 0))
+
+
+def device_memory() -> DeviceMemory | None:
+    """None without an NVIDIA GPU."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    used = sum(int(line) for line in _smi("--query-gpu=memory.used") if line.strip().isdigit())
+    by_pid: dict[int, int] = {}
+    for line in _smi("--query-compute-apps=pid,used_memory"):
+        pid, _, memory = line.partition(",")
+        if pid.strip().isdigit() and memory.strip().isdigit():
+            by_pid[int(pid)] = by_pid.get(int(pid), 0) + (int(memory) << 20)
+    return DeviceMemory(used << 20, by_pid)
+
+
+def gpu_name() -> str | None:
+    """Name of the first NVIDIA GPU with its driver; None without one."""
+    if shutil.which("nvidia-smi") is None:
+        return None
+    lines = _smi("--query-gpu=name,driver_version")
+    return lines[0].replace(", ", ", driver ") if lines else None
+
+
+def _smi(query: str) -> list[str]:
+    command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
+    return done.stdout.splitlines() if done.returncode == 0 else []
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat after the program's name: state, parent, …; empty when it has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _program(pid: int) -> str:
+    """The name of the program a process runs; Python's is its module where it was started with -m."""
+    try:
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
+    except OSError:
+        return "?"
+    words = [argument.decode(errors="replace") for argument in arguments]
+    if not words:
+        return "?"
+    name = words[0].rpartition("/")[2]
+    if name.startswith("python") and "-m" in words[:-1]:
+        return f"python -m {words[words.index('-m') + 1]}"
+    return name
