@@ -84,6 +84,12 @@ def test_a_page_that_is_known_is_not_sent_again(client: TestClient, path: str) -
     assert client.head(path).headers["etag"] == etag
 
 
+@pytest.mark.parametrize("path", PAGES)
+def test_without_javascript_a_page_says_what_to_do(client: TestClient, path: str) -> None:
+    (said,) = re.findall(r"<noscript>(.*?)</noscript>", client.get(path).text)
+    assert "needs JavaScript" in said
+
+
 def test_the_pages_differ(client: TestClient) -> None:
     assert len({client.get(path).headers["etag"] for path in PAGES}) == len(PAGES)
 
