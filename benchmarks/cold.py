@@ -91,7 +91,7 @@ def until_compiled(server: Server, workload: Workload, limit: float) -> dict[str
         "requests": len(load.latencies),
         "failed": len(load.failures),
         "failures": load.failures[:5],
-        **percentiles_ms(load.latencies),
-        "max_ms": max(load.latencies) * 1000,
+        **(percentiles_ms(load.latencies) if load.latencies else {}),
+        "max_ms": max(load.latencies, default=0.0) * 1000,
         "swaps": {name: value for name, value in server.metrics().items() if "bucket_swaps" in name},
     }

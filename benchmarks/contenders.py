@@ -4,12 +4,13 @@ import argparse
 import contextlib
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.arguments import count, some_of
 from benchmarks.common import build_store, scratch, serve_command
 from benchmarks.http_probe import Connection
 from benchmarks.marks import read_result
@@ -87,40 +88,16 @@ def add_arguments(parser: argparse.ArgumentParser, default: tuple[str, ...]) -> 
     """The options both measurements share."""
     parser.add_argument(
         "--cases",
-        type=chosen,
+        type=some_of(TITLES),
         default=",".join(default),
         metavar="CASE,…",
         help=f"all, or some of {', '.join(TITLES)} (default: %(default)s)",
     )
     parser.add_argument(
-        "--processes", type=int, default=0, metavar="N", help="client processes; 0: one for four CPUs, at most 8"
+        "--processes", type=count, metavar="N", help="client processes (default: one for four CPUs, at most 8)"
     )
     parser.add_argument("--no-http", action="store_true", help="the engine only")
     parser.add_argument("--no-engine", action="store_true", help="over HTTP only")
-
-
-def chosen(text: str) -> list[str]:
-    """The contenders of a `--cases` argument, in the order of the table.
-
-    Raises:
-        ArgumentTypeError: one of them is unknown.
-    """
-    wanted = set(TITLES) if text == "all" else {name.strip() for name in text.split(",") if name.strip()}
-    if wanted - set(TITLES) or not wanted:
-        raise argparse.ArgumentTypeError(f"must be all, or some of {', '.join(TITLES)}")
-    return [name for name in TITLES if name in wanted]
-
-
-def positive_numbers(text: str) -> list[int]:
-    """ "1,4,16" to [1, 4, 16].
-
-    Raises:
-        ArgumentTypeError: it is something else.
-    """
-    words = text.split(",")
-    if not all(word.isdecimal() and int(word) > 0 for word in words):
-        raise argparse.ArgumentTypeError("must be numbers above 0, as 1,4,16")
-    return sorted({int(word) for word in words})
 
 
 def open_contenders(
@@ -141,10 +118,26 @@ def open_contenders(
 
 def client_processes(options: argparse.Namespace) -> int:
     """As asked, or as many as keep up with a server on this machine without taking its CPUs."""
-    wanted: int = options.processes
+    wanted: int | None = options.processes
     return wanted or min(max(available_cpus() // 4, 1), 8)
 
 
 def engine_title(name: str) -> str:
     """What a contender without HTTP is called."""
     return BACKENDS.get(name) or name.replace("-", " generate, ")
+
+
+@contextlib.contextmanager
+def recorded(name: str, problems: dict[str, str]) -> Iterator[None]:
+    """A contender that fails is named with its error, and the others go on."""
+    try:
+        yield
+    except Exception as error:
+        lines = (str(error).strip() or type(error).__name__).splitlines()
+        problems[name] = f"failed: {lines[0][:200]}"
+        print(f"{name}: {error}", file=sys.stderr)
+
+
+def failures(problems: Mapping[str, str]) -> int:
+    """The exit status: 1 where something failed that could have been measured here."""
+    return int(any(problem.startswith("failed") for problem in problems.values()))

@@ -75,6 +75,7 @@ class HttpLoad:
         share = self.clients // count + (index < self.clients % count)
         command = [sys.executable, "-m", "benchmarks.load", "--port", str(server.port)]
         command += ["--path", server.api.caption, "--images", str(self.images), "--clients", str(share)]
+        command += ["--json"] if server.api.json else []
         command += ["--seconds", str(self.seconds), "--rate", str(self.rate / count), "--seed", str(index)]
         return subprocess.Popen(
             command, cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

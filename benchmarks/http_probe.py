@@ -4,6 +4,8 @@ import json
 import socket
 from typing import Any, NamedTuple
 
+BINARY = "application/octet-stream"
+
 
 class Reply(NamedTuple):
     """Status and body of a reply."""
@@ -23,9 +25,9 @@ class Connection:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._buffer = b""
 
-    def request(self, path: str, body: bytes | None = None) -> Reply:
+    def request(self, path: str, body: bytes | None = None, content_type: str = BINARY) -> Reply:
         """GET, or POST where there is a body, and wait for the reply."""
-        self._socket.sendall(request_bytes(path, body))
+        self._socket.sendall(request_bytes(path, body, content_type))
         while b"\r\n\r\n" not in self._buffer:
             self._receive()
         head, _, self._buffer = self._buffer.partition(b"\r\n\r\n")
@@ -45,11 +47,11 @@ class Connection:
         self._buffer += chunk
 
 
-def request_bytes(path: str, body: bytes | None) -> bytes:
+def request_bytes(path: str, body: bytes | None, content_type: str = BINARY) -> bytes:
     """A whole request, ready to be sent."""
     if body is None:
         return f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/octet-stream\r\n"
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {content_type}\r\n"
     return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 

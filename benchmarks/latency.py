@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.console import Console
 
+from benchmarks.arguments import counts, seconds
 from benchmarks.charts import Line, draw_latency
 from benchmarks.contenders import (
     BACKENDS,
@@ -19,8 +20,9 @@ from benchmarks.contenders import (
     Contenders,
     client_processes,
     engine_title,
+    failures,
     open_contenders,
-    positive_numbers,
+    recorded,
 )
 from benchmarks.contenders import (
     add_arguments as add_contenders,
@@ -39,11 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_contenders(parser, DEFAULT)
     parser.add_argument(
         "--concurrency",
-        type=positive_numbers,
+        type=counts,
         metavar="N,N,…",
         help="clients (default: 1,4,16,64,128 on cuda, 1,4,16 on cpu)",
     )
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each concurrency (default: %(default)s)")
+    parser.add_argument("--seconds", type=seconds, default=5.0, help="of each concurrency (default: %(default)s)")
 
 
 def over_http(
@@ -83,18 +85,14 @@ def run(options: argparse.Namespace, device: str) -> int:
     with ExitStack() as stack:
         contenders, problems = open_contenders(stack, options, device)
         for name in [case for case in options.cases if case not in problems]:
-            try:
-                with console.status(f"{name}: engine"):
-                    measured = {} if options.no_engine else contenders.engine(name, concurrency, options.seconds)
+            with recorded(name, problems), console.status(name):
+                measured = {} if options.no_engine else contenders.engine(name, concurrency, options.seconds)
                 if measured:
                     engine[name] = measured
                 if not options.no_http:
-                    with console.status(f"{name}: HTTP"):
-                        http[name] = over_http(
-                            contenders, name, concurrency, options.seconds, client_processes(options)
-                        )
-            except Exception as error:
-                problems[name] = "failed: " + str(error).splitlines()[-1][:300]
+                    http[name] = over_http(
+                        contenders, name, concurrency, options.seconds, client_processes(options)
+                    )
             console.print(f"{name}: {problems.get(name, 'done')}")
     _engine_table(report, engine)
     _steps_table(report, engine)
@@ -104,7 +102,7 @@ def run(options: argparse.Namespace, device: str) -> int:
         draw_latency(_lines(engine, http), options.png, f"{options.model} on {device}")
     raw = {"benchmark": "latency", "model": options.model, "device": device}
     report.write(options.json, {**raw, "engine": engine, "http": http, "problems": problems})
-    return 1 if any(problem.startswith("failed") for problem in problems.values()) else 0
+    return failures(problems)
 
 
 def _percentiles(measured: Mapping[str, float]) -> list[str]:

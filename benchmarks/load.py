@@ -23,6 +23,7 @@ from typing import cast
 import uvloop
 
 from benchmarks.http_probe import content_length, request_bytes
+from benchmarks.server import Endpoint
 from benchmarks.workload import read_images
 
 GRACE_S = 60.0  # for the replies under way when the time is over
@@ -139,8 +140,9 @@ async def open_loop(
 
 
 async def run(options: argparse.Namespace) -> Tally:
+    api = Endpoint(options.path, None, options.json)
     requests = [
-        (request_bytes(options.path, image), (caption or "").encode())
+        (request_bytes(options.path, *api.body(image)), (caption or "").encode())
         for image, caption in read_images(options.images)
     ]
     tally = Tally()
@@ -162,6 +164,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--path", default="/v1/caption")
+    parser.add_argument("--json", action="store_true", help="send images as base64 in JSON")
     parser.add_argument("--images", type=Path, required=True, help="folder with images and captions.json")
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=10.0)

@@ -56,7 +56,7 @@ class Report:
                 console.print()
         load = f"load average {about['load_average']}"
         console.print(f"{about['machine']}; {about['versions']}; {load}; {about['date']}", highlight=False)
-        console.print(f"$ {about['command']}", highlight=False)
+        console.print(f"$ {about['command']}", highlight=False, soft_wrap=True)
         if file is not None:
             file.write_text(json.dumps({**about, "tables": self.tables, **raw}, indent=1) + "\n")
 

@@ -10,6 +10,7 @@ import time
 from contextlib import ExitStack
 
 from benchmarks import startup_report
+from benchmarks.arguments import count, seconds, some_of
 from benchmarks.cases import DEFAULT, TITLES, Bench
 from benchmarks.common import scratch
 from benchmarks.report import Report
@@ -21,34 +22,21 @@ from benchmarks.workload import open_workload
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cases",
-        type=chosen_cases,
+        type=some_of(TITLES),
         default=",".join(DEFAULT),
         metavar="CASE,…",
         help=f"all, or some of {', '.join(TITLES)} (default: %(default)s)",
     )
     parser.add_argument(
-        "--runs", type=int, default=5, metavar="N", help="starts of each case (default: %(default)s)"
+        "--runs", type=count, default=5, metavar="N", help="starts of each case (default: %(default)s)"
     )
     parser.add_argument(
         "--time-limit",
-        type=float,
+        type=seconds,
         default=float("inf"),
         metavar="SECONDS",
         help="begin no start that would end later, and print what there is",
     )
-
-
-def chosen_cases(text: str) -> list[str]:
-    """The cases of a `--cases` argument, in the order of the table.
-
-    Raises:
-        ArgumentTypeError: one of them is unknown.
-    """
-    wanted = set(TITLES) if text == "all" else {name.strip() for name in text.split(",") if name.strip()}
-    unknown = wanted - set(TITLES)
-    if unknown or not wanted:
-        raise argparse.ArgumentTypeError(f"must be all, or some of {', '.join(TITLES)}")
-    return [name for name in TITLES if name in wanted]
 
 
 def run(options: argparse.Namespace, device: str) -> int:

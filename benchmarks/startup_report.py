@@ -129,7 +129,10 @@ def _cold(report: Report, results: Iterable[CaseResult]) -> None:
                 ["everything compiled, s", number(compiled, 1) or "not within the time: " + _progress(build)],
                 ["requests meanwhile", str(cold["requests"])],
                 ["of these failed", str(cold["failed"]) + "".join(f"; {text}" for text in cold["failures"][:1])],
-                ["p50 / p99 / longest, ms", " / ".join(number(cold[n], 0) for n in ("p50_ms", "p99_ms", "max_ms"))],
+                [
+                    "p50 / p99 / longest, ms",
+                    " / ".join(number(cold.get(n), 0) for n in ("p50_ms", "p99_ms", "max_ms")),
+                ],
             ]
             note = (
                 "One client, 50 ms between its requests, each on a new connection, until all buckets are compiled."

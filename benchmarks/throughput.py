@@ -8,10 +8,12 @@ every one is compared.
 import argparse
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 from rich.console import Console
 
+from benchmarks.arguments import count, seconds
 from benchmarks.charts import draw_rates
 from benchmarks.contenders import (
     BACKENDS,
@@ -19,7 +21,9 @@ from benchmarks.contenders import (
     Contenders,
     client_processes,
     engine_title,
+    failures,
     open_contenders,
+    recorded,
 )
 from benchmarks.contenders import (
     add_arguments as add_contenders,
@@ -37,23 +41,36 @@ WARM_UP_S = 2.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_contenders(parser, DEFAULT)
     text = "keep-alive connections (default: 128 on cuda, 16 on cpu)"
-    parser.add_argument("--clients", type=int, default=0, metavar="N", help=text)
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each round (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="of all servers in turn (default: %(default)s)")
+    parser.add_argument("--clients", type=count, metavar="N", help=text)
+    parser.add_argument("--seconds", type=seconds, default=10.0, help="of each round (default: %(default)s)")
+    parser.add_argument("--rounds", type=count, default=3, help="of all servers in turn (default: %(default)s)")
 
 
-def over_http(contenders: Contenders, names: list[str], load: HttpLoad, rounds: int) -> dict[str, Samples]:
-    """All servers up; each under load in turn."""
-    with ExitStack() as stack:
-        servers = {name: stack.enter_context(contenders.serving(name)) for name in names}
-        for server in servers.values():
-            contenders.first_caption(server).close()
-            HttpLoad(load.images, load.clients, WARM_UP_S, load.processes).run(server)
+class Servers:
+    """Servers that run from the beginning and take turns under load; one that fails is left out and named."""
+
+    def __init__(self, contenders: Contenders, stack: ExitStack, problems: dict[str, str]) -> None:
+        self._contenders = contenders
+        self._stack = stack
+        self._problems = problems
+        self._servers: dict[str, Server] = {}
+
+    def open(self, names: list[str], load: HttpLoad) -> None:
+        """Start all of them, and warm each up with a load that does not count."""
+        for name in names:
+            with recorded(name, self._problems):
+                server = self._stack.enter_context(self._contenders.serving(name))
+                self._contenders.first_caption(server).close()
+                replace(load, seconds=WARM_UP_S).run(server)
+                self._servers[name] = server
+
+    def run(self, load: HttpLoad, rounds: int) -> dict[str, Samples]:
+        """Every server in turn, again and again."""
 
         def case(server: Server) -> Callable[[], Mapping[str, float]]:
             return lambda: load.run(server)
 
-        return interleave(rounds, {name: case(server) for name, server in servers.items()})
+        return interleave(rounds, {name: case(server) for name, server in self._servers.items()})
 
 
 def run(options: argparse.Namespace, device: str) -> int:
@@ -64,22 +81,24 @@ def run(options: argparse.Namespace, device: str) -> int:
     with ExitStack() as stack:
         contenders, problems = open_contenders(stack, options, device)
         names = [name for name in options.cases if name not in problems]
-        if not options.no_engine:
-            for name in names:
-                with console.status(f"{name}: engine"):
-                    measured = contenders.engine(name, [clients], options.seconds)
+        for name in () if options.no_engine else names:
+            with recorded(name, problems), console.status(f"{name}: engine"):
+                measured = contenders.engine(name, [clients], options.seconds)
                 if measured:
                     engine[name] = measured
         if not options.no_http:
             load = HttpLoad(contenders.images, clients, options.seconds, client_processes(options))
-            http = over_http(contenders, names, load, options.rounds)
+            servers = Servers(contenders, stack, problems)
+            servers.open(names, load)
+            http = servers.run(load, options.rounds)
     _engine_table(report, engine)
     _http_table(report, http, problems, options, clients)
     if options.png is not None:
         draw_rates({TITLES[name]: case.need("captions_per_s") for name, case in http.items()}, options.png)
     raw = {"benchmark": "throughput", "model": options.model, "device": device, "engine": engine}
-    report.write(options.json, {**raw, "samples": {name: case.values for name, case in http.items()}})
-    return 0
+    samples = {name: case.values for name, case in http.items()}
+    report.write(options.json, {**raw, "samples": samples, "problems": problems})
+    return failures(problems)
 
 
 def _engine_table(report: Report, engine: Mapping[str, Any]) -> None:

@@ -58,6 +58,6 @@ PEERS = {
         "LitServe + transformers generate",
         _LITSERVE,
         ("transformers", "litserve"),
-        Endpoint("/caption", "/health"),
+        Endpoint("/caption", "/health", json=True),
     ),
 }

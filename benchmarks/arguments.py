@@ -1,0 +1,44 @@
+"""Values of options, checked where they are read."""
+
+import argparse
+import math
+from collections.abc import Callable, Iterable
+
+
+def some_of(names: Iterable[str]) -> Callable[[str], list[str]]:
+    """A reader of "all" or "one,two": those names, each once, in the order of ``names``."""
+    known = list(names)
+
+    def read(text: str) -> list[str]:
+        wanted = set(known) if text == "all" else {name.strip() for name in text.split(",") if name.strip()}
+        if not wanted or wanted - set(known):
+            raise argparse.ArgumentTypeError(f"must be all, or some of {', '.join(known)}")
+        return [name for name in known if name in wanted]
+
+    return read
+
+
+def count(text: str) -> int:
+    """A whole number above 0."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError("must be a whole number above 0")
+    return int(text)
+
+
+def counts(text: str) -> list[int]:
+    """ "4,1,16" to [1, 4, 16]."""
+    try:
+        return sorted({count(word) for word in text.split(",")})
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError("must be numbers above 0, as 1,4,16") from None
+
+
+def seconds(text: str) -> float:
+    """A time above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or value <= 0:
+        raise argparse.ArgumentTypeError("must be a number of seconds above 0")
+    return value

@@ -1,0 +1,116 @@
+"""The load generator against a small server: what it counts, and that it does not hide a slow answer."""
+
+import http.server
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.http_load import padding
+from benchmarks.load import __name__ as LOAD
+from benchmarks.workload import read_images
+
+ROOT = Path(__file__).parent.parent.parent
+Answer = Callable[[bytes], tuple[int, bytes]]
+
+
+@contextmanager
+def answering(answer: Answer) -> Iterator[int]:
+    """A keep-alive server on a free port, a thread for each connection."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            status, body = answer(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    (tmp_path / "a.jpg").write_bytes(b"image a")
+    (tmp_path / "b.jpg").write_bytes(b"image b")
+    (tmp_path / "captions.json").write_text(json.dumps({"a.jpg": "caption a", "b.jpg": "caption b"}))
+    return tmp_path
+
+
+def load(port: int, images: Path, *options: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", LOAD, "--port", str(port), "--images", str(images), *options]
+    done = subprocess.run(command, cwd=ROOT, input="go\n", capture_output=True, text=True, check=True, timeout=60)
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def right(body: bytes) -> tuple[int, bytes]:
+    return 200, b'{"caption": "%s"}' % body.replace(b"image", b"caption")
+
+
+def test_right_captions_are_counted_with_their_latencies(images: Path) -> None:
+    with answering(right) as port:
+        result = load(port, images, "--clients", "3", "--seconds", "0.5")
+    assert (result["wrong"], result["errors"]) == (0, 0)
+    assert len(result["latencies"]) > 3
+    assert all(0 < latency < 0.5 for latency in result["latencies"])
+
+
+def test_wrong_captions_are_counted(images: Path) -> None:
+    with answering(lambda body: (200, b'{"caption": "caption b"}')) as port:
+        result = load(port, images, "--clients", "1", "--seconds", "0.3")
+    assert abs(2 * result["wrong"] - len(result["latencies"])) <= 2
+
+
+def test_refusals_are_errors_and_no_captions(images: Path) -> None:
+    with answering(lambda body: (503, b"{}")) as port:
+        result = load(port, images, "--clients", "2", "--seconds", "0.2")
+    assert result["latencies"] == []
+    assert result["errors"] == result["statuses"]["503"] > 1
+
+
+def test_an_open_loop_asks_at_its_rate_and_counts_from_the_due_moment(images: Path) -> None:
+    """One request at a time, 50 ms each, asked for 40 times a second: a closed loop would see 50 ms for ever."""
+    turn = threading.Lock()
+
+    def slowly(body: bytes) -> tuple[int, bytes]:
+        with turn:
+            time.sleep(0.05)
+        return right(body)
+
+    with answering(slowly) as port:
+        result = load(port, images, "--clients", "2", "--seconds", "1", "--rate", "40")
+    assert 20 < len(result["latencies"]) < 70
+    assert max(result["latencies"]) > 0.3
+
+
+def test_images_are_read_as_they_were_written(images: Path) -> None:
+    assert read_images(images) == [(b"image a", "caption a"), (b"image b", "caption b")]
+
+
+def test_padding_is_a_share_of_the_rows_between_two_scrapes() -> None:
+    before = {'snapcap_rows_total{component="encoder"}': 8.0}
+    after = {
+        'snapcap_rows_total{component="encoder"}': 16.0,
+        'snapcap_padding_rows_total{component="encoder"}': 2.0,
+        'snapcap_rows_total{component="decoder"}': 0.0,
+    }
+    assert padding(before, after) == {"encoder_padding": 0.25}
