@@ -5,6 +5,7 @@ finished responses, so that no reply is validated and serialised a second time. 
 bind and before torch, and delays the first /livez by about a seventh of what importing torch takes.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,26 +13,32 @@ from fastapi import FastAPI
 from fastapi.routing import APIRouter
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
-from starlette.routing import Route
 
 from service import openapi
+from service.api import Api, Apis
+from service.api_keys import ApiKeys
+from service.authentication import Authentication
 from service.body import BodyLimits
 from service.captioner import Captioner
-from service.errors import EngineFailed, ServiceError
+from service.error_shapes import HUGGING_FACE, OPENAI, V2
+from service.errors import ServiceError
+from service.image_fetcher import ImageFetcher
+from service.image_url import AllowedHosts
 from service.metrics import Metrics
 from service.problem_handler import ProblemHandler
 from service.readiness import Readiness
 from service.request_scope import RequestScope
 from service.routes.caption import CaptionRoutes
 from service.routes.health import health_router
+from service.routes.huggingface import HuggingFaceRoutes
 from service.routes.metrics import metrics_router
+from service.routes.openai import OpenAIRoutes
 from service.routes.page import page_router
 from service.routes.startup import startup_router
+from service.routes.v2 import V2Routes
 from warmup.status import StartupStatus
 from warmup.timeline import Timeline
 from warmup.version import snapcap_version
-
-_WORK = frozenset({"caption", "captions"})
 
 
 @dataclass(frozen=True)
@@ -46,47 +53,84 @@ class Services:
     status: StartupStatus
 
 
+@dataclass(frozen=True)
+class Exposure:
+    """Who may ask for what. `keys` None: everybody; `image_hosts`: of whose images' URLs; `metrics`: they are here,
+    and not on a port of their own."""
+
+    keys: ApiKeys | None = None
+    image_hosts: tuple[str, ...] = ()
+    metrics: bool = True
+
+
 class Application(FastAPI):
     """FastAPI with a document that also holds what FastAPI cannot know."""
 
+    apis: Apis
+    keys: bool
+
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
-            openapi.complete(super().openapi())
+            openapi.complete(super().openapi(), self.apis, self.keys)
         return super().openapi()
 
 
-def create_app(services: Services, limits: BodyLimits) -> FastAPI:
+def create_app(services: Services, limits: BodyLimits, exposure: Exposure = Exposure()) -> FastAPI:
     """The application over these services."""
-    handler = ProblemHandler(services.metrics)
     app = Application(
         title="snapcap",
         version=snapcap_version(),
-        description="Captions images. Errors are RFC 9457 problems; X-Request-Id is in every reply.",
+        description="Captions images. X-Request-Id is in every reply. Errors are RFC 9457 problems, but those of "
+        "other APIs have the shape that the clients of those APIs know.",
         docs_url=None,  # FastAPI's loads scripts from elsewhere; routes/page.py has one that does not
         redoc_url=None,
         redirect_slashes=False,
-        exception_handlers={ServiceError: handler, HTTPException: handler},
-        responses=openapi.problems(EngineFailed),
         generate_unique_id_function=lambda route: route.name,
     )
-    routers = [
-        CaptionRoutes(services.captioner, limits, services.metrics).router(),
-        health_router(services.readiness),
-        startup_router(
-            services.readiness, services.timeline, services.status, lambda: services.captioner.model_name
-        ),
-        metrics_router(services.registry),
-        page_router(),
-    ]
-    for router in routers:
+    apis = Apis()
+    handler = ProblemHandler(services.metrics, apis)
+    apis.add(app.router)
+    for router, api in _routers(services, limits, exposure, handler):
         app.include_router(router)
-    app.add_middleware(
-        RequestScope, metrics=services.metrics, handler=handler, apis=_apis(app, routers), work=_WORK
-    )
+        apis.add(router, api)
+    app.apis, app.keys = apis, exposure.keys is not None
+    surround(app, services.metrics, handler, exposure.keys)
     return app
 
 
-def _apis(app: FastAPI, routers: list[APIRouter]) -> dict[str, str]:
-    """The label in metrics of each path: "/v1/caption" is "caption", "/" is "page"."""
-    routes = [route for router in (app.router, *routers) for route in router.routes if isinstance(route, Route)]
-    return {route.path: route.path.removeprefix("/v1").strip("/") or "page" for route in routes}
+def create_metrics_app(services: Services) -> FastAPI:
+    """The application of the port that has the metrics, and nothing else."""
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    apis = Apis()
+    router = metrics_router(services.registry)
+    app.include_router(router)
+    apis.add(router)
+    surround(app, services.metrics, ProblemHandler(services.metrics, apis), None)
+    return app
+
+
+def _routers(
+    services: Services, limits: BodyLimits, exposure: Exposure, handler: ProblemHandler
+) -> Iterator[tuple[APIRouter, Api | None]]:
+    captioner, readiness = services.captioner, services.readiness
+    yield CaptionRoutes(captioner, limits, services.metrics).router(), Api("caption", captions=True)
+    yield HuggingFaceRoutes(captioner, limits).router(), Api("huggingface", HUGGING_FACE, captions=True)
+    fetcher = ImageFetcher(AllowedHosts(exposure.image_hosts), limits)
+    yield OpenAIRoutes(captioner, limits, fetcher, handler).router(), Api("openai", OPENAI, captions=True)
+    v2 = V2Routes(captioner, readiness, limits)
+    yield v2.probes(), Api("v2_health", V2)
+    yield v2.router(), Api("v2", V2, captions=True)
+    yield health_router(readiness), None
+    yield startup_router(readiness, services.timeline, services.status, lambda: captioner.model_name), None
+    if exposure.metrics:
+        yield metrics_router(services.registry), None
+    yield page_router(), None
+
+
+def surround(app: FastAPI, metrics: Metrics, handler: ProblemHandler, keys: ApiKeys | None) -> None:
+    """What is around every request of an application, the outermost last."""
+    for kind in (ServiceError, HTTPException):
+        app.add_exception_handler(kind, handler)
+    if keys is not None:
+        app.add_middleware(Authentication, keys=keys)
+    app.add_middleware(RequestScope, metrics=metrics, handler=handler)

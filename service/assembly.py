@@ -5,12 +5,15 @@ import socket
 from contextlib import ExitStack
 
 from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp
 
-from service.app import Services, create_app
+from service.api_keys import ApiKeys
+from service.app import Exposure, Services, create_app, create_metrics_app
 from service.body import BodyLimits
 from service.captioner import Captioner, CaptionLimits
 from service.config import Settings
 from service.metrics import Metrics
+from service.port_switch import PortSwitch
 from service.readiness import Readiness
 from service.serve import Start
 from service.server import make_server
@@ -35,22 +38,37 @@ def assemble(settings: Settings, timeline: Timeline) -> Services:
     return Services(captioner, readiness, metrics, registry, timeline, status)
 
 
-def run(settings: Settings, listener: socket.socket, timeline: Timeline, start: Start) -> int:
-    """Serves until it is told to exit. Exit status 1 when the start has failed, else 0."""
+def run(
+    settings: Settings,
+    listener: socket.socket,
+    metrics_listener: socket.socket | None,
+    keys: ApiKeys | None,
+    timeline: Timeline,
+    start: Start,
+) -> int:
+    """Serves until it is told to exit. Exit status 1 when the start has failed, else 0.
+
+    `metrics_listener`: the metrics are there, and only there. `keys`: clients must show one."""
     services = assemble(settings, timeline)
-    host, port = listener.getsockname()[:2]
+    listeners = [listener] if metrics_listener is None else [listener, metrics_listener]
 
     exits = ExitStack()
 
     def on_live() -> None:
         timeline.mark("live")
-        _logger.info("listening", extra={"fields": {"host": host, "port": port}})
+        for each, what in zip(listeners, ("listening", "metrics"), strict=False):
+            host, port = each.getsockname()[:2]
+            _logger.info(what, extra={"fields": {"host": host, "port": port}})
         exits.callback(start(settings, services, server.begin_exit))
 
     limits = BodyLimits(settings.http.max_body_bytes, settings.http.body_timeout)
-    server = make_server(create_app(services, limits), settings.http, services.readiness, on_live)
+    exposure = Exposure(keys, settings.http.image_hosts, metrics=metrics_listener is None)
+    app: ASGIApp = create_app(services, limits, exposure)
+    if metrics_listener is not None:
+        app = PortSwitch(metrics_listener.getsockname()[1], create_metrics_app(services), app)
+    server = make_server(app, settings.http, services.readiness, on_live)
     with exits:
-        server.run(sockets=[listener])
+        server.run(sockets=listeners)
     services.captioner.close()
     _logger.info("stopped")
     return 0 if services.readiness.error is None else 1

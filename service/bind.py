@@ -9,8 +9,10 @@ class BindError(OSError):
     """One line that names the address and says what to do."""
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket: connections wait in its backlog until the application is there. Raises BindError."""
+def bind(host: str, port: int, option: str = "--port") -> socket.socket:
+    """A listening socket: connections wait in its backlog until the application is there.
+
+    Raises BindError, which names the `option` that chooses the port."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -25,5 +27,5 @@ def bind(host: str, port: int) -> socket.socket:
             raise
     except OSError as error:
         reason = error.strerror or str(error)
-        raise BindError(f"cannot listen on {host}:{port}: {reason}; choose with --host and --port") from None
+        raise BindError(f"cannot listen on {host}:{port}: {reason}; choose with --host and {option}") from None
     return listener

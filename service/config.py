@@ -12,6 +12,7 @@ from service.options import (
     option,
     parse_buckets,
     parse_device,
+    parse_hosts,
     parse_int,
     parse_seconds,
     parse_size,
@@ -189,6 +190,31 @@ class HttpSettings:
         "after the drain delay, how long running requests may take to finish",
         parse=parse_seconds(),
         metavar="SECONDS",
+    )
+    metrics_port: int | None = option(
+        "metrics_port",
+        None,
+        "port that answers /metrics, which the main port then does not; 0: any free one",
+        parse=parse_int(0, 65535),
+        metavar="PORT",
+        default_text="the main port",
+    )
+    api_key_file: Path | None = option(  # noqa: RUF009 - a field, not a shared value
+        "api_key_file",
+        None,
+        "file of keys, one a line; all but probes and pages then need one as `Authorization: Bearer KEY`",
+        parse=lambda text: Path(text).expanduser(),
+        metavar="FILE",
+        default_text="none",
+    )
+    image_hosts: tuple[str, ...] = option(
+        "allow_image_host",
+        (),
+        "host whose image URLs are fetched for /v1/chat/completions; repeat it, or separate them by commas",
+        parse=parse_hosts,
+        metavar="HOST",
+        default_text="none",
+        repeatable=True,
     )
 
 

@@ -36,6 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser, groups: Iterable[str]) -> Non
             if option.is_switch:
                 action = argparse.BooleanOptionalAction
                 section.add_argument(option.flag, action=action, help=help_text, **common)
+            elif option.repeatable:
+                section.add_argument(option.flag, action="append", metavar=option.metavar, help=help_text, **common)
             else:
                 section.add_argument(option.flag, metavar=option.metavar, help=help_text, **common)
 
@@ -50,6 +52,8 @@ def read_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) -> 
         values: dict[str, Any] = {}
         for field, option in options_of(group).items():
             given = getattr(arguments, _dest(name, field), None)
+            if isinstance(given, list):
+                given = ",".join(given)
             if isinstance(given, bool):
                 values[field] = given
             elif given is not None:

@@ -107,15 +107,13 @@ class ModelNotFound(NotFound):
 
 
 class MethodNotAllowed(BadRequest):
-    """`allow` is the value of the Allow header."""
-
     status = 405
     code = "method_not_allowed"
     title = "Method not allowed"
 
-    def __init__(self, detail: str, allow: str) -> None:
-        super().__init__(detail)
-        self.allow = allow
+    def __init__(self, method: str, path: str, allowed: Iterable[str]) -> None:
+        self.allow = ", ".join(allowed)
+        super().__init__(f"{path[:200]} does not answer {method[:20]}; use {self.allow}.")
 
     def headers(self) -> dict[str, str]:
         return {"Allow": self.allow}
@@ -167,6 +165,7 @@ class InvalidOption(Unprocessable):
 
     def __init__(self, option: str, must: str) -> None:
         super().__init__(f"The option {option!r} must {must}.", option=option)
+        self.must = must
 
 
 class UnsupportedOption(Unprocessable):

@@ -20,7 +20,8 @@ _FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false":
 
 @dataclass(frozen=True)
 class Option:
-    """`name` in snake_case gives `--some-name` and `SNAPCAP_SOME_NAME`; `default_text` is what the help shows."""
+    """`name` in snake_case gives `--some-name` and `SNAPCAP_SOME_NAME`; `default_text` is what the help shows.
+    `repeatable`: given several times, the texts are joined by commas."""
 
     name: str
     help: str
@@ -28,6 +29,7 @@ class Option:
     metavar: str
     default_text: str
     choices: tuple[str, ...] = ()
+    repeatable: bool = False
 
     @property
     def flag(self) -> str:
@@ -51,12 +53,13 @@ def option(
     metavar: str = "TEXT",
     default_text: str | None = None,
     choices: tuple[str, ...] = (),
+    repeatable: bool = False,
 ) -> Any:
     """A dataclass field that is an option. `default` may be a function, called for each new instance."""
     if choices:
         parse, metavar = parse_choice(choices), "{" + ",".join(choices) + "}"
     text = str(default) if default_text is None else default_text
-    metadata = {_KEY: Option(name, help, parse, metavar, text, choices)}
+    metadata = {_KEY: Option(name, help, parse, metavar, text, choices, repeatable)}
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -138,6 +141,14 @@ def parse_paths(text: str) -> tuple[Path, ...]:
     if not all(names):
         raise ValueError("be file names separated by commas")
     return tuple(Path(name).expanduser() for name in names)
+
+
+def parse_hosts(text: str) -> tuple[str, ...]:
+    """ "a.example,b.example:8443" to two hosts, in lower case."""
+    hosts = tuple(name.strip().lower() for name in text.split(","))
+    if not all(re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?(:[0-9]{1,5})?", host) for host in hosts):
+        raise ValueError("be host names such as images.example.com, or with a port")
+    return hosts
 
 
 def _range(low: int, high: int | None) -> str:

@@ -1,4 +1,4 @@
-"""Every error as RFC 9457 problem+json, in one place.
+"""What a client may know of any exception, and that as a problem of RFC 9457.
 
     {"type": "urn:snapcap:problem:prompt_too_long", "title": "Prompt too long", "status": 422,
      "detail": "…what to do…", "instance": "/v1/caption", "error": "…the same sentence…",
@@ -7,30 +7,25 @@
 `error` is what the hub's clients show. Further members belong to one code: `option`, `reason`, `phase`.
 """
 
-import json
 from typing import Any
 
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
 
 from service.errors import (
     BadRequest,
     ClientDisconnected,
     EngineFailed,
-    MethodNotAllowed,
     NotFound,
     ServiceError,
 )
 
-MEDIA_TYPE = "application/problem+json"
 
-
-def as_service_error(error: Exception, method: str, path: str) -> ServiceError:
+def as_service_error(error: Exception, path: str) -> ServiceError:
     """What a client may know of any exception; an unknown one becomes the fixed sentence of EngineFailed."""
     if isinstance(error, ServiceError):
         return error
     if isinstance(error, HTTPException):
-        return _from_router(error, method, path)
+        return _from_router(error, path)
     return EngineFailed()
 
 
@@ -49,20 +44,9 @@ def problem(error: ServiceError, instance: str, request_id: str) -> dict[str, An
     }
 
 
-def problem_response(error: ServiceError, instance: str, request_id: str) -> Response:
-    """The reply, with the headers of the error (Retry-After, Allow, …)."""
-    body = json.dumps(problem(error, instance, request_id)).encode()
-    return Response(body, error.status, error.headers(), MEDIA_TYPE)
-
-
-def _from_router(error: HTTPException, method: str, path: str) -> ServiceError:
+def _from_router(error: HTTPException, path: str) -> ServiceError:
     if error.status_code == 404:
         return NotFound(f"There is nothing at {path[:200]}; GET /openapi.json lists what there is.")
-    if error.status_code == 405:
-        allow = (error.headers or {}).get("Allow", "")
-        # FastAPI's routes for GET do not know that RequestScope answers HEAD as well.
-        allow = "GET, HEAD" if allow == "GET" else allow
-        return MethodNotAllowed(f"{path[:200]} does not answer {method}; use {allow}.", allow)
     if error.status_code == 499:
         return ClientDisconnected()
     return BadRequest(str(error.detail)) if 400 <= error.status_code < 500 else EngineFailed()

@@ -2,12 +2,12 @@
 
 import logging
 import time
-from collections.abc import Mapping
 
 from fastapi import Request
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.api import Api
 from service.metrics import Metrics
 from service.problem_handler import ProblemHandler
 from service.request_id import HEADER, identify
@@ -16,25 +16,16 @@ _logger = logging.getLogger("snapcap.access")
 
 
 class RequestScope:
-    """ASGI middleware. `apis` maps a path to its label in metrics; `work` are the labels that caption, the others
-    are probes, which are logged at debug level as long as they succeed.
+    """ASGI middleware. Requests that caption are counted as in flight and logged; the others are probes and pages,
+    which are logged at debug level as long as they succeed.
 
     The exceptions that FastAPI has no handler for end here: its own last resort would answer outside of this scope,
     without an id, and raise again for uvicorn to log."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        metrics: Metrics,
-        handler: ProblemHandler,
-        apis: Mapping[str, str],
-        work: frozenset[str],
-    ) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, handler: ProblemHandler) -> None:
         self._app = app
         self._metrics = metrics
         self._handler = handler
-        self._apis = apis
-        self._work = work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -42,7 +33,8 @@ class RequestScope:
             return
         started = time.perf_counter()
         identity = identify(scope)
-        api = self._apis.get(scope["path"], "other")
+        routed = _as_get(scope)
+        api = self._handler.apis.of(routed["method"], scope["path"])
         status: int | None = None
 
         async def send_with_id(message: Message) -> None:
@@ -52,24 +44,24 @@ class RequestScope:
                 MutableHeaders(scope=message)[HEADER] = identity
             await send(message)
 
-        if api in self._work:
+        if api.captions:
             self._metrics.requests_in_flight.inc()
         try:
-            await self._app(_as_get(scope), receive, send_with_id)
+            await self._app(routed, receive, send_with_id)
         except Exception as error:
-            response = await self._handler(Request(scope), error)
+            response = await self._handler(Request(routed), error)
             if status is None:
                 await response(scope, receive, send_with_id)
         finally:
-            if api in self._work:
+            if api.captions:
                 self._metrics.requests_in_flight.dec()
             # No status: cancelled at the end of the grace period.
             self._record(scope, api, 499 if status is None else status, time.perf_counter() - started, identity)
 
-    def _record(self, scope: Scope, api: str, status: int, seconds: float, identity: str) -> None:
-        self._metrics.requests.labels(api, str(status)).inc()
-        self._metrics.request_duration.labels(api).observe(seconds)
-        level = logging.INFO if api in self._work or status >= 400 else logging.DEBUG
+    def _record(self, scope: Scope, api: Api, status: int, seconds: float, identity: str) -> None:
+        self._metrics.requests.labels(api.label, str(status)).inc()
+        self._metrics.request_duration.labels(api.label).observe(seconds)
+        level = logging.INFO if api.captions or status >= 400 else logging.DEBUG
         if _logger.isEnabledFor(level):
             # The path as it was sent: a decoded one may hold line breaks.
             path = scope.get("raw_path", b"").decode("ascii", "replace") or "/"

@@ -14,7 +14,8 @@ from service.captioner import Captioner, CaptionResult
 from service.disconnect import unless_disconnected
 from service.errors import EngineFailed, ServiceError
 from service.metrics import Metrics
-from service.openapi import CAPTION_PROBLEMS, CAPTIONS_PROBLEMS, caption_request, captions_request, problems
+from service.openapi import problems
+from service.openapi_caption import CAPTION_PROBLEMS, CAPTIONS_PROBLEMS, caption_request, captions_request
 from service.problem import as_service_error, problem
 from service.request_id import request_id
 from service.routes.direct import DirectRoute
@@ -100,7 +101,7 @@ class CaptionRoutes:
         try:
             return await self._captioner.caption(image.data, options, identity)
         except Exception as error:
-            failure = as_service_error(error, request.method, request.url.path)
+            failure = as_service_error(error, request.url.path)
             if isinstance(failure, EngineFailed):
                 _logger.error("image failed", exc_info=error, extra={"fields": {"request_id": identity}})
             return failure

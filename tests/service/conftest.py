@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jsonschema
 import pytest
 from PIL import Image
 from prometheus_client import CollectorRegistry
@@ -137,6 +138,21 @@ def client_of(services: Services) -> TestClient:
 @pytest.fixture
 def new_client() -> Callable[[Services], TestClient]:
     return client_of
+
+
+@pytest.fixture
+def document(client: TestClient) -> dict[str, Any]:
+    return client.get("/openapi.json").json()
+
+
+@pytest.fixture
+def check(document: dict[str, Any]) -> Callable[[object, str], None]:
+    """Holds a reply to a schema of the OpenAPI document."""
+
+    def against(reply: object, schema: str) -> None:
+        jsonschema.validate(reply, {"$ref": f"#/components/schemas/{schema}", "components": document["components"]})
+
+    return against
 
 
 def png(red: int = 200, size: tuple[int, int] = (8, 8)) -> bytes:

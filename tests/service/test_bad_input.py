@@ -206,7 +206,7 @@ def test_unsupported_media_types(client: TestClient, image: Png) -> None:
 
 
 def test_paths_and_methods_that_do_not_exist(client: TestClient) -> None:
-    problem_of(client.get("/v2"), 404, "not_found")
+    problem_of(client.get("/v3"), 404, "not_found")
     problem_of(client.post("/v1/caption/"), 404, "not_found")
     reply = client.get("/v1/caption")
     problem_of(reply, 405, "method_not_allowed")

@@ -14,11 +14,11 @@ def shown(pieces: list[str], *stop: str, keep: bool = False) -> list[str]:
 
 def cuts(text: str) -> list[list[str]]:
     """Every way to cut a short text into pieces."""
-    found = []
-    for size in range(len(text)):
-        for places in itertools.combinations(range(1, len(text)), size):
-            found.append([text[a:b] for a, b in zip((0, *places), (*places, len(text)), strict=True)])
-    return found
+    return [
+        [text[start:end] for start, end in itertools.pairwise((0, *places, len(text)))]
+        for size in range(max(len(text), 1))
+        for places in itertools.combinations(range(1, len(text)), size)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -7,31 +7,12 @@ from typing import Any
 
 import jsonschema
 import pytest
-from fastapi import FastAPI
-from fastapi.routing import iter_route_contexts
-from openapi_spec_validator import validate
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from service.app import Services
-from service.caption_options import NAMES
 
 Png = Callable[..., bytes]
-
-
-@pytest.fixture
-def document(client: TestClient) -> dict[str, Any]:
-    return client.get("/openapi.json").json()
-
-
-@pytest.fixture
-def check(document: dict[str, Any]) -> Callable[[object, str], None]:
-    """Holds a reply to a schema of the OpenAPI document."""
-
-    def against(reply: object, schema: str) -> None:
-        jsonschema.validate(reply, {"$ref": f"#/components/schemas/{schema}", "components": document["components"]})
-
-    return against
 
 
 def test_readyz_follows_the_state(make_services, serve_with, new_client) -> None:
@@ -207,86 +188,6 @@ def test_a_scraper_may_ask_for_openmetrics(client: TestClient) -> None:
     reply = client.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
     assert reply.headers["content-type"].startswith("application/openmetrics-text")
     assert reply.text.endswith("# EOF\n")
-
-
-def test_the_openapi_document_is_valid_and_covers_every_route(client: TestClient, document) -> None:
-    validate(document)
-    assert isinstance(client.app, FastAPI)
-    assert document == client.app.openapi()
-    served = {
-        (route.path, method.lower())
-        for route in iter_route_contexts(client.app.routes)
-        for method in route.methods or ()
-        if method != "HEAD"
-    }
-    assert ("/v1/caption", "post") in served
-    assert served == {(path, method) for path, operations in document["paths"].items() for method in operations}
-
-
-def test_the_openapi_document_has_the_three_forms_and_every_option(document) -> None:
-    caption = document["paths"]["/v1/caption"]["post"]
-    content = caption["requestBody"]["content"]
-    assert set(content) == {"image/*", "application/octet-stream", "multipart/form-data", "application/json"}
-    for kind in ("multipart/form-data", "application/json"):
-        assert set(content[kind]["schema"]["properties"]) == {"image", *NAMES}
-    assert {p["name"] for p in caption["parameters"] if p["in"] == "query"} == set(NAMES)
-
-
-def test_the_openapi_document_describes_every_error_as_a_problem(document) -> None:
-    for path, operations in document["paths"].items():
-        for operation in operations.values():
-            assert "X-Request-Id" in {p["name"] for p in operation["parameters"] if p["in"] == "header"}
-            assert "500" in operation["responses"]
-            for status, response in operation["responses"].items():
-                assert response["headers"]["X-Request-Id"]["required"]
-                if int(status) >= 400 and path != "/readyz":
-                    (schema,) = response["content"].items()
-                    problem = {"schema": {"$ref": "#/components/schemas/Problem"}}
-                    assert schema == ("application/problem+json", problem)
-                    assert ("Retry-After" in response["headers"]) == (status in {"429", "503"})
-    assert {"400", "408", "413", "415", "422", "429", "500", "503", "504"} < set(
-        document["paths"]["/v1/caption"]["post"]["responses"]
-    )
-
-
-def test_the_openapi_document_has_no_schema_of_fastapi_s_own_errors(document) -> None:
-    assert set(document["components"]["schemas"]) == {
-        *(
-            "Artifacts",
-            "Bucket",
-            "Build",
-            "Caption",
-            "CaptionItem",
-            "Captions",
-            "Live",
-            "Phase",
-            "Problem",
-            "ProblemItem",
-            "Ready",
-        ),
-        *("Startup", "Timings", "Trace", "TraceEvent"),
-    }
-
-
-def test_replies_are_as_described(
-    make_services, new_client, client: TestClient, image: Png, document, check
-) -> None:
-    check(client.post("/v1/caption", content=image()).json(), "Caption")
-    check(client.post("/v1/captions", files=[("image", ("a", image())), ("image", ("b", b""))]).json(), "Captions")
-    check(client.get("/livez").json(), "Live")
-    check(client.get("/readyz").json(), "Ready")
-    check(client.get("/startup").json(), "Startup")
-    described = document["paths"]["/v1/caption"]["post"]["responses"]
-    for bad in (
-        client.post("/v1/caption", content=b"x"),
-        client.post("/v1/caption?a=b", content=b"x"),
-        client.post("/v1/caption", headers={"Content-Type": "text/css"}),
-        new_client(make_services()).post("/v1/caption"),
-    ):
-        check(bad.json(), "Problem")
-        assert str(bad.status_code) in described
-        for header in described[str(bad.status_code)]["headers"]:
-            assert header in bad.headers
 
 
 def test_head_is_answered(client: TestClient) -> None:

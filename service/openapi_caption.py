@@ -1,0 +1,59 @@
+"""The OpenAPI document of /v1/caption and /v1/captions. The options come from the table that parses them."""
+
+from typing import Any
+
+from service import caption_options, errors
+from service.errors import ServiceError
+from service.openapi import BODY, CAPTION, JSON_BODY, Schema
+
+CAPTIONS_PROBLEMS: tuple[type[ServiceError], ...] = (
+    *BODY,
+    *(kind for kind in CAPTION if kind is not errors.UnprocessableImage),  # it is an item of the reply
+    errors.InvalidMultipart,
+    errors.TooManyImages,
+)
+CAPTION_PROBLEMS = (*JSON_BODY, errors.UnprocessableImage, *CAPTIONS_PROBLEMS)
+_BINARY: Schema = {"type": "string", "format": "binary"}
+
+
+def caption_request() -> dict[str, Any]:
+    """`openapi_extra=` of the route that takes one image."""
+    options = caption_options.schema()
+    image = {"type": "string", "minLength": 1, "description": "Base64, or a data URI with base64."}
+    members = {name: {**option, "type": [option["type"], "null"]} for name, option in options.items()}
+    content = {
+        "image/*": {"schema": _BINARY},
+        "application/octet-stream": {"schema": _BINARY},
+        "multipart/form-data": {"schema": _object("image", _BINARY, options)},
+        "application/json": {"schema": _object("image", image, members)},
+    }
+    return {"parameters": _parameters(options), "requestBody": {"required": True, "content": content}}
+
+
+def captions_request() -> dict[str, Any]:
+    """`openapi_extra=` of the route that takes several images."""
+    options = caption_options.schema()
+    images = {"type": "array", "items": _BINARY, "minItems": 1, "maxItems": 16}
+    content = {"multipart/form-data": {"schema": _object("images", images, options)}}
+    return {"parameters": _parameters(options), "requestBody": {"required": True, "content": content}}
+
+
+def _object(part: str, schema: Schema, options: dict[str, Schema]) -> Schema:
+    return {
+        "type": "object",
+        "properties": {part: schema, **options},
+        "required": [part],
+        "additionalProperties": False,
+    }
+
+
+def _parameters(options: dict[str, Schema]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": name,
+            "in": "query",
+            "description": schema["description"],
+            "schema": {key: value for key, value in schema.items() if key != "description"},
+        }
+        for name, schema in options.items()
+    ]

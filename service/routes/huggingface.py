@@ -1,0 +1,40 @@
+"""POST / and POST /models/{name}, as `huggingface_hub.InferenceClient` calls them."""
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from service.body import BodyLimits
+from service.captioner import Captioner
+from service.disconnect import unless_disconnected
+from service.huggingface_request import read_huggingface
+from service.openapi_huggingface import INFER, INFER_MODEL
+from service.request_id import request_id
+from service.routes.direct import DirectRoute
+
+
+class HuggingFaceRoutes:
+    """The two endpoints over one captioner."""
+
+    def __init__(self, captioner: Captioner, limits: BodyLimits) -> None:
+        self._captioner = captioner
+        self._limits = limits
+
+    def router(self) -> APIRouter:
+        router = APIRouter(tags=["Hugging Face"], route_class=DirectRoute)
+        router.add_api_route("/", self.image_to_text, methods=["POST"], **INFER)
+        router.add_api_route("/models/{model:path}", self.image_to_text_of_model, methods=["POST"], **INFER_MODEL)
+        return router
+
+    async def image_to_text(self, request: Request) -> Response:
+        """The image is the body, or base64 in JSON with parameters."""
+        self._captioner.check_admission()
+        image, options = await read_huggingface(request, self._limits, self._captioner.pool)
+        result = await unless_disconnected(
+            request.receive, self._captioner.caption(image, options, request_id(request.scope))
+        )
+        return JSONResponse([{"generated_text": result.caption}])
+
+    async def image_to_text_of_model(self, request: Request) -> Response:
+        """As POST /, if the model is the one that is served. Its name may hold slashes."""
+        self._captioner.served_model(request.path_params["model"])
+        return await self.image_to_text(request)

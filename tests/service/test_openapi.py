@@ -1,0 +1,111 @@
+"""The OpenAPI document: valid, complete, and true of what is answered."""
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.routing import iter_route_contexts
+from openapi_spec_validator import validate
+from starlette.testclient import TestClient
+
+from service.api_keys import ApiKeys
+from service.app import Exposure, Services, create_app
+from service.authentication import OPEN_PATHS
+from service.body import BodyLimits
+from service.caption_options import NAMES
+
+Png = Callable[..., bytes]
+
+
+def test_the_openapi_document_is_valid_and_covers_every_route(client: TestClient, document) -> None:
+    validate(document)
+    assert isinstance(client.app, FastAPI)
+    assert document == client.app.openapi()
+    served = {
+        (route.path_format, method.lower())
+        for route in iter_route_contexts(client.app.routes)
+        for method in route.methods or ()
+        if method != "HEAD"
+    }
+    assert ("/v1/caption", "post") in served
+    assert served == {(path, method) for path, operations in document["paths"].items() for method in operations}
+
+
+def test_the_openapi_document_has_the_three_forms_and_every_option(document) -> None:
+    caption = document["paths"]["/v1/caption"]["post"]
+    content = caption["requestBody"]["content"]
+    assert set(content) == {"image/*", "application/octet-stream", "multipart/form-data", "application/json"}
+    for kind in ("multipart/form-data", "application/json"):
+        assert set(content[kind]["schema"]["properties"]) == {"image", *NAMES}
+    assert {p["name"] for p in caption["parameters"] if p["in"] == "query"} == set(NAMES)
+
+
+def test_the_openapi_document_describes_every_error_in_the_shape_of_its_api(document) -> None:
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            assert "X-Request-Id" in {p["name"] for p in operation["parameters"] if p["in"] == "header"}
+            assert "500" in operation["responses"]
+            for status, response in operation["responses"].items():
+                assert response["headers"]["X-Request-Id"]["required"]
+                if int(status) >= 400 and path not in ("/readyz", "/v2/health/ready"):
+                    (described,) = response["content"].items()
+                    assert described == error_of(path, method)
+                    assert ("Retry-After" in response["headers"]) == (status in {"429", "503"})
+    for path in ("/v1/caption", "/", "/models/{model}", "/v1/chat/completions", "/v2/models/{model}/infer"):
+        statuses = set(document["paths"][path]["post"]["responses"])
+        assert {"400", "408", "413", "415", "422", "429", "500", "503", "504"} < statuses
+        assert ("404" in statuses) == ("models" in path or "chat" in path)
+
+
+def error_of(path: str, method: str) -> tuple[str, dict[str, Any]]:
+    kinds = (
+        ("/v1/caption", "Problem"),
+        ("/v1/", "OpenAIError"),
+        ("/v2", "V2Error"),
+        ("/models/", "HuggingFaceError"),
+    )
+    found = next((schema for prefix, schema in kinds if path.startswith(prefix)), "Problem")
+    schema = "HuggingFaceError" if (path, method) == ("/", "post") else found
+    media_type = "application/problem+json" if schema == "Problem" else "application/json"
+    return media_type, {"schema": {"$ref": f"#/components/schemas/{schema}"}}
+
+
+def test_every_schema_is_used_and_every_reference_leads_somewhere(document) -> None:
+    used = set(re.findall(r'"#/components/schemas/(\w+)"', json.dumps(document)))
+    # A chunk is the data of an event, for which OpenAPI 3.1 has no schema; its description names it.
+    assert set(document["components"]["schemas"]) - {"ChatCompletionChunk"} == used
+
+
+def test_keys_are_described_where_they_are_asked_for(services: Services) -> None:
+    app = create_app(services, BodyLimits(1, 1.0), Exposure(ApiKeys(["secret"])))
+    document = app.openapi()
+    validate(document)
+    scheme = {"type": "http", "scheme": "bearer"}
+    assert list(document["components"]["securitySchemes"].values()) == [scheme]
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            is_open = path in OPEN_PATHS and method == "get"
+            assert ("security" in operation) == ("401" in operation["responses"]) == (not is_open)
+
+
+def test_replies_are_as_described(
+    make_services, new_client, client: TestClient, image: Png, document, check
+) -> None:
+    check(client.post("/v1/caption", content=image()).json(), "Caption")
+    check(client.post("/v1/captions", files=[("image", ("a", image())), ("image", ("b", b""))]).json(), "Captions")
+    check(client.get("/livez").json(), "Live")
+    check(client.get("/readyz").json(), "Ready")
+    check(client.get("/startup").json(), "Startup")
+    described = document["paths"]["/v1/caption"]["post"]["responses"]
+    for bad in (
+        client.post("/v1/caption", content=b"x"),
+        client.post("/v1/caption?a=b", content=b"x"),
+        client.post("/v1/caption", headers={"Content-Type": "text/css"}),
+        new_client(make_services()).post("/v1/caption"),
+    ):
+        check(bad.json(), "Problem")
+        assert str(bad.status_code) in described
+        for header in described[str(bad.status_code)]["headers"]:
+            assert header in bad.headers
