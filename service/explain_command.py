@@ -9,6 +9,8 @@ from service import logs
 from service.config import Settings
 from service.start_options import start_options
 from service.startup import explain as one_line
+from warmup.describe import describe_model
+from warmup.key import ABSENT
 from warmup.plan import make_plan
 from warmup.prepare import find_artifacts, read_checkpoint
 
@@ -28,12 +30,16 @@ def explain(settings: Settings) -> int:
     fetched = artifacts.fetched
     differences = {difference.name: difference for difference in fetched.differences}
     table = Table("factor", "here", *(["nearest artifacts"] if differences else []), box=None, pad_edge=False)
-    for name, value in sorted(artifacts.factors.items()):
-        row = [name, str(value)]
+    for name in sorted({*artifacts.factors, *differences}):
+        row = [name, str(artifacts.factors.get(name, ABSENT))]
         if differences:
             row.append(f"← {differences[name].theirs}" if name in differences else "")
         table.add_row(*row, style="bold" if name in differences else "")
     console.print(table)
-    console.print(f"\nkey    {artifacts.key}")
+    console.print(f"\nmodel  {describe_model(artifacts.factors)}")
+    if differences:
+        nearest = {**artifacts.factors, **{name: difference.theirs for name, difference in differences.items()}}
+        console.print(f"near   {describe_model(nearest)}")
+    console.print(f"key    {artifacts.key}")
     console.print(f"result {fetched.result}: {fetched.reason}")
     return 0 if artifacts.hit else 1

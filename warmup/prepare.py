@@ -118,5 +118,7 @@ def read_checkpoint(options: StartOptions) -> Checkpoint:
         folder=folder,
         config=config,
         tokenizer=Tokenizer.from_folder(folder),
-        transform=ImageTransform.from_folder(folder, config.vision.image_size, options.max_pixels),
+        transform=ImageTransform.from_folder(
+            folder, config.vision.image_size, options.max_pixels, config.vision.family
+        ),
     )

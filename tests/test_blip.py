@@ -1,0 +1,127 @@
+"""BLIP through the real commands: transformers' own captions, eager and compiled; one store for two families."""
+
+import json
+import shutil
+import threading
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from support.pictures import encoded, scene
+from support.server_process import ServerProcess, snapcap
+
+PROMPTS = ("", "a photography of", "The dog")
+BUCKETS = ("--buckets", "2")  # a request alone runs beside a padding row
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model with the files that BLIP's checkpoints have on the hub."""
+    from support import random_captioners
+    from support.word_pieces import word_piece_vocabulary
+
+    folder = tmp_path_factory.mktemp("blip")
+    random_captioners.blip(seed=2).save_pretrained(folder)
+    (folder / "vocab.txt").write_text(word_piece_vocabulary(), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
+    processor = {"image_processor_type": "BlipImageProcessor", "size": {"height": 96, "width": 96}}
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("images")
+    paths = []
+    for seed, size in enumerate(((200, 133), (96, 96), (50, 120))):
+        paths.append(folder / f"{seed}.png")
+        paths[-1].write_bytes(encoded(scene(*size, seed)))
+    return paths
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path, images: list[Path]) -> dict[tuple[Path, str], str]:
+    """What BlipProcessor and BlipForConditionalGeneration make of each image and prompt, decoded as their example
+    does."""
+    from PIL import Image
+    from transformers import BertTokenizer, BlipForConditionalGeneration, BlipProcessor
+    from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
+
+    processor = BlipProcessor(BlipImageProcessorPil.from_pretrained(folder), BertTokenizer.from_pretrained(folder))
+    model = BlipForConditionalGeneration.from_pretrained(folder).eval()
+    captions = {}
+    for path in images:
+        for prompt in PROMPTS:
+            text = {"text": prompt} if prompt else {}
+            inputs = processor(images=Image.open(path), return_tensors="pt", **text)
+            output = model.generate(**inputs, max_new_tokens=20)
+            captions[path, prompt] = processor.decode(output[0], skip_special_tokens=True).strip()
+    assert len(set(captions.values())) > len(images), "the captions of a random model must vary"
+    return captions
+
+
+def assert_captions(server: ServerProcess, expected: dict[tuple[Path, str], str], backend: str) -> None:
+    """One at a time, then all at once."""
+    replies: dict[tuple[Path, str], object] = {}
+
+    def caption(path: Path, prompt: str) -> None:
+        reply = server.caption(path, f"?prompt={quote(prompt)}" if prompt else "")
+        assert reply["backend"] == backend
+        replies[path, prompt] = reply["caption"]
+
+    for path, prompt in expected:
+        caption(path, prompt)
+    assert replies == expected
+    replies.clear()
+    threads = [threading.Thread(target=caption, args=key) for key in expected]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert replies == expected
+
+
+def test_a_server_on_eager_captions_as_transformers_does(
+    folder: Path, tmp_path: Path, expected: dict[tuple[Path, str], str]
+) -> None:
+    options = ("--model", str(folder), "--cache-dir", str(tmp_path), "--backend", "eager")
+    with ServerProcess(*options, "--buckets", "1,4") as server:
+        server.wait_ready()
+        assert_captions(server, expected, "eager")
+
+
+@pytest.fixture(scope="module")
+def store(built_cache: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache folder whose store holds the demo model's artifacts and BLIP's."""
+    cache = tmp_path_factory.mktemp("families")
+    shutil.copytree(built_cache, cache, dirs_exist_ok=True)
+    (cache / "store").chmod(0o700)
+    run = snapcap("build", "--model", str(folder), "--cache-dir", str(cache), *BUCKETS, timeout=600)
+    assert run.returncode == 0, run.stderr
+    return cache
+
+
+def test_a_compiled_server_captions_as_transformers_does(
+    folder: Path, store: Path, expected: dict[tuple[Path, str], str]
+) -> None:
+    options = ("--model", str(folder), "--cache-dir", str(store), "--backend", "aot", "--strict")
+    with ServerProcess(*options, *BUCKETS) as server:
+        startup = server.wait_ready().startup()
+        assert (startup["tier"], startup["artifacts"]["result"]) == ("aot", "hit")
+        assert_captions(server, expected, "aot")
+        metrics = server.metrics()
+    assert metrics['snapcap_compile_events_total{when="startup"}'] == 0
+    assert metrics['snapcap_compile_events_total{when="serving"}'] == 0
+
+
+def test_one_store_holds_both_families_and_explain_says_which(folder: Path, store: Path) -> None:
+    blip = snapcap("explain", "--model", str(folder), "--cache-dir", str(store), *BUCKETS)
+    assert blip.returncode == 0, blip.stdout
+    assert "model  blip: blip 96×96, 2 layers of 48 → blip" in blip.stdout
+    demo = snapcap("explain", "--cache-dir", str(store), "--buckets", "1,4")
+    assert demo.returncode == 0, demo.stdout
+    assert "model  vision-encoder-decoder: vit 96×96" in demo.stdout
+    other = snapcap("explain", "--model", str(folder), "--cache-dir", str(store), "--buckets", "4")
+    assert other.returncode == 1
+    assert "near   blip: blip 96×96" in other.stdout
+    assert "model.buckets is [4] here and [2] there" in other.stdout
