@@ -1,0 +1,264 @@
+"""The page in a real browser before services that a test moves by hand: a start as it happens, what goes wrong."""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Locator, Page, expect
+from support.live_app import on_a_port
+
+from service.app import Services
+from service.errors import EngineFailed, Overloaded
+
+OpenPage = Callable[..., Page]
+SCHEMES = ("light", "dark")
+# What a contrast of 4.5 and the like is checked against; "best-practice" is taste.
+RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
+
+
+@pytest.fixture
+def serve(new_client) -> Iterator[Callable[..., str]]:
+    """``serve(services, port=0)`` -> the address of the application over them."""
+    with ExitStack() as exits:
+        yield lambda services, port=0: exits.enter_context(on_a_port(new_client(services).app, port)) + "/"
+
+
+@pytest.fixture
+def address(services: Services, serve: Callable[..., str]) -> str:
+    services.timeline.mark("ready")
+    services.status.started()
+    return serve(services)
+
+
+def give(page: Page, image: bytes) -> None:
+    page.locator("#file").set_input_files({"name": "a.png", "mimeType": "image/png", "buffer": image})
+
+
+def phases(page: Page) -> Locator:
+    return page.locator("#phases li")
+
+
+def assert_accessible(page: Page) -> None:
+    """Every rule of WCAG 2.2 A and AA that axe knows: contrast, names, roles, labels, structure."""
+    found = Axe().run(page, options={"runOnly": RULES})
+    assert found.violations_count == 0, found.generate_report()
+    assert len(found.response["passes"]) > 10
+
+
+def test_a_start_is_shown_while_it_happens(make_services, serve_with, serve, open_page: OpenPage) -> None:
+    services: Services = make_services()
+    with services.timeline.phase("import_torch"):
+        page = open_page(serve(services))
+        expect(page.locator("#state")).to_have_text("starting: import PyTorch")
+        expect(page.locator("#lede")).to_contain_text("starting right now")
+        expect(phases(page)).to_have_count(2)
+        expect(phases(page).last).to_have_class(re.compile("running"))
+        width = phases(page).last.locator(".fill").bounding_box()
+        page.wait_for_timeout(500)
+        later = phases(page).last.locator(".fill").bounding_box()
+        assert width is not None
+        assert later is not None
+        assert later["width"] > width["width"]
+    services.status.expect((1, 4), "cpu", "float32")
+    expect(page.locator("#buckets li[data-state=pending]")).to_have_count(4)
+    with services.timeline.phase("warm_encoder"):
+        services.status.update("encoder", 1, "warm", "aot", 0.01, services.timeline.now())
+        expect(page.locator("#buckets li[data-state=warm]")).to_have_count(1)
+    for component in ("encoder", "decoder"):
+        for size in (1, 4):
+            services.status.update(component, size, "warm", "aot", 0.01, services.timeline.now())
+    serve_with(services)
+    services.timeline.mark("ready")
+    services.status.started()
+    expect(page.locator("#state")).to_have_text("ready: compiled")
+    expect(page.locator("#buckets li[data-state=warm]")).to_have_count(4)
+    expect(page.locator("#lede")).to_contain_text("compiled and warm for every batch size")
+    expect(page.locator(".running")).to_have_count(0)
+
+
+def test_a_picture_that_comes_too_early_is_captioned_when_it_is_ready(
+    make_services, serve_with, serve, open_page: OpenPage, image
+) -> None:
+    services: Services = make_services()
+    page = open_page(serve(services))
+    with services.timeline.phase("import_torch"):
+        expect(page.locator("#state-phase")).to_have_text(": import PyTorch")
+        give(page, image(7))
+        expect(page.locator("#progress")).to_contain_text("still starting (import PyTorch). Your picture is next.")
+    serve_with(services)
+    services.timeline.mark("ready")
+    expect(page.locator("#caption")).to_have_text("7 7")
+
+
+def test_a_start_that_fails_says_why(make_services, serve, open_page: OpenPage) -> None:
+    services: Services = make_services()
+    services.readiness.fail("no such folder: ./captioner")
+    page = open_page(serve(services))
+    expect(page.locator("#state")).to_have_text("failed")
+    expect(page.locator("#story")).to_have_text("no such folder: ./captioner")
+    assert_accessible(page)
+
+
+def test_a_server_that_goes_and_comes_back_is_noticed(
+    make_services, serve_with, new_client, open_page: OpenPage, image
+) -> None:
+    services = serve_with(make_services())
+    services.timeline.mark("ready")
+    with on_a_port(new_client(services).app) as address:
+        page = open_page(address + "/", expected="ERR_CONNECTION_(REFUSED|RESET)")
+        expect(page.locator("#state-word")).to_have_text("ready")
+    give(page, image())
+    expect(page.get_by_role("alert")).to_contain_text("cannot be reached")
+    page.evaluate("() => start.poll()")
+    expect(page.locator("#state-word")).to_have_text("not reachable")
+    with on_a_port(new_client(services).app, int(address.rpartition(":")[2])):
+        expect(page.locator("#state-word")).to_have_text("ready")
+        page.get_by_role("button", name="Try again").click()
+        expect(page.locator("#caption")).to_have_text("200 7")
+
+
+def test_a_full_queue_can_be_tried_again(engine, address: str, open_page: OpenPage, image) -> None:
+    engine.refuse = Overloaded(3)
+    page = open_page(address, expected="status of 429")
+    give(page, image())
+    expect(page.get_by_role("alert")).to_contain_text("Too many requests")
+    expect(page.get_by_role("alert")).to_contain_text("The queue is full")
+    assert_accessible(page)
+    engine.refuse = None
+    page.get_by_role("button", name="Try again").click()
+    expect(page.locator("#caption")).to_have_text("200 7")
+    expect(page.get_by_role("alert")).to_be_hidden()
+
+
+def test_our_own_failure_names_the_request(engine, address: str, open_page: OpenPage, image) -> None:
+    engine.fail = EngineFailed()
+    page = open_page(address, expected="status of 500")
+    with page.expect_response("**/v1/caption") as reply:
+        give(page, image())
+    expect(page.locator("#problem-id")).to_contain_text(reply.value.headers["x-request-id"])
+
+
+def test_the_last_of_two_pictures_wins(engine, address: str, open_page: OpenPage, image) -> None:
+    page = open_page(address)
+    engine.gate.clear()
+    give(page, image(1))
+    engine.submitted.wait()
+    expect(page.locator("#progress")).to_have_text("Looking…")
+    give(page, image(2))
+    engine.gate.set()
+    expect(page.locator("#caption")).to_have_text("2 7")
+    expect(page.get_by_role("alert")).to_be_hidden()
+
+
+def test_a_background_build_and_its_swaps_are_followed(
+    services: Services, address: str, open_page: OpenPage
+) -> None:
+    fetched = SimpleNamespace(result="miss", reason="nothing was published", seconds=0.1, bytes_fetched=0)
+    artifacts: Any = SimpleNamespace(fetched=fetched, key="a1", factors={"kind": "aot"})
+    services.status.fetched(artifacts)
+    services.status.expect((1, 4), "cpu", "float32")
+    for component in ("encoder", "decoder"):
+        for size in (1, 4):
+            services.status.update(component, size, "eager", "eager", 0.01, 1.0)
+    services.status.building(state="building", done=3, of=12)
+    page = open_page(address)
+    expect(page.locator("#artifacts")).to_contain_text("not there yet (nothing was published)")
+    expect(page.locator("#build-text")).to_contain_text("3 of 12")
+    expect(page.get_by_role("progressbar")).to_have_js_property("value", 3)
+    services.status.update("encoder", 1, "warm", "aot")
+    services.status.update("encoder", 4, "failed", "eager")
+    expect(page.locator("#buckets li[data-state=warm]")).to_contain_text("compiled")
+    expect(page.locator("#buckets li[data-state=failed]")).to_contain_text("stays plain")
+    assert_accessible(page)
+    services.status.building(state="failed", error="no C++ compiler")
+    expect(page.locator("#build-text")).to_contain_text(
+        "failed, and the plain model goes on serving: no C++ compiler"
+    )
+
+
+def test_text_of_a_model_or_a_server_is_never_markup(services: Services, serve, open_page: OpenPage) -> None:
+    services.status.building(state="failed", error="<img src=x onerror=alert(1)><b>bold</b>")
+    services.status.fail("<script>document.title = 'taken'</script>")
+    page = open_page(serve(services))
+    expect(page.locator("#build-text")).to_contain_text("<img src=x onerror=alert(1)>")
+    expect(page.locator("#story")).to_contain_text("<script>")
+    assert page.title() == "snapcap"
+    assert page.locator("#build-text b").count() == 0
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("path", ["", "docs"])
+def test_the_pages_are_accessible(address: str, open_page: OpenPage, image, scheme: str, path: str) -> None:
+    page = open_page(address + path, color_scheme=scheme)
+    if path:
+        expect(page.locator(".operation").first).to_be_visible()
+    else:
+        expect(page.locator("#state-word")).to_have_text("ready")
+        assert_accessible(page)
+        give(page, image())
+        expect(page.locator("#caption")).not_to_be_empty()
+    page.evaluate("() => document.querySelectorAll('details').forEach((each) => (each.open = true))")
+    assert_accessible(page)
+
+
+def test_light_and_dark_are_two_pictures(address: str, open_page: OpenPage) -> None:
+    def brightness(scheme: str) -> int:
+        page = open_page(address, color_scheme=scheme)
+        colour = page.evaluate("() => getComputedStyle(document.body).backgroundColor")
+        return sum(int(part) for part in re.findall(r"\d+", colour)[:3])
+
+    assert brightness("light") > 600
+    assert brightness("dark") < 150
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_bars_and_their_ground_differ_enough(address: str, open_page: OpenPage, scheme: str) -> None:
+    """WCAG 1.4.11: 3 to 1 for what is not text."""
+    page = open_page(address, color_scheme=scheme)
+    colours: dict[str, str] = page.evaluate(
+        """() => {
+            const style = getComputedStyle(document.documentElement);
+            const names = ["surface", "before", "import", "fetch", "load", "warm"];
+            return Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
+        }"""
+    )
+    ground = luminance(colours.pop("surface"))
+    for name, colour in colours.items():
+        light, dark = sorted((luminance(colour), ground), reverse=True)
+        assert (light + 0.05) / (dark + 0.05) >= 3, name
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of #rrggbb, as WCAG 2.2 defines it."""
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize(("motion", "moves"), [("no-preference", True), ("reduce", False)])
+def test_nothing_moves_where_motion_is_reduced(
+    make_services, serve, open_page: OpenPage, motion: str, moves: bool
+) -> None:
+    services: Services = make_services()
+    with services.timeline.phase("import_torch"):
+        page = open_page(serve(services), reduced_motion=motion)
+        expect(phases(page).last).to_have_class(re.compile("running"))
+        page.wait_for_timeout(300)
+        running = "() => document.getAnimations().filter((each) => each.playState === 'running').length"
+        assert (page.evaluate(running) > 0) is moves
+
+
+@pytest.mark.parametrize(("hidden", "asks"), [("true", False), ("false", True)])
+def test_a_page_that_nobody_sees_asks_nothing(address: str, open_page: OpenPage, hidden: str, asks: bool) -> None:
+    page = open_page(address)
+    expect(page.locator("#state-word")).to_have_text("ready")
+    page.evaluate(f"() => Object.defineProperty(document, 'hidden', {{ value: {hidden} }})")
+    page.evaluate("() => { start.pause = () => 10; return start.poll(); }")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.wait_for_timeout(300)
+    assert bool(asked) is asks
