@@ -2,6 +2,7 @@
 
 import sys
 import time
+from dataclasses import replace
 
 from rich.console import Console
 from rich.progress import (
@@ -22,8 +23,12 @@ from warmup.options import StartOptions
 from warmup.plan import Plan, StartError, make_plan
 from warmup.prepare import find_artifacts, read_checkpoint
 from warmup.prepared import Artifacts, Checkpoint
-from warmup.publication import publish_built, signer_of
+from warmup.publication import publish_built, publish_in_child, signer_of
+from warmup.remote_cache import remote_cache_environment
+from warmup.startup import load
+from warmup.status import StartupStatus
 from warmup.store import StoreError
+from warmup.timeline import Timeline
 
 
 def build(settings: Settings) -> int:
@@ -47,13 +52,15 @@ def _build(options: StartOptions) -> int:
         )
     checkpoint = read_checkpoint(options)
     plan = make_plan(checkpoint.config, options)
-    artifacts = find_artifacts(checkpoint, plan, options, "aot")
+    artifacts = find_artifacts(checkpoint, plan, options, options.kind)
     console = Console(stderr=True)
     console.print(f"key {artifacts.key}  {plan.device} {plan.dtype}  buckets {','.join(map(str, plan.buckets))}")
     if artifacts.hit and remote is None:
         console.print(f"nothing to do: {artifacts.fetched.reason}")
         return 0
     started = time.monotonic()
+    if options.backend == "jit":
+        return _build_jit(options, artifacts, console)
     if artifacts.hit:  # at hand, and perhaps not yet in the remote store
         built = Built(artifacts.fetched.entries, artifacts.signatures, {})
     else:
@@ -77,7 +84,19 @@ def _build(options: StartOptions) -> int:
     if not artifacts.hit:
         console.print(f"{len(built.files)} packages in {time.monotonic() - started:.0f} s")
     final = publication.remote or publication.local
-    return 0 if final.result in ("published", "exists") else 1
+    return 0 if final.done else 1
+
+
+def _build_jit(options: StartOptions, artifacts: Artifacts, console: Console) -> int:
+    """Start as a server on the jit backend does, which publishes what was compiled; then go."""
+    with console.status("compiling every bucket"):
+        loaded = load(replace(options, strict=True), Timeline.since_exec(), StartupStatus())
+    published = [] if loaded.publication is None else loaded.publication.result()
+    if options.store.remote is not None and len(published) < 2:  # all was at hand, or nobody signs
+        published.append(publish_in_child(artifacts.key, options, artifacts.fetched.unusable))
+    for each in published:
+        console.print(f"{each.result}: {each.reason}", highlight=False)
+    return 0 if published and all(each.done for each in published) else 1
 
 
 def _compile(
@@ -109,6 +128,7 @@ def _compile(
             options.store.folder / "builds" / artifacts.key,
             workers=options.build_workers,
             on_event=show,
+            environment=remote_cache_environment(options.remote_cache),
         )
         progress.update(bar, total=len(builder.tasks))
         try:

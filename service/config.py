@@ -77,7 +77,12 @@ class ComputeSettings:
         "precision of weights and activations; auto: bfloat16 on cuda, float32 on cpu",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
-    backend: str = option("backend", "auto", "how the regions of the model run", choices=("auto", "aot", "eager"))
+    backend: str = option(
+        "backend",
+        "auto",
+        "how the regions of the model run; auto: aot where there are artifacts, else eager until they are built",
+        choices=("auto", "aot", "jit", "eager"),
+    )
     encoder_mode: str = option(
         "encoder_mode", "default", "how the encoder is compiled", choices=("default", "max-autotune")
     )

@@ -96,3 +96,11 @@ class StoreSettings:
         parse=parse_int(0, 256),
         metavar="N",
     )
+    remote_cache: str = option(
+        "remote_cache",
+        "",
+        "redis://host:port that shares torch's own compile caches, for builds and jit: whoever can write there "
+        "can run code here",
+        metavar="URL",
+        default_text="none",
+    )

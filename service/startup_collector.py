@@ -12,6 +12,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from service.readiness import Readiness, State
+from warmup.compile_events import cache_counts
 from warmup.status import StartupStatus
 from warmup.timeline import Timeline
 from warmup.version import snapcap_version
@@ -121,6 +122,17 @@ class StartupCollector(Collector):
             "Buckets moved to compiled code while serving; mismatch (other results) and failed stay eager.",
             ("result",),
         )
+        yield self._counter(
+            "eager_fallbacks",
+            "Calls of the jit backend that none of a region's graphs fitted, and that ran eager.",
+            ("region", "bucket"),
+        )
+        cached = CounterMetricFamily(
+            "snapcap_compile_cache", "Lookups of the jit backend in torch's compile caches.", labels=["result"]
+        )
+        for result, count in zip(("hit", "miss", "bypass"), cache_counts(), strict=True):
+            cached.add_metric([result], count)
+        yield cached
         compiled = CounterMetricFamily(
             "snapcap_compile_events", "Graphs compiled in this process, before and after READY.", labels=["when"]
         )

@@ -17,8 +17,10 @@ from warmup.cpus import default_threads
 from warmup.folder_store import FolderStore
 from warmup.lease import Held, Lease, acquire
 from warmup.options import StartOptions
+from warmup.plan import StartError
 from warmup.prepare import find_artifacts, trust_of
-from warmup.publication import publish_built
+from warmup.publication import publish_built, report
+from warmup.remote_cache import remote_cache_environment
 from warmup.startup import Loaded
 from warmup.status import COMPONENTS, ComponentName, StartupStatus
 from warmup.store import ArtifactStore, StoreDeniedError, StoreError
@@ -80,7 +82,7 @@ class BackgroundBuild:
     def _run(self) -> None:
         try:
             self._make()
-        except (BuildError, StoreError, OSError) as error:
+        except (BuildError, StartError, StoreError, OSError) as error:
             self._report(state="failed", error=str(error))
             _logger.error("build failed", extra={"fields": {"error": str(error), "serving": "eager"}})
         except Exception as error:
@@ -89,7 +91,7 @@ class BackgroundBuild:
 
     def _make(self) -> None:
         options, key = self._options, self._artifacts.key
-        publishing = options.store.remote is not None and options.store.sign_key is not None
+        publishing = options.store.publishes_to_remote
         if options.store.remote is not None and not publishing and options.build == "auto":
             self._decline("this server has no key to sign with")
             return
@@ -158,6 +160,7 @@ class BackgroundBuild:
             workers=options.build_workers or default_threads(),
             nice=LOWEST_PRIORITY,
             on_event=lambda event: self._on_event(event, builder),
+            environment=remote_cache_environment(options.remote_cache),
         )
         self._builder = builder
         if self._stopped.is_set():  # before there was a builder to stop
@@ -217,10 +220,7 @@ class BackgroundBuild:
         publication = publish_built(built, factors, self._options, publishing, unusable)
         for published in (publication.local, publication.remote):
             if published is not None:
-                self._status.published(published.result)
-                level = logging.INFO if published.result in ("published", "exists") else logging.ERROR
-                fields = {"result": published.result, "reason": published.reason}
-                _logger.log(level, "artifacts", extra={"fields": fields})
+                report(published, self._status)
         self._report(state="published")
 
     def _report(self, **progress: object) -> None:

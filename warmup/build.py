@@ -122,14 +122,16 @@ class Builder:
         workers: int = 0,
         nice: int = 0,
         on_event: Callable[[Event], None] = lambda _event: None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """``folder``: where packages and their records are kept. ``workers``: compilers at once, 0 one a CPU.
-        ``on_event`` is called from the workers' threads."""
+        ``on_event`` is called from the workers' threads. ``environment``: more variables for the compilers."""
         self._children = _Children(job_of(checkpoint.folder, plan, folder), nice)
         self._tasks = tasks_of(checkpoint, plan)
         self._folder = folder
         self._workers = min(workers or available_cpus(), len(self._tasks))
         self._on_event = on_event
+        self._environment = {**_COMPILER, **(environment or {})}
         self._stopped = threading.Event()
         self._progress = _Progress()
 
@@ -175,7 +177,7 @@ class Builder:
 
     def _work(self, missing: "queue.SimpleQueue[Task]") -> None:
         """One worker: a compiler child and a checker child, replaced when they die."""
-        compiler = _Replaceable(self._children, "warmup.build_worker", _COMPILER)
+        compiler = _Replaceable(self._children, "warmup.build_worker", self._environment)
         checker = _Replaceable(self._children, "warmup.check_worker", _CHECKER)
         try:
             while not self._stopped.is_set():

@@ -37,18 +37,19 @@ def serve_lines(start: Callable[[dict[str, Any]], Task]) -> int:
         task = start(json.loads(sys.stdin.readline()))
         answer({"started": True})
     except Exception as error:
-        answer({"error": _one_line(error)})
+        answer({"error": one_line(error)})
         return 1
     for line in sys.stdin:
         try:
             answer(task(json.loads(line)))
         except Exception as error:
             traceback.print_exc()
-            answer({"error": _one_line(error)})
+            answer({"error": one_line(error)})
     return 0
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+    """What a compiler's error says: its first line, and the line of ours that it is about."""
     text = str(error).strip()
     # Export errors are pages long; their first line says what, and "from user code" shows the region's line.
     place = text[text.rfind("File ") :].splitlines()[:2] if "File " in text else []

@@ -1,11 +1,38 @@
-"""How many graphs this process has compiled, by the compiler's own counters. Imports nothing."""
+"""What this process has compiled, by the compiler's own counters. Imports nothing."""
 
 import sys
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+
+class CacheCounts(NamedTuple):
+    """Lookups in torch's compile caches, of whole graphs (AOTAutograd) and of their code (Inductor).
+
+    ``bypasses`` are graphs that torch cannot cache at all.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    bypasses: int = 0
 
 
 def compiled_graphs() -> int:
     """Graphs that Dynamo has compiled; 0 where it was never imported, which is every aot and eager server."""
+    return int(_counters().get("stats", {}).get("unique_graphs", 0))
+
+
+def cache_counts() -> CacheCounts:
+    """All zero where nothing was compiled."""
+    counters = _counters()
+    caches = (("aot_autograd", "autograd_cache"), ("inductor", "fxgraph_cache"))
+    return CacheCounts(
+        *(
+            sum(int(counters.get(group, {}).get(f"{cache}_{result}", 0)) for group, cache in caches)
+            for result in ("hit", "miss", "bypass")
+        )
+    )
+
+
+def _counters() -> Mapping[str, Mapping[str, Any]]:
     utils = sys.modules.get("torch._dynamo.utils")
-    if utils is None:
-        return 0
-    return int(utils.counters["stats"]["unique_graphs"])
+    return {} if utils is None else utils.counters

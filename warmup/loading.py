@@ -13,6 +13,7 @@ from warmup.backends.aot import PackageError
 from warmup.backends.base import Backend
 from warmup.backends.eager import EagerBackend
 from warmup.buckets import Bucket, BucketTable
+from warmup.child import one_line
 from warmup.packages import SignatureError
 from warmup.plan import StartError
 from warmup.prepared import Checkpoint
@@ -37,7 +38,8 @@ class Warmer:
     strict: bool = False
 
     def assign(self, backend: Backend) -> None:
-        """Every bucket on the backend; one that cannot be opened stays eager, or ends a strict start.
+        """Every bucket on the backend; one that cannot be opened stays eager, or ends a strict start. jit opens all
+        of them, as it compiles when they are run.
 
         Raises:
             StartError: a bucket cannot be opened, and the start is strict.
@@ -51,17 +53,19 @@ class Warmer:
         try:
             callables = open_callables(runner.regions, component, bucket, backend)
         except (PackageError, SignatureError) as error:
-            if self.strict:
-                raise StartError(f"the {backend.name} backend cannot serve: {error}") from error
-            _logger.error(
-                "bucket stays eager",
-                extra={"fields": {"component": component, "bucket": bucket.size, "error": str(error)}},
-            )
-            callables = open_callables(runner.regions, component, bucket, _EAGER)
-            self.status.update(component, bucket.size, "failed", _EAGER.name)
+            self._stay_eager(component, bucket, backend.name, error)
         else:
+            runner.bind(component, bucket, callables)
             self.status.update(component, bucket.size, "pending", backend.name)
-        runner.bind(component, bucket, callables)
+
+    def _stay_eager(self, component: ComponentName, bucket: Bucket, backend: str, error: Exception) -> None:
+        reason = one_line(error)
+        if self.strict:
+            raise StartError(f"the {backend} backend cannot serve: {reason}") from error
+        fields = {"component": component, "bucket": bucket.size, "error": reason}
+        _logger.error("bucket stays eager", extra={"fields": fields})
+        self.runner.bind(component, bucket, open_callables(self.runner.regions, component, bucket, _EAGER))
+        self.status.update(component, bucket.size, "failed", _EAGER.name)
 
     def warm(self, buckets: tuple[Bucket, ...]) -> None:
         """Run these once, smallest first: a lone request is the rule. No row may be running."""
@@ -93,7 +97,20 @@ class Warmer:
                 self.status.update(component, bucket.size, "captured", known.backend)
 
     def _run_once(self, component: ComponentName, bucket: Bucket, runner: Runner) -> None:
+        """Run a bucket as it is bound; where that fails, which for jit is where it compiles, run it eager."""
         started = self.timeline.now()
+        backend = self.status.bucket(component, bucket.size).backend
+        try:
+            self._call(component, bucket, runner)
+        except Exception as error:
+            if backend == _EAGER.name:
+                raise
+            self._stay_eager(component, bucket, backend, error)
+            runner.bind(component, bucket, self.runner.bound(component, bucket))
+            self._call(component, bucket, runner)
+        self._warmed(component, bucket, started)
+
+    def _call(self, component: ComponentName, bucket: Bucket, runner: Runner) -> None:
         if component == "encoder":
             height, width = runner.config.vision.image_size
             runner.encode(bucket, [np.zeros((height, width, 3), dtype=np.uint8)] * bucket.size, 0)
@@ -101,10 +118,9 @@ class Warmer:
             for slot in range(bucket.size):
                 runner.admit(slot, Row())
             runner.decode_step(bucket)
-        self._warmed(component, bucket, started)
+        runner.wait()
 
     def _warmed(self, component: ComponentName, bucket: Bucket, started: float) -> None:
-        self.runner.wait()
         known = self.status.bucket(component, bucket.size)
         state: BucketState = "eager" if known.backend == _EAGER.name else "warm"
         if known.state == "failed":

@@ -4,10 +4,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from warmup.manifest import Kind
 from warmup.s3 import S3Options
 from warmup.stores import is_remote
 
-BackendChoice = Literal["auto", "aot", "eager"]
+BackendChoice = Literal["auto", "aot", "jit", "eager"]
 BuildChoice = Literal["auto", "local", "off"]
 ReadyWhen = Literal["all", "first"]
 
@@ -37,6 +38,11 @@ class StoreOptions:
         """The folder that artifacts are loaded from."""
         return Path(self.address).expanduser() if self.address and not self.remote else self.local
 
+    @property
+    def publishes_to_remote(self) -> bool:
+        """Whether what is made here goes to S3: only signed, as nobody would accept it otherwise."""
+        return self.remote is not None and self.sign_key is not None
+
 
 @dataclass(frozen=True)
 class StartOptions:
@@ -59,4 +65,10 @@ class StartOptions:
     strict: bool = False
     build: BuildChoice = "auto"
     build_workers: int = 0
+    remote_cache: str = ""
     s3: S3Options = field(default_factory=S3Options)
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of artifacts that a start with these options looks for, where it looks for any."""
+        return "jit" if self.backend == "jit" else "aot"

@@ -41,7 +41,7 @@ def prepare(
             return None
         checkpoint, plan = model.result()
         with timeline.phase("fetch_artifacts"):
-            found = find_artifacts(checkpoint, plan, options, "aot")
+            found = find_artifacts(checkpoint, plan, options, options.kind)
         status.fetched(found)
         return found
 

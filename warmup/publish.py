@@ -21,6 +21,11 @@ class Published:
     result: Literal["published", "exists", "denied", "error"]
     reason: str
 
+    @property
+    def done(self) -> bool:
+        """Whether the store has a set of that key now."""
+        return self.result in ("published", "exists")
+
 
 def new_manifest(
     kind: Kind,

@@ -1,6 +1,6 @@
 """The start: what overlaps what, from a bare process to a warm runner.
 
-    device thread   import torch ───────────────┐
+    device thread   import torch ───────────────┐   (jit: and the compiler)
     thread          checkpoint ─ plan ─┐        ├─ device ─ weights ─┬─ packages ─ warm ─ self-test ─ ready
     thread                             └─ fetch artifacts ───────────┘
 
@@ -10,7 +10,8 @@ Nothing here imports torch before `import_torch`, so a server that has bound its
 import importlib
 import logging
 import os
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,8 +24,11 @@ from warmup.status import StartupStatus
 from warmup.timeline import Timeline
 
 if TYPE_CHECKING:
+    from warmup.backends.base import Backend
+    from warmup.jit_start import Jit
     from warmup.loading import Warmer
     from warmup.model import LoadedModel
+    from warmup.publish import Published
     from warmup.runner import Runner
 
 _logger = logging.getLogger("snapcap.start")
@@ -32,7 +36,10 @@ _logger = logging.getLogger("snapcap.start")
 
 @dataclass(frozen=True)
 class Loaded:
-    """What serves: a runner, warm but for the buckets of ``cold``, which `--ready-when first` leaves for later."""
+    """What serves: a runner, warm but for the buckets of ``cold``, which `--ready-when first` leaves for later.
+
+    ``publication``: of the jit backend, what comes of publishing what it compiled.
+    """
 
     checkpoint: Checkpoint
     plan: Plan
@@ -41,6 +48,7 @@ class Loaded:
     warmer: "Warmer"
     artifacts: Artifacts | None
     cold: tuple[Bucket, ...]
+    publication: "Future[list[Published]] | None" = None
 
     @property
     def warm_table(self) -> BucketTable:
@@ -61,7 +69,8 @@ def load(options: StartOptions, timeline: Timeline, status: StartupStatus) -> Lo
         CheckpointError, ConfigError, WeightsError: the model cannot be served.
         StartError: a setting does not fit, or the start is strict and not what was asked for.
     """
-    with ThreadPoolExecutor(2, thread_name_prefix="snapcap-fetch") as pool:
+    with ExitStack() as scope:
+        pool = scope.enter_context(ThreadPoolExecutor(2, thread_name_prefix="snapcap-fetch"))
         preparation = prepare(options, timeline, status, pool)
         with timeline.phase("import_torch"):
             # Read when libgomp is loaded. By default its threads spin while they wait for each other, and where a
@@ -69,10 +78,14 @@ def load(options: StartOptions, timeline: Timeline, status: StartupStatus) -> Lo
             # run: an encode of 20 ms took 800 ms.
             os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
             importlib.import_module("torch")
+        jit = None
+        if options.backend == "jit":
+            from warmup.jit_start import open_compiler  # noqa: PLC0415  of no other start
+
+            jit = scope.enter_context(open_compiler(options, timeline, status))
         checkpoint, plan = preparation.model.result()
 
-        from warmup.backends.aot import AotBackend  # noqa: PLC0415  these import torch
-        from warmup.backends.eager import EagerBackend  # noqa: PLC0415
+        from warmup.backends.eager import EagerBackend  # noqa: PLC0415  these import torch
         from warmup.device import open_device  # noqa: PLC0415
         from warmup.loading import Warmer, self_test  # noqa: PLC0415
         from warmup.model import load_model  # noqa: PLC0415
@@ -84,34 +97,53 @@ def load(options: StartOptions, timeline: Timeline, status: StartupStatus) -> Lo
             model = load_model(checkpoint.folder, checkpoint.config, checkpoint.transform, plan, device, dtype)
         artifacts = preparation.artifacts.result()
 
-    runner = Runner(model.config, model.regions, model.weights, model.state)
-    warmer = Warmer(runner, plan.table, status, timeline, options.strict)
-    status.expect(plan.buckets, plan.device, plan.dtype)
-    compiled = None
-    if artifacts is not None and artifacts.hit:
-        compiled = AotBackend(artifacts.fetched.entries, artifacts.signatures, model)
-    elif artifacts is not None:
+        runner = Runner(model.config, model.regions, model.weights, model.state)
+        warmer = Warmer(runner, plan.table, status, timeline, options.strict)
+        status.expect(plan.buckets, plan.device, plan.dtype)
+        with timeline.phase("load_artifacts"):
+            backend = _backend(options, artifacts, plan, model, jit) or EagerBackend()
+            warmer.assign(backend)
+        buckets = plan.table.buckets
+        # Others are ready at once when they are warm: eager has nothing worth leaving for later, and jit would
+        # compile on the device thread while it serves.
+        now = buckets[:1] if options.ready_when == "first" and backend.name == "aot" else buckets
+        warmer.warm(now)
+        if jit is not None:
+            jit.settle()
+        with timeline.phase("self_test"):
+            self_test(runner, buckets[0], checkpoint)
+        publication = None if jit is None else jit.publish()
+    cold = buckets[len(now) :]
+    return Loaded(checkpoint, plan, model, runner, warmer, artifacts, cold, publication)
+
+
+def _backend(
+    options: StartOptions, artifacts: Artifacts | None, plan: Plan, model: "LoadedModel", jit: "Jit | None"
+) -> "Backend | None":
+    """What runs compiled code; None where the start stays eager."""
+    if artifacts is None or (options.backend == "jit" and jit is None):
+        return None
+    if not artifacts.hit:
         _report_missing(artifacts, options)
-    with timeline.phase("load_artifacts"):
-        warmer.assign(compiled or EagerBackend())
-    buckets = plan.table.buckets
-    # Without artifacts eager counts as ready, and warming it takes no time worth splitting.
-    now = buckets[:1] if options.ready_when == "first" and compiled is not None else buckets
-    warmer.warm(now)
-    with timeline.phase("self_test"):
-        self_test(runner, buckets[0], checkpoint)
-    return Loaded(checkpoint, plan, model, runner, warmer, artifacts, buckets[len(now) :])
+    if jit is not None:
+        return jit.backend(plan, artifacts)
+    if not artifacts.hit:
+        return None
+    from warmup.backends.aot import AotBackend  # noqa: PLC0415  imports torch
+
+    return AotBackend(artifacts.fetched.entries, artifacts.signatures, model)
 
 
 def _report_missing(artifacts: Artifacts, options: StartOptions) -> None:
-    """Say why the start is not compiled; a backend that was asked for by name is an error, `auto` a note.
+    """Say what the start does without artifacts; `aot` that was asked for by name is an error, others a note.
 
     Raises:
         StartError: the start is strict.
     """
     fetched = artifacts.fetched
-    if options.strict and options.backend != "auto":
-        raise StartError(f"the {options.backend} backend has no artifacts: {fetched.result}: {fetched.reason}")
-    fields = {"result": fetched.result, "reason": fetched.reason, "key": artifacts.key[:12], "serving": "eager"}
-    level = logging.INFO if options.backend == "auto" and fetched.result == "miss" else logging.ERROR
+    if options.strict and options.backend == "aot":
+        raise StartError(f"the aot backend has no artifacts: {fetched.result}: {fetched.reason}")
+    instead = {"compiling": "now"} if options.backend == "jit" else {"serving": "eager"}
+    fields = {"result": fetched.result, "reason": fetched.reason, "key": artifacts.key[:12], **instead}
+    level = logging.INFO if options.backend != "aot" and fetched.result == "miss" else logging.ERROR
     _logger.log(level, "no artifacts", extra={"fields": fields})

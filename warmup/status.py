@@ -114,6 +114,11 @@ class StartupStatus:
         with self._lock:
             self._state.counts["bucket_swaps", result] += 1
 
+    def fell_back(self, region: str, size: int) -> None:
+        """A call of the jit backend that none of the region's graphs fitted has run eager."""
+        with self._lock:
+            self._state.counts["eager_fallbacks", region, str(size)] += 1
+
     def building(self, **progress: Any) -> None:
         """Members of the background build's progress, over those set before."""
         with self._lock:

@@ -12,6 +12,7 @@ PHASES = (
     "interpreter",
     "bind",
     "import_torch",
+    "import_compiler",  # of the jit backend only
     "device_init",
     "fetch_artifacts",
     "fetch_weights",

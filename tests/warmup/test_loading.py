@@ -121,12 +121,14 @@ def test_a_start_warms_every_bucket_and_tells_its_phases(started: tuple[Loaded, 
 
 
 class Recording:
-    """Eager, noting which region ran at how many rows; buckets of ``broken`` have no package."""
+    """Eager, noting which region ran at how many rows; buckets of ``broken`` have no package, those of ``failing``
+    one that does not run."""
 
     name = "recording"
 
-    def __init__(self, broken: tuple[int, ...] = ()) -> None:
+    def __init__(self, broken: tuple[int, ...] = (), failing: tuple[int, ...] = ()) -> None:
         self.broken = broken
+        self.failing = failing
         self.ran: list[tuple[str, int, int]] = []
 
     def callable(self, region: Region, bucket: Bucket) -> RegionFunction:
@@ -134,6 +136,8 @@ class Recording:
             raise PackageError(f"the artifact set has no {region.name}")
 
         def run(*inputs: torch.Tensor) -> torch.Tensor:
+            if bucket.size in self.failing:
+                raise RuntimeError(f"no kernel for {region.name}")
             self.ran.append((region.name, bucket.size, len(inputs[0])))
             return region.function(*inputs)
 
@@ -180,6 +184,30 @@ def test_a_bucket_that_cannot_be_opened_stays_eager_and_says_so(make_warmer: Any
 def test_a_strict_start_ends_where_a_bucket_cannot_be_opened(make_warmer: Any) -> None:
     with pytest.raises(StartError, match=r"the recording backend cannot serve: the artifact set has no \w+_before"):
         make_warmer(strict=True).assign(Recording(broken=(5,)))
+
+
+def test_a_bucket_that_opens_and_cannot_run_stays_eager_and_says_so(make_warmer: Any, on_device: Any) -> None:
+    warmer, backend = make_warmer(), Recording(failing=(2,))
+    warmer.assign(backend)
+    on_device(warmer.warm, warmer.table.buckets)
+    found = {(b.size, b.state, b.backend) for b in warmer.status.buckets()}
+    assert found == {(1, "warm", "recording"), (2, "failed", "eager"), (5, "warm", "recording")}
+    on_device(warmer.runner.decode_step, Bucket(2))
+
+
+def test_a_strict_start_ends_where_a_bucket_cannot_run(make_warmer: Any, on_device: Any) -> None:
+    warmer = make_warmer(strict=True)
+    warmer.assign(Recording(failing=(2,)))
+    with pytest.raises(StartError, match="the recording backend cannot serve: no kernel for encoder_before"):
+        on_device(warmer.warm, warmer.table.buckets)
+
+
+def test_a_bucket_aside_that_cannot_run_stays_eager(make_warmer: Any, on_device: Any) -> None:
+    warmer = make_warmer()
+    warmer.assign(Recording(failing=(5,)))
+    on_device(warmer.warm_aside, Bucket(5))
+    assert {(b.state, b.backend) for b in warmer.status.buckets() if b.size == 5} == {("failed", "eager")}
+    on_device(warmer.runner.decode_step, Bucket(5))
 
 
 def test_warming_aside_leaves_running_rows_alone(make_warmer: Any, on_device: Any) -> None:

@@ -1,0 +1,96 @@
+"""Two small regions compiled as the jit backend does, in a process of its own; prints what happened as JSON.
+
+python -m support.jit_regions FOLDER [REDIS_URL]
+"""
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+
+class _Kept(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+
+
+def _record_modes() -> list[bool]:
+    """Whether Inductor autotunes, for each graph it lowers from now on; a second graph of one code object is an
+    error."""
+    from torch._dynamo import config as dynamo
+    from torch._inductor import config
+    from torch._inductor.graph import GraphLowering
+
+    dynamo.recompile_limit = 1
+    autotuned: list[bool] = []
+    lower = GraphLowering.run
+
+    def recorded(self: GraphLowering, *args: Any) -> Any:
+        autotuned.append(config.max_autotune)
+        return lower(self, *args)
+
+    GraphLowering.run = recorded
+    return autotuned
+
+
+def main() -> None:
+    folder, remote_cache = Path(sys.argv[1]), "".join(sys.argv[2:])
+    import torch
+
+    from models.regions import Region
+    from warmup.artifacts import Fetched
+    from warmup.buckets import Bucket
+    from warmup.compile_events import cache_counts, compiled_graphs
+    from warmup.jit_start import open_compiler
+    from warmup.options import StartOptions, StoreOptions
+    from warmup.plan import Plan
+    from warmup.prepared import Artifacts
+    from warmup.status import StartupStatus
+    from warmup.timeline import Timeline
+
+    torch.set_grad_enabled(False)
+    kept, status = _Kept(), StartupStatus()
+    logging.getLogger("snapcap.jit").addHandler(kept)
+    options = StartOptions("demo", folder, StoreOptions(folder / "store"), backend="jit", remote_cache=remote_cache)
+    plan = Plan("cpu", "float32", (2, 3), 8, 1, encoder_mode="default", decoder_mode="max-autotune")
+    out: dict[str, Any] = {}
+
+    def scaled(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(hidden * weight + 1)
+
+    with open_compiler(options, Timeline.since_exec(), status) as jit:
+        assert jit is not None
+        out["autotuned"] = _record_modes()
+        backend = jit.backend(plan, Artifacts("0" * 64, {"kind": "jit"}, Fetched("miss", "none")))
+        run = {}
+        for component, size in (("encoder", 2), ("encoder", 3), ("decoder", 2)):
+            region = Region(f"{component}_block", component, scaled, ("hidden",), ("weight",), layers=2)
+            name = f"{component}_{size}"
+            run[name] = backend.callable(region, Bucket(size))
+            for _layer in range(region.layers):  # of other weights
+                inputs = torch.randn(size, 8), torch.randn(8)
+                torch.testing.assert_close(run[name](*inputs), scaled(*inputs))
+        out["graphs"], out["counts"] = compiled_graphs(), cache_counts()._asdict()
+        jit.settle()
+    other = torch.randn(5, 8), torch.randn(8)
+    eager = [run["encoder_2"](*other) for _ in range(3)]
+    torch.testing.assert_close(eager, [scaled(*other)] * 3)
+    out["fallbacks"] = [[*labels, count] for labels, count in status.counts("eager_fallbacks").items()]
+    out["messages"] = kept.messages
+    torch.compiler.set_stance("fail_on_recompile")
+    run["encoder_2"](torch.randn(2, 8), torch.randn(8))
+    try:
+        run["encoder_2"](*other)
+    except RuntimeError as error:
+        out["failed"] = str(error).splitlines()[0]
+    out["graphs_after"] = compiled_graphs()
+    print(json.dumps(out))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""Publishing to S3 in a process of its own, so that a server never imports boto3 while it serves.
+
+    stdin   {"store": …, "local": folder, "key": …, …}, then {} to publish
+    stdout  {"result": …, "reason": …}
+
+Publishes the set of a key that is in the local folder. Run as ``python -m warmup.publish_worker``.
+"""
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from warmup.artifacts import fetch
+from warmup.child import Task, serve_lines
+from warmup.folder_store import FolderStore
+from warmup.publish import publish
+from warmup.s3 import S3Options
+from warmup.signing import OWNER, Trust, load_signer
+from warmup.store import StoreError
+from warmup.stores import open_store
+
+
+def _start(job: dict[str, Any]) -> Task:
+    trust = Trust.from_files(map(Path, job["trusted_keys"]), job["allow_unsigned"])
+    remote = open_store(job["store"], S3Options(**job["s3"]), trust)
+    signer = load_signer(Path(job["sign_key"])) if job["sign_key"] else None
+
+    def publish_set(_task: dict[str, Any]) -> dict[str, Any]:
+        found = fetch(None, FolderStore.open(Path(job["local"])), job["key"], {}, OWNER, job["s3"]["deadline"])
+        if found.manifest is None:
+            raise StoreError(found.reason)
+        return asdict(publish(remote, found.manifest, found.entries, signer, job["replace"]))
+
+    return publish_set
+
+
+if __name__ == "__main__":
+    sys.exit(serve_lines(_start))
