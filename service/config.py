@@ -14,6 +14,7 @@ from service.options import (
     parse_device,
     parse_hosts,
     parse_int,
+    parse_name,
     parse_seconds,
     parse_size,
     parse_switch,
@@ -211,6 +212,14 @@ class HttpSettings:
         parse=lambda text: Path(text).expanduser(),
         metavar="FILE",
         default_text="none",
+    )
+    model_name: str | None = option(
+        "model_name",
+        None,
+        "name by which clients ask for the model",
+        parse=parse_name,
+        metavar="NAME",
+        default_text="that of --model",
     )
     image_hosts: tuple[str, ...] = option(
         "allow_image_host",

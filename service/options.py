@@ -143,6 +143,13 @@ def parse_paths(text: str) -> tuple[Path, ...]:
     return tuple(Path(name).expanduser() for name in names)
 
 
+def parse_name(text: str) -> str:
+    """A name that can stand in the path of a URL as it is."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._@/-]{0,199}", text) or "//" in text or text.endswith("/"):
+        raise ValueError("be a name of letters, digits and . _ - @, and of / within, such as org/name")
+    return text
+
+
 def parse_hosts(text: str) -> tuple[str, ...]:
     """ "a.example,b.example:8443" to two hosts, in lower case."""
     hosts = tuple(name.strip().lower() for name in text.split(","))

@@ -37,7 +37,8 @@ def start(settings: Settings, services: "Services", stop: Callable[[], None]) ->
         services.metrics.queue_depth.set_function(lambda: scheduler.depth)
         services.metrics.device_memory_allocated.set_function(loaded.runner.allocated_bytes)
         checkpoint = loaded.checkpoint
-        services.captioner.attach(engine, checkpoint.transform, checkpoint.tokenizer, checkpoint.name)
+        name = settings.http.model_name or checkpoint.name
+        services.captioner.attach(engine, checkpoint.transform, checkpoint.tokenizer, name)
         # `serve` has put collections off. What the imports made stays for good: later ones need not look at it.
         gc.freeze()
         gc.enable()

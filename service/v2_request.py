@@ -93,14 +93,19 @@ def _images(tensor: Mapping[str, Any], shape: tuple[int, ...], binary: bytes) ->
         if binary:
             raise InvalidOption("inputs[0].parameters.binary_data_size", "say how many bytes follow the JSON")
         texts = _flat(tensor.get("data"))
+        _check_count(len(texts), shape)
         images = [image_from_base64(each, f"inputs[0].data[{index}]") for index, each in enumerate(texts)]
     else:
         if "data" in tensor or isinstance(size, bool) or size != len(binary):
             raise InvalidOption("inputs[0].parameters.binary_data_size", f"be {len(binary)}, what follows the JSON")
-        images = _elements(binary)
-    if len(images) != prod(shape):
-        raise InvalidOption("inputs[0].shape", f"have as many elements as there are images: {len(images)}")
+        images = _elements(binary, prod(shape))
+        _check_count(len(images), shape)
     return tuple(images)
+
+
+def _check_count(count: int, shape: tuple[int, ...]) -> None:
+    if count != prod(shape):
+        raise InvalidOption("inputs[0].shape", "have as many elements as there are images")
 
 
 def _flat(data: Any) -> list[Any]:
@@ -110,9 +115,11 @@ def _flat(data: Any) -> list[Any]:
     return [each for row in data for each in (row if isinstance(row, list) else [row])]
 
 
-def _elements(binary: bytes) -> list[bytes]:
-    images, at = [], 0
-    while at < len(binary):
+def _elements(binary: bytes, wanted: int) -> list[bytes]:
+    """One more than wanted at most."""
+    images: list[bytes] = []
+    at = 0
+    while at < len(binary) and len(images) <= wanted:
         start = at + _LENGTH_BYTES
         at = start + int.from_bytes(binary[at:start], "little")
         images.append(binary[start:at])

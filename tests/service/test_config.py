@@ -37,6 +37,14 @@ def test_an_argument_wins_over_its_variable() -> None:
     assert read(SNAPCAP_PORT="2").http.port == 2
 
 
+def test_a_repeatable_option_takes_several_in_either_way() -> None:
+    hosts = ("a.example", "b.example:8443", "c.example")
+    given = ("--allow-image-host", "A.example,b.example:8443", "--allow-image-host", "c.example")
+    assert read(*given).http.image_hosts == hosts
+    assert read(SNAPCAP_ALLOW_IMAGE_HOST="a.example, b.example:8443, c.example").http.image_hosts == hosts
+    assert read("--model-name", "org/name@1.2").http.model_name == "org/name@1.2"
+
+
 def test_an_empty_variable_counts_as_unset() -> None:
     assert read(SNAPCAP_PORT="").http.port == 8000
 
@@ -72,6 +80,13 @@ def test_the_cache_folder_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path:
         ("--request-timeout=0", "--request-timeout must be a number of seconds above 0"),
         ("--drain-delay=-1", "--drain-delay must be a number of seconds of at least 0"),
         ("--max-body-bytes=20MB", "--max-body-bytes must be a size in bytes above 0"),
+        ("--metrics-port=-1", "--metrics-port must be a whole number from 0 to 65535"),
+        ("--allow-image-host=https://a.example/", "--allow-image-host must be host names such as"),
+        ("--allow-image-host=*.example", "--allow-image-host must be host names such as"),
+        ("--allow-image-host=", "--allow-image-host must be host names such as"),
+        ("--model-name=s3://bucket/x", "--model-name must be a name of letters, digits"),
+        ("--model-name=/srv/x", "--model-name must be a name of letters, digits"),
+        ("--model-name=a b", "--model-name must be a name of letters, digits"),
     ],
 )
 def test_a_bad_argument_is_one_clear_line(argument: str, sentence: str) -> None:
