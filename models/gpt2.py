@@ -5,9 +5,12 @@ L the cache length, T the encoder tokens, V the vocabulary. Every row has its ow
 different ages run together; a row reads and writes nothing but its own cache, so what other rows hold
 never changes its result.
 
-Keys are cached transposed, [H, d, L]: with one query a row, both products of attention then run along
-contiguous memory, which is what a compiler fuses and vectorises best (benchmarks/NOTES.md has the times).
+Keys are cached as [H, d, L]: with one query a row, both products of attention then run along contiguous memory,
+which is what a compiler fuses and vectorises best on a CPU. On CUDA the same shape has other strides, for kernels
+that read whole keys (`models.kv_cache`; benchmarks/NOTES.md has the times).
 """
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +18,9 @@ from torch import Tensor
 
 from models.activations import Activation
 from models.attention import attend
+
+# states, slots, key cache, value cache, weight, bias
+WriteCrossKV = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
 
 CROSS_WEIGHTS = ("norm.weight", "norm.bias", "cross_kv.weight", "cross_kv.bias")
 PROJECTION_WEIGHTS = ("projection.weight", "projection.bias")
@@ -42,6 +48,22 @@ BLOCK_WEIGHTS = (
 HEAD_WEIGHTS = ("norm.weight", "norm.bias", "head.weight")
 
 
+def write_cross_kv(
+    states: Tensor,  # [B, T, D]
+    slots: Tensor,  # [B] int64
+    key_cache: Tensor,  # [N, slots, H, d, T], written in place
+    value_cache: Tensor,  # [N, slots, H, T, d], written in place
+    weight: Tensor,  # [N * 2 * D, D]
+    bias: Tensor,
+) -> None:
+    """Keys and values of every decoder layer, as one product, into the rows' slots."""
+    layers, _, heads, length, head_dim = value_cache.shape
+    kv = F.linear(states, weight, bias).view(-1, length, layers, 2, heads, head_dim)
+    key, value = kv.unbind(3)  # each [B, T, N, H, d]
+    key_cache[:, slots] = key.permute(2, 0, 3, 4, 1)
+    value_cache[:, slots] = value.permute(2, 0, 3, 1, 4)
+
+
 def cross_kv(
     hidden: Tensor,  # [B, T, encoder D]
     slots: Tensor,  # [B] int64
@@ -53,15 +75,12 @@ def cross_kv(
     kv_bias: Tensor,
     *projection: Tensor,  # enc_to_dec_proj weight [D, encoder D] and bias, where the widths differ
     eps: float,
+    write: WriteCrossKV = write_cross_kv,
 ) -> Tensor:  # [B, T, encoder D], the encoder's output
     """The encoder's last norm, and the cross-attention K and V of every decoder layer into the rows' slots."""
-    layers, _, heads, length, head_dim = value_cache.shape
     output = F.layer_norm(hidden, (hidden.shape[-1],), norm_weight, norm_bias, eps)
     states = F.linear(output, *projection) if projection else output
-    kv = F.linear(states, kv_weight, kv_bias).view(-1, length, layers, 2, heads, head_dim)
-    key, value = kv.unbind(3)  # each [B, T, N, H, d]
-    key_cache[:, slots] = key.permute(2, 0, 3, 4, 1)
-    value_cache[:, slots] = value.permute(2, 0, 3, 1, 4)
+    write(states, slots, key_cache, value_cache, kv_weight, kv_bias)
     return output
 
 

@@ -51,10 +51,15 @@ class DecodeState:
         def buffer(*shape: int, kind: torch.dtype = dtype) -> Tensor:
             return torch.zeros(shape, dtype=kind, device=device)
 
+        def keys(*shape: int) -> Tensor:
+            # On CUDA a key is contiguous: a kernel reads it whole, and the encoder writes it so.
+            *outer, width, length = shape
+            return buffer(*outer, length, width).mT if device.type == "cuda" else buffer(*shape)
+
         return cls(
-            key=buffer(layers, slots, heads, head_dim, cache_length),
+            key=keys(layers, slots, heads, head_dim, cache_length),
             value=buffer(layers, slots, heads, cache_length, head_dim),
-            cross_key=buffer(layers, slots + 1, heads, head_dim, tokens),
+            cross_key=keys(layers, slots + 1, heads, head_dim, tokens),
             cross_value=buffer(layers, slots + 1, heads, tokens, head_dim),
             tokens=buffer(slots, kind=torch.int64),
             positions=buffer(slots, kind=torch.int64),
@@ -74,7 +79,7 @@ class DecodeState:
         return self.forced.shape[1]
 
     def layers(self, rows: int) -> list[LayerCache]:
-        """Contiguous views of the first ``rows`` slots, one a decoder layer."""
+        """Views of the first ``rows`` slots, one a decoder layer."""
         caches = (self.key, self.value, self.cross_key, self.cross_value)
         return [LayerCache(*(cache[layer, :rows] for cache in caches)) for layer in range(self.key.shape[0])]
 

@@ -4,11 +4,16 @@ B is the padded batch, S the encoder tokens (patches and the class token), D the
 Weights come last and in the order of the ``*_WEIGHTS`` tables, so one compiled block serves every layer.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from models.activations import Activation
+
+# x, weight, bias, activation -> the activated linear layer
+Activated = Callable[[Tensor, Tensor, Tensor, Activation], Tensor]
 
 EMBED_WEIGHTS = ("rescale", "mean", "std", "patch.weight", "patch.bias", "class_token", "position")
 BLOCK_WEIGHTS = (
@@ -52,6 +57,16 @@ def embed(
     return torch.cat((class_token.expand(tokens.shape[0], -1, -1), tokens), dim=1) + position
 
 
+def activated(
+    x: Tensor,  # [B, S, in]
+    weight: Tensor,  # [out, in]
+    bias: Tensor,  # [out]
+    act: Activation,
+) -> Tensor:  # [B, S, out]
+    """A linear layer and the activation after it."""
+    return act(F.linear(x, weight, bias))
+
+
 def block(
     hidden: Tensor,  # [B, S, D]
     norm1_weight: Tensor,
@@ -70,6 +85,7 @@ def block(
     num_heads: int,
     eps: float,
     act: Activation,
+    activated: Activated = activated,
 ) -> Tensor:  # [B, S, D]
     """One transformer layer: attention over all tokens, then the MLP, each on a normalised residual."""
     batch, length, width = hidden.shape
@@ -80,4 +96,4 @@ def block(
     attended = attended.transpose(1, 2).reshape(batch, length, width)
     hidden = hidden + F.linear(attended, out_weight, out_bias)
     normed = F.layer_norm(hidden, (width,), norm2_weight, norm2_bias, eps)
-    return hidden + F.linear(act(F.linear(normed, fc1_weight, fc1_bias)), fc2_weight, fc2_bias)
+    return hidden + F.linear(activated(normed, fc1_weight, fc1_bias, act), fc2_weight, fc2_bias)

@@ -29,8 +29,10 @@ from warmup.status import ComponentName
 EventKind = Literal["kept", "compiled", "built", "failed"]
 
 # What a compiler child runs with. No pool of helpers: the children are the pool, one thread each beside the
-# compiler it calls. No line tables: they are four fifths of a package.
+# compiler it calls. No line tables: they are four fifths of a package. And no test compilations of vector
+# instructions that the CPU says it has: 15 to 50 s before a child's first package (benchmarks/NOTES.md).
 _COMPILER = {
+    "TORCHINDUCTOR_VEC_ISA_OK": "1",
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
     "TORCH_WARM_POOL": "0",
     "AOT_INDUCTOR_ENABLE_LINE_TABLES": "0",

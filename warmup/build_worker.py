@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from models.fused import compiled_function
 from models.regions import Region, RegionFunction
 from warmup.buckets import Bucket
 from warmup.model import LoadedModel
@@ -43,7 +44,9 @@ def compile_region(model: LoadedModel, region: Region, bucket: Bucket, plan: Pla
     import torch._inductor  # noqa: PLC0415  seconds, and only ever here
 
     inputs = model.inputs(region, bucket)
-    program = torch.export.export(_RegionModule(region.function), inputs)
+    program = torch.export.export(
+        _RegionModule(compiled_function(region, model.state.tokens.device, model.dtype)), inputs
+    )
     options = inductor_options(plan.mode(region.component), plan.device_type)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.pt2")
     torch._inductor.aoti_compile_and_package(program, package_path=str(temporary), inductor_configs=options)

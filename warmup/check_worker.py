@@ -68,8 +68,9 @@ def example_inputs(model: LoadedModel, region: Region, bucket: Bucket, padding: 
     names = region.input_names
     own = model.inputs(region, bucket)[: len(names)]
     examples = [
-        (integers(name, tensor.shape) if tensor.dtype == torch.int64 else random_like(tensor)).to(
-            device=tensor.device, dtype=tensor.dtype
+        # With the strides it has when serving: a package knows no others.
+        torch.empty_like(tensor).copy_(
+            integers(name, tensor.shape) if tensor.dtype == torch.int64 else random_like(tensor)
         )
         for name, tensor in zip(names, own, strict=True)
     ]

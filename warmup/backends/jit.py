@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from models.fused import compiled_function
 from models.regions import Region, RegionFunction
 from warmup.buckets import Bucket
 from warmup.modes import inductor_options
@@ -35,9 +36,10 @@ class JitBackend:
     def callable(self, region: Region, bucket: Bucket) -> RegionFunction:
         """The region's function, to be compiled for the shapes of its first call; a graph break is an error."""
         name = f"{region.name}_b{bucket.size}"
+        function = compiled_function(region, torch.device(self.plan.device), getattr(torch, self.plan.dtype))
         options = inductor_options(self.plan.mode(region.component), self.plan.device_type)
         compiled: RegionFunction = torch.compile(
-            own_code(region.function, name, lambda: self.on_fallback(region.name, bucket.size)),
+            own_code(function, name, lambda: self.on_fallback(region.name, bucket.size)),
             fullgraph=True,
             dynamic=False,
             options={key: value for key, value in options.items() if not key.startswith(_OF_PACKAGES)},
