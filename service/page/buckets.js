@@ -48,7 +48,7 @@ const grid = {
 
   fill(cell, bucket) {
     const [size, word, took] = cell.children;
-    const compiled = bucket.backend !== "" && bucket.backend !== "eager";
+    const compiled = isCompiled(bucket.backend);
     const state = bucket.state === "captured" && compiled ? "compiled, recorded" : STATES[bucket.state];
     cell.dataset.state = bucket.state === "captured" && !compiled ? "eager" : bucket.state;
     say(size, `${bucket.size}`);
@@ -59,8 +59,9 @@ const grid = {
 
   artifacts(report) {
     const found = report.artifacts;
+    const why = found?.reason.replace(/[0-9a-f]{40,}/g, (digest) => `${digest.slice(0, 12)}…`);
     const sentence = found
-      ? `Compiled code for this machine: ${RESULTS[found.result] ?? found.result}${found.reason ? ` (${found.reason})` : ""}.`
+      ? `Compiled code for this machine: ${RESULTS[found.result] ?? found.result}${why ? ` (${why})` : ""}.`
       : report.state === "starting" ? "" : "Compiled code was not looked for: this server was told to run plain PyTorch.";
     say(byId("artifacts"), sentence);
   },

@@ -8,26 +8,23 @@ function part(title, ...children) {
 
 function requestOf(operation) {
   const parts = [];
-  const parameters = (operation.parameters ?? []).map((each) => ({
-    ...each,
-    name: each.in === "header" ? `${each.name}:` : each.in === "path" ? `{${each.name}}` : `?${each.name}=`,
-  }));
-  if (parameters.length) parts.push(part("Parameters", schemas.table("Parameters", parameters)));
+  const signs = { header: (name) => `${name}:`, path: (name) => `{${name}}`, query: (name) => `?${name}=` };
+  const parameters = (operation.parameters ?? []).map((each) =>
+    schemas.row(signs[each.in]?.(each.name) ?? each.name, each.schema, each.required, each.description),
+  );
+  if (parameters.length) parts.push(part("Parameters", schemas.rows(parameters)));
   for (const [type, { schema }] of Object.entries(operation.requestBody?.content ?? {})) {
-    parts.push(part(`Body as ${type}`, schemas.members(`Body as ${type}`, schema)));
+    parts.push(part(`Body as ${type}`, schemas.members(schema)));
   }
   return parts;
 }
 
 function repliesOf(operation) {
-  const rows = Object.entries(operation.responses).map(([status, reply]) => {
-    const content = Object.entries(reply.content ?? {});
-    const kinds = content.flatMap(([type, { schema }], index) => [index ? ", or " : "", ...schemas.kind(schema), ` as ${type}`]);
-    const head = element("th", "", { scope: "row" }, element("code", "", { text: status }));
-    return element("tr", "", {}, head, element("td", "", { text: reply.description }), element("td", "", {}, ...kinds));
+  const replies = Object.entries(operation.responses).map(([status, reply]) => {
+    const kinds = Object.entries(reply.content ?? {}).map(([type, { schema }]) => [...schemas.kind(schema), ` as ${type}`]);
+    return [status, schemas.joined(kinds), reply.description];
   });
-  const table = element("table", "", {}, element("caption", "unseen", { text: "Replies" }), element("tbody", "", {}, ...rows));
-  return part("Replies", element("div", "table", { tabindex: "0", role: "region", "aria-label": "Replies" }, table));
+  return part("Replies", schemas.rows(replies));
 }
 
 function operationOf(path, method, operation) {
@@ -61,7 +58,7 @@ function groupsOf(document) {
 function schemaOf([name, schema]) {
   const head = element("summary", "", {}, element("code", "path", { text: name }));
   const said = element("p", "", { text: schema.description ?? "" });
-  return element("details", "schema", { id: `object-${name}` }, head, element("div", "inside", {}, said, schemas.members(name, schema)));
+  return element("details", "schema", { id: `object-${name}` }, head, element("div", "inside", {}, said, schemas.members(schema)));
 }
 
 async function show() {

@@ -29,40 +29,40 @@ const schemas = {
     return link;
   },
 
-  /** What narrows a schema: "1 to 65536, default 0". */
+  /** What narrows a schema: "At least 1, at most 65536, default 0." */
   limits(schema) {
     const { minimum, exclusiveMinimum, maximum, maxLength, minItems, maxItems } = schema;
-    const low = exclusiveMinimum !== undefined ? `above ${exclusiveMinimum}` : minimum !== undefined ? `at least ${minimum}` : "";
-    return [
-      low,
+    const said = [
+      minimum !== undefined ? `at least ${minimum}` : "",
+      exclusiveMinimum !== undefined ? `above ${exclusiveMinimum}` : "",
       maximum <= Number.MAX_SAFE_INTEGER ? `at most ${maximum}` : "",
       minItems !== undefined ? `at least ${minItems} of them` : "",
       maxItems !== undefined ? `at most ${maxItems} of them` : "",
       maxLength !== undefined ? `at most ${maxLength} characters` : "",
       schema.default !== undefined && schema.default !== "" ? `default ${JSON.stringify(schema.default)}` : "",
     ].filter(Boolean).join(", ");
+    return said && `${said[0].toUpperCase()}${said.slice(1)}.`;
   },
 
-  /** Rows of [name, required, schema, description] as a table. */
-  table(caption, rows) {
-    const body = element("tbody");
-    for (const { name, required, schema, description } of rows) {
-      const kind = element("td", "", {}, ...this.kind(schema), required ? ", required" : "");
-      const said = [description ?? schema?.description ?? "", this.limits(schema ?? {})].filter(Boolean).join(" ");
-      const head = element("th", "", { scope: "row" }, element("code", "", { text: name }));
-      body.append(element("tr", "", {}, head, kind, element("td", "", { text: said })));
-    }
-    const title = element("caption", "unseen", { text: caption });
-    return element("div", "table", { tabindex: "0", role: "region", "aria-label": caption }, element("table", "", {}, title, body));
+  /** A list of names, each with what it is and what is said of it: [name, kind as text and links, text]. */
+  rows(rows) {
+    const made = rows.map(([name, kind, text]) => {
+      const head = element("dt", "", {}, element("code", "", { text: name }), element("span", "", {}, ...kind));
+      return element("div", "", {}, head, element("dd", "", { text }));
+    });
+    return element("dl", "rows", {}, ...made);
   },
 
-  /** The members of an object as a table, or its kind in a line. */
-  members(caption, schema) {
+  /** One named value: a parameter, or a member of an object. */
+  row(name, schema = {}, required = false, description = schema.description) {
+    const sentence = description && !/[.!?]$/.test(description) ? `${description}.` : description;
+    return [name, [...this.kind(schema), required ? ", required" : ""], [sentence, this.limits(schema)].filter(Boolean).join(" ")];
+  },
+
+  /** The members of an object, or its kind in a line. */
+  members(schema) {
     if (!schema?.properties) return element("p", "", {}, ...this.kind(schema));
     const required = new Set(schema.required ?? []);
-    return this.table(
-      caption,
-      Object.entries(schema.properties).map(([name, of]) => ({ name, required: required.has(name), schema: of })),
-    );
+    return this.rows(Object.entries(schema.properties).map(([name, of]) => this.row(name, of, required.has(name))));
   },
 };

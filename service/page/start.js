@@ -31,6 +31,7 @@ const start = {
   },
 };
 
+const isCompiled = (backend) => Boolean(backend) && !["eager", "mixed"].includes(backend);
 const spoken = (phase) => PHASES[phase]?.[0] ?? phase.replaceAll("_", " ");
 
 function drawState(report, problem) {
@@ -38,7 +39,7 @@ function drawState(report, problem) {
   const state = report?.state ?? "unreachable";
   byId("state").dataset.state = state;
   say(byId("state-word"), report ? words[state] : problem.status === 401 ? "needs a key" : "not reachable");
-  const working = state === "starting" ? spoken(report.phase) : report?.backend === "aot" ? "compiled" : "";
+  const working = state === "starting" ? spoken(report.phase) : isCompiled(report?.backend) ? "compiled" : "";
   say(byId("state-phase"), working && `: ${working}`);
 }
 
@@ -59,15 +60,12 @@ function story(report) {
   const { ready } = report.marks;
   const torch = report.phases.find((phase) => phase.name === "import_torch");
   if (report.error) return report.error;
-  if (ready === undefined) return "The bars grow as it starts. What is side by side happens at the same time.";
+  if (ready === undefined) return "The bars grow as it starts. Those that stand above one another run at the same time.";
   const share = torch?.end ? Math.round((100 * (torch.end - torch.start)) / ready) : 0;
   const rest = torch?.end ? inMilliseconds((ready - torch.end) * 1000) : "";
-  const after = {
-    aot: "the compiled model was opened, run at every batch size and tested",
-    eager: "the model was loaded, run at every batch size and tested",
-  }[report.tier];
-  if (!share || !after) return "";
-  return `${share} % of the start is PyTorch being imported. In the ${rest} after that ${after}.`;
+  if (!share || report.tier === null) return "";
+  const opened = isCompiled(report.tier) ? "the compiled model was opened" : "the model was loaded";
+  return `${share} % of the start is PyTorch being imported. In the ${rest} after that ${opened}, run at every batch size and tested.`;
 }
 
 function lede(report) {
@@ -75,7 +73,7 @@ function lede(report) {
   const { ready } = report.marks;
   if (report.state === "failed") return `${what} This one could not start.`;
   if (ready === undefined) return `${what} This one is starting right now: watch it below.`;
-  const how = report.tier === "aot" ? ", compiled and warm for every batch size" : "";
+  const how = isCompiled(report.tier) ? ", compiled and warm for every batch size" : "";
   return `${what} This one was ready ${inSeconds(ready)} after its process began${how}.`;
 }
 
@@ -91,6 +89,7 @@ function drawStart(report) {
   );
   waterfall.draw(report);
   grid.draw(report);
+  byId("samples").style.visibility = report.model === null ? "hidden" : "visible";
   byId("samples").hidden = report.model !== null && report.model !== "demo";
 }
 

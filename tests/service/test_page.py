@@ -4,12 +4,17 @@ import base64
 import hashlib
 import re
 import tomllib
+from collections.abc import Iterable
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from starlette.testclient import TestClient
+
+from service import schemas
+from warmup.status import COMPONENTS, BucketState
+from warmup.timeline import PHASES
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = ("/", "/docs")
@@ -123,6 +128,24 @@ def test_nothing_is_read_before_a_page_is_asked_for(monkeypatch: pytest.MonkeyPa
     assert read.count("index.html") == 1
     client.get("/")
     assert read.count("index.html") == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "table", "names"),
+    [
+        ("waterfall.js", "PHASES", PHASES),
+        ("buckets.js", "COMPONENTS", COMPONENTS),
+        ("buckets.js", "STATES", get_args(BucketState)),
+        ("buckets.js", "RESULTS", get_args(schemas.Artifacts.model_fields["result"].annotation)),
+        ("buckets.js", "BUILDS", get_args(schemas.Build.model_fields["state"].annotation)),
+        ("caption.js", "TIMES", schemas.Timings.model_fields.keys() - {"total"}),
+    ],
+)
+def test_the_page_has_words_for_whatever_the_server_may_say(file: str, table: str, names: Iterable[str]) -> None:
+    script = (ROOT / "service" / "page" / file).read_text()
+    (entries,) = re.findall(rf"^const {table} = [{{\[]\n?(.*?)[}}\]];$", script, re.DOTALL | re.MULTILINE)
+    words = set(re.findall(r'(?:^ *|[{,] *)\[?"?(\w+)"?[:,] ', entries, re.MULTILINE))
+    assert words >= set(names)
 
 
 def test_every_file_of_the_pages_is_used_and_shipped() -> None:
