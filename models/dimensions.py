@@ -17,6 +17,8 @@ class VisionConfig:
 
     family: transformers' ``model_type`` of the encoder.
     leading_tokens: tokens before the patches: the class token, and in DeiT the distillation token.
+    positions: a learned position is added to each token.
+    final_norm: a norm follows the last block.
     """
 
     family: str
@@ -31,6 +33,8 @@ class VisionConfig:
     layer_norm_eps: float
     qkv_bias: bool = True
     leading_tokens: int = 1
+    positions: bool = True
+    final_norm: bool = True
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -41,6 +45,23 @@ class VisionConfig:
     def sequence_length(self) -> int:
         """Encoder tokens: one per patch, and the leading ones."""
         return self.grid[0] * self.grid[1] + self.leading_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeitConfig(VisionConfig):
+    """An encoder whose attention has a learned bias for each pair of patches, as ``models.beit`` computes it.
+
+    layer_bias, shared_bias: each layer has its own, or all have one; both are added up.
+    layer_scale: a factor for each feature of what a layer adds.
+    """
+
+    layer_bias: bool
+    shared_bias: bool
+    layer_scale: bool
+
+    @property
+    def relative(self) -> bool:
+        return self.layer_bias or self.shared_bias
 
 
 @dataclass(frozen=True, kw_only=True)

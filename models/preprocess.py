@@ -1,6 +1,6 @@
 """A checkpoint's image processor: bytes -> uint8 pixels of the size its encoder takes -> normalised floats.
 
-Equal to transformers' image processors of ViT, DeiT and BLIP (Pillow backend) but for transparent pixels and
+Equal to transformers' image processors of ViT, DeiT, BEiT and BLIP (Pillow backend) but for transparent pixels and
 16-bit greys (``models.image.load_upright``), and large JPEGs, which are decoded at a fraction of their size
 (``models.image.load_resized``).
 """

@@ -33,6 +33,7 @@ class ProcessorDefaults:
 
 _BICUBIC = int(Image.Resampling.BICUBIC)
 _PROCESSORS = {
+    "Beit": ProcessorDefaults(resample=_BICUBIC),
     "Blip": ProcessorDefaults(
         384,
         _BICUBIC,
@@ -42,7 +43,7 @@ _PROCESSORS = {
     "DeiT": ProcessorDefaults(256, _BICUBIC, crop_size=224),
     "ViT": ProcessorDefaults(),
 }
-_OF_FAMILY = {"blip": "Blip", "deit": "DeiT", "vit": "ViT"}
+_OF_FAMILY = {"beit": "Beit", "blip": "Blip", "deit": "DeiT", "vit": "ViT"}
 _NAME = re.compile(r"(\w+?)(?:ImageProcessor(?:Fast|Pil)?|FeatureExtractor)")
 
 

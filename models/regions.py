@@ -12,10 +12,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from models import bert, gpt2, vit
+from models import beit, bert, gpt2, vit
 from models.activations import activation
 from models.config import ModelConfig
-from models.dimensions import BertConfig, DecoderConfig, Gpt2Config
+from models.dimensions import BeitConfig, BertConfig, DecoderConfig, Gpt2Config
 from models.kv_cache import DecodeState
 
 Component = Literal["encoder", "decoder"]
@@ -68,7 +68,11 @@ def build_regions(config: ModelConfig) -> Regions:
 
 def _encoder(config: ModelConfig) -> tuple[Region, Region, Region]:
     vision = config.vision
-    projection = gpt2.PROJECTION_WEIGHTS if config.projected else ()
+    act, eps = activation(vision.activation), vision.layer_norm_eps
+    relative = isinstance(vision, BeitConfig) and vision.relative
+    block = beit.block if relative else vit.block
+    after: RegionFunction = partial(gpt2.cross_kv, eps=eps) if vision.final_norm else beit.cross_kv
+    cross_weights = gpt2.CROSS_WEIGHTS if vision.final_norm else beit.CROSS_WEIGHTS
     return (
         Region(
             "encoder_before",
@@ -80,22 +84,17 @@ def _encoder(config: ModelConfig) -> tuple[Region, Region, Region]:
         Region(
             "encoder_block",
             "encoder",
-            partial(
-                vit.block,
-                num_heads=vision.num_heads,
-                eps=vision.layer_norm_eps,
-                act=activation(vision.activation),
-            ),
+            partial(block, num_heads=vision.num_heads, eps=eps, act=act),
             ("hidden",),
-            vit.BLOCK_WEIGHTS,
+            beit.BLOCK_WEIGHTS if relative else vit.BLOCK_WEIGHTS,
             layers=vision.num_layers,
         ),
         Region(
             "encoder_after",
             "encoder",
-            partial(gpt2.cross_kv, eps=vision.layer_norm_eps),
+            after,
             ("hidden", "slots", "key_cache", "value_cache"),
-            gpt2.CROSS_WEIGHTS + projection,
+            cross_weights + (gpt2.PROJECTION_WEIGHTS if config.projected else ()),
         ),
     )
 

@@ -24,6 +24,8 @@ def embed(take: WeightSource, vision: VisionConfig, normalisation: Normalisation
     leading = [take.raw("encoder.class_token", 1, 1, width)]
     if vision.leading_tokens == 2:
         leading.append(take.raw("encoder.distillation_token", 1, 1, width))
+    length = vision.sequence_length
+    position = take.raw("encoder.position", 1, length, width) if vision.positions else torch.zeros(1, length, width)
     statistics = (
         take.place(torch.tensor(values), torch.float32)
         for values in ([normalisation.rescale], normalisation.mean, normalisation.std)
@@ -33,7 +35,7 @@ def embed(take: WeightSource, vision: VisionConfig, normalisation: Normalisation
         take.place(patch),
         take("encoder.patch.bias", width),
         take.place(torch.cat(leading, dim=1)),
-        take("encoder.position", 1, vision.sequence_length, width),
+        take.place(position),
     )
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from models import bert_weights, gpt2_weights, vit_weights
+from models import beit_weights, bert_weights, gpt2_weights, vit_weights
 from models.checkpoint_file import read_tensors
 from models.config import ModelConfig
-from models.dimensions import BertConfig, Gpt2Config
+from models.dimensions import BeitConfig, BertConfig, Gpt2Config
 from models.regions import Region
 from models.vit_weights import Normalisation
 from models.weight_source import WeightSet, WeightSource
@@ -52,7 +52,9 @@ def load_weights(
     vision = config.vision
     sets = {
         "encoder_before": (vit_weights.embed(take, vision, normalisation),),
-        "encoder_block": tuple(vit_weights.block(take, vision, layer) for layer in range(vision.num_layers)),
+        "encoder_block": beit_weights.blocks(take, vision)
+        if isinstance(vision, BeitConfig)
+        else tuple(vit_weights.block(take, vision, layer) for layer in range(vision.num_layers)),
         **_decoder(take, config),
     }
     take.finish()
@@ -81,8 +83,9 @@ def _decoder(take: WeightSource, config: ModelConfig) -> dict[str, tuple[WeightS
         case _:
             raise TypeError(type(decoder).__name__)
     projection = take.affine("projection", decoder.hidden_size, outer) if config.projected else ()
+    norm = take.affine("encoder.norm", outer) if config.vision.final_norm else ()
     return {
-        "encoder_after": ((*take.affine("encoder.norm", outer), *cross, *projection),),
+        "encoder_after": ((*norm, *cross, *projection),),
         "decoder_before": (embed,),
         "decoder_block": blocks,
         "decoder_after": (head,),

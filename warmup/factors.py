@@ -26,6 +26,7 @@ from warmup.manifest import FORMAT, Kind
 REGION_SOURCES = (
     "activations.py",
     "attention.py",
+    "beit.py",
     "bert.py",
     "fused.py",
     "gpt2.py",

@@ -5,10 +5,11 @@ from typing import Any
 
 from models.config_fields import ConfigError, Fields, is_whole
 from models.dimensions import DEFAULT_NEW_TOKENS, DecoderConfig, GenerationConfig, Parts, VisionConfig
-from models.families import bert, deit, gpt2, roberta, trocr, vit
+from models.families import beit, bert, deit, gpt2, roberta, trocr, vit
 from models.families.names import Names
 
 _ENCODERS: dict[str, tuple[Callable[[Fields], VisionConfig], Names]] = {
+    "beit": (beit.read, beit.NAMES),
     "deit": (deit.read, deit.NAMES),
     "vit": (vit.read, vit.NAMES),
 }

@@ -10,7 +10,7 @@ import transformers
 from support import random_captioners
 
 from models.config import ConfigError, ModelConfig
-from models.dimensions import BertConfig
+from models.dimensions import BeitConfig, BertConfig
 from models.regions import build_regions
 
 # As on the hub, where files of transformers 4 hold every field that a configuration has; here those that matter.
@@ -126,14 +126,27 @@ def test_what_a_blip_file_leaves_out_is_as_in_transformers(tmp_path: Path) -> No
     assert config.generation.eos_ids == (theirs.text_config.sep_token_id,)
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta", "trocr", "deit"])
-def test_what_a_part_leaves_out_is_as_in_transformers(tmp_path: Path, family: str) -> None:
-    if family == "deit":
-        vision = read(tmp_path, pair({"model_type": "deit"}, {"model_type": "gpt2"})).vision
-        deit = transformers.DeiTConfig()
-        assert (vision.image_size[0], vision.hidden_size, vision.qkv_bias) == (224, deit.hidden_size, deit.qkv_bias)
-        assert vision.sequence_length == 14 * 14 + 2
-        return
+def test_what_an_encoder_leaves_out_is_as_in_transformers(tmp_path: Path) -> None:
+    vision = read(tmp_path, pair({"model_type": "deit"}, {"model_type": "gpt2"})).vision
+    deit = transformers.DeiTConfig()
+    assert (vision.image_size[0], vision.hidden_size, vision.qkv_bias) == (224, deit.hidden_size, deit.qkv_bias)
+    assert vision.sequence_length == 14 * 14 + 2
+    vision = read(tmp_path, pair({"model_type": "beit"}, {"model_type": "gpt2"})).vision
+    beit = transformers.BeitConfig()
+    assert isinstance(vision, BeitConfig)
+    assert (vision.positions, vision.final_norm) == (
+        beit.use_absolute_position_embeddings,
+        not beit.use_mean_pooling,
+    )
+    assert (vision.layer_bias, vision.shared_bias, vision.layer_scale) == (
+        beit.use_relative_position_bias,
+        beit.use_shared_relative_position_bias,
+        beit.layer_scale_init_value > 0,
+    )
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "trocr"])
+def test_what_a_decoder_leaves_out_is_as_in_transformers(tmp_path: Path, family: str) -> None:
     decoder = read(tmp_path, pair(VIT, {"model_type": family, **DECODES})).decoder
     theirs = {
         "bert": transformers.BertConfig,
@@ -198,7 +211,15 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "blip end": (changed(BLIP_BASE, {"text_config": {"sep_token_id": None}}), "text_config.sep_token_id = None"),
     "blip tie": (changed(BLIP_BASE, {"tie_word_embeddings": "yes"}), "tie_word_embeddings = 'yes'"),
-    "beit": (pair({"model_type": "beit"}, {"model_type": "gpt2"}), "encoder.model_type = 'beit'"),
+    "swin": (pair({"model_type": "swin"}, {"model_type": "gpt2"}), "encoder.model_type = 'swin'"),
+    "beit that is not square": (
+        pair({"model_type": "beit", "image_size": [96, 64]}, {"model_type": "gpt2"}),
+        "encoder.image_size = (96, 64)",
+    ),
+    "beit scale": (
+        pair({"model_type": "beit", "layer_scale_init_value": None}, {"model_type": "gpt2"}),
+        "encoder.layer_scale_init_value = None",
+    ),
     "a list for a family": (pair({"model_type": ["vit"]}, {"model_type": "gpt2"}), "encoder.model_type = ['vit']"),
     "bert that does not decode": (
         pair(VIT, {"model_type": "bert", "add_cross_attention": True}),

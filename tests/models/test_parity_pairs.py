@@ -25,6 +25,10 @@ def deit(**changes: Any) -> Any:
     return transformers.DeiTConfig(**VISION | changes)
 
 
+def beit(**changes: Any) -> Any:
+    return transformers.BeitConfig(**VISION | changes)
+
+
 def bert(**changes: Any) -> Any:
     return transformers.BertConfig(**TEXT | DECODES | changes)
 
@@ -59,6 +63,30 @@ CASES: dict[str, Callable[[], tuple[Any, Any]]] = {
     "deit and gpt2": lambda: (
         deit(image_size=100, patch_size=[16, 8], qkv_bias=False),
         transformers.GPT2Config(vocab_size=97, n_positions=64, n_embd=48, n_layer=2, n_head=3),
+    ),
+    "beit with relative positions": lambda: (beit(use_relative_position_bias=True), bert()),
+    "beit with shared ones, no scale and a projection": lambda: (
+        beit(
+            use_shared_relative_position_bias=True,
+            layer_scale_init_value=0.0,
+            hidden_size=72,
+            num_attention_heads=6,
+        ),
+        bert(),
+    ),
+    "beit with both, and both kinds of norm": lambda: (
+        beit(
+            use_shared_relative_position_bias=True,
+            use_relative_position_bias=True,
+            use_absolute_position_embeddings=True,
+            use_mask_token=True,
+            use_mean_pooling=False,
+        ),
+        roberta(),
+    ),
+    "beit with absolute positions": lambda: (
+        beit(use_absolute_position_embeddings=True, image_size=100, patch_size=12),
+        trocr(),
     ),
     "trocr base": lambda: (vit(qkv_bias=False, hidden_size=72), trocr(cross_attention_hidden_size=72)),
     "trocr large": lambda: (vit(qkv_bias=False), trocr(cross_attention_hidden_size=48, **LARGE)),

@@ -1,4 +1,4 @@
-"""The image transform against the image processors of BLIP and DeiT, from each file that transformers writes."""
+"""The image transform against the image processors of BLIP, DeiT and BEiT, from each file transformers writes."""
 
 import io
 import json
@@ -25,10 +25,12 @@ def write(folder: Path, name: str = "preprocessor_config.json", **fields: Any) -
 def reference(kind: str, folder: Path, data: bytes) -> NDArray[np.float32]:
     """pixel_values [3, H, W] of transformers on the same file."""
     from transformers.image_utils import load_image
+    from transformers.models.beit.image_processing_pil_beit import BeitImageProcessorPil
     from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
     from transformers.models.deit.image_processing_pil_deit import DeiTImageProcessorPil
 
-    processor = {"Blip": BlipImageProcessorPil, "DeiT": DeiTImageProcessorPil}[kind].from_pretrained(folder)
+    kinds = {"Beit": BeitImageProcessorPil, "Blip": BlipImageProcessorPil, "DeiT": DeiTImageProcessorPil}
+    processor: Any = kinds[kind].from_pretrained(folder)
     values = processor(load_image(Image.open(io.BytesIO(data))), return_tensors="np")["pixel_values"]
     return np.asarray(values[0], np.float32)
 
@@ -62,6 +64,8 @@ def test_blip_is_equal_to_transformers(tmp_path: Path, picture: tuple[int, int])
         ("DeiT", {"image_processor_type": "DeiTImageProcessor"}, (224, 224)),
         ("DeiT", {"feature_extractor_type": "DeiTFeatureExtractor", "size": 438, "crop_size": 384}, (384, 384)),
         ("DeiT", {"size": 384, "do_center_crop": False}, (384, 384)),
+        ("Beit", {"image_processor_type": "BeitImageProcessor"}, (224, 224)),
+        ("Beit", {"size": 256, "do_center_crop": True, "do_reduce_labels": False}, (224, 224)),
     ],
     ids=str,
 )

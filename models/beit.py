@@ -1,0 +1,64 @@
+"""What BEiT's encoder does otherwise than ViT's (Bao et al., 2021), as pure functions of activations and weights.
+
+Its layer scale is no difference: it is a factor of the weights before it. Letters are those of ``models.vit``.
+"""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from models import vit
+from models.activations import Activation
+
+BLOCK_WEIGHTS = (*vit.BLOCK_WEIGHTS, "relative")
+CROSS_WEIGHTS = ("cross_kv.weight", "cross_kv.bias")
+
+
+def block(
+    hidden: Tensor,  # [B, S, D]
+    norm1_weight: Tensor,
+    norm1_bias: Tensor,
+    qkv_weight: Tensor,  # [3 * D, D]
+    qkv_bias: Tensor,
+    out_weight: Tensor,
+    out_bias: Tensor,
+    norm2_weight: Tensor,
+    norm2_bias: Tensor,
+    fc1_weight: Tensor,
+    fc1_bias: Tensor,
+    fc2_weight: Tensor,
+    fc2_bias: Tensor,
+    relative: Tensor,  # [1, H, S, S], added to the score of each pair of tokens
+    *,
+    num_heads: int,
+    eps: float,
+    act: Activation,
+) -> Tensor:  # [B, S, D]
+    """One transformer layer whose attention has a bias for each pair of positions."""
+    batch, length, width = hidden.shape
+    normed = F.layer_norm(hidden, (width,), norm1_weight, norm1_bias, eps)
+    qkv = F.linear(normed, qkv_weight, qkv_bias).view(batch, length, 3, num_heads, width // num_heads)
+    query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, H, S, D/H]
+    attended = F.scaled_dot_product_attention(query, key, value, attn_mask=relative)
+    attended = attended.transpose(1, 2).reshape(batch, length, width)
+    hidden = hidden + F.linear(attended, out_weight, out_bias)
+    normed = F.layer_norm(hidden, (width,), norm2_weight, norm2_bias, eps)
+    return hidden + F.linear(act(F.linear(normed, fc1_weight, fc1_bias)), fc2_weight, fc2_bias)
+
+
+def cross_kv(
+    hidden: Tensor,  # [B, T, encoder D]
+    slots: Tensor,  # [B] int64
+    key_cache: Tensor,  # [N, slots, H, d, T], written in place
+    value_cache: Tensor,  # [N, slots, H, T, d], written in place
+    kv_weight: Tensor,  # [N * 2 * D, D]
+    kv_bias: Tensor,
+    *projection: Tensor,  # enc_to_dec_proj weight [D, encoder D] and bias, where the widths differ
+) -> Tensor:  # [B, T, encoder D], the encoder's output
+    """``gpt2.cross_kv`` of an encoder that ends without a norm."""
+    layers, _, heads, length, head_dim = value_cache.shape
+    states = F.linear(hidden, *projection) if projection else hidden
+    kv = F.linear(states, kv_weight, kv_bias).view(-1, length, layers, 2, heads, head_dim)
+    key, value = kv.unbind(3)  # each [B, T, N, H, d]
+    key_cache[:, slots] = key.permute(2, 0, 3, 4, 1)
+    value_cache[:, slots] = value.permute(2, 0, 3, 1, 4)
+    return hidden.clone()  # a region's result is never its input
