@@ -1,6 +1,7 @@
 """The settings of the command line, as the warm-up takes them."""
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import cast
 
 from service.config import Settings
@@ -16,7 +17,7 @@ def start_options(settings: Settings) -> StartOptions:
         store=StoreOptions(
             local=model.cache_dir / "store",
             address=store.address,
-            trusted_keys=store.trusted_keys,
+            trusted_keys=store.trusted_keys or _public_half(store.sign_key),
             allow_unsigned=store.allow_unsigned,
             sign_key=store.sign_key,
             deadline=store.deadline,
@@ -38,3 +39,11 @@ def start_options(settings: Settings) -> StartOptions:
         max_pixels=settings.images.max_pixels,
         s3=S3Options(**asdict(settings.s3)),
     )
+
+
+def _public_half(sign_key: Path | None) -> tuple[Path, ...]:
+    """Who signs accepts what he has signed: the public key that `snapcap keygen` writes beside the private one."""
+    if sign_key is None:
+        return ()
+    public = sign_key.with_name(f"{sign_key.name}.pub")
+    return (public,) if public.is_file() else ()
