@@ -110,6 +110,11 @@ def _compile(
         TextColumn("left"),
         TimeRemainingColumn(),
     )
+    environment = remote_cache_environment(options.remote_cache, plan.device)
+    if environment and plan.device_type == "cpu":
+        console.print(
+            "the remote cache has nothing for this build: torch keeps only Triton's autotuning of it there"
+        )
     with Progress(*columns, console=console) as progress:
         bar = progress.add_task("compiling", total=None)
 
@@ -128,7 +133,7 @@ def _compile(
             options.store.folder / "builds" / artifacts.key,
             workers=options.build_workers,
             on_event=show,
-            environment=remote_cache_environment(options.remote_cache),
+            environment=environment,
         )
         progress.update(bar, total=len(builder.tasks))
         try:

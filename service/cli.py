@@ -40,6 +40,7 @@ _BUILD = f"""\
 examples:
   snapcap build                                             into the folder that `snapcap serve` looks in
   snapcap build --store s3://bucket/snapcap --sign-key KEY  once for a fleet of equal machines
+  snapcap build --backend jit                               cache artifacts for `snapcap serve --backend jit`
 
 A second build of the same key does nothing, and an interrupted one goes on where it was.
 {_ENVIRONMENT}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.server_process import snapcap
 
-pytest_plugins = ["support.browser", "support.s3_servers"]
+pytest_plugins = ["support.browser", "support.redis_server", "support.s3_servers"]
 
 
 @pytest.fixture(scope="session")

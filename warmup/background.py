@@ -160,7 +160,7 @@ class BackgroundBuild:
             workers=options.build_workers or default_threads(),
             nice=LOWEST_PRIORITY,
             on_event=lambda event: self._on_event(event, builder),
-            environment=remote_cache_environment(options.remote_cache),
+            environment=remote_cache_environment(options.remote_cache, loaded.plan.device),
         )
         self._builder = builder
         if self._stopped.is_set():  # before there was a builder to stop

@@ -18,6 +18,7 @@ from warmup.backends.jit import JitBackend
 from warmup.build import BuildError, require_compiler
 from warmup.compile_cache import CompileCache, RestoreError
 from warmup.compile_events import cache_counts
+from warmup.factors import resolve_device
 from warmup.options import StartOptions
 from warmup.plan import Plan, StartError
 from warmup.prepared import Artifacts
@@ -47,7 +48,8 @@ def open_compiler(options: StartOptions, timeline: Timeline, status: StartupStat
         _logger.error("the jit backend cannot compile", extra={"fields": {"error": str(error), "serving": "eager"}})
         yield None
         return
-    with CompileCache.private(remote_cache_environment(options.remote_cache)) as cache:
+    remote = remote_cache_environment(options.remote_cache, resolve_device(options.device))
+    with CompileCache.private(remote) as cache:
         with timeline.phase("import_compiler"):
             importlib.import_module("torch._dynamo")
             importlib.import_module("torch._inductor.compile_fx")

@@ -13,15 +13,19 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from warmup.plan import StartError
 
-_CACHES = ("FX_GRAPH", "AUTOGRAD", "AUTOTUNE", "BUNDLED_AUTOTUNE")
+_GRAPHS = ("FX_GRAPH", "AUTOGRAD")
+_TRITON = ("AUTOTUNE", "BUNDLED_AUTOTUNE")  # where there is no Triton, torch fails when they are on
 # Seconds. Redis waits for ever by default, and a compiler would wait with it.
 _TIMEOUTS = {"socket_connect_timeout": "2", "socket_timeout": "10"}
 
 _logger = logging.getLogger("snapcap.build")
 
 
-def remote_cache_environment(url: str) -> dict[str, str]:
+def remote_cache_environment(url: str, device: str) -> dict[str, str]:
     """The variables that turn torch's remote caches on; none where ``url`` is empty or Redis does not answer.
+
+    Args:
+        device: what is compiled for, cpu or cuda:N.
 
     Raises:
         StartError: the package `redis` is not installed, or ``url`` is not one of Redis.
@@ -32,9 +36,9 @@ def remote_cache_environment(url: str) -> dict[str, str]:
         import redis  # noqa: PLC0415  optional
     except ImportError:
         raise StartError("--remote-cache needs the package redis; run: pip install 'snapcap[redis]'") from None
-    address = _with_timeouts(url)
     try:
-        client: Any = redis.Redis.from_url(address)
+        address = _with_timeouts(url)
+        client: Any = redis.Redis.from_url(address, retry=None)
     except ValueError as error:
         raise StartError(f"--remote-cache: {error}") from None
     try:
@@ -45,9 +49,10 @@ def remote_cache_environment(url: str) -> dict[str, str]:
         return {}
     finally:
         client.close()
+    caches = _GRAPHS if device == "cpu" else _GRAPHS + _TRITON
     return {
         "TORCHINDUCTOR_REDIS_URL": address,
-        **{f"TORCHINDUCTOR_{cache}_REMOTE_CACHE": "1" for cache in _CACHES},
+        **{f"TORCHINDUCTOR_{cache}_REMOTE_CACHE": "1" for cache in caches},
     }
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -19,8 +19,11 @@ class FakeChild:
     write = True
     crash = ""
 
-    def __init__(self, module: str, job: Mapping[str, Any], *_: object) -> None:
+    environments: ClassVar[dict[str, dict[str, str]]] = {}
+
+    def __init__(self, module: str, job: Mapping[str, Any], environment: Mapping[str, str], _nice: int) -> None:
         self.module, self.folder = module, Path(job["folder"])
+        self.environments[module] = dict(environment)
         self.alive = False
 
     def start(self) -> None:
@@ -54,7 +57,9 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         checkpoint = read_checkpoint(options)
         events: list[Event] = []
         plan = make_plan(checkpoint.config, options)
-        return Builder(checkpoint, plan, tmp_path / "b", workers=2, on_event=events.append), events, tmp_path / "b"
+        folder, more = tmp_path / "b", {"MORE": "1"}
+        builder = Builder(checkpoint, plan, folder, workers=2, on_event=events.append, environment=more)
+        return builder, events, folder
 
     return make
 
@@ -109,3 +114,11 @@ def test_an_error_of_a_listener_is_not_swallowed(build: Any) -> None:
     builder._on_event = broken
     with pytest.raises(RuntimeError, match="listener"):
         builder.run()
+
+
+def test_more_variables_are_for_the_compilers_alone(build: Any) -> None:
+    build()[0].run()
+    environments = FakeChild.environments
+    assert environments["warmup.build_worker"]["MORE"] == "1"
+    assert environments["warmup.build_worker"]["TORCHINDUCTOR_COMPILE_THREADS"] == "1"
+    assert environments["warmup.check_worker"] == {"AOTI_RUNTIME_CHECK_INPUTS": "1"}
