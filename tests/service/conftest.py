@@ -4,6 +4,9 @@ import io
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import InvalidStateError
+from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -63,8 +66,11 @@ class FakeEngine:
             if self.fail is not None:
                 request.future.set_exception(self.fail)
             else:
-                red = int(request.pixels[0, 0, 0])
-                request.future.set_result(Completion((red, 7), "stop", "eager", 0.001, 0.002, 0.003))
+                tokens = (int(request.pixels[0, 0, 0]), 7)
+                for token in tokens if request.on_token is not None else ():
+                    request.on_token(token)
+                with suppress(InvalidStateError):  # a stop sequence, or a client that left
+                    request.future.set_result(Completion(tokens, "stop", "eager", 0.001, 0.002, 0.003))
 
 
 class FakeTokenizer:
@@ -75,6 +81,9 @@ class FakeTokenizer:
 
     def decode(self, ids: list[int]) -> str:
         return " ".join(str(each) for each in ids)
+
+    def stream(self, _prompt_ids: object) -> SimpleNamespace:
+        return SimpleNamespace(push=lambda token: f" {token}", end=lambda: "")
 
 
 @pytest.fixture

@@ -1,0 +1,122 @@
+"""A caption in pieces: each as its token comes, and an end, an error or a deadline in its place."""
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from service.caption_stream import CaptionStream
+from service.caption_text import CaptionText
+from service.errors import DeadlineExceeded, EngineFailed
+from service.request import Completion
+
+PATIENCE = 30.0
+
+
+def completion(*tokens: int, reason: Any = "stop") -> Completion:
+    return Completion(tokens, reason, "eager", 0.0, 0.0, 0.0)
+
+
+def stream(*stop: str, seconds: float = PATIENCE, end: str = "") -> CaptionStream:
+    """Each token is the word of its number; `end` is what the detokeniser held back."""
+    text = SimpleNamespace(push=lambda token: f" {token}", end=lambda: end)
+    return CaptionStream(text.push, text.end, CaptionText(stop), 3, time.monotonic() + seconds)
+
+
+def run(scenario: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(scenario, PATIENCE))
+
+
+def test_a_piece_is_there_before_the_next_token_is() -> None:
+    async def scenario() -> None:
+        caption = stream()
+        for token, piece in ((11, "11"), (12, " 12")):
+            await asyncio.to_thread(caption.feed, token)
+            assert await caption.next() == piece
+            assert not caption.future.done()
+        waiting = asyncio.ensure_future(caption.next())
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        await asyncio.to_thread(caption.future.set_result, completion(11, 12, reason="length"))
+        assert await waiting is None
+        assert (caption.finish_reason, caption.prompt_tokens, caption.completion_tokens) == ("length", 3, 2)
+        assert await caption.next() is None
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("fed", [0, 1, 3])
+def test_tokens_that_were_not_handed_over_come_with_the_result(fed: int) -> None:
+    async def scenario() -> None:
+        caption = stream(end=" …")
+        for token in (1, 2, 3)[:fed]:
+            caption.feed(token)
+        caption.future.set_result(completion(1, 2, 3))
+        assert await caption.rest() == "1 2 3 …"
+        assert caption.completion_tokens == 3
+
+    run(scenario())
+
+
+def test_a_stop_sequence_ends_the_generation() -> None:
+    async def scenario() -> None:
+        caption = stream("2 3")
+        for token in (1, 2):
+            caption.feed(token)
+        assert await caption.next() == "1"
+        assert not caption.future.cancelled()
+        caption.feed(3)
+        caption.feed(4)
+        assert await caption.rest() == ""
+        assert caption.future.cancelled()
+        assert (caption.finish_reason, caption.completion_tokens) == ("stop", 3)
+
+    run(scenario())
+
+
+def test_a_stop_sequence_in_a_result_cuts_it() -> None:
+    async def scenario() -> None:
+        caption = stream("2")
+        caption.future.set_result(completion(1, 2, 3, reason="length"))
+        assert await caption.rest() == "1"
+        assert (caption.finish_reason, caption.completion_tokens) == ("stop", 2)
+
+    run(scenario())
+
+
+def test_a_failure_comes_after_what_was_generated() -> None:
+    async def scenario() -> None:
+        caption = stream()
+        caption.feed(1)
+        caption.future.set_exception(EngineFailed())
+        assert await caption.next() == "1"
+        with pytest.raises(EngineFailed):
+            await caption.next()
+
+    run(scenario())
+
+
+def test_a_device_that_hangs_does_not_hold_the_client() -> None:
+    async def scenario() -> None:
+        caption = stream(seconds=0.05)
+        caption.feed(1)
+        assert await caption.next() == "1"
+        with pytest.raises(DeadlineExceeded):
+            await caption.next()
+        assert caption.future.cancelled()
+
+    run(scenario())
+
+
+def test_a_token_after_the_loop_has_ended_disturbs_nobody() -> None:
+    kept: list[CaptionStream] = []
+
+    async def scenario() -> None:
+        kept.append(stream())
+
+    run(scenario())
+    kept[0].feed(1)
+    kept[0].future.set_result(completion(1))

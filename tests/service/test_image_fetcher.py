@@ -1,0 +1,386 @@
+"""Images from URLs: allowed hosts at public addresses only, whatever a name or a redirect says.
+
+A local server plays the public one: the names are resolved by the test, and the one public address that it gives is
+led back to this machine below the checks."""
+
+import asyncio
+import datetime
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from starlette.testclient import TestClient
+
+from service.app import Exposure, Services, create_app
+from service.body import BodyLimits
+from service.errors import ImageNotFetched, ImageUrlRefused, Overloaded, ServiceError
+from service.image_fetcher import MAX_CONCURRENT, MAX_REDIRECTS, ImageFetcher
+from service.image_url import AllowedHosts, is_public
+
+PUBLIC = "93.184.215.14"
+MAX = 100_000
+
+
+class Host(BaseHTTPRequestHandler):
+    """Answers by the path; keeps what it was asked."""
+
+    protocol_version = "HTTP/1.1"
+    server: Any
+
+    def do_GET(self) -> None:
+        self.server.asked.append((self.path, dict(self.headers)))
+        self.server.answers[self.path.partition("?")[0]](self)
+
+    def reply(self, status: int, body: bytes = b"", **headers: str) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def drip(host: Host) -> None:
+    host.send_response(200)
+    host.send_header("Content-Length", "100000")
+    host.end_headers()
+    while not host.server.stopped.wait(0.02):
+        host.wfile.write(b"x")
+        host.wfile.flush()
+
+
+def endless(host: Host) -> None:
+    host.send_response(200)
+    host.send_header("Transfer-Encoding", "chunked")
+    host.end_headers()
+    for _ in range(1000):
+        host.wfile.write(b"1000\r\n" + b"x" * 4096 + b"\r\n")
+
+
+def cut(host: Host) -> None:
+    host.send_response(200)
+    host.send_header("Content-Length", "10")
+    host.end_headers()
+    host.wfile.write(b"half")
+    host.close_connection = True
+
+
+def no_http(host: Host) -> None:
+    host.wfile.write(b"SSH-2.0-OpenSSH_9\r\n\r\n")
+    host.close_connection = True
+
+
+ANSWERS: dict[str, Callable[[Host], None]] = {
+    "/image": lambda host: host.reply(200, b"the image"),
+    "/missing": lambda host: host.reply(404, b"no"),
+    "/large": lambda host: host.reply(200, b"x" * (MAX + 1)),
+    "/zipped": lambda host: host.reply(200, b"x", Content_Encoding="gzip"),
+    "/moved": lambda host: host.reply(302, Location="/image?from=moved"),
+    "/round": lambda host: host.reply(301, Location="/round"),
+    "/inside": lambda host: host.reply(302, Location="http://inside.example/image"),
+    "/metadata": lambda host: host.reply(302, Location="http://169.254.169.254/latest/meta-data"),
+    "/file": lambda host: host.reply(307, Location="file:///etc/passwd"),
+    "/broken": lambda host: host.reply(307, Location="http://[/"),
+    "/nowhere": lambda host: host.reply(302),
+    "/drip": drip,
+    "/endless": endless,
+    "/cut": cut,
+    "/no-http": no_http,
+}
+
+
+def serve(context: ssl.SSLContext | None = None) -> Iterator[Any]:
+    server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Host)
+    server.daemon_threads = True
+    server.answers, server.asked, server.stopped = ANSWERS, [], threading.Event()
+    if context is not None:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    yield server
+    server.stopped.set()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def host() -> Iterator[Any]:
+    yield from serve()
+
+
+@pytest.fixture
+def connected(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The addresses that were connected to. The public one is this machine; any other would be a hole."""
+    connected: list[str] = []
+    open_connection = asyncio.open_connection
+
+    async def connect(address: str, port: int, **options: Any) -> Any:
+        connected.append(address)
+        if address != PUBLIC:
+            raise ConnectionRefusedError
+        return await open_connection("127.0.0.1", port, **options)
+
+    monkeypatch.setattr("service.image_fetcher.asyncio.open_connection", connect)
+    return connected
+
+
+def fetcher(
+    *hosts: str, limits: BodyLimits | None = None, addresses: Any = (PUBLIC,), **options: Any
+) -> ImageFetcher:
+    """`addresses`: what every name has, or a function of the name."""
+
+    async def resolve(name: str, _port: int) -> Any:
+        return addresses(name) if callable(addresses) else addresses
+
+    return ImageFetcher(AllowedHosts(hosts), limits or BodyLimits(MAX, 10.0), resolve, **options)
+
+
+def fetch(fetcher: ImageFetcher, url: str) -> bytes:
+    return asyncio.run(fetcher.fetch(url))
+
+
+def refused(fetcher: ImageFetcher, url: str, kind: type[ServiceError] = ImageUrlRefused) -> str:
+    with pytest.raises(kind) as caught:
+        fetch(fetcher, url)
+    assert caught.value.status == 422
+    return caught.value.detail
+
+
+def test_an_allowed_host_is_asked_by_its_name_at_the_address_that_was_checked(host, connected) -> None:
+    name = f"images.example:{host.server_port}"
+    assert fetch(fetcher(name), f"http://IMAGES.example:{host.server_port}/image?size=9#part") == b"the image"
+    assert connected == [PUBLIC]
+    path, headers = host.asked[0]
+    assert path == "/image?size=9"
+    assert headers["Host"] == name
+    assert "Authorization" not in headers
+
+
+def test_a_redirect_is_followed_and_checked_again(host, connected) -> None:
+    port = host.server_port
+    inside = {"inside.example": ["10.0.0.7"]}
+    allowed = fetcher(f"images.example:{port}", "inside.example", addresses=lambda name: inside.get(name, [PUBLIC]))
+    url = f"http://images.example:{port}"
+    assert fetch(allowed, f"{url}/moved") == b"the image"
+    assert "not at a public address" in refused(allowed, f"{url}/inside")
+    assert "169.254.169.254" in refused(allowed, f"{url}/metadata")
+    assert "must begin with http" in refused(allowed, f"{url}/file")
+    refused(allowed, f"{url}/broken", ImageNotFetched)
+    assert "answered 302" in refused(allowed, f"{url}/nowhere", ImageNotFetched)
+    host.asked.clear()
+    assert "more than 3 times" in refused(allowed, f"{url}/round", ImageNotFetched)
+    assert len(host.asked) == MAX_REDIRECTS + 1
+    assert set(connected) == {PUBLIC}
+
+
+@pytest.mark.parametrize(
+    "addresses",
+    [
+        ["127.0.0.1"],
+        ["10.1.2.3"],
+        ["172.16.0.1"],
+        ["192.168.1.1"],
+        ["169.254.169.254"],
+        ["100.64.0.1"],
+        ["0.0.0.0"],
+        ["224.0.0.1"],
+        ["240.0.0.1"],
+        ["192.0.2.1"],
+        ["192.88.99.1"],
+        ["::1"],
+        ["::"],
+        ["fe80::1%eth0"],
+        ["fec0::1"],
+        ["fd00::1"],
+        ["ff02::1"],
+        ["::ffff:10.0.0.1"],
+        ["::ffff:93.184.215.14"],
+        ["64:ff9b::a00:1"],
+        ["64:ff9b:1::a00:1"],
+        ["2002:a00:1::"],
+        ["2001:0:a00:1::"],
+        [PUBLIC, "10.0.0.1"],  # a name that has both is a name that can change its mind
+        [],
+    ],
+    ids=str,
+)
+def test_a_name_that_leads_inside_is_refused_before_anything_is_connected(connected, addresses: list[str]) -> None:
+    assert "not at a public address" in refused(
+        fetcher("images.example", addresses=addresses), "http://images.example/image"
+    )
+    assert connected == []
+
+
+def test_public_addresses_are_public() -> None:
+    assert all(is_public(address) for address in (PUBLIC, "1.1.1.1", "2606:4700:4700::1111"))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://other.example/image",
+        "http://images.example.evil.test/image",
+        "http://evil.test/images.example",
+        "http://images.example:81/image",
+        "http://127.0.0.1/image",
+        "http://[::1]/image",
+        "http://2130706433/image",
+        "http://user:password@images.example/image",
+        "http://images.example@127.0.0.1/image",
+        "http://images.example\\@127.0.0.1/image",
+        "http://127.0.0.1#@images.example/image",
+        "http://127.0.0.1?@images.example/image",
+        "http://images.example/a b",
+        "http://images.example/a\r\nX: y",
+        "http://images.examplé/image",
+        "http://images.example:port/image",
+        "http://[images.example/image",
+        "http:///image",
+        "ftp://images.example/image",
+        "http://images.example/" + "a" * 9000,
+    ],
+)
+def test_urls_that_are_refused_without_asking_anybody(connected, url: str) -> None:
+    def resolve(_name: str) -> Any:
+        raise AssertionError("no name is to be resolved")
+
+    assert refused(fetcher("images.example", addresses=resolve), url).endswith(".")
+    assert connected == []
+
+
+def test_without_a_list_nothing_is_fetched() -> None:
+    assert "data URI" in refused(fetcher(), "http://images.example/image")
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("/missing", "answered 404"),
+        ("/large", "above 100000 bytes"),
+        ("/endless", "above 100000 bytes"),
+        ("/zipped", "compressed"),
+        ("/cut", "whole HTTP response"),
+        ("/no-http", "whole HTTP response"),
+    ],
+)
+def test_what_comes_instead_of_an_image(host, connected, path: str, says: str) -> None:
+    name = f"images.example:{host.server_port}"
+    assert says in refused(fetcher(name), f"http://{name}{path}", ImageNotFetched)
+
+
+def test_a_host_that_is_slow_or_away(host, connected) -> None:
+    name = f"images.example:{host.server_port}"
+    slow = fetcher(name, limits=BodyLimits(MAX, 0.3))
+    assert "too long" in refused(slow, f"http://{name}/drip", ImageNotFetched)
+
+    def unknown(_name: str) -> Any:
+        raise OSError("no such host")
+
+    assert "no address" in refused(fetcher(name, addresses=unknown), f"http://{name}/image", ImageNotFetched)
+    away = fetcher(name, addresses=["1.1.1.1"])
+    assert "cannot be connected to" in refused(away, f"http://{name}/image", ImageNotFetched)
+    assert connected[-1] == "1.1.1.1"
+
+
+def test_the_next_address_is_tried_when_one_does_not_answer(host, connected) -> None:
+    name = f"images.example:{host.server_port}"
+    assert fetch(fetcher(name, addresses=["1.1.1.1", PUBLIC]), f"http://{name}/image") == b"the image"
+    assert connected == ["1.1.1.1", PUBLIC]
+
+
+def test_fetches_are_bounded(host, connected) -> None:
+    name = f"images.example:{host.server_port}"
+    busy = fetcher(name, limits=BodyLimits(MAX, 5.0))
+
+    async def scenario() -> None:
+        running = [asyncio.ensure_future(busy.fetch(f"http://{name}/drip")) for _ in range(MAX_CONCURRENT)]
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded):
+            await busy.fetch(f"http://{name}/image")
+        for each in running:
+            each.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        assert await busy.fetch(f"http://{name}/image") == b"the image"
+
+    asyncio.run(scenario())
+
+
+class Authority:
+    """A certificate for one name, and a client that trusts it."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+        now = datetime.datetime.now(datetime.UTC)
+        certificate = (
+            x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(days=1))
+            .not_valid_after(now + datetime.timedelta(days=1))
+            .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+            .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+            .sign(key, hashes.SHA256())
+        )
+        chain = folder / "chain.pem"
+        pem = serialization.Encoding.PEM
+        plain = serialization.NoEncryption()
+        chain.write_bytes(
+            certificate.public_bytes(pem) + key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
+        )
+        self.names: list[str | None] = []
+        self.server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.server.load_cert_chain(chain)
+        self.server.sni_callback = lambda _socket, asked, _context: self.names.append(asked)
+        self.client = ssl.create_default_context(cadata=certificate.public_bytes(pem).decode())
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path, "images.example")
+
+
+@pytest.fixture
+def tls_host(authority: Authority) -> Iterator[Any]:
+    yield from serve(authority.server)
+
+
+def test_tls_is_for_the_name_and_not_for_the_address(tls_host, authority: Authority, connected) -> None:
+    port = tls_host.server_port
+    hosts = (f"images.example:{port}", f"other.example:{port}")
+    trusting = fetcher(*hosts, tls=lambda: authority.client)
+    assert fetch(trusting, f"https://{hosts[0]}/image") == b"the image"
+    assert authority.names == ["images.example"]
+    assert tls_host.asked[0][1]["Host"] == hosts[0]
+    # The certificate is for another name, or nobody vouches for it.
+    refused(trusting, f"https://{hosts[1]}/image", ImageNotFetched)
+    refused(fetcher(*hosts), f"https://{hosts[0]}/image", ImageNotFetched)
+    assert len(tls_host.asked) == 1
+
+
+def test_a_chat_completion_with_the_url_of_an_image(
+    host, services: Services, image: Callable[[int], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"localhost:{host.server_port}"
+    host.answers = {**ANSWERS, "/image": lambda asked: asked.reply(200, image(8))}
+    client = TestClient(create_app(services, BodyLimits(MAX, 10.0), Exposure(image_hosts=(name,))))
+    part = {"type": "image_url", "image_url": {"url": f"http://{name}/image"}}
+    chat = {"model": "fake", "messages": [{"role": "user", "content": [part]}]}
+    refused = client.post("/v1/chat/completions", json=chat)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (422, "image_url_refused")
+    assert host.asked == []
+    monkeypatch.setattr("service.image_fetcher.is_public", lambda _address: True)
+    for stream in (False, True):
+        reply = client.post("/v1/chat/completions", json={**chat, "stream": stream})
+        assert (reply.status_code, "8" in reply.text) == (200, True)
+    part["image_url"]["url"] = f"http://{name}/missing"  # type: ignore[index]
+    missing = client.post("/v1/chat/completions", json=chat)
+    assert (missing.status_code, missing.json()["error"]["code"]) == (422, "image_not_fetched")
