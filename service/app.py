@@ -124,7 +124,7 @@ def _routers(
     yield startup_router(readiness, services.timeline, services.status, lambda: captioner.model_name), None
     if exposure.metrics:
         yield metrics_router(services.registry), None
-    yield page_router(), None
+    yield page_router(exposure.metrics), None
 
 
 def surround(app: FastAPI, metrics: Metrics, handler: ProblemHandler, keys: ApiKeys | None) -> None:

@@ -14,6 +14,7 @@ _FOLDER = Path(__file__).parent / "page"
 _STYLE = re.compile(r'<link rel="stylesheet" href="([\w.]+)">')
 _SCRIPT = re.compile(r'<script src="([\w.]+)"></script>')
 _IMAGE = re.compile(r'(?<=(?:src|ref)=")([\w/-]+\.(?:svg|webp))(?=")')
+_METRICS = re.compile(r"<a [^>]*data-metrics[^>]*>[^<]*</a>")
 _IMAGE_TYPES = {".svg": "image/svg+xml", ".webp": "image/webp"}
 _POLICY = (
     "default-src 'none'; script-src {scripts}; style-src {styles}; img-src data: blob:; connect-src 'self'; "
@@ -33,8 +34,10 @@ class Page:
         return self.headers["ETag"]
 
 
-def load_page(name: str) -> Page:
-    """Read a page of the package, such as "index.html", and all that it names."""
+def load_page(name: str, metrics: bool) -> Page:
+    """Read a page of the package, such as "index.html", and all that it names.
+
+    ``metrics``: whether the page may link to /metrics, which is not there when it has a port of its own."""
     hashes: dict[str, list[str]] = {"style": [], "script": []}
 
     def inline(tag: str, file: str) -> str:
@@ -45,6 +48,8 @@ def load_page(name: str) -> Page:
         return f"<{tag}>{text}</{tag}>"
 
     document = (_FOLDER / name).read_text("utf-8")
+    if not metrics:
+        document = _METRICS.sub("", document)
     document = _IMAGE.sub(lambda found: _data_uri(_FOLDER / found[1]), document)
     document = _STYLE.sub(lambda found: inline("style", found[1]), document)
     document = _SCRIPT.sub(lambda found: inline("script", found[1]), document)

@@ -2,9 +2,9 @@
 
 /** What is shown when something went wrong: the members of a problem, or what comes nearest. */
 class Problem extends Error {
-  constructor(title, detail, { status = 0, phase = "", id = "", retryAfter = 0 } = {}) {
+  constructor(title, detail, { status = 0, phase = "", id = "" } = {}) {
     super(detail);
-    Object.assign(this, { title, detail, status, phase, id, retryAfter });
+    Object.assign(this, { title, detail, status, phase, id });
   }
 
   /** Whether the same request may succeed later. */
@@ -15,9 +15,11 @@ class Problem extends Error {
 
 const api = {
   key: "",
+  /** Whether the server asked for a key, or for another one, last. */
+  refused: false,
 
-  /** The JSON of a reply. Throws Problem, or the AbortError of a signal. */
-  async call(path, options = {}) {
+  /** The reply, if it is a good one. Throws Problem, or the AbortError of a signal. */
+  async reply(path, options = {}) {
     const headers = { ...options.headers };
     if (this.key) headers.Authorization = `Bearer ${this.key}`;
     let response;
@@ -27,14 +29,19 @@ const api = {
       if (error.name === "AbortError") throw error;
       throw new Problem("No answer", "The server closed the connection or cannot be reached.");
     }
+    this.refused = response.status === 401;
+    if (response.ok) return response;
     const body = await response.json().catch(() => null);
-    if (response.ok && body !== null) return body;
     throw new Problem(body?.title || `Status ${response.status}`, body?.detail || response.statusText, {
       status: response.status,
       phase: body?.phase,
       id: response.headers.get("X-Request-Id") || "",
-      retryAfter: Number(response.headers.get("Retry-After")) || 0,
     });
+  },
+
+  async call(path, options) {
+    const reply = await this.reply(path, options);
+    return reply.json();
   },
 };
 

@@ -69,7 +69,7 @@ const captioning = {
     if (reply) this.result(reply, took);
     byId("problem").hidden = problem === null;
     if (problem) this.problem(problem);
-    byId("key-form").hidden = problem?.status !== 401;
+    byId("key-form").hidden = !api.refused;
     if (problem?.status === 401) byId("key").focus();
   },
 
@@ -125,6 +125,17 @@ byId("key-form").addEventListener("submit", (event) => {
   start.poll();
   if (captioning.image) captioning.ask();
 });
+// A link cannot show a key.
+for (const link of document.querySelectorAll("a[data-keyed]")) {
+  link.addEventListener("click", async (event) => {
+    if (!api.key) return;
+    event.preventDefault();
+    const reply = await api.reply(link.href);
+    const saved = element("a", "", { download: link.download || link.pathname.slice(1), href: URL.createObjectURL(await reply.blob()) });
+    saved.click();
+    URL.revokeObjectURL(saved.href);
+  });
+}
 for (const sample of document.querySelectorAll(".sample")) {
   sample.addEventListener("click", () => captioning.take(inline(sample.firstElementChild.src)));
 }

@@ -20,7 +20,7 @@ const start = {
     }
     for (const listener of this.listeners) listener(this.report, this.problem);
     clearTimeout(this.timer);
-    if (!document.hidden) this.timer = setTimeout(() => this.poll(), this.pause());
+    if (!document.hidden && !api.refused) this.timer = setTimeout(() => this.poll(), this.pause());
   },
 
   /** Milliseconds until the next look: often while something moves. */
@@ -78,6 +78,7 @@ function lede(report) {
 }
 
 function drawStart(report) {
+  byId("key-form").hidden = !api.refused;
   if (report === null) return;
   say(byId("lede"), lede(report));
   say(byId("story"), story(report));

@@ -8,7 +8,8 @@ from fastapi.responses import HTMLResponse
 from service.pages import Page, load_page
 
 
-def page_router() -> APIRouter:
+def page_router(metrics: bool) -> APIRouter:
+    """`metrics`: whether /metrics is on the same port."""
     router = APIRouter(tags=["documentation"])
     # Read when first asked for, and once: few processes are ever asked, and a start reads nothing for it.
     load = cache(load_page)
@@ -22,7 +23,7 @@ def page_router() -> APIRouter:
     )
     async def page(request: Request) -> Response:
         """One document that loads nothing else. It is there before the model is."""
-        return _reply(request, load("index.html"))
+        return _reply(request, load("index.html", metrics))
 
     @router.get(
         "/docs",
@@ -33,7 +34,7 @@ def page_router() -> APIRouter:
     )
     async def docs(request: Request) -> Response:
         """Reads /openapi.json, and nothing from anywhere else."""
-        return _reply(request, load("docs.html"))
+        return _reply(request, load("docs.html", metrics))
 
     return router
 

@@ -13,6 +13,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from service import schemas
+from service.app import Exposure, Services, create_app
+from service.body import BodyLimits
 from warmup.status import COMPONENTS, BucketState
 from warmup.timeline import PHASES
 
@@ -93,6 +95,12 @@ def test_a_page_that_is_known_is_not_sent_again(client: TestClient, path: str) -
 def test_without_javascript_a_page_says_what_to_do(client: TestClient, path: str) -> None:
     (said,) = re.findall(r"<noscript>(.*?)</noscript>", client.get(path).text)
     assert "needs JavaScript" in said
+
+
+def test_the_page_links_to_metrics_only_where_they_are(services: Services) -> None:
+    for metrics in (True, False):
+        app = create_app(services, BodyLimits(1 << 20, 5.0), Exposure(metrics=metrics))
+        assert ('href="/metrics"' in TestClient(app).get("/").text) is metrics
 
 
 def test_the_pages_differ(client: TestClient) -> None:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,9 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Locator, Page, expect
 from support.live_app import on_a_port
 
-from service.app import Services
+from service.api_keys import ApiKeys
+from service.app import Exposure, Services, create_app
+from service.body import BodyLimits
 from service.errors import EngineFailed, Overloaded
 
 OpenPage = Callable[..., Page]
@@ -140,6 +143,59 @@ def test_our_own_failure_names_the_request(engine, address: str, open_page: Open
     with page.expect_response("**/v1/caption") as reply:
         give(page, image())
     expect(page.locator("#problem-id")).to_contain_text(reply.value.headers["x-request-id"])
+
+
+@pytest.fixture
+def guarded(services: Services) -> Iterator[str]:
+    """The address of a server that wants the key `right`."""
+    services.timeline.mark("ready")
+    app = create_app(services, BodyLimits(1 << 20, 5.0), Exposure(keys=ApiKeys(["right"])))
+    with on_a_port(app) as address:
+        yield address + "/"
+
+
+def enter_key(page: Page, key: str) -> None:
+    page.get_by_label("API key").fill(key)
+    page.get_by_label("API key").press("Enter")
+
+
+def test_a_key_is_asked_for_and_used(guarded: str, open_page: OpenPage, image) -> None:
+    page = open_page(guarded, expected="status of 401")
+    expect(page.locator("#state-word")).to_have_text("needs a key")
+    expect(page.get_by_label("API key")).to_be_visible()
+    give(page, image())
+    expect(page.get_by_role("alert")).to_contain_text("There is no API key")
+    expect(page.get_by_label("API key")).to_be_focused()
+    assert_accessible(page)
+    enter_key(page, "wrong")
+    expect(page.get_by_role("alert")).to_contain_text("The API key is not valid")
+    enter_key(page, "ключ")  # no header can carry it: the form says so
+    assert page.locator("#key:invalid").count() == 1
+    enter_key(page, "right")
+    expect(page.locator("#caption")).to_have_text("200 7")
+    expect(page.get_by_label("API key")).to_be_hidden()
+    expect(page.locator("#state-word")).to_have_text("ready")
+
+
+def test_with_a_key_the_links_show_it_too(guarded: str, open_page: OpenPage, tmp_path: Path) -> None:
+    page = open_page(guarded, expected="status of 401")
+    enter_key(page, "right")
+    expect(page.locator("#state-word")).to_have_text("ready")
+    for name, file, begin in (("trace", "snapcap-start.json", '{"traceEvents"'), ("Metrics", "metrics", "# HELP")):
+        with page.expect_download() as download:
+            page.get_by_role("link", name=name).first.click()
+        assert download.value.suggested_filename.startswith(file)
+        download.value.save_as(tmp_path / file)
+        assert (tmp_path / file).read_text().startswith(begin)
+
+
+def test_while_a_key_is_missing_nothing_is_asked_again(guarded: str, open_page: OpenPage) -> None:
+    page = open_page(guarded, expected="status of 401")
+    expect(page.locator("#state-word")).to_have_text("needs a key")
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.wait_for_timeout(1500)  # without an answer it would ask each second
+    assert asked == []
 
 
 def test_the_last_of_two_pictures_wins(engine, address: str, open_page: OpenPage, image) -> None:
