@@ -10,6 +10,8 @@ from benchmarks.segments import Segment
 MISSING = "a picture needs matplotlib: pip install 'snapcap[bench]'"
 # A label is written where a phase is at least this share of the longest start.
 LABEL_SHARE = 0.05
+# Starts up to this share of the longest are drawn again, larger.
+ZOOM_SHARE = 0.25
 DPI = 150
 
 
@@ -52,29 +54,43 @@ def require_matplotlib() -> Any:
 
 
 def draw_waterfall(bars: Sequence[Bar], file: Path, title: str) -> None:
-    """Horizontal bars on one axis of seconds since exec, a colour for each phase, a mark at READY."""
+    """Horizontal bars over seconds since exec, a colour for each phase, a mark at READY. Where some starts are far
+    longer than others, the short ones are drawn once more on an axis of their own."""
     pyplot = require_matplotlib()
-    figure, axes = pyplot.subplots(figsize=(11, 1.6 + 0.5 * len(bars)), layout="constrained")
-    longest = max((bar.segments[-1].end for bar in bars), default=1.0)
+    ends = [bar.segments[-1].end for bar in bars]
+    short = [bar for bar, end in zip(bars, ends, strict=True) if end <= ZOOM_SHARE * max(ends)]
+    panels = [short, bars] if short else [bars]
+    rows = [len(panel) + 1.5 for panel in panels]
+    figure, axes = pyplot.subplots(
+        len(panels), figsize=(11, 1.4 + 0.42 * sum(rows)), height_ratios=rows, layout="constrained", squeeze=False
+    )
     colours = _colours(pyplot, [segment.name for bar in bars for segment in bar.segments])
-    for row, bar in enumerate(bars):
-        for segment in bar.segments:
-            axes.barh(row, segment.seconds, left=segment.start, height=0.7, color=colours[segment.name])
-            if segment.seconds >= LABEL_SHARE * longest:
-                middle = segment.start + segment.seconds / 2
-                axes.text(middle, row, f"{segment.seconds:.2f}", ha="center", va="center", fontsize=7)
-        if bar.ready is not None:
-            axes.plot(bar.ready, row - 0.42, marker="v", color="black", markersize=5)
-        end = bar.segments[-1].end
-        axes.text(end, row, f" {end:.2f} s", ha="left", va="center", fontsize=8, fontweight="bold")
-    axes.set_yticks(range(len(bars)), [f"{bar.title} (n={bar.runs})" for bar in bars], fontsize=8)
-    axes.invert_yaxis()
-    axes.set_xlim(0, longest * 1.1)
-    axes.set_xlabel("seconds since exec; ▾ READY; the end of a bar is the first caption")
-    axes.set_title(f"Cold start: {title}", fontsize=10, loc="left")
+    for axis, panel in zip(axes[:, 0], panels, strict=True):
+        _draw_bars(axis, panel, colours)
+        axis.grid(axis="x", alpha=0.3)
+    axes[0, 0].set_title(f"Cold start: {title}", fontsize=10, loc="left")
+    axes[-1, 0].set_xlabel("seconds since exec; ▾ READY; the end of a bar is the first caption")
     handles = [pyplot.Rectangle((0, 0), 1, 1, color=colour) for colour in colours.values()]
     figure.legend(handles, colours, loc="outside lower center", ncols=6, fontsize=7, frameon=False)
-    _finish(pyplot, figure, axes, file)
+    _save(pyplot, figure, file)
+
+
+def _draw_bars(axis: Any, bars: Sequence[Bar], colours: Mapping[str, Any]) -> None:
+    longest = max(bar.segments[-1].end for bar in bars)
+    for row, bar in enumerate(bars):
+        for segment in bar.segments:
+            axis.barh(row, segment.seconds, left=segment.start, height=0.7, color=colours[segment.name])
+            if segment.seconds >= LABEL_SHARE * longest:
+                middle = segment.start + segment.seconds / 2
+                axis.text(middle, row, f"{segment.seconds:.2f}", ha="center", va="center", fontsize=7)
+        if bar.ready is not None:
+            axis.plot(bar.ready, row - 0.42, marker="v", color="black", markersize=5)
+        end = bar.segments[-1].end
+        axis.text(end, row, f" {end:.2f} s", ha="left", va="center", fontsize=8, fontweight="bold")
+    axis.set_yticks(range(len(bars)), [f"{bar.title} (n={bar.runs})" for bar in bars], fontsize=8)
+    axis.invert_yaxis()
+    axis.set_xlim(0, longest * 1.1)
+    axis.spines[["top", "right"]].set_visible(False)
 
 
 def draw_latency(lines: Sequence[Line], file: Path, title: str) -> None:
@@ -113,6 +129,10 @@ def draw_rates(rates: Mapping[str, float], file: Path) -> None:
 def _finish(pyplot: Any, figure: Any, axes: Any, file: Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="both" if axes.get_yscale() == "log" else "x", alpha=0.3)
+    _save(pyplot, figure, file)
+
+
+def _save(pyplot: Any, figure: Any, file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=DPI)
     pyplot.close(figure)
@@ -121,5 +141,5 @@ def _finish(pyplot: Any, figure: Any, axes: Any, file: Path) -> None:
 def _colours(pyplot: Any, names: Sequence[str]) -> Mapping[str, Any]:
     """A colour for each phase, the same in every bar."""
     distinct = list(dict.fromkeys(names))
-    palette = pyplot.get_cmap("tab20").colors
+    palette = pyplot.get_cmap("tab20").colors + pyplot.get_cmap("tab20b").colors
     return {name: palette[index % len(palette)] for index, name in enumerate(distinct)}

@@ -53,6 +53,7 @@ def build_store(cache: Path, *options: str, extra: Mapping[str, str] | None = No
         [*SNAPCAP, "build", "--cache-dir", str(cache), *options],
         cwd=ROOT,
         env=environment(**(extra or {})),
+        stdout=subprocess.DEVNULL,
         check=True,
     )
 

@@ -65,7 +65,8 @@ def s3_artifacts(cache: Path, folder: Path, options: tuple[str, ...] = ()) -> It
             aws_secret_access_key="secret",
         ).create_bucket(Bucket=_BUCKET)
         if not key.exists():
-            subprocess.run([*SNAPCAP, "keygen", str(key)], cwd=ROOT, env=environment(), check=True)
+            command = [*SNAPCAP, "keygen", str(key)]
+            subprocess.run(command, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, check=True)
         store = ("--store", f"s3://{_BUCKET}/snapcap", "--s3-endpoint-url", endpoint)
         trusted = ("--trusted-key", f"{key}.pub")
         build_store(cache, *options, *store, "--sign-key", str(key), *trusted, extra=_CREDENTIALS)

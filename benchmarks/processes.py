@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -131,10 +132,11 @@ class DeviceMemory:
     used: int
     by_pid: dict[int, int]
 
-    def held_by(self, pid: int, before: "DeviceMemory") -> int:
-        """What a process holds: as the driver says, or, in a container where its numbering differs, by how much
-        the whole has grown."""
-        return self.by_pid.get(pid, max(self.used - before.used, 0))
+    def held_by(self, pids: Iterable[int], before: "DeviceMemory") -> int:
+        """What processes hold: as the driver says, or, in a container where its numbering differs, by how much the
+        whole has grown."""
+        held = sum(self.by_pid.get(pid, 0) for pid in pids)
+        return held or max(self.used - before.used, 0)
 
 
 def device_memory() -> DeviceMemory | None:

@@ -1,12 +1,13 @@
 """The starts of several cases, in turn, within a time limit; a case that fails does not stop the others."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from rich.console import Console
 
-from benchmarks.cases import FLOOR, ONCE, TITLES, WARM, Bench, UnavailableError
+from benchmarks.bench import Bench, UnavailableError
+from benchmarks.cases import FLOOR, ONCE, PEER, TITLES, WARM, WATCHED
 from benchmarks.start import Start
 
 
@@ -35,31 +36,44 @@ class Session:
         self._console = Console(stderr=True, highlight=False)
 
     def run(self) -> None:
-        """Cold first: it builds the set that the warm cases need. Then every case in turn, again and again."""
-        if "cold" in self.results:
-            self._start("cold", whole_build=True)
+        """First, once, what compiles from nothing: it leaves what the warm cases need. Then every case in turn,
+        again and again; at the end the warm ones once more under watch."""
         for name in self.results:
-            self._prepare(name)
-        for name in (FLOOR, "transformers-eager"):  # into the page cache: the first import of a package reads disks
-            if name in self.results and not self.results[name].problem:
+            self._try(name, self._bench.check)
+        for name in (FLOOR, PEER):  # into the page cache: the first import of a package reads disks
+            if name in self.results:
                 self._start(name, keep=False)
+        for name in (name for name in ("cold", *ONCE) if name in self.results):
+            self._start(name, whole_build=name == "cold")
+        for name in self.results:
+            self._try(name, self._bench.prepare)
         for run in range(self._runs):
             for name, result in self.results.items():
                 if len(result.starts) <= run and not (run and name in ONCE):
                     self._start(name)
-        for name in WARM:
-            if name in self.results and self.results[name].starts:
-                self._start(name, watched=True)
+        for name in (name for name in WATCHED if name in self.results and self.results[name].starts):
+            self._start(name, watched=True)
+            self._judge(self.results[name])
 
-    def _prepare(self, name: str) -> None:
+    def _try(self, name: str, step: Callable[[str], None]) -> None:
+        """A step before the first start of a case."""
         result = self.results[name]
+        if result.problem:
+            return
         try:
             with self._console.status(f"preparing {name}"):
-                self._bench.prepare(name)
+                step(name)
         except UnavailableError as error:
             result.problem = str(error)
         except Exception as error:
             self._failed(result, error)
+
+    def _judge(self, result: CaseResult) -> None:
+        """A warm start that starts a compiler has failed, however fast it was."""
+        starts = [*result.starts, *([result.watched] if result.watched else [])]
+        compilers = {name for start in starts for name in start.facts["compilers"]}
+        if result.name in WARM and compilers:
+            self._failed(result, RuntimeError(f"it started {', '.join(sorted(compilers))}"))
 
     def _start(self, name: str, keep: bool = True, watched: bool = False, whole_build: bool = False) -> None:
         """One start of a case; nothing where the case has failed, or would not end within the time limit."""

@@ -13,6 +13,7 @@ from benchmarks.processes import (
     DeviceMemory,
     Watch,
     children,
+    descendants,
     device_memory,
     is_compiler,
     kernel_counts_children,
@@ -145,11 +146,15 @@ class ServerStart:
         return Start(total, segments, values, facts)
 
     def _memory(self, server: Server, start: Start, before: DeviceMemory | None) -> None:
-        host, after = peak_host_bytes(server.pid), self.machine.memory()
-        if host is not None:
-            start.values["peak_host_mib"] = host / (1 << 20)
+        """Of the server; a peer's workers count, a build's compilers do not."""
+        pids = [server.pid]
+        if self.api is not SNAPCAP_API:
+            pids += [pid for pid, _ in descendants(server.pid)]
+        peaks, after = [peak_host_bytes(pid) for pid in pids], self.machine.memory()
+        if peaks[0] is not None:
+            start.values["peak_host_mib"] = sum(peak for peak in peaks if peak is not None) / (1 << 20)
         if before is not None and after is not None:
-            start.values["device_mib"] = after.held_by(server.pid, before) / (1 << 20)
+            start.values["device_mib"] = after.held_by(pids, before) / (1 << 20)
 
 
 def steady_caption(server: Server, connection: Connection, image: bytes) -> float:

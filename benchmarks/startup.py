@@ -11,7 +11,8 @@ from contextlib import ExitStack
 
 from benchmarks import startup_report
 from benchmarks.arguments import count, seconds, some_of
-from benchmarks.cases import DEFAULT, TITLES, Bench
+from benchmarks.bench import Bench
+from benchmarks.cases import DEFAULT, TITLES
 from benchmarks.common import scratch
 from benchmarks.report import Report
 from benchmarks.session import Session

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases import FLOOR, IMPORT_TORCH
+from benchmarks.cases import FLOOR, IMPORT_TORCH, PEER
 from benchmarks.charts import Bar, draw_waterfall
 from benchmarks.measurements import Samples
 from benchmarks.report import Report, number, ratio
@@ -13,7 +13,6 @@ from benchmarks.segments import seconds_by_name
 from benchmarks.session import CaseResult
 from benchmarks.start import Start
 
-PEER = "transformers-eager"
 # A phase below this share of its start is part of "the rest" on the terminal; the JSON has all.
 SHOWN_SHARE = 0.01
 
@@ -46,7 +45,6 @@ def _totals(report: Report, results: Sequence[CaseResult], samples: Mapping[str,
     rows = []
     for result in results:
         if not result.starts:
-            rows.append([result.title, "0", result.problem, *[""] * 10])
             continue
         case = samples[result.name]
         ready, total = case.median("ready"), case.need("total")
@@ -75,6 +73,9 @@ def _totals(report: Report, results: Sequence[CaseResult], samples: Mapping[str,
         "transformers eager. steady: a lone caption when warm; first: the one asked for at READY. host: VmHWM."
     )
     report.add("Cold start", columns, rows, note)
+    problems = [[result.title, result.problem] for result in results if result.problem]
+    if problems:
+        report.add("Not measured, or not to be trusted", ["", "because"], problems)
 
 
 def _phases(report: Report, results: Sequence[CaseResult]) -> None:

@@ -1,5 +1,6 @@
 """Pictures: written where matplotlib is, refused with the way to get it where it is not."""
 
+import struct
 import sys
 from pathlib import Path
 
@@ -16,6 +17,14 @@ def test_a_waterfall_is_a_png(tmp_path: Path) -> None:
     file = tmp_path / "new" / "start.png"
     draw_waterfall([Bar("ours", segments, 1.4, 5), Bar("floor", segments[:1], None, 5)], file, "demo on cpu")
     assert file.read_bytes().startswith(PNG)
+
+
+def test_starts_of_very_different_length_are_drawn_on_two_axes(tmp_path: Path) -> None:
+    short, long = [Segment("import_torch", 0.0, 1.0)], [Segment("compile", 0.0, 60.0)]
+    draw_waterfall([Bar("ours", short, 0.9, 5)], tmp_path / "one.png", "demo on cpu")
+    draw_waterfall([Bar("ours", short, 0.9, 5), Bar("theirs", long, None, 1)], tmp_path / "two.png", "demo on cpu")
+    heights = [struct.unpack(">I", (tmp_path / name).read_bytes()[20:24])[0] for name in ("one.png", "two.png")]
+    assert heights[1] > heights[0] + 100
 
 
 def test_a_latency_chart_and_rates_are_pngs(tmp_path: Path) -> None:

@@ -120,5 +120,5 @@ def test_the_peak_of_memory_does_not_fall() -> None:
 
 def test_device_memory_is_the_drivers_figure_or_the_growth() -> None:
     before = DeviceMemory(1000, {})
-    assert DeviceMemory(5000, {7: 3000}).held_by(7, before) == 3000
-    assert DeviceMemory(5000, {8: 3000}).held_by(7, before) == 4000
+    assert DeviceMemory(5000, {7: 3000, 9: 200}).held_by([7, 9, 10], before) == 3200
+    assert DeviceMemory(5000, {8: 3000}).held_by([7], before) == 4000

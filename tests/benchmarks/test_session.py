@@ -3,7 +3,7 @@
 import time
 from typing import Any, cast
 
-from benchmarks.cases import Bench, UnavailableError
+from benchmarks.bench import Bench, UnavailableError
 from benchmarks.segments import Segment
 from benchmarks.session import Session
 from benchmarks.start import Start
@@ -16,9 +16,13 @@ class Recorder:
         self.end = end
         self.order: list[str] = []
         self.broken: dict[str, Exception] = {}
+        self.compilers: list[str] = []
         self._seconds = seconds or {}
 
     def prepare(self, case: str) -> None:
+        self.order.append(f"{case} prepared")
+
+    def check(self, case: str) -> None:
         if isinstance(self.broken.get(case), UnavailableError):
             raise self.broken[case]
 
@@ -27,33 +31,41 @@ class Recorder:
         time.sleep(self._seconds.get(case, 0.0))
         if case in self.broken:
             raise self.broken[case]
-        return Start(1.0, [Segment("all", 0.0, 1.0)])
+        return Start(1.0, [Segment("all", 0.0, 1.0)], facts={"compilers": self.compilers})
 
 
 def session(bench: Recorder, *names: str, runs: int = 2) -> Session:
     return Session(cast("Bench", bench), names, runs)
 
 
+def starts(bench: Recorder) -> list[str]:
+    return [event for event in bench.order if "prepared" not in event]
+
+
 def test_cases_take_turns_and_the_warm_ones_are_watched_once_at_the_end() -> None:
     bench = Recorder()
     session(bench, "floor", "aot", "eager").run()
     turn = ["floor", "aot", "eager"]
-    assert bench.order == ["floor", *turn, *turn, "aot watched", "eager watched"]
+    assert starts(bench) == ["floor", *turn, *turn, "aot watched", "eager watched"]
 
 
-def test_the_cold_start_comes_first_and_is_built_to_its_end_once() -> None:
+def test_what_compiles_from_nothing_comes_once_and_before_its_warm_case_is_prepared() -> None:
     bench = Recorder()
-    run = session(bench, "aot", "cold")
+    run = session(bench, "aot", "cold", "jit", "jit-cold", runs=2)
     run.run()
-    assert bench.order[:2] == ["cold whole", "aot"]
-    assert bench.order.count("cold whole") == 1
-    assert len(run.results["cold"].starts) == 2
+    assert bench.order[:2] == ["cold whole", "jit-cold"]
+    assert bench.order.index("jit prepared") > 1
+    assert bench.order.count("cold whole") == bench.order.count("jit-cold") == 1
+    assert (len(run.results["cold"].starts), len(run.results["jit-cold"].starts)) == (2, 1)
 
 
-def test_what_compiles_for_minutes_is_started_once() -> None:
+def test_a_warm_start_that_starts_a_compiler_has_failed() -> None:
     bench = Recorder()
-    session(bench, "eager", "full-compile", runs=3).run()
-    assert bench.order.count("full-compile") == 1
+    bench.compilers = ["gcc"]
+    run = session(bench, "aot", "jit")
+    run.run()
+    assert run.results["aot"].problem == "failed: it started gcc"
+    assert run.results["jit"].problem == ""  # whose compiler may want a launcher compiled
 
 
 def test_a_case_that_fails_is_named_and_the_others_go_on() -> None:
