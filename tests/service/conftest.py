@@ -5,7 +5,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import InvalidStateError
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 from prometheus_client import CollectorRegistry
 from starlette.testclient import TestClient
+from support.live_app import on_a_port
 from support.list_engine import PATIENCE, Served
 
 from models.preprocess import ImageTransform
@@ -184,3 +185,17 @@ def served() -> Iterator[Served]:
     served.engine.stop()
     served.thread.join(PATIENCE)
     assert not served.thread.is_alive()
+
+
+@pytest.fixture
+def serve(new_client) -> Iterator[Callable[..., str]]:
+    """``serve(services, port=0)`` -> the address of the application over them."""
+    with ExitStack() as exits:
+        yield lambda services, port=0: exits.enter_context(on_a_port(new_client(services).app, port)) + "/"
+
+
+@pytest.fixture
+def address(services: Services, serve: Callable[..., str]) -> str:
+    services.timeline.mark("ready")
+    services.status.started()
+    return serve(services)

@@ -2,15 +2,14 @@
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import Page, expect
 from support.live_app import on_a_port
+from support.page import assert_accessible, give, phases
 
 from service.api_keys import ApiKeys
 from service.app import Exposure, Services, create_app
@@ -18,38 +17,6 @@ from service.body import BodyLimits
 from service.errors import EngineFailed, Overloaded
 
 OpenPage = Callable[..., Page]
-SCHEMES = ("light", "dark")
-# What a contrast of 4.5 and the like is checked against; "best-practice" is taste.
-RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
-
-
-@pytest.fixture
-def serve(new_client) -> Iterator[Callable[..., str]]:
-    """``serve(services, port=0)`` -> the address of the application over them."""
-    with ExitStack() as exits:
-        yield lambda services, port=0: exits.enter_context(on_a_port(new_client(services).app, port)) + "/"
-
-
-@pytest.fixture
-def address(services: Services, serve: Callable[..., str]) -> str:
-    services.timeline.mark("ready")
-    services.status.started()
-    return serve(services)
-
-
-def give(page: Page, image: bytes) -> None:
-    page.locator("#file").set_input_files({"name": "a.png", "mimeType": "image/png", "buffer": image})
-
-
-def phases(page: Page) -> Locator:
-    return page.locator("#phases li")
-
-
-def assert_accessible(page: Page) -> None:
-    """Every rule of WCAG 2.2 A and AA that axe knows: contrast, names, roles, labels, structure."""
-    found = Axe().run(page, options={"runOnly": RULES})
-    assert found.violations_count == 0, found.generate_report()
-    assert len(found.response["passes"]) > 10
 
 
 def test_a_start_is_shown_while_it_happens(make_services, serve_with, serve, open_page: OpenPage) -> None:
@@ -244,68 +211,6 @@ def test_text_of_a_model_or_a_server_is_never_markup(services: Services, serve, 
     expect(page.locator("#story")).to_contain_text("<script>")
     assert page.title() == "snapcap"
     assert page.locator("#build-text b").count() == 0
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("path", ["", "docs"])
-def test_the_pages_are_accessible(address: str, open_page: OpenPage, image, scheme: str, path: str) -> None:
-    page = open_page(address + path, color_scheme=scheme)
-    if path:
-        expect(page.locator(".operation").first).to_be_visible()
-    else:
-        expect(page.locator("#state-word")).to_have_text("ready")
-        assert_accessible(page)
-        give(page, image())
-        expect(page.locator("#caption")).not_to_be_empty()
-    page.evaluate("() => document.querySelectorAll('details').forEach((each) => (each.open = true))")
-    assert_accessible(page)
-
-
-def test_light_and_dark_are_two_pictures(address: str, open_page: OpenPage) -> None:
-    def brightness(scheme: str) -> int:
-        page = open_page(address, color_scheme=scheme)
-        colour = page.evaluate("() => getComputedStyle(document.body).backgroundColor")
-        return sum(int(part) for part in re.findall(r"\d+", colour)[:3])
-
-    assert brightness("light") > 600
-    assert brightness("dark") < 150
-
-
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_bars_and_their_ground_differ_enough(address: str, open_page: OpenPage, scheme: str) -> None:
-    """WCAG 1.4.11: 3 to 1 for what is not text."""
-    page = open_page(address, color_scheme=scheme)
-    colours: dict[str, str] = page.evaluate(
-        """() => {
-            const style = getComputedStyle(document.documentElement);
-            const names = ["surface", "before", "import", "fetch", "load", "warm"];
-            return Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
-        }"""
-    )
-    ground = luminance(colours.pop("surface"))
-    for name, colour in colours.items():
-        light, dark = sorted((luminance(colour), ground), reverse=True)
-        assert (light + 0.05) / (dark + 0.05) >= 3, name
-
-
-def luminance(colour: str) -> float:
-    """Relative luminance of #rrggbb, as WCAG 2.2 defines it."""
-    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
-    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-@pytest.mark.parametrize(("motion", "moves"), [("no-preference", True), ("reduce", False)])
-def test_nothing_moves_where_motion_is_reduced(
-    make_services, serve, open_page: OpenPage, motion: str, moves: bool
-) -> None:
-    services: Services = make_services()
-    with services.timeline.phase("import_torch"):
-        page = open_page(serve(services), reduced_motion=motion)
-        expect(phases(page).last).to_have_class(re.compile("running"))
-        page.wait_for_timeout(300)
-        running = "() => document.getAnimations().filter((each) => each.playState === 'running').length"
-        assert (page.evaluate(running) > 0) is moves
 
 
 @pytest.mark.parametrize(("hidden", "asks"), [("true", False), ("false", True)])

@@ -1,0 +1,75 @@
+"""The page and the reference for every eye: the rules of WCAG, light and dark, contrast of bars, motion."""
+
+import re
+from collections.abc import Callable
+
+import pytest
+from playwright.sync_api import Page, expect
+from support.page import assert_accessible, give, phases
+
+from service.app import Services
+
+OpenPage = Callable[..., Page]
+SCHEMES = ("light", "dark")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("path", ["", "docs"])
+def test_the_pages_are_accessible(address: str, open_page: OpenPage, image, scheme: str, path: str) -> None:
+    page = open_page(address + path, color_scheme=scheme)
+    if path:
+        expect(page.locator(".operation").first).to_be_visible()
+    else:
+        expect(page.locator("#state-word")).to_have_text("ready")
+        assert_accessible(page)
+        give(page, image())
+        expect(page.locator("#caption")).not_to_be_empty()
+    page.evaluate("() => document.querySelectorAll('details').forEach((each) => (each.open = true))")
+    assert_accessible(page)
+
+
+def test_light_and_dark_are_two_pictures(address: str, open_page: OpenPage) -> None:
+    def brightness(scheme: str) -> int:
+        page = open_page(address, color_scheme=scheme)
+        colour = page.evaluate("() => getComputedStyle(document.body).backgroundColor")
+        return sum(int(part) for part in re.findall(r"\d+", colour)[:3])
+
+    assert brightness("light") > 600
+    assert brightness("dark") < 150
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_bars_and_their_ground_differ_enough(address: str, open_page: OpenPage, scheme: str) -> None:
+    """WCAG 1.4.11: 3 to 1 for what is not text."""
+    page = open_page(address, color_scheme=scheme)
+    colours: dict[str, str] = page.evaluate(
+        """() => {
+            const style = getComputedStyle(document.documentElement);
+            const names = ["surface", "before", "import", "fetch", "load", "warm"];
+            return Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
+        }"""
+    )
+    ground = luminance(colours.pop("surface"))
+    for name, colour in colours.items():
+        light, dark = sorted((luminance(colour), ground), reverse=True)
+        assert (light + 0.05) / (dark + 0.05) >= 3, name
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of #rrggbb, as WCAG 2.2 defines it."""
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+@pytest.mark.parametrize(("motion", "moves"), [("no-preference", True), ("reduce", False)])
+def test_nothing_moves_where_motion_is_reduced(
+    make_services, serve, open_page: OpenPage, motion: str, moves: bool
+) -> None:
+    services: Services = make_services()
+    with services.timeline.phase("import_torch"):
+        page = open_page(serve(services), reduced_motion=motion)
+        expect(phases(page).last).to_have_class(re.compile("running"))
+        page.wait_for_timeout(300)
+        running = "() => document.getAnimations().filter((each) => each.playState === 'running').length"
+        assert (page.evaluate(running) > 0) is moves
