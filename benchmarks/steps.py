@@ -55,8 +55,7 @@ def measure(cache: Path, threads: int, repeats: int) -> tuple[dict[tuple[str, in
         if component == "encoder":
             batch = (images * bucket.size)[: bucket.size]
             return lambda: runner.encode(bucket, batch, 0)
-        for slot in range(bucket.size):
-            runner.admit(slot, Row())
+        runner.admit(0, [Row()] * bucket.size)
         return lambda: runner.decode_step(bucket)
 
     seconds: dict[tuple[str, int, str], list[float]] = {}

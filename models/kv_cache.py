@@ -3,6 +3,7 @@
 Allocated once. A step of b rows works on the views ``[:b]``, so moving between buckets copies nothing.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -83,10 +84,13 @@ class DecodeState:
         caches = (self.key, self.value, self.cross_key, self.cross_value)
         return [LayerCache(*(cache[layer, :rows] for cache in caches)) for layer in range(self.key.shape[0])]
 
-    def move(self, source: int, target: int) -> None:
-        """Copy everything slot ``source`` holds into slot ``target``."""
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy everything each source slot holds into its target slot; no slot is both."""
+        device = self.tokens.device
+        source = torch.tensor(sources).to(device, non_blocking=True)
+        target = torch.tensor(targets).to(device, non_blocking=True)
         for cache in (self.key, self.value, self.cross_key, self.cross_value):
-            cache[:, target].copy_(cache[:, source])
+            cache.index_copy_(1, target, cache.index_select(1, source))
         for rows in (
             self.tokens,
             self.positions,
@@ -96,4 +100,4 @@ class DecodeState:
             self.top_k,
             self.top_p,
         ):
-            rows[target].copy_(rows[source])
+            rows.index_copy_(0, target, rows.index_select(0, source))

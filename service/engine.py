@@ -1,11 +1,19 @@
-"""The device thread: it owns the runner, and between two decode steps it admits waiting requests."""
+"""The device thread: it owns the runner, and between two decode steps it admits waiting requests.
+
+On a device that works while the host goes on, the next step is launched before the tokens of the last are read:
+
+    host     launch 1 ─ launch 2 ─ read 1 ─ complete, admit ─ launch 3 ─ read 2 ─ …
+    device            [ step 1 ][ step 2 ]                   [ step 3 ]
+
+A row that ended with step 1 is in step 2 as well; what that step makes of it nobody reads.
+"""
 
 import logging
 import queue
 import random
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from service.errors import EngineFailed
@@ -14,6 +22,7 @@ from service.scheduler import Limits, Running, Scheduler
 from warmup.row import Row
 
 if TYPE_CHECKING:
+    from warmup.readback import PendingTokens
     from warmup.runner import Runner
 
 log = logging.getLogger("snapcap.engine")
@@ -35,6 +44,30 @@ class EngineObserver(Protocol):
     def tokens_generated(self, count: int) -> None: ...
 
 
+class _Timer(Protocol):
+    def seconds(self) -> float: ...
+
+
+@dataclass(frozen=True)
+class _Encoded:
+    """Images that the device has been given."""
+
+    rows: list[Running]
+    bucket: int
+    timer: _Timer
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A decode step that the device has been given, after some encodes."""
+
+    rows: list[Running]
+    bucket: int
+    tokens: "PendingTokens"
+    timer: _Timer
+    encoded: list[_Encoded]
+
+
 class Engine:
     """Continuous batching over a runner's slots. ``run`` is the device thread; ``submit`` is for everyone else."""
 
@@ -44,6 +77,7 @@ class Engine:
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stopping = False
         self._failures = 0
+        self._step: _Step | None = None  # launched, but not yet read
 
     @property
     def limits(self) -> Limits:
@@ -95,6 +129,7 @@ class Engine:
                 self._failures = 0
             except Exception as error:
                 self._failures += 1
+                self._step = None
                 log.exception("device step failed (%d in a row)", self._failures)
                 scheduler.fail_running(EngineFailed())
                 if self._failures >= MAX_CONSECUTIVE_FAILURES:
@@ -103,34 +138,45 @@ class Engine:
 
     def _serve_once(self, runner: "Runner", backend_of: Callable[[int], str]) -> None:
         scheduler = self._scheduler
-        self._apply(runner, scheduler.drop_lost())
+        runner.move(scheduler.drop_lost())
         admitted = scheduler.admit()
-        if admitted:
-            self._encode(runner, admitted)
-        if not scheduler.running:
-            return
-        rows = len(scheduler.running)
-        bucket = scheduler.table.fit(rows)
-        started = time.perf_counter()
-        runner.decode_step(bucket, sampling=any(row.samples for row in scheduler.running))
-        tokens = runner.tokens(rows)
-        self._observer.decode_stepped(bucket.size, rows, time.perf_counter() - started)
-        generating = sum(not row.prompt_left for row in scheduler.running)
-        self._observer.tokens_generated(generating)
-        self._apply(runner, scheduler.advance(tokens, backend_of(bucket.size)))
+        encoded = [self._encode(runner, admitted)] if admitted else []
+        step = self._launch(runner, encoded) if scheduler.needs_step() else None
+        if runner.runs_ahead:
+            step, self._step = self._step, step
+        if step is not None:
+            runner.move(scheduler.advance(step.rows, self._read(step), backend_of(step.bucket)))
 
-    def _encode(self, runner: "Runner", admitted: list[Running]) -> None:
+    def _encode(self, runner: "Runner", admitted: list[Running]) -> _Encoded:
         bucket = self._scheduler.table.fit(len(admitted))
         first = len(self._scheduler.running) - len(admitted)
-        started = time.perf_counter()
+        timer = runner.timer()
         runner.encode(bucket, [row.request.pixels for row in admitted], first)
-        for slot, row in enumerate(admitted, start=first):
-            runner.admit(slot, self._row(row.request))
-            self._observer.queue_waited(row.admitted - row.submitted)
-        seconds = time.perf_counter() - started
-        self._observer.encoded(bucket.size, len(admitted), seconds)
+        runner.admit(first, [self._row(row.request) for row in admitted])
+        timer.stop()
         for row in admitted:
-            row.encode_s = seconds
+            self._observer.queue_waited(row.admitted - row.submitted)
+        return _Encoded(admitted, bucket.size, timer)
+
+    def _launch(self, runner: "Runner", encoded: list[_Encoded]) -> _Step:
+        rows = self._scheduler.launched()
+        bucket = self._scheduler.table.fit(len(rows))
+        timer = runner.timer()
+        runner.decode_step(bucket, sampling=any(row.samples for row in rows))
+        tokens = runner.read_tokens(len(rows))
+        return _Step(rows, bucket.size, tokens, timer.stop(), encoded)
+
+    def _read(self, step: _Step) -> list[int]:
+        """Wait for a step's tokens, and report what it and the encodes before it took."""
+        tokens = step.tokens.result()
+        for encoded in step.encoded:
+            seconds = encoded.timer.seconds()
+            self._observer.encoded(encoded.bucket, len(encoded.rows), seconds)
+            for row in encoded.rows:
+                row.encode_s = seconds
+        self._observer.decode_stepped(step.bucket, len(step.rows), step.timer.seconds())
+        self._observer.tokens_generated(sum(not (row.left or row.prompt_left) for row in step.rows))
+        return tokens
 
     def _row(self, request: CaptionRequest) -> Row:
         params = request.params
@@ -139,8 +185,3 @@ class Engine:
         generator = random.Random(params.seed)  # noqa: S311  sampling, not secrets
         uniforms = [generator.random() for _ in range(self.limits.cache_length)]
         return Row(request.prompt_ids, params.temperature, params.top_k, params.top_p, uniforms)
-
-    @staticmethod
-    def _apply(runner: "Runner", moves: list[tuple[int, int]]) -> None:
-        for source, target in moves:
-            runner.move(source, target)

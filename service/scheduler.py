@@ -70,6 +70,8 @@ class Running:
     prompt_left: int = 0
     tokens: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    steps: int = 0  # decode steps launched for it
+    left: bool = False  # its slot is another's
 
     @property
     def samples(self) -> bool:
@@ -142,7 +144,7 @@ class Scheduler:
     def drop_lost(self) -> list[tuple[int, int]]:
         """Forget requests whose client has left or whose deadline has passed, before they cost device time.
 
-        Returns the moves (source slot, target slot) that close the gaps among running rows, in order.
+        Returns the moves (source slot, target slot) that close the gaps among running rows.
         """
         now = self._clock()
         with self._changed:
@@ -173,13 +175,26 @@ class Scheduler:
         self.running += admitted
         return admitted
 
-    def advance(self, tokens: Sequence[int], backend: str) -> list[tuple[int, int]]:
-        """Take one new token for every running row and complete the rows that end with it.
+    def needs_step(self) -> bool:
+        """Whether a row may still be without its last token once the steps that were launched are through."""
+        return any(row.steps < len(row.request.prompt_ids) + row.limit for row in self.running)
 
-        Returns the moves (source slot, target slot) that close the gaps, in order.
+    def launched(self) -> list[Running]:
+        """Count a step that the device has been given for all running rows; returns these, in slot order."""
+        for row in self.running:
+            row.steps += 1
+        return list(self.running)
+
+    def advance(self, rows: Sequence[Running], tokens: Sequence[int], backend: str) -> list[tuple[int, int]]:
+        """Take the tokens of a step, one for each row that was running when it was launched, and complete the rows
+        that end with it. A row that has left since then is passed over.
+
+        Returns the moves (source slot, target slot) that close the gaps among running rows.
         """
         finished = []
-        for row, token in zip(self.running, tokens, strict=True):
+        for row, token in zip(rows, tokens, strict=True):
+            if row.left:
+                continue
             if row.prompt_left:
                 row.prompt_left -= 1
                 continue
@@ -201,6 +216,7 @@ class Scheduler:
     def fail_running(self, error: Exception) -> None:
         """Every running row fails; its slot is free. What waits is kept."""
         for row in self.running:
+            row.left = True
             _set_exception(row.request, error)
         self.running = []
 
@@ -222,14 +238,16 @@ class Scheduler:
         return True
 
     def _compact(self, gone: list[Running]) -> list[tuple[int, int]]:
-        """Fill each freed slot with the last running row, so that rows stay contiguous."""
-        moves = []
-        for slot in sorted((self.running.index(row) for row in gone), reverse=True):
-            last = len(self.running) - 1
-            if slot != last:
-                self.running[slot] = self.running[last]
-                moves.append((last, slot))
-            self.running.pop()
+        """Fill each freed slot with one of the last running rows, so that rows stay contiguous."""
+        for row in gone:
+            row.left = True
+        count = len(self.running) - len(gone)
+        free = [slot for slot, row in enumerate(self.running[:count]) if row.left]
+        last = [slot for slot, row in enumerate(self.running) if slot >= count and not row.left]
+        moves = list(zip(reversed(last), free, strict=True))
+        for source, target in moves:
+            self.running[target] = self.running[source]
+        del self.running[count:]
         return moves
 
     def _complete(self, row: Running, backend: str, now: float) -> None:

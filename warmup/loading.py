@@ -115,8 +115,7 @@ class Warmer:
             height, width = runner.config.vision.image_size
             runner.encode(bucket, [np.zeros((height, width, 3), dtype=np.uint8)] * bucket.size, 0)
         else:
-            for slot in range(bucket.size):
-                runner.admit(slot, Row())
+            runner.admit(0, [Row()] * bucket.size)
             runner.decode_step(bucket)
         runner.wait()
 
@@ -138,7 +137,7 @@ def self_test(runner: Runner, bucket: Bucket, checkpoint: Checkpoint) -> str:
     config: ModelConfig = checkpoint.config
     pixels = checkpoint.transform.decode(built_in_image(config.vision.image_size)).pixels
     runner.encode(bucket, [pixels], 0)
-    runner.admit(0, Row())
+    runner.admit(0, [Row()])
     tokens: list[int] = []
     while len(tokens) < min(SELF_TEST_TOKENS, runner.state.cache_length - 1):
         logits = runner.decode_step(bucket)

@@ -19,6 +19,7 @@ from models.sampling import sample
 from models.weights import Weights, WeightSet
 from warmup.backends.base import Backend
 from warmup.buckets import Bucket
+from warmup.readback import DeviceTimer, PendingTokens, TokenReadback
 from warmup.row import Row
 
 Pixels = np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]
@@ -54,6 +55,7 @@ class _Captured:
 class _EncodePlan:
     """The encoder's regions at one bucket, with everything but the images bound."""
 
+    staging: "_Staging"
     pixels: Tensor  # [B, height, width, 3] uint8
     slots: Tensor  # [B] int64
     run: Callables
@@ -70,6 +72,29 @@ class _StepPlan:
     layers: list[tuple[Tensor, ...]]
     run: Callables
     captured: _Captured | None = None
+
+
+class _Staging:
+    """Where images and slots wait on the host; pinned for CUDA, so that their copies need no host thread."""
+
+    def __init__(self, pixels: Tensor, slots: Tensor) -> None:
+        self._cuda = pixels.is_cuda
+        self._pixels = torch.zeros_like(pixels, device="cpu", pin_memory=self._cuda)
+        self._slots = torch.zeros_like(slots, device="cpu", pin_memory=self._cuda)
+        self._targets = (pixels, slots)
+        self._copied = torch.cuda.Event() if self._cuda else None
+
+    def copy(self, images: Sequence[Pixels], slots: list[int]) -> None:
+        """Hand over a batch; waits for the copy of the last one, which the device has long made."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        pixels, target_slots = self._targets
+        np.stack(images, out=self._pixels[: len(images)].numpy())
+        self._slots.copy_(torch.tensor(slots))
+        pixels[: len(images)].copy_(self._pixels[: len(images)], non_blocking=True)
+        target_slots.copy_(self._slots, non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
 
 
 class Runner:
@@ -89,6 +114,7 @@ class Runner:
         self._encode: dict[Bucket, _EncodePlan] = {}
         self._step: dict[Bucket, _StepPlan] = {}
         self._graph_pool: Any = None  # made with the first graph; all share it, as only one runs at a time
+        self._readback = TokenReadback(state.tokens)
 
     @property
     def device(self) -> torch.device:
@@ -137,11 +163,9 @@ class Runner:
         if known is not None:
             return replace(known, run=callables, captured=None)
         height, width = self.config.vision.image_size
-        return _EncodePlan(
-            pixels=torch.zeros(bucket.size, height, width, 3, dtype=torch.uint8, device=self.device),
-            slots=torch.zeros(bucket.size, dtype=torch.int64, device=self.device),
-            run=callables,
-        )
+        pixels = torch.zeros(bucket.size, height, width, 3, dtype=torch.uint8, device=self.device)
+        slots = torch.zeros(bucket.size, dtype=torch.int64, device=self.device)
+        return _EncodePlan(_Staging(pixels, slots), pixels, slots, callables)
 
     def _step_plan(self, bucket: Bucket, callables: Callables) -> _StepPlan:
         known = self._step.get(bucket)
@@ -166,25 +190,30 @@ class Runner:
         cross-attention K/V goes to the scratch slot.
         """
         plan, count = self._encode[bucket], len(images)
-        plan.pixels[:count].copy_(torch.from_numpy(np.stack(images)))
         slots = list(range(first_slot, first_slot + count)) + [self.state.slots] * (bucket.size - count)
-        plan.slots.copy_(torch.tensor(slots))
+        plan.staging.copy(images, slots)
         return plan.captured.replay() if plan.captured else self._run_encoder(plan)
 
-    def admit(self, slot: int, row: Row) -> None:
-        """Put a request at its start: the start token at position 0, and its prompt as forced tokens."""
-        state, generation = self.state, self.config.generation
-        forced = torch.full((state.cache_length,), -1)
-        if row.prompt:
-            forced[1 : 1 + len(row.prompt)] = torch.tensor(row.prompt)
-        state.forced[slot].copy_(forced)
-        state.tokens[slot] = generation.start_id
-        state.positions[slot] = 0
-        state.temperature[slot] = row.temperature
-        if row.temperature > 0:
-            state.top_k[slot] = row.top_k or self.config.decoder.vocab_size
-            state.top_p[slot] = row.top_p
-            state.uniforms[slot].copy_(torch.tensor(row.uniforms))
+    def admit(self, first_slot: int, rows: Sequence[Row]) -> None:
+        """Put requests at their start: the start token at position 0, and their prompts as forced tokens."""
+        state, slots = self.state, slice(first_slot, first_slot + len(rows))
+        state.tokens[slots] = self.config.generation.start_id
+        state.positions[slots] = 0
+        state.forced[slots] = -1
+        state.temperature[slots] = 0.0
+        for slot, row in enumerate(rows, start=first_slot):
+            if row.prompt:
+                self._put(state.forced[slot, 1 : 1 + len(row.prompt)], row.prompt)
+            if row.temperature > 0:
+                state.temperature[slot] = row.temperature
+                state.top_k[slot] = row.top_k or self.config.decoder.vocab_size
+                state.top_p[slot] = row.top_p
+                self._put(state.uniforms[slot], row.uniforms)
+
+    @staticmethod
+    def _put(target: Tensor, values: Sequence[float]) -> None:
+        """Copy a few numbers to the device. They are small enough for the driver to take at once."""
+        target.copy_(torch.tensor(values, dtype=target.dtype), non_blocking=True)
 
     def decode_step(self, bucket: Bucket, sampling: bool = False) -> Tensor:
         """Advance every row of the bucket by one token and return the logits [bucket, vocabulary].
@@ -207,10 +236,22 @@ class Runner:
             )
         return logits
 
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether the device works while the host goes on: then a step may be launched before the last is read."""
+        return self.device.type == "cuda"
+
+    def read_tokens(self, rows: int) -> PendingTokens:
+        """The last tokens of the first ``rows`` slots, as of now, to be read later on."""
+        return self._readback.start(rows)
+
     def tokens(self, rows: int) -> list[int]:
         """The last tokens of the first ``rows`` slots; waits for the device."""
-        tokens: list[int] = self.state.tokens[:rows].tolist()
-        return tokens
+        return self.read_tokens(rows).result()
+
+    def timer(self) -> DeviceTimer:
+        """Times what the device is given from now on, until it is stopped."""
+        return DeviceTimer(self.device)
 
     def allocated_bytes(self) -> int:
         """Bytes the process holds on a CUDA device; 0 on the CPU."""
@@ -221,9 +262,10 @@ class Runner:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def move(self, source: int, target: int) -> None:
-        """Move a running row into a slot that has become free."""
-        self.state.move(source, target)
+    def move(self, moves: Sequence[tuple[int, int]]) -> None:
+        """Move running rows (source slot, target slot) into slots that have become free."""
+        if moves:
+            self.state.move(*zip(*moves, strict=True))
 
     def _run_encoder(self, plan: _EncodePlan) -> Tensor:
         hidden = plan.run.before(plan.pixels, *self._one(self.regions.encoder_before.name))

@@ -70,10 +70,9 @@ def check_decoder(
             cache.copy_(torch.randn(cache.shape, generator=generator))
     steps = min(CHECKED_STEPS, runner.state.cache_length - 1)
     numbers = np.random.default_rng(bucket.size)
-    for slot in range(bucket.size):
-        prompt = numbers.integers(0, runner.config.decoder.vocab_size, steps).tolist()
-        ours.admit(slot, Row(prompt))
-        theirs.admit(slot, Row(prompt))
+    prompts = numbers.integers(0, runner.config.decoder.vocab_size, (bucket.size, steps)).tolist()
+    for twin in (ours, theirs):
+        twin.admit(0, [Row(prompt) for prompt in prompts])
     for _ in range(steps):
         _require_close("logits", ours.decode_step(bucket), theirs.decode_step(bucket), dtype)
     _require_close("keys", ours.state.key, theirs.state.key, dtype)

@@ -108,19 +108,19 @@ def test_rows_of_different_ages_and_moved_rows_keep_their_tokens(
     with torch.no_grad():
         expected = [generate(runner, [image], NEW_TOKENS)[0].tolist() for image in (first, second)]
         runner.encode(one, [first], 0)
-        runner.admit(0, Row())
+        runner.admit(0, [Row()])
         ages: list[list[int]] = [[], []]
         for _ in range(4):
             runner.decode_step(one)
             ages[0] += runner.tokens(1)
         runner.encode(one, [second], 1)
-        runner.admit(1, Row())
+        runner.admit(1, [Row()])
         for _ in range(NEW_TOKENS - 4):
             runner.decode_step(two)
             for row, token in enumerate(runner.tokens(2)):
                 ages[row].append(token)
         assert ages[0] == expected[0]
-        runner.move(1, 0)  # the first is finished: the last running row takes its slot
+        runner.move([(1, 0)])  # the first is finished: the last running row takes its slot
         for _ in range(4):
             runner.decode_step(one)
             ages[1] += runner.tokens(1)

@@ -138,7 +138,7 @@ def generate(runner: Runner, pairs: list[tuple[Any, Row]]) -> list[list[int]]:
     with torch.no_grad():
         runner.encode(bucket, [pixels for pixels, _ in pairs], 0)
         for slot, (_, each) in enumerate(pairs):
-            runner.admit(slot, each)
+            runner.admit(slot, [each])
         steps = []
         for _ in range(STEPS):
             runner.decode_step(bucket, sampling)

@@ -14,8 +14,8 @@ import pytest
 from PIL import Image
 from prometheus_client import CollectorRegistry
 from starlette.testclient import TestClient
-from support.live_app import on_a_port
 from support.list_engine import PATIENCE, Served
+from support.live_app import on_a_port
 
 from models.preprocess import ImageTransform
 from service.app import Services, create_app
@@ -177,10 +177,10 @@ def image() -> Callable[..., bytes]:
     return png
 
 
-@pytest.fixture
-def served() -> Iterator[Served]:
-    """A real engine over a runner of lists."""
-    served = Served()
+@pytest.fixture(params=[False, True], ids=["in_step", "ahead"])
+def served(request: pytest.FixtureRequest) -> Iterator[Served]:
+    """A real engine over a runner of lists, which waits for the host or runs ahead of it as a GPU does."""
+    served = Served(runs_ahead=request.param)
     yield served
     served.engine.stop()
     served.thread.join(PATIENCE)

@@ -16,6 +16,12 @@ def test_a_request_gets_its_tokens_from_the_smallest_bucket(served: Served) -> N
     assert served.runner.steps == [(1, False)] * 3
 
 
+def test_a_step_is_launched_before_the_last_is_read_where_the_device_runs_ahead(served: Served) -> None:
+    result(served.send(7, max_new_tokens=3))
+    ahead = ["launch", "launch", "read", "launch", "read", "read"]
+    assert served.runner.order == (ahead if served.runner.runs_ahead else ["launch", "read"] * 3)
+
+
 def test_requests_of_different_ages_run_together_and_get_their_own_tokens(served: Served) -> None:
     luck = random.Random(5)
     release = served.hold()

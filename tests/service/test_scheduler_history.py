@@ -8,7 +8,7 @@ import pytest
 
 from service.errors import DeadlineExceeded, Overloaded
 from service.request import CaptionRequest, SamplingParams
-from service.scheduler import Limits, Scheduler
+from service.scheduler import Limits, Running, Scheduler
 from warmup.buckets import BucketTable
 
 EOS = 2
@@ -71,14 +71,16 @@ class ListDevice:
         return tokens
 
 
+@pytest.mark.parametrize("ahead", [False, True], ids=["in_step", "ahead"])
 @pytest.mark.parametrize("seed", range(20))
-def test_in_a_random_history_every_request_gets_exactly_its_own_tokens(seed: int) -> None:
+def test_in_a_random_history_every_request_gets_exactly_its_own_tokens(seed: int, ahead: bool) -> None:
     luck, clock = random.Random(seed), Clock()
     table = BucketTable.of((1, 3, 7))
     scheduler = Scheduler(table, LIMITS, capacity=9, clock=clock)
     device = ListDevice(table.largest.size)
     sent: list[CaptionRequest] = []
     refused = 0
+    step: tuple[list[Running], list[int]] | None = None  # launched, but not yet read
     for event in range(400):
         clock.now += 1.0
         for _ in range(luck.choice((0, 0, 1, 3, 12 if event % 10 == 0 else 1)) if event < 350 else 0):
@@ -106,7 +108,10 @@ def test_in_a_random_history_every_request_gets_exactly_its_own_tokens(seed: int
         assert rows <= table.largest.size
         held = [device.slots[slot] for slot in range(rows)]
         assert [each and each[0] for each in held] == [row.request for row in scheduler.running]
-        device.move(scheduler.advance(device.step(rows), "eager"))
+        launched = (scheduler.launched(), device.step(rows)) if scheduler.needs_step() else None
+        read, step = (step, launched) if ahead else (launched, None)
+        if read is not None:
+            device.move(scheduler.advance(*read, "eager"))
     assert (scheduler.running, scheduler.depth) == ([], 0)
 
     outcomes = {"completed": 0, "late": 0, "cancelled": 0}

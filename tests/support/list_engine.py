@@ -19,11 +19,14 @@ LIMITS = Limits(cache_length=32, default_new_tokens=5, eos_ids=frozenset({EOS}))
 class ListRunner:
     """Slots as lists. Request n generates 100 n, 100 n + 1, …; a padded slot generates what nobody may see."""
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, runs_ahead: bool = False) -> None:
+        self.runs_ahead = runs_ahead
+        self.unread = 0
         self.images = [-1] * slots
         self.rows: list[Row] = [Row()] * slots
         self.counts = [0] * slots
         self.steps: list[tuple[int, bool]] = []
+        self.order: list[str] = []
         self.encoded: list[tuple[int, int]] = []
         self.before_step: Callable[[], object] = lambda: None
         self.before_encode: Callable[[], object] = lambda: None
@@ -34,25 +37,54 @@ class ListRunner:
         self.encoded.append((bucket.size, len(images)))
         self.images[first_slot : first_slot + len(images)] = images
 
-    def admit(self, slot: int, row: Row) -> None:
-        self.rows[slot], self.counts[slot] = row, 0
+    def admit(self, first_slot: int, rows: list[Row]) -> None:
+        for slot, row in enumerate(rows, start=first_slot):
+            self.rows[slot], self.counts[slot] = row, 0
 
     def decode_step(self, bucket: Bucket, sampling: bool) -> None:
         self.before_step()
         self.steps.append((bucket.size, sampling))
+        self.order.append("launch")
         for slot in range(bucket.size):
             self.counts[slot] += 1
 
-    def tokens(self, rows: int) -> list[int]:
-        return [self._token(slot) for slot in range(rows)]
+    def read_tokens(self, rows: int) -> "Tokens":
+        assert self.unread <= 1, "three steps are under way"
+        self.unread += 1
+        return Tokens(self, [self._token(slot) for slot in range(rows)])
 
-    def move(self, source: int, target: int) -> None:
-        for held in (self.images, self.rows, self.counts):
-            held[target] = held[source]  # type: ignore[index]
+    def move(self, moves: list[tuple[int, int]]) -> None:
+        for source, target in moves:
+            for held in (self.images, self.rows, self.counts):
+                held[target] = held[source]  # type: ignore[index]
+
+    def timer(self) -> "Timer":
+        return Timer()
 
     def _token(self, slot: int) -> int:
         place, prompt = self.counts[slot] - 1, self.rows[slot].prompt
         return prompt[place] if place < len(prompt) else 100 * self.images[slot] + place - len(prompt)
+
+
+class Tokens:
+    """A step's tokens; they are those of when it was launched."""
+
+    def __init__(self, runner: ListRunner, tokens: list[int]) -> None:
+        self._runner = runner
+        self._tokens = tokens
+
+    def result(self) -> list[int]:
+        self._runner.unread -= 1
+        self._runner.order.append("read")
+        return self._tokens
+
+
+class Timer:
+    def stop(self) -> "Timer":
+        return self
+
+    def seconds(self) -> float:
+        return 0.0
 
 
 class Observer:
@@ -78,9 +110,9 @@ class Observer:
 class Served:
     """An engine on a thread of its own. ``held`` keeps it between two steps while requests are sent."""
 
-    def __init__(self, capacity: int = 64) -> None:
+    def __init__(self, capacity: int = 64, runs_ahead: bool = False) -> None:
         table = BucketTable.of((1, 4, 8))
-        self.runner = ListRunner(table.largest.size)
+        self.runner = ListRunner(table.largest.size, runs_ahead)
         self.observer = Observer()
         self.scheduler = Scheduler(table, LIMITS, capacity)
         self.engine = Engine(self.scheduler, self.observer)

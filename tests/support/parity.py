@@ -65,7 +65,7 @@ def generate(
     bucket = table.fit(len(images))
     runner.encode(bucket, images, 0)
     for slot in range(len(images)):
-        runner.admit(slot, Row(prompt=prompt))
+        runner.admit(slot, [Row(prompt=prompt)])
     tokens = []
     for _ in range(steps):
         step = runner.decode_step(bucket)
