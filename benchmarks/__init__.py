@@ -1,1 +1,1 @@
-"""Measurements of snapcap beside its peers; not installed. `python -m benchmarks.NAME` from the repository root."""
+"""Measurements of snapcap beside its peers: `snapcap bench`, and `python -m benchmarks.NAME`."""

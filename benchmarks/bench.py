@@ -1,5 +1,6 @@
 """How each case of `snapcap bench startup` is started, and what must be there before its clock runs."""
 
+import importlib.util
 import shutil
 import sys
 from collections.abc import Mapping
@@ -66,6 +67,8 @@ class Bench:
         """Raises UnavailableError where a case cannot be run here."""
         if case in PEERS and PEERS[case].missing:
             raise UnavailableError(f"not installed: {', '.join(PEERS[case].missing)}")
+        if case == "aot-s3" and importlib.util.find_spec("moto") is None:
+            raise UnavailableError("not installed: moto, which stands in for S3")
 
     def prepare(self, case: str) -> None:
         """Make what a case needs before its clock runs: its artifact set, or the compilers' caches."""

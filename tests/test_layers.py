@@ -11,8 +11,8 @@ from support.server_process import clean_environment
 
 ROOT = Path(__file__).parent.parent
 FORBIDDEN = {
-    "models": {"warmup", "service", "boto3", "fastapi", "starlette", "uvicorn", "prometheus_client"},
-    "warmup": {"service", "fastapi", "starlette", "uvicorn", "prometheus_client"},
+    "models": {"warmup", "service", "benchmarks", "boto3", "fastapi", "starlette", "uvicorn", "prometheus_client"},
+    "warmup": {"service", "benchmarks", "fastapi", "starlette", "uvicorn", "prometheus_client"},
     "service": {"transformers"},
 }
 
