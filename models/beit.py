@@ -1,4 +1,4 @@
-"""What BEiT's encoder does otherwise than ViT's (Bao et al., 2021), as pure functions of activations and weights.
+"""What BEiT's encoder does otherwise than ViT's (Bao et al., 2021), as a pure function of activations and weights.
 
 Its layer scale is no difference: it is a factor of the weights before it. Letters are those of ``models.vit``.
 """
@@ -10,7 +10,6 @@ from models import vit
 from models.activations import Activation
 
 BLOCK_WEIGHTS = (*vit.BLOCK_WEIGHTS, "relative")
-CROSS_WEIGHTS = ("cross_kv.weight", "cross_kv.bias")
 
 
 def block(
@@ -43,22 +42,3 @@ def block(
     hidden = hidden + F.linear(attended, out_weight, out_bias)
     normed = F.layer_norm(hidden, (width,), norm2_weight, norm2_bias, eps)
     return hidden + F.linear(act(F.linear(normed, fc1_weight, fc1_bias)), fc2_weight, fc2_bias)
-
-
-def cross_kv(
-    hidden: Tensor,  # [B, T, encoder D]
-    slots: Tensor,  # [B] int64
-    key_cache: Tensor,  # [N, slots, H, d, T], written in place
-    value_cache: Tensor,  # [N, slots, H, T, d], written in place
-    kv_weight: Tensor,  # [N * 2 * D, D]
-    kv_bias: Tensor,
-    *projection: Tensor,  # enc_to_dec_proj weight [D, encoder D] and bias, where the widths differ
-) -> Tensor:  # [B, T, encoder D], the encoder's output
-    """``gpt2.cross_kv`` of an encoder that ends without a norm."""
-    layers, _, heads, length, head_dim = value_cache.shape
-    states = F.linear(hidden, *projection) if projection else hidden
-    kv = F.linear(states, kv_weight, kv_bias).view(-1, length, layers, 2, heads, head_dim)
-    key, value = kv.unbind(3)  # each [B, T, N, H, d]
-    key_cache[:, slots] = key.permute(2, 0, 3, 4, 1)
-    value_cache[:, slots] = value.permute(2, 0, 3, 1, 4)
-    return hidden.clone()  # a region's result is never its input

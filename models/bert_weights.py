@@ -10,7 +10,7 @@ from models.weight_source import WeightSet, WeightSource
 
 
 def cross_kv(take: WeightSource, decoder: BertConfig, inputs: int) -> WeightSet:
-    """Keys and values of all layers as one linear layer [out, in], for ``gpt2.cross_kv``.
+    """Keys and values of all layers as one linear layer [out, in], for ``models.cross_kv``.
 
     ``inputs``: width of the states that cross-attention reads.
     """

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models import bert, gpt2, vit
+from models import bert, cross_kv, gpt2, vit
 from models.activations import Activation, activation
 from models.regions import Region, RegionFunction
 
@@ -158,17 +158,17 @@ def _gelu_of_linear(x: Tensor, weight: Tensor, bias: Tensor, _act: Activation) -
 
 
 def _cross_kv(
-    hidden: Tensor, slots: Tensor, key_cache: Tensor, value_cache: Tensor, *weights: Tensor, eps: float
+    hidden: Tensor, slots: Tensor, key_cache: Tensor, value_cache: Tensor, *weights: Tensor, eps: float | None
 ) -> Tensor:
-    from models.kernels.cross_kv import cross_kv  # noqa: PLC0415  Triton
+    from models.kernels.cross_kv import cross_kv as write  # noqa: PLC0415  Triton
 
-    return gpt2.cross_kv(hidden, slots, key_cache, value_cache, *weights, eps=eps, write=cross_kv)
+    return cross_kv.cross_kv(hidden, slots, key_cache, value_cache, *weights, eps=eps, write=write)
 
 
 _FUSED: Mapping[Callable[..., Tensor], Callable[..., Tensor]] = {
     gpt2.block: _gpt2_block,
     gpt2.head: _gpt2_head,
-    gpt2.cross_kv: _cross_kv,
+    cross_kv.cross_kv: _cross_kv,
     bert.block: _bert_block,
     bert.head: _bert_head,
     vit.block: _vit_block,

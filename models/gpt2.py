@@ -10,20 +10,14 @@ which is what a compiler fuses and vectorises best on a CPU. On CUDA the same sh
 that read whole keys (`models.kv_cache`; benchmarks/NOTES.md has the times).
 """
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from models.activations import Activation
-from models.attention import attend
+from models.attention import attend, attend_cached
+from models.next_token import advance
 
-# states, slots, key cache, value cache, weight, bias
-WriteCrossKV = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
-
-CROSS_WEIGHTS = ("norm.weight", "norm.bias", "cross_kv.weight", "cross_kv.bias")
-PROJECTION_WEIGHTS = ("projection.weight", "projection.bias")
 EMBED_WEIGHTS = ("token", "position")
 BLOCK_WEIGHTS = (
     "norm1.weight",
@@ -46,42 +40,6 @@ BLOCK_WEIGHTS = (
     "fc2.bias",
 )
 HEAD_WEIGHTS = ("norm.weight", "norm.bias", "head.weight")
-
-
-def write_cross_kv(
-    states: Tensor,  # [B, T, D]
-    slots: Tensor,  # [B] int64
-    key_cache: Tensor,  # [N, slots, H, d, T], written in place
-    value_cache: Tensor,  # [N, slots, H, T, d], written in place
-    weight: Tensor,  # [N * 2 * D, D]
-    bias: Tensor,
-) -> None:
-    """Keys and values of every decoder layer, as one product, into the rows' slots."""
-    layers, _, heads, length, head_dim = value_cache.shape
-    kv = F.linear(states, weight, bias).view(-1, length, layers, 2, heads, head_dim)
-    key, value = kv.unbind(3)  # each [B, T, N, H, d]
-    key_cache[:, slots] = key.permute(2, 0, 3, 4, 1)
-    value_cache[:, slots] = value.permute(2, 0, 3, 1, 4)
-
-
-def cross_kv(
-    hidden: Tensor,  # [B, T, encoder D]
-    slots: Tensor,  # [B] int64
-    key_cache: Tensor,  # [N, slots, H, d, T], written in place
-    value_cache: Tensor,  # [N, slots, H, T, d], written in place
-    norm_weight: Tensor,
-    norm_bias: Tensor,
-    kv_weight: Tensor,  # [N * 2 * D, D]: the K and V projections of all layers, as one product
-    kv_bias: Tensor,
-    *projection: Tensor,  # enc_to_dec_proj weight [D, encoder D] and bias, where the widths differ
-    eps: float,
-    write: WriteCrossKV = write_cross_kv,
-) -> Tensor:  # [B, T, encoder D], the encoder's output
-    """The encoder's last norm, and the cross-attention K and V of every decoder layer into the rows' slots."""
-    output = F.layer_norm(hidden, (hidden.shape[-1],), norm_weight, norm_bias, eps)
-    states = F.linear(output, *projection) if projection else output
-    write(states, slots, key_cache, value_cache, kv_weight, kv_bias)
-    return output
 
 
 def embed(
@@ -125,17 +83,12 @@ def block(
     act: Activation,
 ) -> Tensor:  # [b, D]
     """One decoder layer for one new token a row: self-attention over the cache, cross-attention, MLP."""
-    rows, heads, head_dim, length = key_cache.shape
+    rows, heads, head_dim, _ = key_cache.shape
     width = heads * head_dim
     normed = F.layer_norm(hidden, (width,), norm1_weight, norm1_bias, eps)
     qkv = torch.addmm(qkv_bias, normed, qkv_weight).view(rows, 3, heads, head_dim)
     query, key, value = qkv.unbind(1)  # each [b, H, d]
-    at = positions.view(rows, 1, 1, 1)
-    key_cache.scatter_(3, at.expand(rows, heads, head_dim, 1), key.unsqueeze(3))
-    value_cache.scatter_(2, at.expand(rows, heads, 1, head_dim), value.unsqueeze(2))
-    # Slots hold what earlier requests left behind: positions after the row's own are masked, never cleared.
-    future = torch.arange(length, device=positions.device) > at
-    attended = attend(query, key_cache, value_cache, scale, future)
+    attended = attend_cached(query, key, value, positions, key_cache, value_cache, scale)
     hidden = hidden + torch.addmm(out_bias, attended, out_weight)
 
     normed = F.layer_norm(hidden, (width,), norm_cross_weight, norm_cross_bias, eps)
@@ -158,14 +111,7 @@ def head(
     *,
     eps: float,
 ) -> Tensor:  # [b, V]
-    """Logits, and the greedy next token; a prompt's own token goes before what the model would say.
-
-    Positions stop at L - 1, so a padding row runs on for ever without leaving its cache.
-    """
-    last = forced.shape[1] - 1
+    """Logits, and the next token."""
     logits = F.linear(F.layer_norm(hidden, (hidden.shape[-1],), norm_weight, norm_bias, eps), head_weight)
-    following = (positions + 1).clamp(max=last)
-    prompt = forced.gather(1, following.unsqueeze(1)).squeeze(1)
-    tokens.copy_(torch.where(prompt >= 0, prompt, logits.argmax(dim=-1)))
-    positions.copy_(following)
+    advance(logits, tokens, positions, forced)
     return logits

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from models import beit, bert, gpt2, vit
+from models import beit, bert, cross_kv, gpt2, vit
 from models.activations import activation
 from models.config import ModelConfig
 from models.dimensions import BeitConfig, BertConfig, DecoderConfig, Gpt2Config
@@ -71,8 +71,6 @@ def _encoder(config: ModelConfig) -> tuple[Region, Region, Region]:
     act, eps = activation(vision.activation), vision.layer_norm_eps
     relative = isinstance(vision, BeitConfig) and vision.relative
     block = beit.block if relative else vit.block
-    after: RegionFunction = partial(gpt2.cross_kv, eps=eps) if vision.final_norm else beit.cross_kv
-    cross_weights = gpt2.CROSS_WEIGHTS if vision.final_norm else beit.CROSS_WEIGHTS
     return (
         Region(
             "encoder_before",
@@ -92,9 +90,13 @@ def _encoder(config: ModelConfig) -> tuple[Region, Region, Region]:
         Region(
             "encoder_after",
             "encoder",
-            after,
+            partial(cross_kv.cross_kv, eps=eps if vision.final_norm else None),
             ("hidden", "slots", "key_cache", "value_cache"),
-            cross_weights + (gpt2.PROJECTION_WEIGHTS if config.projected else ()),
+            (
+                *(cross_kv.NORM_WEIGHTS if vision.final_norm else ()),
+                *cross_kv.KV_WEIGHTS,
+                *(cross_kv.PROJECTION_WEIGHTS if config.projected else ()),
+            ),
         ),
     )
 

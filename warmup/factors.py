@@ -28,6 +28,7 @@ REGION_SOURCES = (
     "attention.py",
     "beit.py",
     "bert.py",
+    "cross_kv.py",
     "fused.py",
     "gpt2.py",
     "kernels/attention.py",
