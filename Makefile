@@ -16,13 +16,15 @@ $(BIN)/python:
 		|| { echo "snapcap needs Python 3.11 or newer; run: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# Two stamps: the server alone needs neither transformers nor the test tools.
+# Two stamps: the server alone needs neither transformers nor the test tools. Triton lies beside the environment, for
+# its interpreter: installed into it, torch's CPU build would take itself for one with a GPU's compiler.
 $(VENV)/.serve: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e .
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[dev]'
+	@$(PIP) --no-deps --target $(VENV)/triton --upgrade triton || echo "WARNING: NO TRITON: THE TEST OF THE KERNELS IS SKIPPED" >&2
 	@touch $@ $(VENV)/.serve
 
 setup: $(VENV)/.dev  ## install everything for development into .venv

@@ -8,6 +8,11 @@ import torch
 from torch import Tensor
 
 
+def event(timing: bool = False) -> torch.cuda.Event:
+    """A place in the stream that the host can wait for."""
+    return torch.cuda.Event(enable_timing=timing)  # type: ignore[no-untyped-call]
+
+
 @dataclass(frozen=True)
 class PendingTokens:
     """Tokens on their way to the host."""
@@ -33,9 +38,7 @@ class TokenReadback:
         self._tokens = tokens
         self._places: list[tuple[Tensor, torch.cuda.Event]] = []
         if tokens.is_cuda:
-            self._places = [
-                (torch.empty_like(tokens, device="cpu", pin_memory=True), torch.cuda.Event()) for _ in "ab"
-            ]
+            self._places = [(torch.empty_like(tokens, device="cpu", pin_memory=True), event()) for _ in "ab"]
 
     def start(self, rows: int) -> PendingTokens:
         """Copy the first ``rows`` tokens as they are at this point of the stream."""
@@ -57,7 +60,7 @@ class DeviceTimer:
     def __init__(self, device: torch.device) -> None:
         self._events = None
         if device.type == "cuda":
-            self._events = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+            self._events = (event(timing=True), event(timing=True))
             self._events[0].record()
         self._started = self._stopped = time.perf_counter()
 

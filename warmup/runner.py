@@ -19,7 +19,7 @@ from models.sampling import sample
 from models.weights import Weights, WeightSet
 from warmup.backends.base import Backend
 from warmup.buckets import Bucket
-from warmup.readback import DeviceTimer, PendingTokens, TokenReadback
+from warmup.readback import DeviceTimer, PendingTokens, TokenReadback, event
 from warmup.row import Row
 
 Pixels = np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]
@@ -82,7 +82,7 @@ class _Staging:
         self._pixels = torch.zeros_like(pixels, device="cpu", pin_memory=self._cuda)
         self._slots = torch.zeros_like(slots, device="cpu", pin_memory=self._cuda)
         self._targets = (pixels, slots)
-        self._copied = torch.cuda.Event() if self._cuda else None
+        self._copied = event() if self._cuda else None
 
     def copy(self, images: Sequence[Pixels], slots: list[int]) -> None:
         """Hand over a batch; waits for the copy of the last one, which the device has long made."""

@@ -1,0 +1,71 @@
+"""The Triton kernels against the plain regions, in the interpreter: no GPU is needed to see that they agree."""
+
+import json
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from models import gpt2, vit
+from models.activations import activation
+from models.config import ModelConfig
+from models.fused import compiled_function
+from models.regions import Region, build_regions
+
+ROOT = Path(__file__).parent.parent.parent
+DEMO = ROOT / "models" / "demo"
+TRITON = Path(sys.prefix) / "triton"  # where `make test` puts it: beside torch's CPU build, not into it
+
+
+def test_every_fused_region_gives_what_the_plain_one_does() -> None:
+    if not (TRITON / "triton").is_dir():
+        pytest.skip("TRITON IS NOT INSTALLED (make test DOES THAT ON LINUX): THE KERNELS ARE NOT CHECKED")
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join([str(TRITON), str(ROOT)])}
+    ran = subprocess.run(
+        [sys.executable, str(ROOT / "tests/support/kernel_cases.py")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    differences: dict[str, float] = json.loads(ran.stdout)
+    assert len(differences) == 26
+    assert {name: d for name, d in differences.items() if not d < 2e-5} == {}
+
+
+def test_only_cuda_in_16_bits_is_compiled_from_kernels() -> None:
+    regions = build_regions(ModelConfig.from_folder(DEMO))
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    for region in regions:
+        assert compiled_function(region, cpu, torch.float32) is region.function
+        assert compiled_function(region, cpu, torch.bfloat16) is region.function
+        assert compiled_function(region, cuda, torch.float32) is region.function
+    fused = [r.name for r in regions if compiled_function(r, cuda, torch.bfloat16) is not r.function]
+    assert fused == ["encoder_block", "encoder_after", "decoder_block", "decoder_after"]
+
+
+def test_the_encoder_block_with_the_activation_as_epilogue_is_the_plain_one_within_rounding() -> None:
+    config = ModelConfig.from_folder(DEMO)
+    region = build_regions(config).encoder_block
+    width, inner = config.vision.hidden_size, config.vision.intermediate_size
+    shapes = {"qkv": (3 * width, width), "out": (width, width), "fc1": (inner, width), "fc2": (width, inner)}
+    torch.manual_seed(0)
+    weights = []
+    for name in vit.BLOCK_WEIGHTS:
+        layer, _, kind = name.partition(".")
+        shape = shapes.get(layer, (width,))
+        weights.append(torch.randn(shape if kind == "weight" else shape[:1], dtype=torch.bfloat16) * 0.05)
+    hidden = torch.randn(2, 5, width, dtype=torch.bfloat16)
+    fused = compiled_function(region, torch.device("cuda"), torch.bfloat16)
+    torch.testing.assert_close(fused(hidden, *weights), region.function(hidden, *weights), atol=2e-2, rtol=2e-2)
+
+
+def test_an_activation_that_the_kernels_do_not_have_keeps_the_plain_function() -> None:
+    block = partial(gpt2.block, eps=1e-5, scale=0.125, act=activation("silu"))
+    region = Region("decoder_block", "decoder", block, (), ())
+    assert compiled_function(region, torch.device("cuda"), torch.bfloat16) is block

@@ -1,0 +1,124 @@
+"""Compares every fused region with the plain one, in Triton's interpreter; prints {case: differences} as JSON.
+
+Run with TRITON_INTERPRET=1 before anything imports Triton, hence as a process of its own. Kernels do the same
+arithmetic for every dtype, so fp32 shows their logic without rounding.
+"""
+
+import json
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models import bert, cross_kv, gpt2
+from models.activations import activation
+from models.fused import compiled_function
+from models.regions import Region, RegionFunction
+
+WIDTH, HEADS, HEAD_DIM, INNER, LENGTH, TOKENS, VOCABULARY, LAYERS = 64, 2, 32, 96, 70, 33, 150, 2
+EPS = 1e-5
+
+
+def fused(function: RegionFunction) -> RegionFunction:
+    other = compiled_function(Region("any", "decoder", function, (), ()), torch.device("cuda"), torch.float16)
+    assert other is not function
+    return other
+
+
+def weights(*shapes: tuple[int, ...]) -> list[Tensor]:
+    return [torch.randn(*shape) * 0.05 for shape in shapes]
+
+
+def difference(function: RegionFunction, inputs: list[Tensor]) -> float:
+    """The largest difference between both, in the result and in everything they write."""
+    ours, theirs = [t.clone() for t in inputs], [t.clone() for t in inputs]
+    pairs = [(fused(function)(*ours), function(*theirs)), *zip(ours, theirs, strict=True)]
+    worst = 0.0
+    for a, b in pairs:
+        worst = max(worst, float((a.double() - b.double()).abs().max()))
+    return worst
+
+
+def step_cases(rows: int) -> Iterator[tuple[str, Any, list[Tensor]]]:
+    positions = torch.randint(0, LENGTH, (rows,))
+    positions[0] = 0
+    positions[-1] = LENGTH - 1
+    caches = [
+        torch.randn(rows, HEADS, LENGTH, HEAD_DIM).mT,
+        torch.randn(rows, HEADS, LENGTH, HEAD_DIM),
+        torch.randn(rows, HEADS, TOKENS, HEAD_DIM).mT,
+        torch.randn(rows, HEADS, TOKENS, HEAD_DIM),
+    ]
+    hidden, square, norm = torch.randn(rows, WIDTH), (WIDTH, WIDTH), ((WIDTH,), (WIDTH,))
+    common = {"eps": EPS, "scale": HEAD_DIM**-0.5}
+    gpt2_shapes = [
+        *norm,
+        (WIDTH, 3 * WIDTH),
+        (3 * WIDTH,),
+        square,
+        (WIDTH,),
+        *norm,
+        square,
+        (WIDTH,),
+        square,
+        (WIDTH,),
+    ]
+    gpt2_shapes += [*norm, (WIDTH, INNER), (INNER,), (INNER, WIDTH), (WIDTH,)]
+    bert_shapes = [
+        (3 * WIDTH, WIDTH),
+        (3 * WIDTH,),
+        square,
+        (WIDTH,),
+        *norm,
+        square,
+        (WIDTH,),
+        square,
+        (WIDTH,),
+        *norm,
+    ]
+    bert_shapes += [(INNER, WIDTH), (INNER,), (WIDTH, INNER), (WIDTH,), *norm]
+    for name in ("gelu_new", "relu"):
+        block = partial(gpt2.block, act=activation(name), **common)
+        yield f"gpt2_block_{name}", block, [hidden, positions, *caches, *weights(*gpt2_shapes)]
+    block = partial(bert.block, num_heads=HEADS, act=activation("gelu"), **common)
+    yield "bert_block", block, [hidden, positions, *caches, *weights(*bert_shapes)]
+
+    forced = torch.full((rows, LENGTH), -1)
+    forced[0, 1] = 7
+    tokens = [torch.zeros(rows, dtype=torch.int64), positions, forced]
+    head = weights((VOCABULARY, WIDTH))[0]
+    head[140] = head[100]  # equal logits: the first is taken
+    yield "gpt2_head", partial(gpt2.head, eps=EPS), [hidden, *tokens, *weights(*norm), head]
+    plain = partial(bert.head, eps=EPS, act=None)
+    yield "bert_head_plain", plain, [hidden, *tokens, head, *weights((VOCABULARY,))]
+    transform = weights(square, (WIDTH,), *norm)
+    full = partial(bert.head, eps=EPS, act=activation("gelu"))
+    yield "bert_head", full, [hidden, *tokens, *transform, head, *weights((VOCABULARY,))]
+
+
+def cross_kv_case(batch: int) -> tuple[Any, list[Tensor]]:
+    keys = torch.zeros(LAYERS, batch + 2, HEADS, TOKENS, HEAD_DIM).mT
+    values = torch.zeros(LAYERS, batch + 2, HEADS, TOKENS, HEAD_DIM)
+    slots = torch.arange(batch).flip(0) + 1
+    own = weights((WIDTH,), (WIDTH,), (LAYERS * 2 * WIDTH, WIDTH), (LAYERS * 2 * WIDTH,))
+    return partial(cross_kv.cross_kv, eps=EPS), [torch.randn(batch, TOKENS, WIDTH), slots, keys, values, *own]
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    found = {
+        f"{name}_b{rows}": difference(function, inputs)
+        for rows in (1, 2, 3, 40)
+        for name, function, inputs in step_cases(rows)
+    }
+    for batch in (1, 5):
+        function, inputs = cross_kv_case(batch)
+        found[f"cross_kv_b{batch}"] = difference(function, inputs)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
