@@ -30,7 +30,10 @@ TOKENS = 12
 class Case:
     """Encode and decode step at each bucket, over one model's static buffers."""
 
-    def __init__(self, model: Any, device: Any, way: str, only: str | None, modes: dict[str, str]) -> None:
+    def __init__(
+        self, model: Any, device: Any, image: Any, way: str, only: str | None, modes: dict[str, str]
+    ) -> None:
+        """``image``: its pixels, uint8 [height, width, 3]; every row is this one."""
         import torch
 
         self._model = model
@@ -39,9 +42,7 @@ class Case:
         self._ways = {name: way if only in (None, name) else "eager" for name in COMPONENTS}
         self._steps: dict[tuple[str, int], Callable[[], Any]] = {}
         rows = model.state.slots
-        generator = torch.Generator().manual_seed(0)
-        shape = (rows, *model.config.vision.image_size, 3)
-        self._pixels = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator).to(device)
+        self._pixels = torch.from_numpy(image).to(device).repeat(rows, 1, 1, 1)
         self._slots = torch.arange(rows, device=device)
 
     def run(self, component: str, rows: int) -> Any:
@@ -67,6 +68,7 @@ class Case:
         state.tokens.fill_(self._model.config.generation.start_id)
         state.positions.zero_()
         state.forced.fill_(-1)
+        self._wait()
 
     def tokens(self, count: int) -> list[int]:
         """Greedy tokens of the first image."""
@@ -95,9 +97,7 @@ class Case:
     def _step(self, rows: int) -> Callable[[], Any]:
         before, block, after = self._parts("decoder", rows)
 
-        def step(
-            tokens: Any, positions: Any, forced: Any, caches: Any, first: Any, layers: Any, last: Any
-        ) -> Any:
+        def step(tokens: Any, positions: Any, forced: Any, caches: Any, first: Any, layers: Any, last: Any) -> Any:
             hidden = before(tokens, positions, *first)
             for cache, layer in zip(caches, layers, strict=True):
                 hidden = block(hidden, positions, *cache, *layer)
@@ -113,12 +113,16 @@ class Case:
         """The component's three regions."""
         import torch
 
+        from models.fused import compiled_function
+
         way = self._ways[component]
         parts = []
         for region in self._model.regions:
             if region.component != component:
                 continue
             function = region.function
+            if way != "eager":  # what the server compiles
+                function = compiled_function(region, self._device, self._model.dtype)
             if way == "regional":
                 function = self._compiled(component, function, f"{region.name}_b{rows}")
             elif way == "hierarchical" and region.layers > 1:
@@ -133,17 +137,13 @@ class Case:
 
     def _compiled(self, component: str, function: Callable[..., Any], name: str) -> Callable[..., Any]:
         """Compiled under a code object of its own, with the options of its component's mode."""
-        import torch
-
-        from warmup.backends.jit import own_code
+        from warmup.backends.jit import compile_static, own_code
         from warmup.modes import inductor_options
 
         mode = self._modes[component]
-        options = {"triton.cudagraphs": True} if mode == "reduce-overhead" else inductor_options(mode, "cpu")
-        compiled: Callable[..., Any] = torch.compile(
-            own_code(function, name, lambda: None), fullgraph=True, dynamic=False, options=dict(options)
-        )
-        return compiled
+        cudagraphs = {"triton.cudagraphs": True} if mode == "reduce-overhead" else {}
+        options = {**inductor_options(mode, self._device.type), **cudagraphs}
+        return compile_static(own_code(function, function, name, lambda: None), options)
 
     def _weights(self, component: str) -> tuple[Any, Any, Any]:
         sets = self._model.weights.sets
@@ -165,8 +165,8 @@ def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def load(options: argparse.Namespace) -> tuple[Any, Any, Any]:
-    """Model, device and plan, as the server has them."""
+def load(options: argparse.Namespace) -> tuple[Any, Any, Any, Any]:
+    """Model, device and plan, as the server has them, and the pixels of the image."""
     from warmup.device import open_device
     from warmup.model import load_model
     from warmup.options import StartOptions, StoreOptions
@@ -186,7 +186,8 @@ def load(options: argparse.Namespace) -> tuple[Any, Any, Any]:
     checkpoint = read_checkpoint(start)
     plan = make_plan(checkpoint.config, start)
     device, dtype = open_device(plan)
-    return load_model(checkpoint.folder, checkpoint.config, checkpoint.transform, plan, device, dtype), device, plan
+    model = load_model(checkpoint.folder, checkpoint.config, checkpoint.transform, plan, device, dtype)
+    return model, device, plan, checkpoint.transform.decode(options.image.read_bytes()).pixels
 
 
 def first_steps(case: Case, buckets: tuple[int, ...]) -> dict[str, float]:
@@ -245,6 +246,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("way", choices=WAYS)
     parser.add_argument("--model", required=True, help="checkpoint folder")
+    parser.add_argument("--image", type=Path, required=True, help="the image to encode")
     parser.add_argument("--only", choices=COMPONENTS, help="leave the other component eager")
     parser.add_argument("--encoder-mode", choices=MODES, default="default")
     parser.add_argument("--decoder-mode", choices=MODES, default="default")
@@ -260,7 +262,7 @@ def main() -> int:
     import torch
 
     mark("import_torch")
-    model, device, plan = load(options)
+    model, device, plan, image = load(options)
     mark("load_weights")
     if options.way != "eager":
         import torch._dynamo
@@ -271,7 +273,7 @@ def main() -> int:
         restore(options.restore, options.libraries)
         mark("restore")
     modes = {"encoder": options.encoder_mode, "decoder": options.decoder_mode}
-    case = Case(model, device, options.way, options.only, modes)
+    case = Case(model, device, image, options.way, options.only, modes)
     values: dict[str, Any] = first_steps(case, plan.buckets)
     values |= memory()
     if device.type == "cuda":

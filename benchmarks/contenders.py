@@ -4,13 +4,14 @@ import argparse
 import contextlib
 import shlex
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.arguments import count, some_of
+from benchmarks.arguments import count, seconds, some_of
 from benchmarks.common import build_store, scratch, serve_command
 from benchmarks.http_probe import Connection
 from benchmarks.marks import read_result
@@ -19,7 +20,7 @@ from benchmarks.server import SNAPCAP_API, Process, Server, serving
 from benchmarks.workload import Workload, open_workload
 from warmup.cpus import available_cpus
 
-BACKENDS = {"aot": "snapcap, aot", "eager": "snapcap, eager"}
+BACKENDS = {"aot": "snapcap, aot", "jit": "snapcap, jit", "eager": "snapcap, eager"}
 TITLES = {**BACKENDS, **{name: peer.title for name, peer in PEERS.items()}}
 ENGINE_LIMIT_S = 600.0
 # Peers whose engine is measured without a server: `generate` in a process of its own.
@@ -28,17 +29,24 @@ GENERATE = {"transformers-eager": (), "transformers-compile": ("--compile",)}
 
 @dataclass(frozen=True)
 class Contenders:
-    """One model on one device. ``sets`` is the cache folder with the artifact store, ``images`` holds JPEGs."""
+    """One model on one device. ``sets`` is the cache folder with the artifact store, ``images`` holds JPEGs, and
+    ``end`` is when the time is over, on `time.monotonic`."""
 
     workload: Workload
     device: str
     sets: Path
     images: Path
     serve: tuple[str, ...]
+    end: float
 
     @contextlib.contextmanager
     def serving(self, name: str) -> Iterator[Server]:
-        """A server that is ready to caption."""
+        """A server that is ready to caption.
+
+        Raises:
+            TimeOverError: there is no time for it.
+        """
+        self._check_time()
         peer = PEERS.get(name)
         if peer is not None:
             command, api = peer.command(self.workload, self.device), peer.api
@@ -62,7 +70,12 @@ class Contenders:
 
     def engine(self, name: str, concurrency: list[int], seconds: float) -> dict[str, Any]:
         """What `benchmarks.engine`, or `generate` alone, measures in a process of its own; empty where there is no
-        such thing for a contender."""
+        such thing for a contender.
+
+        Raises:
+            TimeOverError: there is no time for it.
+        """
+        self._check_time()
         common = ["--model", str(self.workload.folder), "--images", str(self.images), "--device", self.device]
         common += ["--seconds", str(seconds)]
         sizes = ",".join(map(str, concurrency))
@@ -73,6 +86,10 @@ class Contenders:
         if name in GENERATE:
             return self._measured(["benchmarks.peers.generate", "--batches", sizes, *GENERATE[name], *common])
         return {}
+
+    def _check_time(self) -> None:
+        if time.monotonic() > self.end:
+            raise TimeOverError
 
     @staticmethod
     def _measured(module: list[str]) -> dict[str, Any]:
@@ -96,6 +113,13 @@ def add_arguments(parser: argparse.ArgumentParser, default: tuple[str, ...]) -> 
     parser.add_argument(
         "--processes", type=count, metavar="N", help="client processes (default: one for four CPUs, at most 8)"
     )
+    parser.add_argument(
+        "--time-limit",
+        type=seconds,
+        default=float("inf"),
+        metavar="SECONDS",
+        help="begin nothing new after it, and print what there is",
+    )
     parser.add_argument("--no-http", action="store_true", help="the engine only")
     parser.add_argument("--no-engine", action="store_true", help="over HTTP only")
 
@@ -104,12 +128,13 @@ def open_contenders(
     stack: ExitStack, options: argparse.Namespace, device: str
 ) -> tuple[Contenders, dict[str, str]]:
     """What the options ask for, with its artifact set built; and why some of it cannot be measured here."""
+    end = time.monotonic() + options.time_limit
     cache = stack.enter_context(scratch(options.cache))
     work = stack.enter_context(scratch())
     workload = open_workload(options.model, cache)
     images = workload.write_images(work / "images")
     serve = tuple(shlex.split(options.serve))
-    contenders = Contenders(workload, device, cache / "sets" / workload.name, images, serve)
+    contenders = Contenders(workload, device, cache / "sets" / workload.name, images, serve, end)
     if "aot" in options.cases:
         build_store(contenders.sets, "--model", str(workload.folder), "--device", device, *serve)
     missing = {name: PEERS[name].missing for name in options.cases if name in PEERS}
@@ -127,11 +152,17 @@ def engine_title(name: str) -> str:
     return BACKENDS.get(name) or name.replace("-", " generate, ")
 
 
+class TimeOverError(RuntimeError):
+    """What would be measured next is left out."""
+
+
 @contextlib.contextmanager
 def recorded(name: str, problems: dict[str, str]) -> Iterator[None]:
     """A contender that fails is named with its error, and the others go on."""
     try:
         yield
+    except TimeOverError:
+        problems.setdefault(name, "not measured in full: the time limit")
     except Exception as error:
         lines = (str(error).strip() or type(error).__name__).splitlines()
         problems[name] = f"failed: {lines[0][:200]}"

@@ -24,6 +24,7 @@ _COMPILER = re.compile(
     r"|lld|ninja|cmake|triton)(?:-[0-9.]+)?"
 )
 WATCH_S = 0.005
+UNKNOWN = "?"
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,9 @@ class Watch:
 
     @property
     def programs(self) -> list[str]:
-        """Names of all programs seen; one process may have been several, as fork is followed by exec."""
-        return sorted({name for names in self._seen.values() for name in names})
+        """Names of all programs seen; one process may have been several, as fork is followed by exec. Of one that was
+        about to end the name was gone already."""
+        return sorted({name for names in self._seen.values() for name in names} - {UNKNOWN})
 
     @property
     def compilers(self) -> list[str]:
@@ -179,10 +181,10 @@ def _program(pid: int) -> str:
     try:
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
     except OSError:
-        return "?"
+        return UNKNOWN
     words = [argument.decode(errors="replace") for argument in arguments]
     if not words:
-        return "?"
+        return UNKNOWN
     name = words[0].rpartition("/")[2]
     if name.startswith("python") and "-m" in words[:-1]:
         return f"python -m {words[words.index('-m') + 1]}"

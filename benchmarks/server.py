@@ -115,7 +115,7 @@ class Server(Process):
         """A connection as soon as the port is bound."""
         while True:
             try:
-                return Connection(self.port)
+                return Connection(self.port, START_LIMIT_S)
             except ConnectionRefusedError:
                 self.check()
                 time.sleep(0.002)
