@@ -93,8 +93,8 @@ class Watch:
 
     @property
     def programs(self) -> list[str]:
-        """Names of all programs seen; one process may have been several, as fork is followed by exec. Of one that was
-        about to end the name was gone already."""
+        """Names of all programs seen; one process may have been several, as fork is followed by exec. Of one
+        that was about to end the name was gone already."""
         return sorted({name for names in self._seen.values() for name in names} - {UNKNOWN})
 
     @property
