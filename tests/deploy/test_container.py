@@ -1,0 +1,111 @@
+"""The Dockerfile without building it: `deploy/container/build-and-try.sh` builds and tries it, in minutes."""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from support.dockerfile import Dockerfile
+
+from service.cli import main
+from service.config_reader import read_settings
+
+ROOT = Path(__file__).parents[2]
+TARGETS = ("server", "builder")
+SCRIPT = ROOT / "deploy" / "container" / "build-and-try.sh"
+
+
+def project() -> dict[str, object]:
+    found: dict[str, object] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return found
+
+
+def test_hadolint_finds_nothing() -> None:
+    hadolint = Path(sys.executable).parent / "hadolint"
+    if not hadolint.exists():
+        pytest.skip("HADOLINT IS NOT INSTALLED: make setup")
+    run = subprocess.run([hadolint, ROOT / "Dockerfile"], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout) == (0, "")
+
+
+def test_the_server_is_the_default_target(dockerfile: Dockerfile) -> None:
+    assert set(TARGETS) < set(dockerfile.stages)
+    assert [*dockerfile.stages][-1] == "server"
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_it_runs_a_command_of_snapcap_without_a_shell_and_without_root(dockerfile: Dockerfile, target: str) -> None:
+    (entrypoint,) = dockerfile.inherited(target, "ENTRYPOINT")
+    (command,) = dockerfile.inherited(target, "CMD")
+    scripts = project()["scripts"]
+    assert isinstance(scripts, dict)
+    (program,) = json.loads(entrypoint)
+    assert program in scripts
+    with pytest.raises(SystemExit) as ended:
+        main([*json.loads(command), "--help"])
+    assert ended.value.code == 0
+    user = dockerfile.inherited(target, "USER")[-1]
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user), "by number, or Kubernetes cannot tell that it is not root"
+    assert dockerfile.inherited(target, "HEALTHCHECK") == []
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_its_settings_are_settings(dockerfile: Dockerfile, target: str) -> None:
+    settings = read_settings(argparse.Namespace(), dockerfile.environment(target))
+    assert settings.model.cache_dir == Path("/var/cache/snapcap")
+    assert settings.store.build == ("off" if target == "server" else "auto")
+    (port,) = dockerfile.inherited(target, "EXPOSE")
+    assert int(port) == settings.http.port
+
+
+def test_only_the_builder_has_a_compiler(dockerfile: Dockerfile) -> None:
+    assert any("g++" in run for run in dockerfile.inherited("builder", "RUN"))
+    assert not any("apt-get" in run for run in dockerfile.inherited("server", "RUN"))
+    (copied,) = dockerfile.inherited("server", "COPY")
+    source = copied.removeprefix("--from=").split()[0]
+    assert any("torch/include" in run for run in dockerfile.stages[source].values("RUN"))
+    extras = project()["optional-dependencies"]
+    assert isinstance(extras, dict)
+    installed = " ".join(run for stage in dockerfile.stages.values() for run in stage.values("RUN"))
+    assert [extra for extra in extras if f"[{extra}" in installed] == []
+
+
+def test_every_package_is_copied_and_nothing_else_is_sent(dockerfile: Dockerfile) -> None:
+    copied = {name for copy in dockerfile.stages["packages"].values("COPY") for name in copy.split()[:-1]}
+    find = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
+    assert {package.rstrip("*") for package in find["include"]} <= copied
+    ignore = (ROOT / ".dockerignore").read_text().splitlines()
+    assert {line[1:] for line in ignore if line.startswith("!")} == copied
+    assert ignore[ignore.index("*") :].index("*") == 0
+    assert all((ROOT / name).exists() for name in copied)
+
+
+def test_labels_and_base_image(dockerfile: Dockerfile) -> None:
+    labels = dict(
+        re.findall(r'org\.opencontainers\.image\.(\w+)="([^"]*)"', dockerfile.inherited("server", "LABEL")[0])
+    )
+    expected = {"title": "snapcap", "version": project()["version"], "licenses": project()["license"]}
+    assert {name: labels[name] for name in expected} == expected
+    arguments = dict(argument.split("=", 1) for argument in dockerfile.arguments)
+    bases = {stage.base for stage in dockerfile.stages.values()} - set(dockerfile.stages)
+    assert bases == {f"${{{name}}}" for name in arguments}
+    assert not any("/" in image for image in arguments.values()), "from whose registry is the builder's choice"
+
+
+def test_the_script_is_shell_and_names_settings_and_targets(dockerfile: Dockerfile) -> None:
+    assert os.access(SCRIPT, os.X_OK)
+    subprocess.run(["bash", "-n", SCRIPT], check=True)
+    text = SCRIPT.read_text()
+    variables = dict(re.findall(r'--env "?(SNAPCAP_\w+)=([\w,]+)', text.replace("$port", "18080")))
+    assert variables
+    read_settings(argparse.Namespace(), variables)
+    targets = re.search(r"for target in (.*); do", text)
+    assert targets is not None
+    assert set(targets[1].split()) == set(TARGETS)
+    assert set(re.findall(r"snapcap-try:(\w+)", text)) == set(TARGETS)
+    assert {"/tmp", "/var/cache/snapcap"} <= set(re.findall(r"[:\s](/[a-z/]+)(?=[:\"])", text))

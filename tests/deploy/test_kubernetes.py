@@ -1,0 +1,250 @@
+"""The manifests: valid against Kubernetes's schemas, safe, consistent, and true to the program."""
+
+import argparse
+import json
+import os
+import re
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import yaml
+from support.dockerfile import Dockerfile
+from support.manifests import Manifest, build, container, environment, one, pod, workload
+
+from service.config import GROUPS, Settings
+from service.config_reader import read_settings
+from service.options import options_of
+
+FOLDER = Path(__file__).parents[2] / "deploy" / "kubernetes"
+SERVERS = ("cpu", "gpu")
+BUILDS = ("build-cpu", "build-gpu")
+# Not Kubernetes's own: no package brings their schemas.
+CUSTOM = ("kustomize.config.k8s.io/", "keda.sh/", "monitoring.coreos.com/")
+VERSIONS = ("1.30", "1.33", "1.37")
+
+Overlays = dict[str, list[Manifest]]
+
+
+def settings_of(manifests: list[Manifest]) -> Settings:
+    """What the program reads from the container's environment; fails as the program would."""
+    return read_settings(argparse.Namespace(), environment(manifests))
+
+
+@pytest.mark.parametrize(
+    "file", sorted(FOLDER.glob("*/*.yaml")) + sorted(FOLDER.glob("components/*/*.yaml")), ids=str
+)
+def test_every_file_is_yaml_without_doubled_keys(file: Path) -> None:
+    class Strict(yaml.SafeLoader):
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
+            keys = [key.value for key, _ in node.value]
+            assert len(keys) == len(set(keys)), f"{keys} in {file}"
+            return super().construct_mapping(node, deep)
+
+    (manifest,) = yaml.load_all(file.read_text(), Strict)
+    if not manifest["apiVersion"].startswith(CUSTOM):
+        kubernetes_validate.validate(manifest, VERSIONS[0], strict=True)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_overlays_fit_the_schemas(overlays: Overlays, version: str) -> None:
+    assert set(overlays) == {*SERVERS, *BUILDS}
+    for manifests in overlays.values():
+        for manifest in manifests:
+            assert manifest["metadata"]["namespace"] == "snapcap"
+            if not manifest["apiVersion"].startswith(CUSTOM):
+                kubernetes_validate.validate(manifest, version, strict=True)
+
+
+@pytest.mark.parametrize("overlay", [*SERVERS, *BUILDS])
+def test_pods_meet_the_restricted_security_standard(
+    overlays: Overlays, dockerfile: Dockerfile, overlay: str
+) -> None:
+    spec, only = pod(overlays[overlay]), container(overlays[overlay])
+    user, group = map(int, dockerfile.inherited("server", "USER")[-1].split(":"))
+    context = spec["securityContext"]
+    assert (context["runAsNonRoot"], context["runAsUser"], context["runAsGroup"]) == (True, user, group)
+    assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert only["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert not spec["automountServiceAccountToken"]
+    account = one(overlays[overlay], "ServiceAccount")
+    assert spec["serviceAccountName"] == account["metadata"]["name"]
+    assert not account["automountServiceAccountToken"]
+    assert not spec.get("hostNetwork")
+    assert not spec["enableServiceLinks"], "the program refuses to start with the variables of a Service snapcap"
+
+
+@pytest.mark.parametrize("overlay", [*SERVERS, *BUILDS])
+def test_writable_folders_and_keys_are_mounted(overlays: Overlays, dockerfile: Dockerfile, overlay: str) -> None:
+    spec, only = pod(overlays[overlay]), container(overlays[overlay])
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    mounts = {mount["mountPath"]: mount for mount in only["volumeMounts"]}
+    assert {mount["name"] for mount in mounts.values()} == set(volumes)
+    writable = {path for path, mount in mounts.items() if not mount.get("readOnly")}
+    assert writable == {"/tmp", dockerfile.environment("server")["SNAPCAP_CACHE_DIR"]}
+    assert all("sizeLimit" in volumes[mounts[path]["name"]]["emptyDir"] for path in writable)
+    store = settings_of(overlays[overlay]).store
+    (trusted,) = store.trusted_keys
+    assert volumes[mounts[str(trusted.parent)]["name"]]["configMap"] == {"name": "snapcap-trusted-keys"}
+    if overlay in BUILDS:
+        assert store.sign_key is not None
+        secret = volumes[mounts[str(store.sign_key.parent)]["name"]]["secret"]
+        assert secret["secretName"] == "snapcap-sign-key"
+        assert store.sign_key.name == trusted.name.removesuffix(".pub"), "a pair that `snapcap keygen` made"
+    else:
+        assert store.sign_key is None, "a server must not be able to sign"
+        assert not any("secret" in volume for volume in volumes.values())
+
+
+@pytest.mark.parametrize("machine", SERVERS)
+def test_the_build_makes_what_the_servers_look_for(overlays: Overlays, machine: str) -> None:
+    servers, builds = overlays[machine], overlays[f"build-{machine}"]
+    assert one(servers, "ConfigMap") == one(builds, "ConfigMap")
+    serving, building = settings_of(servers), settings_of(builds)
+    assert (serving.model, serving.compute) == (building.model, building.compute)
+    assert serving.store.address == building.store.address
+    for field in ("tolerations", "nodeSelector", "affinity", "runtimeClassName"):
+        assert pod(servers).get(field) == pod(builds).get(field)
+    gpus = [container(m)["resources"]["limits"].get("nvidia.com/gpu") for m in (servers, builds)]
+    assert gpus == (["1", "1"] if machine == "gpu" else [None, None])
+    assert (serving.compute.device, container(servers)["args"], container(builds)["args"]) == (
+        "cuda" if machine == "gpu" else "cpu",
+        ["serve"],
+        ["build"],
+    )
+    tags = {container(m)["image"].partition(":")[2] for m in (servers, builds)}
+    assert len(tags) == 1, "of the same commit"
+    assert {container(m)["image"].partition(":")[0] for m in (servers, builds)} == {"snapcap", "snapcap-builder"}
+
+
+@pytest.mark.parametrize("machine", SERVERS)
+def test_threads_and_workers_fit_the_cpus(overlays: Overlays, machine: str) -> None:
+    """In a container the program counts the node's CPUs, so both must be set."""
+    servers, builds = overlays[machine], overlays[f"build-{machine}"]
+    cpus = int(container(servers)["resources"]["requests"]["cpu"])
+    compute = settings_of(servers).compute
+    assert 1 <= compute.threads <= max(cpus - 1, 1)
+    assert 1 <= settings_of(servers).images.decode_threads <= cpus
+    resources = container(builds)["resources"]
+    workers = settings_of(builds).store.build_workers
+    assert 1 <= workers <= int(resources["requests"]["cpu"])
+    assert int(resources["limits"]["memory"].removesuffix("Gi")) >= 2 * workers
+
+
+@pytest.mark.parametrize("machine", SERVERS)
+def test_the_end_of_a_pod_adds_up(overlays: Overlays, machine: str) -> None:
+    settings = settings_of(overlays[machine])
+    hook = container(overlays[machine])["lifecycle"]["preStop"]["sleep"]["seconds"]
+    needed = hook + settings.http.drain_delay + settings.http.grace_period
+    assert pod(overlays[machine])["terminationGracePeriodSeconds"] >= needed + 5
+    assert settings.http.grace_period > settings.queue.timeout, "a caption that began in time must come to its end"
+    probe = container(overlays[machine])["readinessProbe"]
+    unready_after = probe["periodSeconds"] * probe["failureThreshold"]
+    assert settings.http.drain_delay > unready_after, "Kubernetes must have seen the 503 before connections close"
+
+
+@pytest.mark.parametrize("machine", SERVERS)
+def test_a_cold_start_is_not_cut_short(overlays: Overlays, machine: str) -> None:
+    settings, only = settings_of(overlays[machine]), container(overlays[machine])
+    startup, readiness, liveness = (only[f"{name}Probe"] for name in ("startup", "readiness", "liveness"))
+    slowest = settings.s3.deadline + settings.store.deadline + 3 + 90
+    assert startup["periodSeconds"] * startup["failureThreshold"] > slowest
+    assert startup["periodSeconds"] == 1, "a start of two seconds must not count as ten"
+    assert startup["httpGet"] == readiness["httpGet"]
+    assert liveness["httpGet"]["path"] != readiness["httpGet"]["path"], "liveness must not depend on warm-up or S3"
+
+
+@pytest.mark.parametrize("overlay", [*SERVERS, *BUILDS])
+def test_selectors_select(overlays: Overlays, overlay: str) -> None:
+    manifests = overlays[overlay]
+    labels = workload(manifests)["spec"]["template"]["metadata"]["labels"]
+    policy = one(manifests, "NetworkPolicy")["spec"]
+    assert policy["podSelector"]["matchLabels"] == labels
+    names = [peer.get("podSelector") for rule in policy["egress"] for peer in rule["to"]]
+    assert {"matchLabels": {"k8s-app": "kube-dns"}} in names, "kustomize adds to selectors it should leave alone"
+    if overlay in BUILDS:
+        assert "ingress" not in policy
+        return
+    assert one(manifests, "Service")["spec"]["selector"] == labels
+    for kind in ("Deployment", "PodDisruptionBudget"):
+        assert one(manifests, kind)["spec"]["selector"]["matchLabels"] == labels
+    for spread in pod(manifests)["topologySpreadConstraints"]:
+        assert spread["labelSelector"]["matchLabels"] == labels
+    monitor = one(manifests, "ServiceMonitor")["spec"]
+    assert monitor["selector"]["matchLabels"].items() <= one(manifests, "Service")["metadata"]["labels"].items()
+    assert (
+        one(manifests, "ScaledObject")["spec"]["scaleTargetRef"]["name"] == workload(manifests)["metadata"]["name"]
+    )
+    assert "replicas" not in workload(manifests)["spec"], "the autoscaler counts them"
+
+
+@pytest.mark.parametrize("machine", SERVERS)
+def test_ports_are_named_alike_from_the_scrape_to_the_listener(overlays: Overlays, machine: str) -> None:
+    manifests = overlays[machine]
+    ports = {port["name"]: port["containerPort"] for port in container(manifests)["ports"]}
+    http = settings_of(manifests).http
+    assert ports == {"http": http.port, "metrics": http.metrics_port}
+    service = {port["name"]: port["targetPort"] for port in one(manifests, "Service")["spec"]["ports"]}
+    assert set(service.values()) == set(ports)
+    assert [end["port"] for end in one(manifests, "ServiceMonitor")["spec"]["endpoints"]] == ["metrics"]
+    clients, prometheus = one(manifests, "NetworkPolicy")["spec"]["ingress"]
+    assert (clients["ports"], prometheus["ports"]) == ([{"port": "http"}], [{"port": "metrics"}])
+    for name in ("startup", "readiness", "liveness"):
+        assert container(manifests)[f"{name}Probe"]["httpGet"]["port"] == "http"
+
+
+def test_api_keys_can_be_added(tmp_path: Path, overlays: Overlays) -> None:
+    parts = {"resources": FOLDER / "overlays" / "cpu", "components": FOLDER / "components" / "api-keys"}
+    tree = {field: [os.path.relpath(folder, tmp_path)] for field, folder in parts.items()}
+    header = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
+    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump({**header, **tree}))
+    manifests = build(tmp_path)
+    kubernetes_validate.validate(workload(manifests), VERSIONS[0], strict=True)
+    file = settings_of(manifests).http.api_key_file
+    assert file is not None
+    (mount,) = [m for m in container(manifests)["volumeMounts"] if m["mountPath"] == str(file.parent)]
+    (volume,) = [volume for volume in pod(manifests)["volumes"] if volume["name"] == mount["name"]]
+    assert volume["secret"]["secretName"] in (FOLDER / "components" / "api-keys" / "kustomization.yaml").read_text()
+    assert settings_of(overlays["cpu"]).http.api_key_file is None
+
+
+@pytest.mark.parametrize("machine", SERVERS)
+def test_the_autoscaler_counts_in_batches(overlays: Overlays, machine: str) -> None:
+    scaled = one(overlays[machine], "ScaledObject")["spec"]
+    rows = settings_of(overlays[machine]).compute.buckets[-1]
+    assert [int(trigger["metadata"]["threshold"]) for trigger in scaled["triggers"]] == [rows // 4, rows * 3 // 4]
+    name = one(overlays[machine], "Service")["metadata"]["name"]
+    for trigger in scaled["triggers"]:
+        assert f'job="{name}"' in trigger["metadata"]["query"], "the operator names the job after the Service"
+    assert scaled["minReplicaCount"] > one(overlays[machine], "PodDisruptionBudget")["spec"]["maxUnavailable"]
+
+
+def test_the_policies_are_for_the_store_and_the_roles_for_the_accounts(overlays: Overlays) -> None:
+    (address,) = {settings_of(manifests).store.address for manifests in overlays.values()}
+    for name, overlay in (("server", "cpu"), ("builder", "build-cpu")):
+        policy = json.loads((FOLDER / "iam" / f"{name}.json").read_text())
+        resources = {resource for statement in policy["Statement"] for resource in statement["Resource"]}
+        bucket, _, prefix = address.removeprefix("s3://").partition("/")
+        arn = f"arn:aws:s3:::{bucket}"
+        allowed = (arn, f"{arn}/{prefix}/", f"{arn}/checkpoints/")
+        assert all(resource == allowed[0] or resource.startswith(allowed[1:]) for resource in resources)
+        role = one(overlays[overlay], "ServiceAccount")["metadata"]["annotations"]["eks.amazonaws.com/role-arn"]
+        assert role.endswith(f"role/snapcap-{name}")
+
+
+def test_what_the_readme_creates_is_what_the_manifests_use(overlays: Overlays) -> None:
+    text = (FOLDER / "README.md").read_text()
+    assert set(re.findall(r"create secret generic (\S+)", text)) == {"snapcap-sign-key"}
+    assert set(re.findall(r"create configmap (\S+)", text)) == {"snapcap-trusted-keys"}
+    assert set(re.findall(r"create namespace (\S+)", text)) == {"snapcap"}
+    jobs = {one(overlays[name], "Job")["metadata"]["name"] for name in BUILDS}
+    assert jobs == set(re.findall(r"job/(\S+)", text)) == set(re.findall(r"delete job (\S+)", text))
+    folders = set(re.findall(r"-k (deploy/kubernetes/overlays/[\w-]+)", text))
+    assert {Path(folder).name for folder in folders} <= set(overlays)
+    assert folders
+    known = {option.variable for group in GROUPS.values() for option in options_of(group).values()}
+    assert set(re.findall(r"SNAPCAP_\w+", text)) <= known

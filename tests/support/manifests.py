@@ -1,0 +1,65 @@
+"""Kubernetes manifests: building overlays, and finding things in them."""
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+Manifest = dict[str, Any]
+
+
+def build(overlay: Path) -> list[Manifest]:
+    """What kustomize makes of a folder; skips the test where there is no kustomize."""
+    command = [*_kustomize(), str(overlay)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (run.returncode, run.stderr) == (0, "")
+    return list(yaml.safe_load_all(run.stdout))
+
+
+def _kustomize() -> list[str]:
+    """kustomize 5, alone or inside kubectl: older ones know fewer fields."""
+    if shutil.which("kustomize"):
+        return ["kustomize", "build"]
+    if shutil.which("kubectl"):
+        command = ["kubectl", "version", "--client", "--output=json"]
+        version = subprocess.run(command, capture_output=True, text=True, check=False)
+        if version.returncode == 0 and json.loads(version.stdout).get("kustomizeVersion", "").startswith("v5"):
+            return ["kubectl", "kustomize"]
+    pytest.skip("NO KUSTOMIZE 5: INSTALL kustomize, OR kubectl 1.27 OR NEWER, TO TEST THE OVERLAYS")
+
+
+def one(manifests: list[Manifest], kind: str) -> Manifest:
+    """The only manifest of that kind."""
+    (found,) = [manifest for manifest in manifests if manifest["kind"] == kind]
+    return found
+
+
+def workload(manifests: list[Manifest]) -> Manifest:
+    """The Deployment, or the Job."""
+    (found,) = [manifest for manifest in manifests if manifest["kind"] in ("Deployment", "Job")]
+    return found
+
+
+def pod(manifests: list[Manifest]) -> Manifest:
+    """The pod's spec of the workload."""
+    found: Manifest = workload(manifests)["spec"]["template"]["spec"]
+    return found
+
+
+def container(manifests: list[Manifest]) -> Manifest:
+    (only,) = pod(manifests)["containers"]
+    found: Manifest = only
+    return found
+
+
+def environment(manifests: list[Manifest]) -> dict[str, str]:
+    """What the workload's container finds in its environment: the ConfigMap, then its own variables."""
+    settings = one(manifests, "ConfigMap")
+    wanted = container(manifests)
+    assert wanted["envFrom"] == [{"configMapRef": {"name": settings["metadata"]["name"]}}]
+    own = {entry["name"]: entry["value"] for entry in wanted["env"]}
+    return settings["data"] | own
