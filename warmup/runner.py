@@ -4,7 +4,7 @@ Only the device thread calls it. Buffers are allocated once; a bucket is a set o
 nothing to copy when the engine moves between buckets.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -151,6 +151,13 @@ class Runner:
             self._encode[bucket] = replace(self._encode[bucket], captured=captured)
         else:
             self._step[bucket] = replace(self._step[bucket], captured=captured)
+
+    def replay(self, component: Component, bucket: Bucket) -> Callable[[], Tensor]:
+        """What replays a captured bucket, without its inputs: for timing the device alone."""
+        captured = (self._encode[bucket] if component == "encoder" else self._step[bucket]).captured
+        if captured is None:
+            raise ValueError(f"{component} bucket {bucket.size} is not captured")
+        return captured.replay
 
     def twin(self) -> "Runner":
         """A runner over the same weights with zeroed buffers of its own and nothing bound: for trying things
