@@ -12,6 +12,7 @@ from support.server_process import ServerProcess, snapcap
 
 PROMPTS = ("", "a photography of", "The dog")
 BUCKETS = ("--buckets", "2")  # a request alone runs beside a padding row
+pytestmark = pytest.mark.timeout(900)  # compiling
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +113,15 @@ def test_a_compiled_server_captions_as_transformers_does(
         metrics = server.metrics()
     assert metrics['snapcap_compile_events_total{when="startup"}'] == 0
     assert metrics['snapcap_compile_events_total{when="serving"}'] == 0
+
+
+def test_a_server_that_compiles_at_its_start_captions_as_transformers_does(
+    folder: Path, tmp_path: Path, expected: dict[tuple[Path, str], str]
+) -> None:
+    options = ("--model", str(folder), "--cache-dir", str(tmp_path), "--backend", "jit", "--strict")
+    with ServerProcess(*options, *BUCKETS) as server:
+        server.wait_for(lambda: server.call("/readyz")[0] == 200, seconds=500)  # compiling
+        assert_captions(server, expected, "jit")
 
 
 def test_one_store_holds_both_families_and_explain_says_which(folder: Path, store: Path) -> None:
