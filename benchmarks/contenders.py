@@ -16,6 +16,7 @@ from benchmarks.common import build_store, scratch, serve_command
 from benchmarks.http_probe import Connection
 from benchmarks.marks import read_result
 from benchmarks.peers.commands import PEERS
+from benchmarks.report import Report
 from benchmarks.server import SNAPCAP_API, Process, Server, serving
 from benchmarks.workload import Workload, open_workload
 from warmup.cpus import available_cpus
@@ -172,3 +173,9 @@ def recorded(name: str, problems: dict[str, str]) -> Iterator[None]:
 def failures(problems: Mapping[str, str]) -> int:
     """The exit status: 1 where something failed that could have been measured here."""
     return int(any(problem.startswith("failed") for problem in problems.values()))
+
+
+def problem_table(report: Report, problems: Mapping[str, str]) -> None:
+    """Who was not measured, and why."""
+    rows = [[TITLES[name], problem] for name, problem in problems.items()]
+    report.add("Not measured, or not to be trusted", ["", "because"], rows)

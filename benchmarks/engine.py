@@ -8,11 +8,13 @@ percentiles, and seconds of an encode and of a decode step at every bucket.
 """
 
 import argparse
+import contextlib
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,7 +34,13 @@ class Opened:
     done: threading.Event = field(default_factory=threading.Event)
     loaded: Any = None
     engine: Any = None
+    device: Any = None
     error: Exception | None = None
+
+    def close(self) -> None:
+        """End the device thread: the interpreter must not take itself apart around it."""
+        self.engine.stop()
+        self.device.join()
 
 
 class Silent:
@@ -79,7 +87,8 @@ def open_engine(options: argparse.Namespace) -> Opened:
         opened.error = error
         opened.done.set()
 
-    DeviceThread(start, Timeline.since_exec(), status, Silent(), 4096, ready, failed).start()
+    opened.device = DeviceThread(start, Timeline.since_exec(), status, Silent(), 4096, ready, failed)
+    opened.device.start()
     opened.done.wait()
     if opened.error is not None:
         raise RuntimeError(f"the engine did not start: {opened.error}") from opened.error
@@ -164,6 +173,32 @@ def _each(run: Callable[[], None], rewind: Callable[[], None], wait: Callable[[]
     return best
 
 
+def ask(opened: Opened, images: list[Any], turn: int) -> "Future[Any]":
+    """Submit an image, another each turn."""
+    from service.request import CaptionRequest, SamplingParams
+
+    future: Future[Any] = Future()
+    deadline = time.monotonic() + FOREVER_S
+    pixels = images[turn % len(images)]
+    opened.engine.submit(CaptionRequest(str(turn), pixels, (), SamplingParams(), deadline, future))
+    return future
+
+
+def captioned_right(opened: Opened, samples: list[tuple[bytes, str | None]]) -> list[Any]:
+    """The pixels of the images, once each has got the caption it must get.
+
+    Raises:
+        RuntimeError: one has not.
+    """
+    checkpoint = opened.loaded.checkpoint
+    images = [checkpoint.transform.decode(data).pixels for data, _ in samples]
+    for turn, (_, caption) in enumerate(samples):
+        text = checkpoint.tokenizer.decode(ask(opened, images, turn).result().tokens)
+        if caption is not None and text != caption:
+            raise RuntimeError(f"a wrong caption: {text!r}, expected {caption!r}")
+    return images
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="checkpoint folder")
@@ -176,31 +211,16 @@ def main() -> None:
     parser.add_argument("--concurrency", default="1", help="as 1,16,64")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each concurrency")
     options = parser.parse_args()
-    opened = open_engine(options)
-    mark("ready")
-    from service.request import CaptionRequest, SamplingParams
-
-    checkpoint = opened.loaded.checkpoint
-    samples = [(checkpoint.transform.decode(data).pixels, caption) for data, caption in read_images(options.images)]
-    images = [pixels for pixels, _ in samples]
-
-    def submit(turn: int) -> "Future[Any]":
-        future: Future[Any] = Future()
-        deadline = time.monotonic() + FOREVER_S
-        pixels = images[turn % len(images)]
-        opened.engine.submit(CaptionRequest(str(turn), pixels, (), SamplingParams(), deadline, future))
-        return future
-
-    for turn, (_, caption) in enumerate(samples):
-        text = checkpoint.tokenizer.decode(submit(turn).result().tokens)
-        if caption is not None and text != caption:
-            raise RuntimeError(f"a wrong caption: {text!r}, expected {caption!r}")
-    rates = {}
-    for concurrency in map(int, options.concurrency.split(",")):
-        closed_loop(submit, concurrency, min(1.0, options.seconds / 2))
-        rates[str(concurrency)] = closed_loop(submit, concurrency, options.seconds)
-    steps = opened.engine.call(lambda: measure_steps(opened.loaded, images)).result()
-    result({"concurrency": rates, "steps": steps, **memory()})
+    with contextlib.closing(open_engine(options)) as opened:
+        mark("ready")
+        images = captioned_right(opened, read_images(options.images))
+        rates = {}
+        for concurrency in map(int, options.concurrency.split(",")):
+            submit = partial(ask, opened, images)
+            closed_loop(submit, concurrency, min(1.0, options.seconds / 2))
+            rates[str(concurrency)] = closed_loop(submit, concurrency, options.seconds)
+        steps = opened.engine.call(lambda: measure_steps(opened.loaded, images)).result()
+        result({"concurrency": rates, "steps": steps, **memory()})
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from benchmarks.contenders import (
     engine_title,
     failures,
     open_contenders,
+    problem_table,
     recorded,
 )
 from benchmarks.contenders import (
@@ -96,7 +97,8 @@ def run(options: argparse.Namespace, device: str) -> int:
             console.print(f"{name}: {problems.get(name, 'done')}")
     _engine_table(report, engine)
     _steps_table(report, engine)
-    _http_table(report, http, problems)
+    _http_table(report, http)
+    problem_table(report, problems)
     _targets(report, engine, http)
     if options.png is not None:
         draw_latency(_lines(engine, http), options.png, f"{options.model} on {device}")
@@ -115,12 +117,11 @@ def _engine_table(report: Report, engine: Mapping[str, Any]) -> None:
         for name, case in engine.items()
         for size, measured in case["concurrency"].items()
     ]
-    if rows:
-        note = (
-            "In one process, images decoded before: scheduler and device thread of this server, each client asking "
-            "again when it has its caption; of transformers, one whole batch of that size after the other."
-        )
-        report.add("Without HTTP", ["", "clients", "captions/s", "p50 ms", "p90 ms", "p99 ms"], rows, note)
+    note = (
+        "In one process, images decoded before: scheduler and device thread of this server, each client asking "
+        "again when it has its caption; of transformers, one whole batch of that size after the other."
+    )
+    report.add("Without HTTP", ["", "clients", "captions/s", "p50 ms", "p90 ms", "p99 ms"], rows, note)
 
 
 def _steps_table(report: Report, engine: Mapping[str, Any]) -> None:
@@ -131,26 +132,21 @@ def _steps_table(report: Report, engine: Mapping[str, Any]) -> None:
         for what, key in (("encode", "encode"), ("decode step", "decode_step"))
         for size in sizes
     ]
-    if rows:
-        columns = ["ms", *(TITLES[name] for name in cases)]
-        note = "Of 20 in a row with one wait for the device at their end, the best of three times."
-        report.add("One encode and one decode step", columns, rows, note)
+    columns = ["ms", *(TITLES[name] for name in cases)]
+    note = "Of 20 in a row with one wait for the device at their end, the best of three times."
+    report.add("One encode and one decode step", columns, rows, note)
 
 
-def _http_table(report: Report, http: Mapping[str, Any], problems: Mapping[str, str]) -> None:
+def _http_table(report: Report, http: Mapping[str, Any]) -> None:
     rows = []
     for name, case in http.items():
         for clients, measured in case["closed"].items():
             rows.append([TITLES[name], clients, *_percentiles(measured), number(measured["errors"], 0)])
         opened = case["at_70_percent"]
         rows.append([TITLES[name], "70 % load", *_percentiles(opened), number(opened["errors"], 0)])
-    rows += [[TITLES[name], problem, *[""] * 5] for name, problem in problems.items()]
-    if rows:
-        columns = ["", "clients", "captions/s", "p50 ms", "p90 ms", "p99 ms", "errors"]
-        note = (
-            "JPEGs of 500 × 375. 70 % load: random moments at 0.7 of the highest rate above, from the due moment."
-        )
-        report.add("Over HTTP, JPEGs of 500 × 375", columns, rows, note)
+    columns = ["", "clients", "captions/s", "p50 ms", "p90 ms", "p99 ms", "errors"]
+    note = "JPEGs of 500 × 375. 70 % load: random moments at 0.7 of the highest rate above, from the due moment."
+    report.add("Over HTTP, JPEGs of 500 × 375", columns, rows, note)
     facts = [
         [
             TITLES[name],
@@ -162,17 +158,16 @@ def _http_table(report: Report, http: Mapping[str, Any], problems: Mapping[str, 
         ]
         for name, case in http.items()
     ]
-    if facts:
-        columns = [
-            "",
-            "first ms",
-            "steady ms",
-            "first /steady",
-            "compiles after READY",
-            "padded: encoder",
-            "decoder",
-        ]
-        report.add("First request after READY, compiles, padding at 70 % load", columns, facts)
+    columns = [
+        "",
+        "first ms",
+        "steady ms",
+        "first /steady",
+        "compiles after READY",
+        "padded: encoder",
+        "decoder",
+    ]
+    report.add("First request after READY, compiles, padding at 70 % load", columns, facts)
 
 
 def _share(case: Mapping[str, Any], name: str) -> str:

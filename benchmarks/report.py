@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from benchmarks.common import ROOT
 from benchmarks.processes import gpu_name
 
 VERSIONS = ("torch", "triton", "transformers", "litserve", "fastapi", "uvicorn")
+_NUMBER = re.compile(r"[≤≥<>+-]? ?\d")
 # Not narrower than the tables where the output is no terminal, such as a file.
 FILE_WIDTH = 150
 
@@ -34,6 +36,9 @@ class Report:
     load_before: float = field(default_factory=lambda: os.getloadavg()[0])
 
     def add(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> None:
+        """A table with its title above and a note below; none at all without rows."""
+        if not rows:
+            return
         self.tables.append(
             {"title": title, "columns": list(columns), "rows": [list(row) for row in rows], "note": note}
         )
@@ -45,9 +50,8 @@ class Report:
         for table in self.tables:
             shown = Table(title=table["title"], title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
             for index, column in enumerate(table["columns"]):
-                cells = "".join(row[index] for row in table["rows"])
-                left = not index or "█" in cells or any(part.isalpha() for part in cells.split(" ")[:1])
-                shown.add_column(column, justify="left" if left else "right", no_wrap=index == 0)
+                numbers = all(_NUMBER.match(row[index]) for row in table["rows"] if row[index])
+                shown.add_column(column, justify="right" if index and numbers else "left", no_wrap=index == 0)
             for row in table["rows"]:
                 shown.add_row(*row)
             console.print(shown)

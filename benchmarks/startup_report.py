@@ -74,8 +74,7 @@ def _totals(report: Report, results: Sequence[CaseResult], samples: Mapping[str,
     )
     report.add("Cold start", columns, rows, note)
     problems = [[result.title, result.problem] for result in results if result.problem]
-    if problems:
-        report.add("Not measured, or not to be trusted", ["", "because"], problems)
+    report.add("Not measured, or not to be trusted", ["", "because"], problems)
 
 
 def _phases(report: Report, results: Sequence[CaseResult]) -> None:
@@ -108,13 +107,12 @@ def _children(report: Report, results: Sequence[CaseResult]) -> None:
         serving = max(start.values["compiles_serving"] for start in result.starts)
         programs = ", ".join(watched.facts["programs"]) or "none"
         rows.append([result.title, by_kernel, programs, ", ".join(compilers) or "none", f"{serving:.0f}"])
-    if rows:
-        columns = ["until the first captions", "child processes (kernel)", "seen (every 5 ms)", "compilers"]
-        note = (
-            "Kernel: page faults of children that have ended, as proc(5) counts them, and children alive; none "
-            "means that no process was started, however short-lived. Seen: the process table, in one more start."
-        )
-        report.add("Processes started on the warm path", [*columns, "graphs compiled after READY"], rows, note)
+    columns = ["until the first captions", "child processes (kernel)", "seen (every 5 ms)", "compilers"]
+    note = (
+        "Kernel: page faults of children that have ended, as proc(5) counts them, and children alive; none means "
+        "that no process was started, however short-lived. Seen: the process table, in one more start."
+    )
+    report.add("Processes started on the warm path", [*columns, "graphs compiled after READY"], rows, note)
 
 
 def _cold(report: Report, results: Iterable[CaseResult]) -> None:

@@ -23,6 +23,7 @@ from benchmarks.contenders import (
     engine_title,
     failures,
     open_contenders,
+    problem_table,
     recorded,
 )
 from benchmarks.contenders import (
@@ -92,7 +93,8 @@ def run(options: argparse.Namespace, device: str) -> int:
             servers.open(names, load)
             http = servers.run(load, options.rounds)
     _engine_table(report, engine)
-    _http_table(report, http, problems, options, clients)
+    _http_table(report, http, options, clients)
+    problem_table(report, problems)
     if options.png is not None:
         draw_rates({TITLES[name]: case.need("captions_per_s") for name, case in http.items()}, options.png)
     raw = {"benchmark": "throughput", "model": options.model, "device": device, "engine": engine}
@@ -108,20 +110,16 @@ def _engine_table(report: Report, engine: Mapping[str, Any]) -> None:
         rows.append(
             [engine_title(name), size, number(measured["captions_per_s"], 0), number(measured["p50_ms"], 1)]
         )
-    if rows:
-        note = "In one process, images decoded before; of transformers, whole batches of that size."
-        report.add("Without HTTP", ["", "clients", "captions/s", "p50 ms"], rows, note)
+    note = "In one process, images decoded before; of transformers, whole batches of that size."
+    report.add("Without HTTP", ["", "clients", "captions/s", "p50 ms"], rows, note)
 
 
 def _http_table(
     report: Report,
     http: Mapping[str, Samples],
-    problems: Mapping[str, str],
     options: argparse.Namespace,
     clients: int,
 ) -> None:
-    if not http and not problems:
-        return
     peers = [case.need("captions_per_s") for name, case in http.items() if name not in BACKENDS]
     best = max(peers, default=None)
     rows = []
@@ -141,7 +139,6 @@ def _http_table(
                 number(max(case.values.get("compiles_serving", [0.0])), 0) if name in BACKENDS else "",
             ]
         )
-    rows += [[TITLES[name], problem, *[""] * 10] for name, problem in problems.items()]
     columns = ["", "captions/s", "/peer", "p50 ms", "p90 ms", "p99 ms", "padded: encoder", "decoder"]
     columns += ["CPU ms each", "CPUs used", "errors", "compiles after READY"]
     note = (
