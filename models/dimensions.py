@@ -16,6 +16,7 @@ class VisionConfig:
     """A Vision Transformer encoder. Sizes are (height, width) in pixels.
 
     family: transformers' ``model_type`` of the encoder.
+    fused_qkv: the checkpoint holds the projections of queries, keys and values as one.
     leading_tokens: tokens before the patches: the class token, and in DeiT the distillation token.
     positions: a learned position is added to each token.
     final_norm: a norm follows the last block.
@@ -32,6 +33,7 @@ class VisionConfig:
     activation: str
     layer_norm_eps: float
     qkv_bias: bool = True
+    fused_qkv: bool = False
     leading_tokens: int = 1
     positions: bool = True
     final_norm: bool = True

@@ -54,7 +54,7 @@ def block(take: WeightSource, vision: VisionConfig, layer: int) -> WeightSet:
 
 def _qkv(take: WeightSource, vision: VisionConfig, name: str) -> WeightSet:
     width = vision.hidden_size
-    if take.has(f"{name}.qkv.weight"):  # BLIP's are fused already
+    if vision.fused_qkv:
         return take.affine(f"{name}.qkv", 3 * width, width)
     projections = [f"{name}.{projection}" for projection in ("query", "key", "value")]
     weight = take.stacked([f"{projection}.weight" for projection in projections], width, width)

@@ -62,6 +62,7 @@ def _vision(fields: Fields) -> VisionConfig:
         intermediate_size=fields.positive_int("intermediate_size", 3072),
         activation=fields.activation("hidden_act", "gelu"),
         layer_norm_eps=fields.positive_number("layer_norm_eps", 1e-5),
+        fused_qkv=True,
     )
 
 
