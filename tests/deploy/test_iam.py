@@ -1,0 +1,123 @@
+"""The IAM policies, enforced by a real S3 server: what a server and the builder can do with them, and cannot."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.manifests import Manifest, environment
+
+from warmup.artifacts import fetch
+from warmup.folder_store import FolderStore
+from warmup.lease import Held, Lease, acquire
+from warmup.manifest import Manifest as ArtifactManifest
+from warmup.publish import new_manifest, publish
+from warmup.s3 import S3Options, client
+from warmup.s3_store import S3Store
+from warmup.signing import Trust, generate_key, load_signer
+from warmup.store import StoreDeniedError, lease_name, manifest_name
+
+POLICIES = Path(__file__).parents[2] / "deploy" / "kubernetes" / "iam"
+FACTORS: dict[str, Any] = {"kind": "aot", "format": 1, "device.name": "cpu"}
+
+Grant = Callable[[str], S3Store]
+
+
+@pytest.fixture
+def store(overlays: dict[str, list[Manifest]], ceph_server: str, ceph_environment: None) -> S3Store:
+    """The store that the manifests name, as the owner of its bucket, empty."""
+    address = environment(overlays["cpu"])["SNAPCAP_STORE"]
+    owned = S3Store.open(address, S3Options(endpoint_url=ceph_server, region="us-east-1"))
+    if owned.bucket not in {bucket["Name"] for bucket in owned.s3.list_buckets()["Buckets"]}:
+        owned.s3.create_bucket(Bucket=owned.bucket)
+    for entry in owned.s3.list_objects_v2(Bucket=owned.bucket).get("Contents", ()):
+        owned.s3.delete_object(Bucket=owned.bucket, Key=entry["Key"])
+    return owned
+
+
+@pytest.fixture
+def grant(store: S3Store, monkeypatch: pytest.MonkeyPatch) -> Grant:
+    """``grant("server")`` -> the store as seen by another user, whom that policy is all that is granted."""
+
+    def as_policy_says(name: str) -> S3Store:
+        # Ceph has no policies of roles: as the bucket's own, the same statements name the user they are for.
+        policy = json.loads((POLICIES / f"{name}.json").read_text())
+        for statement in policy["Statement"]:
+            statement["Principal"] = {"AWS": ["arn:aws:iam:::user/read"]}
+        store.s3.put_bucket_policy(Bucket=store.bucket, Policy=json.dumps(policy))
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "readaccess")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "readsecret")
+        options = S3Options(endpoint_url=store.s3.meta.endpoint_url, region="us-east-1")
+        return S3Store(client(options), store.bucket, store.prefix)
+
+    return as_policy_says
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> dict[str, Path]:
+    (tmp_path / "head.pt2").write_bytes(b"head" * 1000)
+    return {"head.pt2": tmp_path / "head.pt2"}
+
+
+@pytest.fixture
+def artifacts(files: dict[str, Path]) -> ArtifactManifest:
+    return new_manifest("aot", FACTORS, files, "0.1.0")
+
+
+def test_the_builder_publishes_and_a_server_fetches(
+    grant: Grant, artifacts: ArtifactManifest, files: dict[str, Path], tmp_path: Path
+) -> None:
+    signer = load_signer(generate_key(tmp_path / "key").with_suffix(""))
+    trust = Trust.from_files([tmp_path / "key.pub"])
+    builder = grant("builder")
+    assert builder.is_conditional()
+    lease = acquire(builder, artifacts.key, 60)
+    assert isinstance(lease, Lease)
+    assert isinstance(acquire(builder, artifacts.key, 60), Held)
+    assert publish(builder, artifacts, files, signer).result == "published"
+    assert lease.renew()
+    lease.release()
+    assert builder.read(lease_name(artifacts.key), 10) is None
+    assert publish(builder, artifacts, files, signer).result == "exists"
+
+    server, local = grant("server"), FolderStore.open(tmp_path / "local")
+    assert fetch(server, local, artifacts.key, FACTORS, trust, 60).result == "hit"
+
+
+def test_what_is_not_there_is_a_miss_for_a_server_and_not_denied(grant: Grant, tmp_path: Path) -> None:
+    local = FolderStore.open(tmp_path / "local")
+    found = fetch(grant("server"), local, "0" * 64, FACTORS, Trust(allow_unsigned=True), 60)
+    assert found.result == "miss", found.reason
+
+
+def test_a_server_cannot_write_and_the_builder_not_delete(
+    grant: Grant, store: S3Store, artifacts: ArtifactManifest, files: dict[str, Path]
+) -> None:
+    store.write(manifest_name(artifacts.key), b"{}")
+    server = grant("server")
+    for attempt in (
+        lambda: server.write(manifest_name(artifacts.key), b""),
+        lambda: server.upload("blobs/sha256/" + "0" * 64, files["head.pt2"]),
+        lambda: server.write(lease_name(artifacts.key), b""),
+        lambda: server.delete(manifest_name(artifacts.key)),
+    ):
+        with pytest.raises(StoreDeniedError):
+            attempt()
+    builder = grant("builder")
+    with pytest.raises(StoreDeniedError):
+        builder.delete(manifest_name(artifacts.key))
+    assert store.read(manifest_name(artifacts.key), 10) is not None
+
+
+@pytest.mark.parametrize("name", ["server", "builder"])
+def test_both_read_checkpoints_and_nothing_else(grant: Grant, store: S3Store, name: str) -> None:
+    for key in ("checkpoints/mine/config.json", "other/config.json"):
+        store.s3.put_object(Bucket=store.bucket, Key=key, Body=b"{}")
+    granted = grant(name).s3
+    reply = granted.get_object(Bucket=store.bucket, Key="checkpoints/mine/config.json")
+    assert reply["Body"].read() == b"{}"
+    with pytest.raises(granted.exceptions.ClientError, match="AccessDenied"):
+        granted.get_object(Bucket=store.bucket, Key="other/config.json")
+    with pytest.raises(granted.exceptions.ClientError, match="AccessDenied"):
+        granted.put_object(Bucket=store.bucket, Key="checkpoints/mine/config.json", Body=b"")
