@@ -18,6 +18,25 @@ def some_of(names: Iterable[str]) -> Callable[[str], list[str]]:
     return read
 
 
+def add_cases(parser: argparse.ArgumentParser, names: Iterable[str], default: Iterable[str]) -> None:
+    """`--cases` and `--time-limit`, which every measurement has."""
+    known = list(names)
+    parser.add_argument(
+        "--cases",
+        type=some_of(known),
+        default=",".join(default),
+        metavar="CASE,…",
+        help=f"all, or some of {', '.join(known)} (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--time-limit",
+        type=seconds,
+        default=float("inf"),
+        metavar="SECONDS",
+        help="begin nothing that would end later, and print what there is",
+    )
+
+
 def count(text: str) -> int:
     """A whole number above 0."""
     if not text.isdecimal() or int(text) < 1:

@@ -5,13 +5,13 @@ import contextlib
 import shlex
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.arguments import count, seconds, some_of
+from benchmarks.arguments import add_cases, count
 from benchmarks.common import build_store, scratch, serve_command
 from benchmarks.http_probe import Connection
 from benchmarks.marks import read_result
@@ -28,10 +28,14 @@ ENGINE_LIMIT_S = 600.0
 GENERATE = {"transformers-eager": (), "transformers-compile": ("--compile",)}
 
 
+class TimeOverError(RuntimeError):
+    """What would be measured next is left out."""
+
+
 @dataclass(frozen=True)
 class Contenders:
     """One model on one device. ``sets`` is the cache folder with the artifact store, ``images`` holds JPEGs, and
-    ``end`` is when the time is over, on `time.monotonic`."""
+    ``end`` is when the time is over, on `time.monotonic`. ``problems`` has who was not measured, and why."""
 
     workload: Workload
     device: str
@@ -39,6 +43,7 @@ class Contenders:
     images: Path
     serve: tuple[str, ...]
     end: float
+    problems: dict[str, str] = field(default_factory=dict)
 
     @contextlib.contextmanager
     def serving(self, name: str) -> Iterator[Server]:
@@ -92,6 +97,28 @@ class Contenders:
         if time.monotonic() > self.end:
             raise TimeOverError
 
+    @contextlib.contextmanager
+    def attempt(self, name: str) -> Iterator[None]:
+        """A contender that fails in here is named with its error, and the others go on."""
+        try:
+            yield
+        except TimeOverError:
+            self.problems.setdefault(name, "not measured in full: the time limit")
+        except Exception as error:
+            lines = (str(error).strip() or type(error).__name__).splitlines()
+            self.problems[name] = f"failed: {lines[0][:200]}"
+            print(f"{name}: {error}", file=sys.stderr)
+
+    def problem_table(self, report: Report) -> None:
+        """Who was not measured, and why."""
+        rows = [[TITLES[name], problem] for name, problem in self.problems.items()]
+        report.add("Not measured, or not to be trusted", ["", "because"], rows)
+
+    @property
+    def exit_status(self) -> int:
+        """1 where something failed that could have been measured here."""
+        return int(any(problem.startswith("failed") for problem in self.problems.values()))
+
     @staticmethod
     def _measured(module: list[str]) -> dict[str, Any]:
         process = Process([sys.executable, "-m", *module])
@@ -104,31 +131,20 @@ class Contenders:
 
 def add_arguments(parser: argparse.ArgumentParser, default: tuple[str, ...]) -> None:
     """The options both measurements share."""
-    parser.add_argument(
-        "--cases",
-        type=some_of(TITLES),
-        default=",".join(default),
-        metavar="CASE,…",
-        help=f"all, or some of {', '.join(TITLES)} (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--processes", type=count, metavar="N", help="client processes (default: one for four CPUs, at most 8)"
-    )
-    parser.add_argument(
-        "--time-limit",
-        type=seconds,
-        default=float("inf"),
-        metavar="SECONDS",
-        help="begin nothing new after it, and print what there is",
-    )
+    add_cases(parser, TITLES, default)
+    text = "client processes (default: one for four CPUs, at most 8)"
+    parser.add_argument("--processes", type=count, default=client_processes(), metavar="N", help=text)
     parser.add_argument("--no-http", action="store_true", help="the engine only")
     parser.add_argument("--no-engine", action="store_true", help="over HTTP only")
 
 
-def open_contenders(
-    stack: ExitStack, options: argparse.Namespace, device: str
-) -> tuple[Contenders, dict[str, str]]:
-    """What the options ask for, with its artifact set built; and why some of it cannot be measured here."""
+def client_processes() -> int:
+    """As many as keep up with a server on this machine without taking its CPUs."""
+    return min(max(available_cpus() // 4, 1), 8)
+
+
+def open_contenders(stack: ExitStack, options: argparse.Namespace, device: str) -> Contenders:
+    """What the options ask for, with its artifact set built."""
     end = time.monotonic() + options.time_limit
     cache = stack.enter_context(scratch(options.cache))
     work = stack.enter_context(scratch())
@@ -139,43 +155,12 @@ def open_contenders(
     if "aot" in options.cases:
         build_store(contenders.sets, "--model", str(workload.folder), "--device", device, *serve)
     missing = {name: PEERS[name].missing for name in options.cases if name in PEERS}
-    return contenders, {name: f"not installed: {', '.join(what)}" for name, what in missing.items() if what}
-
-
-def client_processes(options: argparse.Namespace) -> int:
-    """As asked, or as many as keep up with a server on this machine without taking its CPUs."""
-    wanted: int | None = options.processes
-    return wanted or min(max(available_cpus() // 4, 1), 8)
+    contenders.problems.update(
+        {name: f"not installed: {', '.join(what)}" for name, what in missing.items() if what}
+    )
+    return contenders
 
 
 def engine_title(name: str) -> str:
     """What a contender without HTTP is called."""
     return BACKENDS.get(name) or name.replace("-", " generate, ")
-
-
-class TimeOverError(RuntimeError):
-    """What would be measured next is left out."""
-
-
-@contextlib.contextmanager
-def recorded(name: str, problems: dict[str, str]) -> Iterator[None]:
-    """A contender that fails is named with its error, and the others go on."""
-    try:
-        yield
-    except TimeOverError:
-        problems.setdefault(name, "not measured in full: the time limit")
-    except Exception as error:
-        lines = (str(error).strip() or type(error).__name__).splitlines()
-        problems[name] = f"failed: {lines[0][:200]}"
-        print(f"{name}: {error}", file=sys.stderr)
-
-
-def failures(problems: Mapping[str, str]) -> int:
-    """The exit status: 1 where something failed that could have been measured here."""
-    return int(any(problem.startswith("failed") for problem in problems.values()))
-
-
-def problem_table(report: Report, problems: Mapping[str, str]) -> None:
-    """Who was not measured, and why."""
-    rows = [[TITLES[name], problem] for name, problem in problems.items()]
-    report.add("Not measured, or not to be trusted", ["", "because"], rows)

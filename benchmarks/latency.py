@@ -12,22 +12,10 @@ from typing import Any
 
 from rich.console import Console
 
+from benchmarks import contenders as contending
 from benchmarks.arguments import counts, seconds
 from benchmarks.charts import Line, draw_latency
-from benchmarks.contenders import (
-    BACKENDS,
-    TITLES,
-    Contenders,
-    client_processes,
-    engine_title,
-    failures,
-    open_contenders,
-    problem_table,
-    recorded,
-)
-from benchmarks.contenders import (
-    add_arguments as add_contenders,
-)
+from benchmarks.contenders import BACKENDS, TITLES, Contenders, engine_title
 from benchmarks.http_load import HttpLoad
 from benchmarks.report import Report, number, ratio
 from benchmarks.start import steady_caption
@@ -39,7 +27,7 @@ PEER = "transformers-eager"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_contenders(parser, DEFAULT)
+    contending.add_arguments(parser, DEFAULT)
     parser.add_argument(
         "--concurrency",
         type=counts,
@@ -84,27 +72,25 @@ def run(options: argparse.Namespace, device: str) -> int:
     console = Console(stderr=True, highlight=False)
     report, engine, http = Report(), {}, {}
     with ExitStack() as stack:
-        contenders, problems = open_contenders(stack, options, device)
-        for name in [case for case in options.cases if case not in problems]:
-            with recorded(name, problems), console.status(name):
+        contenders = contending.open_contenders(stack, options, device)
+        for name in [case for case in options.cases if case not in contenders.problems]:
+            with contenders.attempt(name), console.status(name):
                 measured = {} if options.no_engine else contenders.engine(name, concurrency, options.seconds)
                 if measured:
                     engine[name] = measured
                 if not options.no_http:
-                    http[name] = over_http(
-                        contenders, name, concurrency, options.seconds, client_processes(options)
-                    )
-            console.print(f"{name}: {problems.get(name, 'done')}")
+                    http[name] = over_http(contenders, name, concurrency, options.seconds, options.processes)
+            console.print(f"{name}: {contenders.problems.get(name, 'done')}")
     _engine_table(report, engine)
     _steps_table(report, engine)
     _http_table(report, http)
-    problem_table(report, problems)
+    contenders.problem_table(report)
     _targets(report, engine, http)
     if options.png is not None:
         draw_latency(_lines(engine, http), options.png, f"{options.model} on {device}")
-    raw = {"benchmark": "latency", "model": options.model, "device": device}
-    report.write(options.json, {**raw, "engine": engine, "http": http, "problems": problems})
-    return failures(problems)
+    raw = {"benchmark": "latency", "model": options.model, "device": device, "problems": contenders.problems}
+    report.write(options.json, {**raw, "engine": engine, "http": http})
+    return contenders.exit_status
 
 
 def _percentiles(measured: Mapping[str, float]) -> list[str]:

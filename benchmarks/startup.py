@@ -10,7 +10,7 @@ import time
 from contextlib import ExitStack
 
 from benchmarks import startup_report
-from benchmarks.arguments import count, seconds, some_of
+from benchmarks.arguments import add_cases, count
 from benchmarks.bench import Bench
 from benchmarks.cases import DEFAULT, TITLES
 from benchmarks.common import scratch
@@ -21,23 +21,9 @@ from benchmarks.workload import open_workload
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--cases",
-        type=some_of(TITLES),
-        default=",".join(DEFAULT),
-        metavar="CASE,…",
-        help=f"all, or some of {', '.join(TITLES)} (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--runs", type=count, default=5, metavar="N", help="starts of each case (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--time-limit",
-        type=seconds,
-        default=float("inf"),
-        metavar="SECONDS",
-        help="begin no start that would end later, and print what there is",
-    )
+    add_cases(parser, TITLES, DEFAULT)
+    text = "starts of each case (default: %(default)s)"
+    parser.add_argument("--runs", type=count, default=5, metavar="N", help=text)
 
 
 def run(options: argparse.Namespace, device: str) -> int:

@@ -13,22 +13,10 @@ from typing import Any
 
 from rich.console import Console
 
+from benchmarks import contenders as contending
 from benchmarks.arguments import count, seconds
 from benchmarks.charts import draw_rates
-from benchmarks.contenders import (
-    BACKENDS,
-    TITLES,
-    Contenders,
-    client_processes,
-    engine_title,
-    failures,
-    open_contenders,
-    problem_table,
-    recorded,
-)
-from benchmarks.contenders import (
-    add_arguments as add_contenders,
-)
+from benchmarks.contenders import BACKENDS, TITLES, Contenders, engine_title
 from benchmarks.http_load import HttpLoad
 from benchmarks.measurements import Samples, interleave
 from benchmarks.report import Report, number, ratio
@@ -40,7 +28,7 @@ WARM_UP_S = 2.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_contenders(parser, DEFAULT)
+    contending.add_arguments(parser, DEFAULT)
     text = "keep-alive connections (default: 128 on cuda, 16 on cpu)"
     parser.add_argument("--clients", type=count, metavar="N", help=text)
     parser.add_argument("--seconds", type=seconds, default=10.0, help="of each round (default: %(default)s)")
@@ -50,16 +38,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 class Servers:
     """Servers that run from the beginning and take turns under load; one that fails is left out and named."""
 
-    def __init__(self, contenders: Contenders, stack: ExitStack, problems: dict[str, str]) -> None:
+    def __init__(self, contenders: Contenders, stack: ExitStack) -> None:
         self._contenders = contenders
         self._stack = stack
-        self._problems = problems
         self._servers: dict[str, Server] = {}
 
     def open(self, names: list[str], load: HttpLoad) -> None:
         """Start all of them, and warm each up with a load that does not count."""
         for name in names:
-            with recorded(name, self._problems):
+            with self._contenders.attempt(name):
                 server = self._stack.enter_context(self._contenders.serving(name))
                 self._contenders.first_caption(server).close()
                 replace(load, seconds=WARM_UP_S).run(server)
@@ -80,27 +67,27 @@ def run(options: argparse.Namespace, device: str) -> int:
     console = Console(stderr=True, highlight=False)
     report, engine, http = Report(), {}, {}
     with ExitStack() as stack:
-        contenders, problems = open_contenders(stack, options, device)
-        names = [name for name in options.cases if name not in problems]
+        contenders = contending.open_contenders(stack, options, device)
+        names = [name for name in options.cases if name not in contenders.problems]
         for name in () if options.no_engine else names:
-            with recorded(name, problems), console.status(f"{name}: engine"):
+            with contenders.attempt(name), console.status(f"{name}: engine"):
                 measured = contenders.engine(name, [clients], options.seconds)
                 if measured:
                     engine[name] = measured
         if not options.no_http:
-            load = HttpLoad(contenders.images, clients, options.seconds, client_processes(options))
-            servers = Servers(contenders, stack, problems)
+            load = HttpLoad(contenders.images, clients, options.seconds, options.processes)
+            servers = Servers(contenders, stack)
             servers.open(names, load)
             http = servers.run(load, options.rounds)
     _engine_table(report, engine)
     _http_table(report, http, options, clients)
-    problem_table(report, problems)
+    contenders.problem_table(report)
     if options.png is not None:
         draw_rates({TITLES[name]: case.need("captions_per_s") for name, case in http.items()}, options.png)
-    raw = {"benchmark": "throughput", "model": options.model, "device": device, "engine": engine}
+    raw = {"benchmark": "throughput", "model": options.model, "device": device, "problems": contenders.problems}
     samples = {name: case.values for name, case in http.items()}
-    report.write(options.json, {**raw, "samples": samples, "problems": problems})
-    return failures(problems)
+    report.write(options.json, {**raw, "engine": engine, "samples": samples})
+    return contenders.exit_status
 
 
 def _engine_table(report: Report, engine: Mapping[str, Any]) -> None:
@@ -143,6 +130,6 @@ def _http_table(
     columns += ["CPU ms each", "CPUs used", "errors", "compiles after READY"]
     note = (
         f"Medians of {options.rounds} alternating rounds of {options.seconds:g} s; /peer: to the best peer; CPUs: "
-        f"of the server + of the {client_processes(options)} client processes; padding: rows padded / rows run."
+        f"of the server + of the {options.processes} client processes; padding: rows padded / rows run."
     )
     report.add(f"Over HTTP: {clients} keep-alive clients, JPEGs of 500 × 375", columns, rows, note)

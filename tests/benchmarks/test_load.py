@@ -72,6 +72,18 @@ def test_right_captions_are_counted_with_their_latencies(images: Path) -> None:
     assert (result["wrong"], result["errors"]) == (0, 0)
     assert len(result["latencies"]) > 3
     assert all(0 < latency < 0.5 for latency in result["latencies"])
+    assert result["elapsed"] > 0.4
+
+
+def test_a_reply_that_comes_after_the_time_is_counted_with_the_time_it_took(images: Path) -> None:
+    def slowly(body: bytes) -> tuple[int, bytes]:
+        time.sleep(0.6)
+        return right(body)
+
+    with answering(slowly) as port:
+        result = load(port, images, "--clients", "2", "--seconds", "0.2")
+    assert len(result["latencies"]) == 2
+    assert result["elapsed"] >= max(result["latencies"]) > 0.6
 
 
 def test_wrong_captions_are_counted(images: Path) -> None:
