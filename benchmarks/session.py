@@ -69,11 +69,14 @@ class Session:
             self._failed(result, error)
 
     def _judge(self, result: CaseResult) -> None:
-        """A warm start that starts a compiler has failed, however fast it was."""
+        """A warm start that starts a compiler, or compiles after READY, has failed, however fast it was."""
         starts = [*result.starts, *([result.watched] if result.watched else [])]
         compilers = {name for start in starts for name in start.facts["compilers"]}
         if result.name in WARM and compilers:
             self._failed(result, RuntimeError(f"it started {', '.join(sorted(compilers))}"))
+        graphs = sum(start.values.get("compiles_serving", 0.0) for start in starts)
+        if graphs:
+            self._failed(result, RuntimeError(f"it compiled {graphs:.0f} graphs after READY"))
 
     def _start(self, name: str, keep: bool = True, watched: bool = False, whole_build: bool = False) -> None:
         """One start of a case; nothing where the case has failed, or would not end within the time limit."""

@@ -17,6 +17,7 @@ class Recorder:
         self.order: list[str] = []
         self.broken: dict[str, Exception] = {}
         self.compilers: list[str] = []
+        self.compiles_serving = 0.0
         self._seconds = seconds or {}
 
     def prepare(self, case: str) -> None:
@@ -31,7 +32,8 @@ class Recorder:
         time.sleep(self._seconds.get(case, 0.0))
         if case in self.broken:
             raise self.broken[case]
-        return Start(1.0, [Segment("all", 0.0, 1.0)], facts={"compilers": self.compilers})
+        values = {"compiles_serving": self.compiles_serving}
+        return Start(1.0, [Segment("all", 0.0, 1.0)], values, {"compilers": self.compilers})
 
 
 def session(bench: Recorder, *names: str, runs: int = 2) -> Session:
@@ -66,6 +68,14 @@ def test_a_warm_start_that_starts_a_compiler_has_failed() -> None:
     run.run()
     assert run.results["aot"].problem == "failed: it started gcc"
     assert run.results["jit"].problem == ""  # whose compiler may want a launcher compiled
+
+
+def test_a_start_that_compiles_after_ready_has_failed() -> None:
+    bench = Recorder()
+    bench.compiles_serving = 1.0
+    run = session(bench, "jit", runs=2)
+    run.run()
+    assert run.results["jit"].problem == "failed: it compiled 3 graphs after READY"
 
 
 def test_a_case_that_fails_is_named_and_the_others_go_on() -> None:
