@@ -46,11 +46,11 @@ def chrome_trace(startup: Mapping[str, Any], pid: int) -> dict[str, Any]:
     left for later (`--ready-when first`), after the start. A phase that still runs ends with the report.
     """
     tracks = _tracks([*_phases(startup), *_warmups(startup)])
-    names = {number: f"start {number}" for number in range(1, len(tracks) + 1)}
     return {
         "traceEvents": [
             _name("process_name", pid, _MARKS_TRACK, "snapcap"),
-            *(_name("thread_name", pid, tid, name) for tid, name in {_MARKS_TRACK: "marks", **names}.items()),
+            # Perfetto shows the number of a track behind its name.
+            *(_name("thread_name", pid, tid, "start") for tid, _ in enumerate(tracks, 1)),
             *(_instant(name, _us(seconds), pid) for name, seconds in startup["marks"].items()),
             *(_complete(span, pid, tid) for tid, track in enumerate(tracks, 1) for span in track.spans),
         ],
