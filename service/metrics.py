@@ -15,6 +15,7 @@ from service.errors import (
     PayloadTooLarge,
     ServiceError,
 )
+from warmup.status import COMPONENTS
 
 _REFUSALS = (
     BodyTimeout,
@@ -88,6 +89,13 @@ class Metrics:
         self.image_decode_failures = counter(
             "image_decode_failures_total", "Images that could not be decoded, by reason.", "reason"
         )
+        # A counter that appears with its first event hides that event from Prometheus, whose increase() and rate()
+        # need a value before it.
+        for refusal in _REFUSALS:
+            self.requests_rejected.labels(refusal.code)
+        for component in COMPONENTS:
+            self.rows.labels(component)
+            self.padding_rows.labels(component)
 
     def queue_waited(self, seconds: float) -> None:
         """Part of `service.engine.EngineObserver`, as are the next three."""

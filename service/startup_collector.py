@@ -1,8 +1,9 @@
 """Metrics of the start and of the process, read at scrape time from what the start records anyway."""
 
 import platform
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import version
+from itertools import product
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.gc_collector import GCCollector
@@ -22,6 +23,11 @@ _MARKS = {
     "ready": "until /readyz answered 200",
     "first_caption": "until the first caption was served",
 }
+# What is counted from 0 on, so that Prometheus sees the first event: increase() needs a value before it. Spelt out,
+# as importing what defines them would delay the first /livez; a test holds them equal.
+FETCH_RESULTS = ("hit", "miss", "stale", "corrupt", "untrusted", "error")
+PUBLISH_RESULTS = ("published", "exists", "denied", "error")
+SWAP_RESULTS = ("swapped", "mismatch", "failed")
 
 
 class StartupCollector(Collector):
@@ -114,13 +120,19 @@ class StartupCollector(Collector):
                 "snapcap_artifact_fetch_bytes", "Bytes it downloaded; 0 from a folder.", fetch.bytes_fetched
             )
         yield self._counter(
-            "artifact_requests", "Looks for artifacts, by kind (aot, jit) and result.", ("kind", "result")
+            "artifact_requests",
+            "Looks for artifacts, by kind (aot, jit) and result.",
+            ("kind", "result"),
+            product(("aot", "jit"), FETCH_RESULTS),
         )
-        yield self._counter("artifact_publish", "Artifact sets published, by result.", ("result",))
+        yield self._counter(
+            "artifact_publish", "Artifact sets published, by result.", ("result",), product(PUBLISH_RESULTS)
+        )
         yield self._counter(
             "bucket_swaps",
             "Buckets moved to compiled code while serving; mismatch (other results) and failed stay eager.",
             ("result",),
+            product(SWAP_RESULTS),
         )
         yield self._counter(
             "eager_fallbacks",
@@ -140,9 +152,12 @@ class StartupCollector(Collector):
             compiled.add_metric([when], count)
         yield compiled
 
-    def _counter(self, name: str, text: str, labels: tuple[str, ...]) -> Metric:
+    def _counter(
+        self, name: str, text: str, labels: tuple[str, ...], known: Iterable[tuple[str, ...]] = ()
+    ) -> Metric:
+        """`known`: the values of the labels that are there from the beginning."""
         family = CounterMetricFamily(f"snapcap_{name}", text, labels=list(labels))
-        for values, count in self._status.counts(name).items():
+        for values, count in {**dict.fromkeys(known, 0), **self._status.counts(name)}.items():
             family.add_metric(list(values), count)
         return family
 

@@ -1,0 +1,44 @@
+"""Counters whose labels are known have a value before their first event, which Prometheus would not see else."""
+
+from typing import Any, get_args, get_type_hints
+
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.testclient import TestClient
+
+from service import startup_collector
+from warmup.artifacts import Result
+from warmup.publish import Published
+from warmup.status import StartupStatus
+
+
+def values(client: TestClient, name: str) -> dict[tuple[str, ...], float]:
+    """By the values of the labels, in the order of the labels' names."""
+    families = {family.name: family for family in text_string_to_metric_families(client.get("/metrics").text)}
+    samples = [sample for sample in families[name].samples if sample.name == f"{name}_total"]
+    return {tuple(value for _, value in sorted(each.labels.items())): each.value for each in samples}
+
+
+def test_what_is_counted_from_zero_is_all_that_there_is() -> None:
+    assert get_args(Result) == startup_collector.FETCH_RESULTS
+    assert get_args(get_type_hints(Published)["result"]) == startup_collector.PUBLISH_RESULTS
+    assert get_args(get_type_hints(StartupStatus.swapped)["result"]) == startup_collector.SWAP_RESULTS
+
+
+def test_counters_of_artifacts_are_there_before_anything_happened(client: TestClient, services: Any) -> None:
+    assert values(client, "snapcap_artifact_requests") == {
+        (kind, result): 0 for kind in ("aot", "jit") for result in get_args(Result)
+    }
+    assert values(client, "snapcap_artifact_publish") == {
+        (result,): 0 for result in startup_collector.PUBLISH_RESULTS
+    }
+    assert values(client, "snapcap_bucket_swaps") == {("swapped",): 0, ("mismatch",): 0, ("failed",): 0}
+    services.status.swapped("mismatch")
+    assert values(client, "snapcap_bucket_swaps") == {("swapped",): 0, ("mismatch",): 1, ("failed",): 0}
+
+
+def test_counters_of_requests_are_there_before_the_first_request(client: TestClient) -> None:
+    rejected = values(client, "snapcap_requests_rejected")
+    assert set(rejected.values()) == {0}
+    assert {("overloaded",), ("deadline_exceeded",), ("not_ready",)} < set(rejected)
+    for name in ("snapcap_rows", "snapcap_padding_rows"):
+        assert values(client, name) == {("encoder",): 0, ("decoder",): 0}
