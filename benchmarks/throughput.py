@@ -121,15 +121,17 @@ def _http_table(
                 *(number(case.need(f"p{share}_ms"), 1) for share in (50, 90, 99)),
                 *("" if share is None else f"{share:.1%}" for share in padding),
                 number(case.need("cpu_ms_per_caption"), 2),
-                f"{case.need('server_cpus'):.2f} + {case.need('client_cpus'):.2f}",
+                number(case.need("server_cpus")),
+                number(case.need("client_cpus")),
                 number(sum(case.values["errors"]), 0),
                 number(max(case.values.get("compiles_serving", [0.0])), 0) if name in BACKENDS else "",
             ]
         )
     columns = ["", "captions/s", "/peer", "p50 ms", "p90 ms", "p99 ms", "padded: encoder", "decoder"]
-    columns += ["CPU ms each", "CPUs used", "errors", "compiles after READY"]
+    columns += ["CPU ms each", "CPUs", "clients'", "errors", "compiles"]
     note = (
         f"Medians of {options.rounds} alternating rounds of {options.seconds:g} s; /peer: to the best peer; CPUs: "
-        f"of the server + of the {options.processes} client processes; padding: rows padded / rows run."
+        f"used by the server, and by the {options.processes} client process(es); padded: rows padded / rows run; "
+        "compiles: graphs compiled after READY."
     )
     report.add(f"Over HTTP: {clients} keep-alive clients, JPEGs of 500 × 375", columns, rows, note)
