@@ -87,7 +87,7 @@ def until_compiled(server: Server, workload: Workload, limit: float) -> dict[str
             time.sleep(POLL_S)
     return {
         "all_compiled": compiled,
-        "build": build,
+        "build": {name: build[name] for name in ("state", "done", "of", "error") if name in build},
         "requests": len(load.latencies),
         "failed": len(load.failures),
         "failures": load.failures[:5],

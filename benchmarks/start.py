@@ -133,7 +133,7 @@ class ServerStart:
             self.check(startup)
             values["compiles_serving"] = server.metrics().get(SERVING_COMPILES, 0.0)
             segments = from_startup(startup, total)
-            facts = {"startup": startup}
+            facts = {"startup": without_places(startup)}
             imported = max(phase["end"] for phase in startup["phases"] if phase["name"] == "import_torch")
             values["live_before_torch"] = imported - startup["marks"]["live"]
         else:
@@ -155,6 +155,14 @@ class ServerStart:
             start.values["peak_host_mib"] = sum(peak for peak in peaks if peak is not None) / (1 << 20)
         if before is not None and after is not None:
             start.values["device_mib"] = after.held_by(pids, before) / (1 << 20)
+
+
+def without_places(startup: Mapping[str, Any]) -> dict[str, Any]:
+    """What is kept of a `/startup`: no folder or host of the machine that was measured."""
+    kept = ("marks", "phases", "backend", "tier", "device", "dtype", "buckets")
+    artifacts = startup["artifacts"] or {}
+    found = {name: artifacts.get(name) for name in ("kind", "result", "seconds", "bytes_fetched")}
+    return {**{name: startup[name] for name in kept}, "artifacts": found}
 
 
 def steady_caption(server: Server, connection: Connection, image: bytes) -> float:
