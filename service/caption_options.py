@@ -106,6 +106,13 @@ def schema() -> dict[str, dict[str, Any]]:
     return {name: {**properties[name], "description": _HELP[name]} for name in NAMES}
 
 
+def integer(value: Any) -> int | None:
+    """The number if it is whole, else None. To JSON, and to JSON Schema, 5.0 is 5; to Python, true is 1."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return int(value) if isinstance(value, int) or value.is_integer() else None
+
+
 def _known(name: str) -> None:
     if name not in _HELP:
         raise UnknownOption(name, NAMES)
@@ -125,12 +132,17 @@ def _checked(values: dict[str, Any], base: CaptionOptions) -> CaptionOptions:
             _check_prompt(value)
             continue
         span = _RANGES[name]
-        # A JSON true is an int to Python.
-        number = isinstance(value, int | float if span.kind is float else int) and not isinstance(value, bool)
-        if not number or not span.holds(value):
+        number = _number(value, span.kind)
+        if number is None or not span.holds(number):
             raise InvalidOption(name, span.sentence())
-        values[name] = span.kind(value)
+        values[name] = span.kind(number)
     return replace(base, **values)
+
+
+def _number(value: Any, kind: type[int] | type[float]) -> float | None:
+    if kind is int:
+        return integer(value)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _check_prompt(value: object) -> None:

@@ -46,6 +46,11 @@ class ImageFetcher:
         self._tls = functools.cache(tls)  # it reads the certificates, 20 ms
         self._running = 0
 
+    @property
+    def may_fetch(self) -> bool:
+        """Whether any host is allowed."""
+        return bool(self._hosts)
+
     async def fetch(self, url: str) -> bytes:
         """The image at the URL. Raises ImageUrlRefused, ImageNotFetched, Overloaded."""
         target = self._hosts.target(url)

@@ -41,6 +41,9 @@ class AllowedHosts:
     def __init__(self, hosts: Iterable[str]) -> None:
         self._hosts = frozenset(hosts)
 
+    def __bool__(self) -> bool:
+        return bool(self._hosts)
+
     def target(self, url: str) -> Target:
         """The parts of an http(s) URL. Raises ImageUrlRefused when it is not allowed or cannot be read."""
         if not self._hosts:

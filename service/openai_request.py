@@ -10,7 +10,7 @@ from service.errors import InvalidOption, MissingImage, TooManyImages, UnknownOp
 from service.json_body import image_from_base64, json_object
 
 MAX_STOPS = 4
-_MAX_STOP_CHARACTERS = 1000
+MAX_STOP_CHARACTERS = 1000
 _EXAMPLE = '{"model": "…", "messages": [{"role": "user", "content": [{"type": "image_url", …}]}]}'
 # Later ones win: max_completion_tokens is the new name of max_tokens.
 OPTIONS: Mapping[str, str] = {
@@ -64,18 +64,14 @@ def parse_chat(body: bytes) -> ChatRequest:
             options = _option(option, document[field], field, options)
     image, prompt = _message(document.get("messages"))
     stream = _switch(document, "stream", "stream")
-    usage = document.get("stream_options", {})
-    if not isinstance(usage, dict) or set(usage) - {"include_usage", "include_obfuscation"}:
-        raise InvalidOption("stream_options", 'be an object such as {"include_usage": true}')
-    if usage and not stream:
-        raise InvalidOption("stream_options", "be given with `stream` only")
+    include_usage = _include_usage(document.get("stream_options"), stream)
     return ChatRequest(
         model=_text(document.get("model"), "model"),
         image=image,
         options=_option("prompt", prompt, "messages", options),
         stop=_stops(document.get("stop", [])),
         stream=stream,
-        include_usage=_switch(usage, "include_usage", "stream_options.include_usage"),
+        include_usage=include_usage,
     )
 
 
@@ -111,8 +107,8 @@ def _message(messages: Any) -> tuple[bytes | str, str]:
     message = messages[0]
     if message.get("role") != "user":
         raise InvalidOption("messages[0].role", "be 'user'; this model takes no instructions")
-    if set(message) - {"role", "content", "name"}:
-        raise InvalidOption("messages[0]", "have the members role and content only")
+    if set(message) - {"role", "content", "name"} or not isinstance(message.get("name"), str | None):
+        raise InvalidOption("messages[0]", "have the members role and content, and as name a text")
     content = message.get("content")
     if isinstance(content, str):
         raise MissingImage("There is no image; send one as a content part of type image_url with a data URI.")
@@ -166,9 +162,20 @@ def _stops(value: Any) -> tuple[str, ...]:
     if not isinstance(stops, list) or len(stops) > MAX_STOPS:
         raise InvalidOption("stop", f"be text or a list of up to {MAX_STOPS} texts")
     for stop in stops:
-        if not isinstance(stop, str) or not 0 < len(stop) <= _MAX_STOP_CHARACTERS:
-            raise InvalidOption("stop", f"have texts of 1 to {_MAX_STOP_CHARACTERS} characters")
+        if not isinstance(stop, str) or not 0 < len(stop) <= MAX_STOP_CHARACTERS:
+            raise InvalidOption("stop", f"have texts of 1 to {MAX_STOP_CHARACTERS} characters")
     return tuple(stops)
+
+
+def _include_usage(options: Any, stream: bool) -> bool:
+    if options is None:
+        return False
+    if not isinstance(options, dict) or set(options) - {"include_usage", "include_obfuscation"}:
+        raise InvalidOption("stream_options", 'be an object such as {"include_usage": true}')
+    if not stream:
+        raise InvalidOption("stream_options", "be given with `stream` only")
+    _switch(options, "include_obfuscation", "stream_options.include_obfuscation")
+    return _switch(options, "include_usage", "stream_options.include_usage")
 
 
 def _text(value: Any, where: str) -> str:
@@ -178,7 +185,7 @@ def _text(value: Any, where: str) -> str:
 
 
 def _switch(values: Mapping[str, Any], name: str, where: str) -> bool:
-    value = values.get(name, False)
-    if not isinstance(value, bool):
+    value = values.get(name)
+    if value is not None and not isinstance(value, bool):
         raise InvalidOption(where, "be true or false")
-    return value
+    return bool(value)

@@ -31,10 +31,23 @@ JSON_BODY: tuple[type[ServiceError], ...] = (errors.EmptyBody, errors.InvalidJso
 _REQUEST_ID = {
     "name": "X-Request-Id",
     "in": "header",
-    "schema": {"type": "string", "maxLength": 128},
-    "description": "Taken over into the reply and the log if it is 1 to 128 visible ASCII characters.",
+    "schema": {"type": "string"},
+    "description": "Kept for the reply and the log if it is 1 to 128 visible ASCII characters, else replaced.",
 }
 _KEY = "bearer"
+_BINARY: Schema = {"type": "string", "format": "binary"}
+# The image as the body itself, in the formats that are read.
+IMAGE_BODIES: dict[str, Any] = {
+    media_type: {"schema": _BINARY}
+    for media_type in ("image/jpeg", "image/png", "image/webp", "application/octet-stream")
+}
+IMAGE_TEXT: Schema = {
+    "type": "string",
+    "minLength": 1,
+    "format": "byte",
+    "contentEncoding": "base64",
+    "description": "Base64, or a data URI with base64.",
+}
 
 
 def problems(*kinds: type[ServiceError], shape: ErrorShape = PROBLEM) -> Responses:
@@ -53,6 +66,16 @@ def reply(description: str, schema: str, media_type: str = "application/json") -
 def ref(schema: str) -> Schema:
     """A schema of the components."""
     return {"$ref": f"#/components/schemas/{schema}"}
+
+
+def nullable(schema: Schema) -> Schema:
+    """The schema, or null, which is as good as leaving it out."""
+    return {**schema, "type": [schema["type"], "null"]}
+
+
+def closed_object(required: list[str], properties: dict[str, Any]) -> Schema:
+    """An object with these members and no others."""
+    return {"type": "object", "required": required, "additionalProperties": False, "properties": properties}
 
 
 def path_parameter(name: str, description: str) -> dict[str, Any]:

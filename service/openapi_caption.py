@@ -4,7 +4,7 @@ from typing import Any
 
 from service import caption_options, errors
 from service.errors import ServiceError
-from service.openapi import BODY, CAPTION, JSON_BODY, Schema
+from service.openapi import BODY, CAPTION, IMAGE_BODIES, IMAGE_TEXT, JSON_BODY, Schema, closed_object, nullable
 
 CAPTIONS_PROBLEMS: tuple[type[ServiceError], ...] = (
     *BODY,
@@ -19,13 +19,11 @@ _BINARY: Schema = {"type": "string", "format": "binary"}
 def caption_request() -> dict[str, Any]:
     """`openapi_extra=` of the route that takes one image."""
     options = caption_options.schema()
-    image = {"type": "string", "minLength": 1, "description": "Base64, or a data URI with base64."}
-    members = {name: {**option, "type": [option["type"], "null"]} for name, option in options.items()}
+    members = {name: nullable(option) for name, option in options.items()}
     content = {
-        "image/*": {"schema": _BINARY},
-        "application/octet-stream": {"schema": _BINARY},
-        "multipart/form-data": {"schema": _object("image", _BINARY, options)},
-        "application/json": {"schema": _object("image", image, members)},
+        **IMAGE_BODIES,
+        "multipart/form-data": {"schema": closed_object(["image"], {"image": _BINARY, **options})},
+        "application/json": {"schema": closed_object(["image"], {"image": IMAGE_TEXT, **members})},
     }
     return {"parameters": _parameters(options), "requestBody": {"required": True, "content": content}}
 
@@ -34,17 +32,8 @@ def captions_request() -> dict[str, Any]:
     """`openapi_extra=` of the route that takes several images."""
     options = caption_options.schema()
     images = {"type": "array", "items": _BINARY, "minItems": 1, "maxItems": 16}
-    content = {"multipart/form-data": {"schema": _object("images", images, options)}}
+    content = {"multipart/form-data": {"schema": closed_object(["images"], {"images": images, **options})}}
     return {"parameters": _parameters(options), "requestBody": {"required": True, "content": content}}
-
-
-def _object(part: str, schema: Schema, options: dict[str, Schema]) -> Schema:
-    return {
-        "type": "object",
-        "properties": {part: schema, **options},
-        "required": [part],
-        "additionalProperties": False,
-    }
 
 
 def _parameters(options: dict[str, Schema]) -> list[dict[str, Any]]:

@@ -5,41 +5,37 @@ from typing import Any
 from service import caption_options, errors
 from service.error_shapes import HUGGING_FACE
 from service.huggingface_request import NESTED
-from service.openapi import BODY, CAPTION, JSON_BODY, path_parameter, problems, reply
+from service.openapi import (
+    BODY,
+    CAPTION,
+    IMAGE_BODIES,
+    IMAGE_TEXT,
+    JSON_BODY,
+    closed_object,
+    nullable,
+    path_parameter,
+    problems,
+    reply,
+)
 
-_BINARY = {"type": "string", "format": "binary"}
 _ERRORS = (*JSON_BODY, *BODY, *CAPTION, errors.UnsupportedOption)
 
 
 def _body() -> dict[str, Any]:
-    parameters: dict[str, Any] = {
-        name: {**schema, "type": [schema["type"], "null"]} for name, schema in caption_options.schema().items()
-    }
+    parameters: dict[str, Any] = {name: nullable(option) for name, option in caption_options.schema().items()}
     parameters["max_new_tokens"]["description"] += " More than the model holds means as many as it holds."
     parameters["do_sample"] = {
         "type": ["boolean", "null"],
         "description": "false: greedy, whatever the temperature; true: the temperature is 1 unless it is given.",
     }
     parameters["num_beams"] = {"enum": [1, None], "description": "There is no beam search."}
-    level = {"type": ["object", "null"], "additionalProperties": False, "properties": parameters}
+    level = closed_object([], parameters)
     nested = {
-        name: {**level, "description": "Parameters of generation; they count as if they stood outside."}
+        name: {**nullable(level), "description": "They count as if they stood outside; none may stand in both."}
         for name in NESTED
     }
-    document = {
-        "type": "object",
-        "required": ["inputs"],
-        "additionalProperties": False,
-        "properties": {
-            "inputs": {"type": "string", "minLength": 1, "description": "Base64, or a data URI with base64."},
-            "parameters": {**level, "properties": {**parameters, **nested}},
-        },
-    }
-    content = {
-        "image/*": {"schema": _BINARY},
-        "application/octet-stream": {"schema": _BINARY},
-        "application/json": {"schema": document},
-    }
+    members = {"inputs": IMAGE_TEXT, "parameters": nullable(closed_object([], {**parameters, **nested}))}
+    content = {**IMAGE_BODIES, "application/json": {"schema": closed_object(["inputs"], members)}}
     return {"requestBody": {"required": True, "content": content}}
 
 

@@ -4,50 +4,48 @@ from typing import Any
 
 from service import caption_options, errors
 from service.error_shapes import OPENAI
-from service.openai_request import LABELS, MAX_STOPS, NEUTRAL, OPTIONS
-from service.openapi import BODY, CAPTION, JSON_BODY, path_parameter, problems, reply
+from service.openai_request import LABELS, MAX_STOP_CHARACTERS, MAX_STOPS, NEUTRAL, OPTIONS
+from service.openapi import BODY, CAPTION, JSON_BODY, closed_object, nullable, path_parameter, problems, reply
 
 
 def _object(required: list[str], **properties: Any) -> dict[str, Any]:
-    return {"type": "object", "required": required, "additionalProperties": False, "properties": properties}
+    return closed_object(required, properties)
 
 
-def _parts() -> dict[str, Any]:
-    url = {
-        "type": "string",
-        "pattern": "^([dD][aA][tT][aA]:|[hH][tT][tT][pP][sS]?://)",
-        "description": "A data URI with base64, or an http(s) URL of a host that the operator allows.",
-    }
+def _content(urls: bool) -> dict[str, Any]:
+    url: dict[str, Any] = {"type": "string", "format": "data-uri", "description": "A data URI with base64."}
+    if urls:
+        remote = {"type": "string", "format": "uri", "description": "An http(s) URL of a host that is allowed."}
+        url = {"anyOf": [url, remote]}
     image_url = _object(["url"], url=url, detail={"enum": ["auto", "low", "high", None]})
     image = _object(["type", "image_url"], type={"const": "image_url"}, image_url=image_url)
     text = _object(["type", "text"], type={"const": "text"}, text=caption_options.schema()["prompt"])
-    kinds: dict[str, Any] = {"type": "array", "items": {"oneOf": [image, text]}, "minItems": 1, "maxItems": 2}
-    has_image = {"properties": {"type": {"const": "image_url"}}, "required": ["type"]}
-    return {**kinds, "contains": has_image, "minContains": 1, "maxContains": 1}
+    # One of each at most, in either order.
+    orders = [[image], [image, text], [text, image]]
+    return {
+        "oneOf": [
+            {"type": "array", "prefixItems": order, "items": False, "minItems": len(order)} for order in orders
+        ],
+        "description": "One image, and optionally the text that the caption continues.",
+    }
 
 
-def _body() -> dict[str, Any]:
+def _body(urls: bool) -> dict[str, Any]:
     message = _object(
-        ["role", "content"],
-        role={"const": "user"},
-        content={**_parts(), "description": "One image, and optionally the text that the caption continues."},
-        name={"type": "string"},
+        ["role", "content"], role={"const": "user"}, content=_content(urls), name={"type": ["string", "null"]}
     )
-    stop = {"type": "string", "minLength": 1, "maxLength": 1000}
+    stop = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
     options = caption_options.schema()
+    switch = {"type": ["boolean", "null"]}
+    usage = _object([], include_usage=switch, include_obfuscation=switch)
     request = _object(
         ["model", "messages"],
         model={"type": "string"},
         messages={"type": "array", "items": message, "minItems": 1, "maxItems": 1},
-        stream={"type": ["boolean", "null"], "default": False},
-        stream_options={
-            "type": ["object", "null"],
-            "additionalProperties": False,
-            "properties": {"include_usage": {"type": "boolean"}, "include_obfuscation": {"type": "boolean"}},
-            "description": "With stream only.",
-        },
+        stream={**switch, "default": False},
+        stream_options={**nullable(usage), "description": "With stream only."},
         stop={"anyOf": [stop, {"type": "array", "items": stop, "maxItems": MAX_STOPS}, {"type": "null"}]},
-        **{field: {**options[name], "type": [options[name]["type"], "null"]} for field, name in OPTIONS.items()},
+        **{field: nullable(options[name]) for field, name in OPTIONS.items()},
         **{
             field: {"enum": [*values, None], "description": "Nothing else is served."}
             for field, values in NEUTRAL.items()
@@ -69,10 +67,9 @@ def _chat_reply() -> dict[int | str, dict[str, Any]]:
     return whole
 
 
-CHAT: dict[str, Any] = {
-    "summary": "Caption the image of a message",
-    "responses": _chat_reply()
-    | problems(
+def chat(urls: bool) -> dict[str, Any]:
+    """`urls`: images may be named by URLs, of some hosts."""
+    refusals = problems(
         *JSON_BODY,
         *BODY,
         *CAPTION,
@@ -82,9 +79,14 @@ CHAT: dict[str, Any] = {
         errors.ImageUrlRefused,
         errors.ImageNotFetched,
         shape=OPENAI,
-    ),
-    "openapi_extra": _body(),
-}
+    )
+    return {
+        "summary": "Caption the image of a message",
+        "responses": _chat_reply() | refusals,
+        "openapi_extra": _body(urls),
+    }
+
+
 MODELS: dict[str, Any] = {
     "summary": "The models",
     "responses": reply("The one model that is served", "ModelList") | problems(errors.NotReady, shape=OPENAI),

@@ -5,8 +5,18 @@ from typing import Any
 
 from service import caption_options, errors
 from service.error_shapes import V2
-from service.openapi import BODY, CAPTION, JSON_BODY, path_parameter, problems, reply
-from service.v2_request import BINARY_OUTPUT, INPUT, MAX_IMAGES, OUTPUT
+from service.openapi import (
+    BODY,
+    CAPTION,
+    IMAGE_TEXT,
+    JSON_BODY,
+    closed_object,
+    nullable,
+    path_parameter,
+    problems,
+    reply,
+)
+from service.v2_request import BINARY_OUTPUT, INPUT, MAX_IMAGES, MAX_TIMEOUT, OUTPUT
 
 _LENGTH = {
     "name": "Inference-Header-Content-Length",
@@ -29,7 +39,7 @@ def of_model(versioned: bool) -> ModelDocuments:
     """With or without the version in the path."""
     parameters = [path_parameter("model", "The model's name.")]
     if versioned:
-        parameters.append(path_parameter("version", "The model's version: 1."))
+        parameters.append(path_parameter("version", "The model's version, which is 1."))
     what = " of a version" if versioned else ""
     model = (errors.ModelNotFound, errors.NotReady)
     return ModelDocuments(
@@ -61,19 +71,21 @@ def of_model(versioned: bool) -> ModelDocuments:
 
 
 def _object(required: list[str], **properties: Any) -> dict[str, Any]:
-    return {"type": "object", "required": required, "additionalProperties": False, "properties": properties}
+    return closed_object(required, properties)
 
 
 def _body() -> dict[str, Any]:
-    options = {
-        name: {**schema, "type": [schema["type"], "null"]} for name, schema in caption_options.schema().items()
+    options = {name: nullable(option) for name, option in caption_options.schema().items()}
+    options["timeout"] = {
+        "type": ["integer", "null"],
+        "minimum": 1,
+        "maximum": MAX_TIMEOUT,
+        "description": "Microseconds that this request may take at most; the server's own limit holds too.",
     }
-    options["timeout"] |= {"type": ["integer", "null"], "maximum": 3_600_000_000, "description": "Microseconds."}
     parameters = _object([], **options, **{BINARY_OUTPUT: {"type": "boolean"}})
-    element = {"type": "string", "minLength": 1, "description": "Base64, or a data URI with base64."}
-    row = {"type": "array", "items": element}
+    row = {"type": "array", "items": IMAGE_TEXT, "minItems": 1}
     tensor = _object(
-        ["name", "datatype", "shape"],
+        ["name", "datatype", "shape", "data"],
         name={"const": INPUT},
         datatype={"const": "BYTES"},
         shape={
@@ -83,26 +95,27 @@ def _body() -> dict[str, Any]:
             "minItems": 1,
             "description": "[n] or [n, 1], for n images.",
         },
-        parameters=_optional(_object([], binary_data_size={"type": ["integer", "null"], "minimum": 0})),
-        data={"type": "array", "items": {"anyOf": [element, row]}, "minItems": 1},
+        parameters=nullable(_object([])),
+        data={"type": "array", "items": {"anyOf": [IMAGE_TEXT, row]}, "minItems": 1},
     )
     output = _object(
-        ["name"], name={"const": OUTPUT}, parameters=_optional(_object([], binary_data={"type": "boolean"}))
+        ["name"], name={"const": OUTPUT}, parameters=nullable(_object([], binary_data={"type": "boolean"}))
     )
     request = _object(
         ["inputs"],
-        id={"type": ["string", "null"], "maxLength": 1000, "description": "Comes back in the reply."},
-        parameters=_optional(parameters),
+        id={"type": ["string", "null"], "maxLength": 1000, "description": "Printable; comes back in the reply."},
+        parameters=nullable(parameters),
         inputs={"type": "array", "items": tensor, "minItems": 1, "maxItems": 1},
         outputs={"type": ["array", "null"], "items": output, "maxItems": 1},
     )
-    binary = {"type": "string", "format": "binary", "description": "The JSON, and then the binary tensor data."}
+    binary = {
+        "type": "string",
+        "format": "binary",
+        "description": "The JSON, whose input has the parameter binary_data_size in place of data, and then as "
+        "many bytes: each image behind its length in 4 bytes, the lowest first.",
+    }
     content = {"application/json": {"schema": request}, "application/octet-stream": {"schema": binary}}
     return {"required": True, "content": content}
-
-
-def _optional(schema: dict[str, Any]) -> dict[str, Any]:
-    return {**schema, "type": ["object", "null"]}
 
 
 def _infer_reply() -> dict[int | str, dict[str, Any]]:

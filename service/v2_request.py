@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from service.caption_options import NAMES, CaptionOptions, options_from_json
+from service.caption_options import NAMES, CaptionOptions, integer, options_from_json
 from service.errors import (
     BadRequest,
     InvalidJson,
@@ -26,6 +26,7 @@ OUTPUT = "caption"
 MAX_IMAGES = 16
 BINARY_OUTPUT = "binary_data_output"
 # `timeout` is Triton's here, in microseconds.
+MAX_TIMEOUT = 3_600_000_000
 PARAMETERS = (*NAMES, BINARY_OUTPUT)
 _EXAMPLE = '{"inputs": [{"name": "image", "datatype": "BYTES", "shape": [1], "data": ["…base64…"]}]}'
 _LENGTH_BYTES = 4
@@ -76,13 +77,13 @@ def _header_length(text: str, body: int) -> int:
 
 
 def _shape(value: Any) -> tuple[int, ...]:
-    whole = isinstance(value, list) and all(isinstance(n, int) and not isinstance(n, bool) for n in value)
+    shape = [integer(each) for each in value] if isinstance(value, list) else []
     # [n], or [n, 1] from clients that think of a batch of rows.
-    if not whole or len(value) not in (1, 2) or value[0] < 1 or value[1:] not in ([], [1]):
+    if not shape or shape[0] is None or shape[0] < 1 or shape[1:] not in ([], [1]):
         raise InvalidOption("inputs[0].shape", "be [n] or [n, 1], for n images")
-    if value[0] > MAX_IMAGES:
-        raise TooManyImages(f"There are {value[0]} images; send at most {MAX_IMAGES} in one request.")
-    return tuple(value)
+    if shape[0] > MAX_IMAGES:
+        raise TooManyImages(f"There are {shape[0]} images; send at most {MAX_IMAGES} in one request.")
+    return (shape[0], *(1 for _ in shape[1:]))
 
 
 def _images(tensor: Mapping[str, Any], shape: tuple[int, ...], binary: bytes) -> tuple[bytes, ...]:
@@ -96,7 +97,7 @@ def _images(tensor: Mapping[str, Any], shape: tuple[int, ...], binary: bytes) ->
         _check_count(len(texts), shape)
         images = [image_from_base64(each, f"inputs[0].data[{index}]") for index, each in enumerate(texts)]
     else:
-        if "data" in tensor or isinstance(size, bool) or size != len(binary):
+        if "data" in tensor or integer(size) != len(binary):
             raise InvalidOption("inputs[0].parameters.binary_data_size", f"be {len(binary)}, what follows the JSON")
         images = _elements(binary, prod(shape))
         _check_count(len(images), shape)
@@ -131,10 +132,10 @@ def _elements(binary: bytes, wanted: int) -> list[bytes]:
 def _options(parameters: Mapping[str, Any]) -> CaptionOptions:
     _only(parameters, PARAMETERS)
     values = {name: value for name, value in parameters.items() if name in NAMES and value is not None}
-    timeout = values.get("timeout")
-    if timeout is not None:
-        if isinstance(timeout, bool) or not isinstance(timeout, int) or not 0 < timeout <= 3600_000_000:
-            raise InvalidOption("timeout", "be a whole number of microseconds from 1 to 3600000000")
+    if "timeout" in values:
+        timeout = integer(values["timeout"])
+        if timeout is None or not 0 < timeout <= MAX_TIMEOUT:
+            raise InvalidOption("timeout", f"be a whole number of microseconds from 1 to {MAX_TIMEOUT}")
         values["timeout"] = timeout / 1e6
     return options_from_json(values, CaptionOptions())
 

@@ -19,7 +19,7 @@ from service.event_stream import EventStream
 from service.image_fetcher import ImageFetcher
 from service.json_body import read_json
 from service.openai_request import ChatRequest, parse_chat
-from service.openapi_openai import CHAT, MODEL, MODELS
+from service.openapi_openai import MODEL, MODELS, chat
 from service.problem_handler import ProblemHandler
 from service.request_id import request_id
 from service.routes.direct import DirectRoute
@@ -38,7 +38,9 @@ class OpenAIRoutes:
 
     def router(self) -> APIRouter:
         router = APIRouter(tags=["OpenAI"], route_class=DirectRoute)
-        router.add_api_route("/v1/chat/completions", self.create_chat_completion, methods=["POST"], **CHAT)
+        router.add_api_route(
+            "/v1/chat/completions", self.create_chat_completion, methods=["POST"], **chat(self._fetcher.may_fetch)
+        )
         router.add_api_route("/v1/models", self.list_models, methods=["GET"], **MODELS)
         router.add_api_route("/v1/models/{model:path}", self.retrieve_model, methods=["GET"], **MODEL)
         return router
@@ -60,13 +62,13 @@ class OpenAIRoutes:
         self._captioner.check_admission()
         if media_type(request) not in ("", JSON):
             raise UnsupportedMediaType(f"Send {JSON}.")
-        chat = await read_json(request, self._limits, self._captioner.pool, parse_chat)
-        model, _ = self._captioner.served_model(chat.model)
+        wanted = await read_json(request, self._limits, self._captioner.pool, parse_chat)
+        model, _ = self._captioner.served_model(wanted.model)
         identity = f"chatcmpl-{request_id(request.scope)}"
         head = {"id": identity, "created": int(time.time()), "model": model}
-        if chat.stream:
-            return await self._streamed(request, chat, head)
-        return JSONResponse(await unless_disconnected(request.receive, self._whole(request, chat, head)))
+        if wanted.stream:
+            return await self._streamed(request, wanted, head)
+        return JSONResponse(await unless_disconnected(request.receive, self._whole(request, wanted, head)))
 
     def _model(self, name: str | None) -> dict[str, Any]:
         name, created = self._captioner.served_model(name)

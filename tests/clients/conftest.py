@@ -1,10 +1,13 @@
 """One server with the demo model, under a name with a slash, for the clients of all APIs."""
 
-from collections.abc import Iterator
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.server_process import ServerProcess
+from support.server_process import ServerProcess, clean_environment
 
 MODEL = "org/captioner"
 
@@ -31,3 +34,28 @@ def model() -> str:
 def sample(samples: dict[Path, str]) -> tuple[Path, str]:
     """An image and its caption."""
     return next(iter(samples.items()))
+
+
+@pytest.fixture
+def schemathesis(tmp_path: Path) -> Callable[..., None]:
+    """``schemathesis(url, *options)`` holds a server to its own OpenAPI document; fails with what it found."""
+    tests = Path(__file__).parents[1]
+
+    def run(url: str, *options: str) -> None:
+        config = str(tests / "support" / "schemathesis.toml")
+        command = [sys.executable, "-m", "schemathesis.cli", "--no-color", "--config-file", config, "run"]
+        done = subprocess.run(
+            [*command, f"{url}/openapi.json", "--checks", "all", "--seed", "1", *options],
+            env=clean_environment(PYTHONPATH=str(tests), SCHEMATHESIS_HOOKS="support.schemathesis_hooks"),
+            cwd=tmp_path,  # it leaves its caches there
+            capture_output=True,
+            text=True,
+            timeout=250,
+            check=False,
+        )
+        # Images in base64 fill the report.
+        report = re.sub(r"[A-Za-z0-9+/=]{200,}", "…", done.stdout)
+        assert done.returncode == 0, report[-20_000:]
+        assert "No issues found" in done.stdout
+
+    return run

@@ -2,7 +2,7 @@
 
 import base64
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,6 +114,14 @@ def test_the_scheme_may_be_written_in_any_case(guarded: Guarded) -> None:
 @pytest.mark.parametrize("path", ["/livez", "/readyz", "/v2/health/live", "/v2/health/ready", "/", "/docs"])
 def test_probes_and_pages_need_no_key(guarded: Guarded, path: str) -> None:
     assert guarded.process.call(path)[0] == 200
+
+
+def test_schemathesis_finds_no_route_that_ignores_the_key(
+    guarded: Guarded, schemathesis: Callable[..., None]
+) -> None:
+    key = f"Authorization: Bearer {KEYS[0]}"
+    checks = "ignored_auth,status_code_conformance,response_headers_conformance,response_schema_conformance"
+    schemathesis(guarded.url, "--header", key, "--checks", checks, "--phases", "fuzzing", "--max-examples", "3")
 
 
 def test_metrics_are_on_their_own_port_only_and_need_no_key_there(guarded: Guarded) -> None:

@@ -43,7 +43,7 @@ def test_multipart(client: TestClient, image: Png, engine) -> None:
 @pytest.mark.parametrize("prefix", ["", "data:image/png;base64,"])
 def test_json(client: TestClient, image: Png, engine, prefix: str) -> None:
     text = prefix + base64.encodebytes(image(9)).decode()
-    options = {"temperature": 1, "top_k": 5, "top_p": 1, "seed": 2**63 - 1, "prompt": None, "max_new_tokens": None}
+    options = {"temperature": 1, "top_k": 5.0, "top_p": 1, "seed": 2**63 - 1, "prompt": None, "timeout": None}
     reply = client.post("/v1/caption?prompt=from+the+query&temperature=0.5", json={"image": text, **options})
     assert reply.json()["caption"] == "1004 1003 1005 9 7"
     params = engine.requests[0].params
