@@ -1,4 +1,4 @@
-"""The activation functions of ViT and GPT-2 checkpoints, by their transformers names."""
+"""The activation functions of checkpoints, by their transformers names."""
 
 import math
 from collections.abc import Callable

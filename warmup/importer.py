@@ -27,8 +27,8 @@ def import_checkpoint(
 ) -> list[Path]:
     """Write a checkpoint as the server reads it; tensors keep their names, dtypes and values.
 
-    Pickled weights become ``model.safetensors``, and slow tokenizers ``tokenizer.json``: GPT-2's without,
-    others with transformers. Nothing appears in ``destination`` unless everything succeeded.
+    Pickled weights become ``model.safetensors``, and slow tokenizers ``tokenizer.json``: with transformers, but for
+    those that the server reads as they are. Nothing appears in ``destination`` unless everything succeeded.
 
     Args:
         source: whatever ``resolve_checkpoint`` takes; ``s3`` says where S3 is.
