@@ -24,7 +24,7 @@ $(VENV)/.serve: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[dev]'
-	@$(PIP) --no-deps --target $(VENV)/triton --upgrade triton || echo "WARNING: NO TRITON: THE TEST OF THE KERNELS IS SKIPPED" >&2
+	@$(PIP) --no-deps --target $(VENV)/triton --upgrade triton 2>$(VENV)/triton.log || echo "WARNING: NO TRITON: THE TEST OF THE KERNELS IS SKIPPED" >&2
 	@touch $@ $(VENV)/.serve
 
 setup: $(VENV)/.dev  ## install everything for development into .venv

@@ -27,7 +27,7 @@ def every_byte_is_a_token(folder: Path) -> Tokenizer:
 
 
 def word_pieces(folder: Path, clean_up: bool = True) -> Tokenizer:
-    words = sorted({*"a dog do they can is n ' t re s . , ! ##er small hat ve m ?".split()})
+    words = sorted({*["a", "dog", "do", "they", "can", "is", "n", "'", "t", "re", "s", ".", ",", "!", "##er", "small", "hat", "ve", "m", "?"]})
     backend = tokenizers.Tokenizer(models.WordPiece({w: at for at, w in enumerate(["[UNK]", *words])}))
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(prefix="##", cleanup=False)
