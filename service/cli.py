@@ -8,10 +8,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
-from service.caption_options import CaptionOptions, options_from_text
 from service.config import GROUPS
 from service.config_reader import SettingsError, add_arguments, read_settings, suggestion
 from service.errors import ServiceError
+from service.offline.job import add_job_arguments, read_job
 from service.options import options_of
 
 _VERSION = "--version"
@@ -63,7 +63,13 @@ _CAPTION = f"""\
 examples:
   snapcap caption photo.jpg
   snapcap caption --prompt "a red" *.png
+  snapcap caption photos --recursive --output captions.jsonl
+  snapcap caption photos --sidecar --resume      photo.txt beside each photo.jpg that has none
+  find . -name '*.jpg' -newer last | snapcap caption -
 
+No file is replaced without --overwrite. An image that cannot be read does not stop the others; it is
+listed at the end. Exit status 0: every image has its caption; 1: some have none; 2: the command line
+is wrong, or captions are in the way; 130: interrupted (143 by SIGTERM), and --resume goes on.
 {_ENVIRONMENT}
 """
 _IMPORT = f"""\
@@ -73,13 +79,6 @@ examples:
 
 {_ENVIRONMENT}
 """
-_SAMPLING = {
-    "prompt": ("TEXT", "text that the caption continues"),
-    "temperature": ("T", "0 takes the most likely token each time, above 0 samples"),
-    "top_k": ("K", "sample among the K most likely tokens; 0: all"),
-    "top_p": ("P", "sample among the most likely tokens that together reach probability P"),
-    "seed": ("N", "makes sampling repeatable"),
-}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -169,11 +168,16 @@ def _keygen(arguments: argparse.Namespace) -> int:
 
 def _caption(arguments: argparse.Namespace) -> int:
     settings = read_settings(arguments, os.environ)
-    given = [(name, getattr(arguments, name)) for name in _SAMPLING if hasattr(arguments, name)]
-    options: CaptionOptions = options_from_text(given)
-    from service.offline import caption_files  # noqa: PLC0415
+    job = read_job(arguments)
+    from service.offline.command import caption  # noqa: PLC0415
+    from service.serve import leave  # noqa: PLC0415
 
-    return caption_files(settings, [Path(image) for image in arguments.images], options)
+    try:
+        status = caption(settings, job)
+    except KeyboardInterrupt:
+        print("snapcap: interrupted", file=sys.stderr)
+        status = 130
+    leave(status)
 
 
 def _import(arguments: argparse.Namespace) -> int:
@@ -215,12 +219,8 @@ def _parser() -> _Parser:
     keygen = _make(adder, "keygen", "Make a key pair for signing artifacts: KEY and KEY.pub.", _KEYGEN)
     keygen.add_argument("key", metavar="KEY", help="file of the private key; must not exist")
 
-    caption = _make(adder, "caption", "Caption image files without a server.", _CAPTION)
-    caption.add_argument("images", nargs="+", metavar="IMAGE", help="JPEG, PNG or WEBP file")
-    sampling = caption.add_argument_group("options: caption")
-    for name, (metavar, text) in _SAMPLING.items():
-        flag = "--" + name.replace("_", "-")
-        sampling.add_argument(flag, dest=name, metavar=metavar, default=argparse.SUPPRESS, help=text)
+    caption = _make(adder, "caption", "Caption images and folders of them without a server.", _CAPTION)
+    add_job_arguments(caption)
     add_arguments(caption, ("model", "compute", "images", "store", "s3", "log"))
 
     importer = _make(

@@ -1,0 +1,85 @@
+"""`snapcap caption`: from what the operands name to captions written, and what is said at the end.
+
+Exit status 0: every image has its caption; 1: some have none, or the model did not start; 2: the command line is
+wrong, or captions are in the way; 130 or 143: ended by Ctrl-C or SIGTERM, and what was done is kept.
+"""
+
+import logging
+import sys
+from contextlib import closing
+
+from service import logs
+from service.config import Settings
+from service.errors import EngineFailed, ServiceError
+from service.offline.failure import Failure
+from service.offline.find import find_images
+from service.offline.job import Job
+from service.offline.model import OfflineModel
+from service.offline.outputs import Outputs
+from service.offline.progress import open_progress
+from service.offline.run import Tally, caption_images
+from service.startup import explain
+from warmup.cpus import available_cpus
+
+_logger = logging.getLogger("snapcap.caption")
+
+
+def caption(settings: Settings, job: Job) -> int:
+    """Returns the exit status; a device thread may be left, so end the process with `service.serve.leave`.
+
+    Raises SettingsError, and ServiceError for what the model cannot do; then nothing has been written."""
+    logs.configure(settings.log.format, settings.log.level)
+    found = find_images(job.images, job.recursive, sys.stdin.buffer if sys.stdin else ())
+    with closing(Outputs(job, found)) as outputs:
+        # What is there already needs no model.
+        tally = _run(settings, job, outputs) if outputs.todo else Tally()
+        tally.failures[:0] = found.failures
+        _report(tally, len(outputs.todo), outputs.held, as_json=settings.log.format == "json")
+    if tally.signal is not None:
+        return 128 + tally.signal
+    return 1 if tally.failures or tally.error else 0
+
+
+def _run(settings: Settings, job: Job, outputs: Outputs) -> Tally:
+    progress = open_progress(captions_on_terminal=job.prints and sys.stdout.isatty())
+    offline = OfflineModel(settings)
+    try:
+        model = offline.start()
+        if model is None:
+            return Tally(error=explain(offline.error or RuntimeError("the start failed")))
+        progress.begin(len(outputs.todo), f"{model.checkpoint.name} on {model.device}, {model.backend}")
+        threads = settings.images.decode_threads or available_cpus()
+        tally = caption_images(model, outputs.todo, job.options, outputs, progress, threads)
+    except ServiceError:
+        offline.close()
+        raise
+    finally:
+        progress.close()
+    if not (tally.signal or tally.error) and tally.captions + len(tally.failures) < len(outputs.todo):
+        tally.error = explain(offline.error or EngineFailed())
+    return tally
+
+
+def _report(tally: Tally, asked: int, held: int, as_json: bool) -> None:
+    """A line of counts where there were several images, then each that has no caption."""
+    if asked + held > 1:
+        fields: dict[str, object] = {"captions": tally.captions, "failed": len(tally.failures)}
+        if held:
+            fields["there_already"] = held
+        if tally.captions:
+            fields |= {"s": tally.seconds, "captions_per_s": round(tally.captions / tally.seconds, 1)}
+        _logger.info("captioned", extra={"fields": fields})
+    for failure in tally.failures:
+        _say_failed(failure, as_json)
+    if tally.error:
+        print(f"snapcap: {tally.error}", file=sys.stderr)
+    elif tally.signal is not None:
+        print("snapcap: interrupted; what was done is kept, and --resume goes on from files", file=sys.stderr)
+
+
+def _say_failed(failure: Failure, as_json: bool) -> None:
+    if as_json:
+        _logger.warning("no caption", extra={"fields": {"file": failure.path, "reason": failure.reason}})
+    else:
+        # The bytes of a name that is not text are shown as escapes.
+        print(f"snapcap: {failure.path}: {failure.reason}", file=sys.stderr)

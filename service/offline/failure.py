@@ -1,0 +1,22 @@
+"""What goes wrong with one image, and what ends the whole run."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A file or folder that gets no caption, and why."""
+
+    path: str
+    reason: str
+
+
+class OutputError(Exception):
+    """Captions cannot be written any more. The message is a line for the user."""
+
+
+def reason_of(error: BaseException) -> str:
+    """A line without the path, which `str` of an OSError repeats."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return " ".join(str(error).split()) or type(error).__name__

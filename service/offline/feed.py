@@ -1,0 +1,167 @@
+"""From paths to completions, in order: threads read and decode ahead of the engine, as far as memory allows."""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from models.image import ImageError
+from service.caption_options import CaptionOptions
+from service.engine import Engine
+from service.errors import NotReady, ServiceError
+from service.offline.failure import reason_of
+from service.request import CaptionRequest, Completion, SamplingParams
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+
+_logger = logging.getLogger("snapcap.caption")
+_NEVER = float("inf")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of an image: a completion, or the reason why there is none."""
+
+    index: int
+    path: str
+    completion: Completion | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked for every image: the prompt's ids, and the options that hold for all."""
+
+    prompt_ids: tuple[int, ...]
+    options: CaptionOptions
+
+    def request(self, name: str, pixels: "Pixels", future: "Future[Completion]") -> CaptionRequest:
+        options = self.options
+        params = SamplingParams(
+            options.max_new_tokens, options.temperature, options.top_k, options.top_p, options.seed
+        )
+        deadline = time.monotonic() + options.timeout if options.timeout else _NEVER
+        return CaptionRequest(name, pixels, self.prompt_ids, params, deadline, future)
+
+
+class Feed:
+    """Keeps an engine's queue filled.
+
+    A decoded image is held from just before it is decoded until it has its caption, and of these there are
+    ``ahead`` at most. While one large image is decoded, those after it go on and wait for it as tokens only.
+    """
+
+    def __init__(
+        self, engine: Engine, decode: Callable[[bytes], "Pixels"], asked: Asked, threads: int, ahead: int
+    ) -> None:
+        """``ahead`` should be the largest bucket, which runs, and as much again, which waits; the engine's queue
+        must hold them."""
+        self._engine = engine
+        self._decode = decode
+        self._asked = asked
+        self._threads = threads
+        self._room = threading.Semaphore(ahead)
+        self._lock = threading.Lock()
+        self._next = 0
+        self._under_way: set[Future[Completion]] = set()
+        self._stopped = False
+        # May be put into from a signal handler: SimpleQueue is reentrant, locks and conditions are not.
+        self._outcomes: queue.SimpleQueue[Outcome | None] = queue.SimpleQueue()
+
+    def stop(self) -> None:
+        """Let `outcomes` end with what is done. From any thread, and from a signal handler."""
+        self._stopped = True
+        self._outcomes.put(None)
+
+    def outcomes(self, paths: Sequence[str]) -> Generator[Outcome, None, None]:
+        """The outcome of each image, in order; after `stop` those that are there by then, in order. Called once."""
+        for number in range(min(self._threads, len(paths))):
+            threading.Thread(target=self._work, args=(paths,), name=f"decode_{number}", daemon=True).start()
+        try:
+            yield from self._in_order(len(paths))
+        finally:
+            self._end()
+
+    def _in_order(self, count: int) -> Iterator[Outcome]:
+        early: dict[int, Outcome] = {}
+        due = 0
+        while due < count:
+            outcome = self._outcomes.get()
+            if outcome is None:
+                break
+            early[outcome.index] = outcome
+            while due in early:
+                yield early.pop(due)
+                due += 1
+        else:
+            return
+        while not self._outcomes.empty():
+            outcome = self._outcomes.get()
+            if outcome is not None:
+                early[outcome.index] = outcome
+        yield from (early[index] for index in sorted(early))
+
+    def _work(self, paths: Sequence[str]) -> None:
+        """One decode thread."""
+        while True:
+            self._room.acquire()
+            with self._lock:
+                index = self._next
+                self._next += 1
+            if self._stopped or index >= len(paths):
+                self._room.release()  # for the next thread, which waits to end
+                return
+            try:
+                self._submit(index, paths[index])
+            except NotReady:  # the engine has ended
+                self.stop()
+                return
+            except Exception as error:
+                self._room.release()
+                self._outcomes.put(Outcome(index, paths[index], reason=self._reason(paths[index], error)))
+
+    def _submit(self, index: int, path: str) -> None:
+        pixels = self._decode(Path(path).read_bytes())
+        future: Future[Completion] = Future()
+        self._engine.submit(self._asked.request(path, pixels, future))
+        with self._lock:
+            self._under_way.add(future)
+        future.add_done_callback(partial(self._done, index, path))
+
+    def _done(self, index: int, path: str, future: "Future[Completion]") -> None:
+        """On the device thread."""
+        with self._lock:
+            self._under_way.discard(future)
+        self._room.release()
+        if future.cancelled():
+            return
+        error = future.exception()
+        if error is None:
+            self._outcomes.put(Outcome(index, path, future.result()))
+        else:
+            self._outcomes.put(Outcome(index, path, reason=self._reason(path, error)))
+
+    def _reason(self, path: str, error: BaseException) -> str:
+        """In a folder of a million there is one that trips a decoder in a new way; it must not end the run."""
+        if isinstance(error, OSError | ImageError | ServiceError):
+            return reason_of(error)
+        _logger.error("image failed", extra={"fields": {"file": path}}, exc_info=error)
+        return f"{type(error).__name__}: {reason_of(error)}"
+
+    def _end(self) -> None:
+        """Withdraw what is under way. Nothing waits for the threads: one may hang in a read of a network folder."""
+        self._stopped = True
+        with self._lock:
+            left = list(self._under_way)
+        for future in left:
+            future.cancel()
+        self._room.release()

@@ -1,0 +1,82 @@
+"""The device thread of a command that serves nobody else."""
+
+import threading
+from dataclasses import dataclass
+
+from service.config import Settings
+from service.device_thread import DeviceThread
+from service.engine import Engine
+from service.scheduler import Scheduler
+from service.start_options import start_options
+from warmup.prepared import Checkpoint
+from warmup.startup import Loaded
+from warmup.status import StartupStatus
+from warmup.timeline import Timeline
+
+# No limit: whoever feeds the engine holds back what it has no room for.
+_QUEUE_SIZE = 1 << 30
+
+
+class _Silent:
+    """An observer for a process that nobody scrapes."""
+
+    def queue_waited(self, seconds: float) -> None: ...
+
+    def encoded(self, bucket: int, rows: int, seconds: float) -> None: ...
+
+    def decode_stepped(self, bucket: int, rows: int, seconds: float) -> None: ...
+
+    def tokens_generated(self, count: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class Model:
+    """What captions. ``largest`` is the most rows that run at once, ``backend`` what runs them."""
+
+    checkpoint: Checkpoint
+    engine: Engine
+    largest: int
+    device: str
+    backend: str
+
+
+class OfflineModel:
+    """A start that is waited for, and an engine that may fail later; ``error`` is why there is none, or no more."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.error: Exception | None = None
+        self._model: Model | None = None
+        self._changed = threading.Event()
+        self._status = StartupStatus()
+        self._device = DeviceThread(
+            start_options(settings),
+            Timeline.since_exec(),
+            self._status,
+            _Silent(),
+            _QUEUE_SIZE,
+            self._ready,
+            self._failed,
+        )
+
+    def start(self) -> Model | None:
+        """Load the model and return it when it is warm; None when the start failed."""
+        self._device.start()
+        self._changed.wait()
+        return self._model
+
+    def close(self) -> None:
+        """End the device thread once no request is left."""
+        if self._model is not None:
+            self._model.engine.stop()
+        self._device.join()
+
+    def _ready(self, loaded: Loaded, engine: Engine, _scheduler: Scheduler) -> None:
+        self._status.started()
+        self._model = Model(
+            loaded.checkpoint, engine, loaded.plan.table.largest.size, loaded.plan.device, self._status.tier or ""
+        )
+        self._changed.set()
+
+    def _failed(self, error: Exception) -> None:
+        self.error = error
+        self._changed.set()

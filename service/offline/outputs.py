@@ -1,0 +1,85 @@
+"""Where captions go: printed lines, a file of JSON lines, sidecars."""
+
+import io
+import os
+import sys
+from typing import Protocol
+
+from service.offline.failure import OutputError, reason_of
+from service.offline.find import Found
+from service.offline.job import Job
+from service.offline.json_lines import JsonLines
+from service.offline.sidecars import Sidecars, refuse_existing, separate_sidecars
+
+
+class Output(Protocol):
+    """Takes captions in the order of the images."""
+
+    def holds(self, image: str) -> bool:
+        """Whether it has the caption of an image already, and is to keep it."""
+
+    def begin(self) -> None:
+        """Called once, before the first caption, when nothing stands in its way."""
+
+    def write(self, image: str, caption: str) -> None:
+        """Raises OSError when this caption, OutputError when no caption can be written."""
+
+    def close(self) -> None: ...
+
+
+class PrintedLines:
+    """``path<TAB>caption`` on standard output."""
+
+    def holds(self, image: str) -> bool:
+        return False
+
+    def begin(self) -> None:
+        # The bytes of a name that is not text go out as they came in.
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="surrogateescape", line_buffering=True)
+
+    def write(self, image: str, caption: str) -> None:
+        try:
+            print(f"{image}\t{' '.join(caption.splitlines())}")
+        except OSError as error:  # who read them has left, as `head` does
+            # What is still in the buffer must not fail again when the process ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise OutputError(f"captions cannot be printed: {reason_of(error)}") from error
+
+    def close(self) -> None:
+        pass
+
+
+class Outputs:
+    """All outputs of a job, and the images that one of them lacks."""
+
+    def __init__(self, job: Job, found: Found) -> None:
+        """Raises SettingsError where captions are in the way that nobody said to keep or to replace."""
+        self._outputs: list[Output] = []
+        images = found.images
+        if job.sidecar:
+            images, failures = separate_sidecars(images)
+            found.failures.extend(failures)
+            if not (job.resume or job.overwrite):
+                refuse_existing(images)
+            self._outputs.append(Sidecars(resume=job.resume))
+        if job.output is not None:
+            self._outputs.append(JsonLines(job.output, resume=job.resume, overwrite=job.overwrite))
+        if not self._outputs:
+            self._outputs.append(PrintedLines())
+        self.todo = [image for image in images if not all(output.holds(image) for output in self._outputs)]
+        self.held = len(images) - len(self.todo)
+
+    def begin(self) -> None:
+        for output in self._outputs:
+            output.begin()
+
+    def write(self, image: str, caption: str) -> None:
+        """To each output that has none yet. Raises OSError, OutputError."""
+        for output in self._outputs:
+            if not output.holds(image):
+                output.write(image, caption)
+
+    def close(self) -> None:
+        for output in self._outputs:
+            output.close()

@@ -1,0 +1,122 @@
+"""How far a run is: a bar on a terminal, a log line now and then anywhere else. On standard error."""
+
+import logging
+import sys
+import time
+from typing import Protocol
+
+_logger = logging.getLogger("snapcap.caption")
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+class Progress(Protocol):
+    def begin(self, total: int, what: str) -> None:
+        """The model is ready; `total` images are to be captioned."""
+
+    def advance(self, failed: bool) -> None:
+        """One image more has its outcome."""
+
+    def close(self) -> None: ...
+
+
+def open_progress(captions_on_terminal: bool) -> Progress:
+    """A bar where it has the terminal for itself: captions that scroll by there show how far the run is."""
+    if not sys.stderr.isatty():
+        return LoggedProgress()
+    return NoProgress() if captions_on_terminal else BarProgress()
+
+
+class NoProgress:
+    def begin(self, total: int, what: str) -> None:
+        pass
+
+    def advance(self, failed: bool) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class LoggedProgress:
+    """A line every ten seconds: images done, all, failed, images a second, seconds left."""
+
+    def __init__(self) -> None:
+        self._total = self._done = self._failed = 0
+        self._began = self._last = 0.0
+
+    def begin(self, total: int, what: str) -> None:
+        self._total = total
+        self._began = self._last = time.monotonic()
+        if total > 1:
+            _logger.info("captioning", extra={"fields": {"images": total, "model": what}})
+
+    def advance(self, failed: bool) -> None:
+        self._done += 1
+        self._failed += failed
+        now = time.monotonic()
+        if now - self._last < _SECONDS_BETWEEN_LINES or self._done == self._total:
+            return
+        self._last = now
+        rate = self._done / (now - self._began)
+        fields = {
+            "done": self._done,
+            "of": self._total,
+            "failed": self._failed,
+            "images_per_s": round(rate, 1),
+            "left_s": round((self._total - self._done) / rate),
+        }
+        _logger.info("captioning", extra={"fields": fields})
+
+    def close(self) -> None:
+        pass
+
+
+class BarProgress:
+    """Done of all, rate, time taken and left; it pulses while the model loads."""
+
+    def __init__(self) -> None:
+        from rich.console import Console  # noqa: PLC0415  only for a terminal
+        from rich.progress import (  # noqa: PLC0415
+            BarColumn,
+            MofNCompleteColumn,
+            ProgressColumn,
+            Task,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+        from rich.progress import Progress as Bar  # noqa: PLC0415
+        from rich.text import Text  # noqa: PLC0415
+
+        class Rate(ProgressColumn):
+            def render(self, task: Task) -> Text:
+                speed = task.finished_speed or task.speed
+                return Text("" if speed is None else f"{speed:.1f}/s")
+
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            Rate(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+        )
+        self._failed = 0
+        # Standard output is the captions'; it is not to be drawn above the bar.
+        self._bar = Bar(*columns, console=Console(stderr=True), redirect_stdout=False, speed_estimate_period=60)
+        self._what = ""
+        self._task = self._bar.add_task("starting", total=None)
+        self._bar.start()
+
+    def begin(self, total: int, what: str) -> None:
+        self._what = what
+        self._bar.reset(self._task, total=total, description=what)
+
+    def advance(self, failed: bool) -> None:
+        self._failed += failed
+        description = f"{self._what}, {self._failed} failed" if self._failed else self._what
+        self._bar.update(self._task, advance=1, description=description)
+
+    def close(self) -> None:
+        self._bar.stop()
