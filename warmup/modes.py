@@ -16,8 +16,8 @@ def inductor_options(mode: str, device_type: str) -> dict[str, Option]:
         options["max_autotune"] = True
     if device_type == "cuda":
         options["aot_inductor.embed_kernel_binary"] = True
-        # All that a C++ compiler makes here is the code that launches kernels, which a graph replaces. Its time goes
-        # into reading headers, and a precompiled one would be made by all builders at once.
+        # All that a C++ compiler makes here is the code that launches kernels, and a graph replaces that. Its time
+        # goes into reading headers, and a precompiled one would be made by every builder at once.
         options["aot_inductor.compile_wrapper_opt_level"] = "O0"
         options["aot_inductor.precompile_headers"] = False
     return options
