@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,18 +61,33 @@ def kernel_counts_children() -> bool:
     return bool(found.ended)
 
 
+class ProcessTable:
+    """Who started whom, read from /proc. Looking again reads only what is new, so it can be done often."""
+
+    def __init__(self) -> None:
+        self._parents: dict[int, int] = {}  # as of the first look: an orphan keeps its true parent
+
+    def descendants(self, pid: int) -> list[tuple[int, str]]:
+        """Process ids and program names of the children of ``pid``, their children, and so on."""
+        living = {int(entry) for entry in os.listdir("/proc") if entry.isdigit()}
+        self._parents = {known: parent for known, parent in self._parents.items() if known in living}
+        for new in living - self._parents.keys():
+            if fields := _stat(new):
+                self._parents[new] = int(fields[1])
+        below: dict[int, list[int]] = {}
+        for child, parent in self._parents.items():
+            below.setdefault(parent, []).append(child)
+        found, waiting = [], [pid]
+        while waiting:
+            born = below.get(waiting.pop(), [])
+            found += born
+            waiting += born
+        return [(child, _program(child)) for child in found]
+
+
 def descendants(pid: int) -> list[tuple[int, str]]:
-    """Process ids and program names of the children of ``pid``, their children, and so on."""
-    parents: dict[int, list[tuple[int, str]]] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and (fields := _stat(int(entry))):
-            parents.setdefault(int(fields[1]), []).append((int(entry), _program(int(entry))))
-    found, waiting = [], [pid]
-    while waiting:
-        for child in parents.get(waiting.pop(), ()):
-            found.append(child)
-            waiting.append(child[0])
-    return found
+    """The descendants of ``pid`` by one look at the process table."""
+    return ProcessTable().descendants(pid)
 
 
 class Watch:
@@ -79,7 +95,10 @@ class Watch:
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
+        self._table = ProcessTable()
         self._seen: dict[int, set[str]] = {}
+        self._looks = 0
+        self._seconds = 0.0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
 
@@ -101,10 +120,18 @@ class Watch:
     def compilers(self) -> list[str]:
         return [name for name in self.programs if is_compiler(name)]
 
+    @property
+    def interval(self) -> float:
+        """Seconds from one look to the next, on average so far."""
+        return self._seconds / max(self._looks, 1)
+
     def _look(self) -> None:
+        began = time.monotonic()
         while not self._over.wait(WATCH_S):
-            for pid, name in descendants(self._pid):
+            for pid, name in self._table.descendants(self._pid):
                 self._seen.setdefault(pid, set()).add(name)
+            self._looks += 1
+            self._seconds = time.monotonic() - began
 
 
 def is_compiler(program: str) -> bool:

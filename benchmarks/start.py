@@ -106,7 +106,7 @@ class ServerStart:
             self._memory(server, start, before)
             start.facts["children"] = {"ended": started.ended, "alive": list(started.alive), "none": started.none}
             if watch is not None:
-                start.facts["programs"] = watch.programs
+                start.facts |= {"programs": watch.programs, "watched_every_ms": watch.interval * 1000}
             programs = watch.programs if watch is not None else started.alive
             start.facts["compilers"] = sorted(filter(is_compiler, programs))
             start.facts.update(self.afterwards(server))

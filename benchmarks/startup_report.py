@@ -107,7 +107,8 @@ def _children(report: Report, results: Sequence[CaseResult]) -> None:
         serving = max(start.values["compiles_serving"] for start in result.starts)
         programs = ", ".join(watched.facts["programs"]) or "none"
         rows.append([result.title, by_kernel, programs, ", ".join(compilers) or "none", f"{serving:.0f}"])
-    columns = ["until the first captions", "child processes (kernel)", "seen (every 5 ms)", "compilers"]
+    every = max((result.watched.facts["watched_every_ms"] for result in results if result.watched), default=0.0)
+    columns = ["until the first captions", "child processes (kernel)", f"seen (every {every:.0f} ms)", "compilers"]
     note = (
         "Kernel: page faults of children that have ended, as proc(5) counts them, and children alive; none means "
         "that no process was started, however short-lived. Seen: the process table, in one more start."

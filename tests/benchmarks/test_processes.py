@@ -12,6 +12,7 @@ import pytest
 from benchmarks.processes import (
     WATCH_S,
     DeviceMemory,
+    ProcessTable,
     Watch,
     children,
     cpu_seconds,
@@ -67,6 +68,16 @@ def test_a_living_child_is_named_and_its_children_are() -> None:
     assert sorted(name for _, name in found) == ["sh", "sleep"]
 
 
+def test_a_second_look_finds_what_lives_and_forgets_what_has_ended() -> None:
+    table = ProcessTable()
+    script = "import threading, time; threading.Thread(target=subprocess.run, args=(['sleep', '1'],)).start()"
+    with child(f"{script}; time.sleep(0.2)") as process:
+        looks = [table.descendants(process.pid) for _ in range(2)]
+        assert [[name for _, name in look] for look in looks] == [["sleep"], ["sleep"]]
+        time.sleep(1.5)
+        assert table.descendants(process.pid) == []
+
+
 def test_where_the_kernel_does_not_count_nothing_is_claimed() -> None:
     with child("") as process:
         found = children(process.pid, counts=False)
@@ -77,6 +88,7 @@ def test_the_watch_names_what_it_sees() -> None:
     with child("") as process, Watch(process.pid) as watch:
         time.sleep(3 * WATCH_S)
     assert watch.programs == []
+    assert watch.interval >= WATCH_S
     with Watch(os.getpid()) as watch:
         subprocess.run(["sleep", "0.3"], check=True)
     assert "sleep" in watch.programs
