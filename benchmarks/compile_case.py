@@ -1,6 +1,6 @@
 """One way to compile a captioner, in a process of its own: what the first steps cost, and what later ones take.
 
-    python -m benchmarks.compile_case regional --model FOLDER [--save FOLDER | --restore FOLDER [--libraries]]
+    python -m benchmarks.compile_case regional --model FOLDER [--as-jit] [--save FOLDER | --restore FOLDER]
 
 ``full``: one `torch.compile` over the whole encoder and one over the whole decode step. ``hierarchical``: the same,
 with the block marked as a nested region. ``regional``: one over each region, so that a block is compiled once for
@@ -31,18 +31,27 @@ class Case:
     """Encode and decode step at each bucket, over one model's static buffers."""
 
     def __init__(
-        self, model: Any, device: Any, image: Any, way: str, only: str | None, modes: dict[str, str]
+        self,
+        model: Any,
+        device: Any,
+        image: Any,
+        way: str,
+        only: str | None,
+        modes: dict[str, str],
+        as_jit: bool = False,
     ) -> None:
-        """``image``: its pixels, uint8 [height, width, 3]; every row is this one."""
+        """``image``: its pixels, uint8 [height, width, 3]; every row is this one. ``as_jit``: with the options that
+        the jit backend adds."""
         import torch
 
         self._model = model
         self._device = device
         self._modes = modes
+        self._as_jit = as_jit
         self._ways = {name: way if only in (None, name) else "eager" for name in COMPONENTS}
         self._steps: dict[tuple[str, int], Callable[[], Any]] = {}
         rows = model.state.slots
-        self._pixels = torch.from_numpy(image).to(device).repeat(rows, 1, 1, 1)
+        self._pixels = torch.tensor(image, device=device).repeat(rows, 1, 1, 1)
         self._slots = torch.arange(rows, device=device)
 
     def run(self, component: str, rows: int) -> Any:
@@ -137,12 +146,12 @@ class Case:
 
     def _compiled(self, component: str, function: Callable[..., Any], name: str) -> Callable[..., Any]:
         """Compiled under a code object of its own, with the options of its component's mode."""
-        from warmup.backends.jit import compile_static, own_code
+        from warmup.backends.jit import ALONE, compile_static, own_code
         from warmup.modes import inductor_options
 
         mode = self._modes[component]
         cudagraphs = {"triton.cudagraphs": True} if mode == "reduce-overhead" else {}
-        options = {**inductor_options(mode, self._device.type), **cudagraphs}
+        options = {**inductor_options(mode, self._device.type), **cudagraphs, **(ALONE if self._as_jit else {})}
         return compile_static(own_code(function, function, name, lambda: None), options)
 
     def _weights(self, component: str) -> tuple[Any, Any, Any]:
@@ -256,7 +265,7 @@ def main() -> int:
     parser.add_argument("--buckets", type=lambda text: tuple(map(int, text.split(","))), default=(1, 4))
     parser.add_argument("--save", type=Path, help="write what was compiled to this folder afterwards")
     parser.add_argument("--restore", type=Path, help="read it first")
-    parser.add_argument("--libraries", action="store_true", help="restore compiled libraries too")
+    parser.add_argument("--as-jit", action="store_true", help="as the jit backend, which restores libraries too")
     options = parser.parse_args()
     mark("interpreter")
     import torch
@@ -270,10 +279,10 @@ def main() -> int:
 
         mark("import_compiler")
     if options.restore:
-        restore(options.restore, options.libraries)
+        restore(options.restore, options.as_jit)
         mark("restore")
     modes = {"encoder": options.encoder_mode, "decoder": options.decoder_mode}
-    case = Case(model, device, image, options.way, options.only, modes)
+    case = Case(model, device, image, options.way, options.only, modes, options.as_jit)
     values: dict[str, Any] = first_steps(case, plan.buckets)
     values |= memory()
     if device.type == "cuda":

@@ -64,7 +64,7 @@ def test_a_build_without_redis_warns_and_goes_on(built_cache: Path, tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("device", "caches"),
-    [("cpu", ["AUTOGRAD", "FX_GRAPH"]), ("cuda:0", ["AUTOGRAD", "AUTOTUNE", "BUNDLED_AUTOTUNE", "FX_GRAPH"])],
+    [("cpu", ["AUTOGRAD", "FX_GRAPH"]), ("cuda:0", ["AUTOGRAD", "AUTOTUNE", "FX_GRAPH"])],
 )
 def test_the_compilers_get_the_address_with_time_limits(redis_server: str, device: str, caches: list[str]) -> None:
     variables = remote_cache_environment(f"{redis_server}/0?socket_timeout=3", device)

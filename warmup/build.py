@@ -7,9 +7,7 @@ nothing, and an interrupted one goes on where it was.
 """
 
 import json
-import os
 import queue
-import shutil
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +17,7 @@ from typing import Any, Literal
 
 from warmup.child import Child, ChildError
 from warmup.cpus import available_cpus
+from warmup.cxx import compiler_names, find_compiler
 from warmup.files import describe
 from warmup.packages import Signature
 from warmup.plan import Plan
@@ -91,12 +90,12 @@ def require_compiler() -> str:
     Raises:
         BuildError: there is none.
     """
-    wanted = [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++"]
-    for name in wanted:
-        if shutil.which(name):
-            return name
+    name = find_compiler()
+    if name is not None:
+        return name
+    looked_for = " or ".join(compiler_names())
     raise BuildError(
-        f"no C++ compiler ({' or '.join(wanted)}) on this machine; install one (apt-get install g++), or run "
+        f"no C++ compiler ({looked_for}) on this machine; install one (apt-get install g++), or run "
         "`snapcap build` on a machine of the same kind that has one"
     )
 

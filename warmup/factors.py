@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from warmup.cuda_driver import CudaDriverError, cuda_device, cuda_device_count
+from warmup.cxx import compiler_version
 from warmup.isa import instruction_set
 from warmup.key import Difference, Factor, check_factors
 from warmup.manifest import FORMAT, Kind
@@ -43,7 +44,7 @@ REGION_SOURCES = (
 )
 
 # Factors that change when the same machine is given other software.
-_SOFTWARE = re.compile(r"(torch|triton|python|libc|source|format)(\..+)?")
+_SOFTWARE = re.compile(r"(torch|triton|python|compiler|libc|source|format)(\..+)?")
 
 
 class FactorsError(RuntimeError):
@@ -125,8 +126,10 @@ def build_factors(
         "kind": kind,
         "source.regions": region_source_hash(),
     }
-    if kind == "jit":  # its artifacts are pickles of this Python; an aot package knows no Python
+    if kind == "jit":
+        # Its artifacts are pickles of this Python, and torch finds them by this compiler. A package knows neither.
         factors["python"] = f"{sys.version_info.major}.{sys.version_info.minor}"
+        factors["compiler"] = compiler_version()
     return check_factors(factors)
 
 

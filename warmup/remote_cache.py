@@ -13,8 +13,10 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from warmup.plan import StartError
 
+# Not BUNDLED_AUTOTUNE, which has the same results once more: it is part of torch's keys, so that a server with this
+# cache could not use what one without it has published.
 _GRAPHS = ("FX_GRAPH", "AUTOGRAD")
-_TRITON = ("AUTOTUNE", "BUNDLED_AUTOTUNE")  # where there is no Triton, torch fails when they are on
+_TRITON = ("AUTOTUNE",)
 # Seconds. Redis waits for ever by default, and a compiler would wait with it.
 _TIMEOUTS = {"socket_connect_timeout": "2", "socket_timeout": "10"}
 

@@ -72,8 +72,16 @@ def test_nested_values_become_dotted_names() -> None:
     assert built["compile.tf32"] is False
     assert built["torch.version"] == "2"
     assert built["kind"] == "aot"
-    assert "python" not in built
-    assert build_factors({}, "jit", {}, {})["python"] == f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert not {"python", "compiler"} & built.keys()
+
+
+def test_artifacts_of_jit_also_know_python_and_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = build_factors({}, "jit", {}, {})
+    assert built["python"] == f"{sys.version_info.major}.{sys.version_info.minor}"
+    assert "g++" in str(built["compiler"]) or "clang" in str(built["compiler"])
+    for none in ("no-such-compiler", "false"):
+        monkeypatch.setenv("CXX", none)
+        assert build_factors({}, "jit", {}, {})["compiler"] is None
 
 
 def test_region_sources_are_all_that_the_regions_import() -> None:

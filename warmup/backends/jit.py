@@ -4,8 +4,9 @@ After the warm-up nothing is compiled any more: a call that no compiled graph fi
 """
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,12 +14,15 @@ from torch import Tensor
 from models.fused import compiled_function
 from models.regions import Region, RegionFunction
 from warmup.buckets import Bucket
-from warmup.modes import inductor_options
+from warmup.device import DTYPES
+from warmup.modes import Option, inductor_options
 from warmup.plan import Plan
 
 OnFallback = Callable[[str, int], None]
 
-_OF_PACKAGES = "aot_inductor."  # options that nothing here has a use for
+# Precompiled headers make a CPU's first start faster where there are few CPUs. But torch makes them in a start that
+# compiles nothing too, which takes longer than all else of it, and in a folder that all programs share.
+ALONE: Mapping[str, Option] = {"cpp_cache_precompile_headers": False}
 
 
 @dataclass(frozen=True)
@@ -34,30 +38,41 @@ class JitBackend:
         return "jit"
 
     def callable(self, region: Region, bucket: Bucket) -> RegionFunction:
-        """The region's function, to be compiled for the shapes of its first call; a graph break is an error."""
-        name = f"{region.name}_b{bucket.size}"
-        function = compiled_function(region, torch.device(self.plan.device), getattr(torch, self.plan.dtype))
-        options = inductor_options(self.plan.mode(region.component), self.plan.device_type)
-        compiled: RegionFunction = torch.compile(
-            own_code(function, name, lambda: self.on_fallback(region.name, bucket.size)),
-            fullgraph=True,
-            dynamic=False,
-            options={key: value for key, value in options.items() if not key.startswith(_OF_PACKAGES)},
+        """What compiles for the shapes of its first call; a graph break is an error."""
+        plan = self.plan
+        function = own_code(
+            region.function,
+            compiled_function(region, torch.device(plan.device), DTYPES[plan.dtype]),
+            f"{region.name}_b{bucket.size}",
+            lambda: self.on_fallback(region.name, bucket.size),
         )
-        return compiled
+        return compile_static(
+            function, {**inductor_options(plan.mode(region.component), plan.device_type), **ALONE}
+        )
 
 
-def own_code(function: RegionFunction, name: str, on_eager: Callable[[], None]) -> RegionFunction:
-    """The same function under a name and a code object of its own; calls ``on_eager`` when it is not compiled.
+def compile_static(function: RegionFunction, options: Mapping[str, Option]) -> RegionFunction:
+    """`torch.compile` as a whole and for fixed shapes, with those Inductor options that are not about packages."""
+    own: dict[str, Any] = {key: value for key, value in options.items() if not key.startswith("aot_inductor.")}
+    compiled: RegionFunction = torch.compile(function, fullgraph=True, dynamic=False, options=own)
+    return compiled
+
+
+def own_code(
+    eager: RegionFunction, compiled: RegionFunction, name: str, on_eager: Callable[[], None]
+) -> RegionFunction:
+    """A function to compile, with a name and a code object of its own: ``compiled`` where it is traced, and
+    ``eager``, after a call of ``on_eager``, where it is run instead.
 
     Dynamo keeps graphs, and counts recompiles, by code object. Regions that shared one would look each other's
     guards through at every call, and from the ninth bucket on exceed `recompile_limit`.
     """
 
     def run(*inputs: Tensor) -> Tensor:
-        if not torch.compiler.is_compiling():  # a constant where it is traced
-            on_eager()
-        return function(*inputs)
+        if torch.compiler.is_compiling():  # a constant for the tracer
+            return compiled(*inputs)
+        on_eager()
+        return eager(*inputs)
 
     code = run.__code__.replace(co_name=name, co_qualname=name)
     return types.FunctionType(code, run.__globals__, name, None, run.__closure__)
