@@ -1,7 +1,9 @@
 """The options of `snapcap bench`, and which module measures what."""
 
 import argparse
-from collections.abc import Sequence
+import contextlib
+import signal
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -54,6 +56,16 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+@contextlib.contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """SIGTERM as Ctrl-C: servers are stopped, and what has been measured by then is shown."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run one measurement; the exit status is 0 when everything that can run here gave results.
 
@@ -65,7 +77,8 @@ def main(arguments: Sequence[str]) -> int:
         if options.png is not None:
             require_matplotlib()  # before minutes of measuring, not after
         device = resolve_device(options.device).partition(":")[0]
-        status: int = MEASURES[options.measure].run(options, device)
+        with _terminated_as_interrupted():
+            status: int = MEASURES[options.measure].run(options, device)
     except (ChartsError, FactorsError) as error:
         raise UsageError(str(error)) from error
     return status

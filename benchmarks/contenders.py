@@ -32,7 +32,7 @@ class TimeOverError(RuntimeError):
     """What would be measured next is left out."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Contenders:
     """One model on one device. ``sets`` is the cache folder with the artifact store, ``images`` holds JPEGs, and
     ``end`` is when the time is over, on `time.monotonic`. ``problems`` has who was not measured, and why."""
@@ -104,6 +104,9 @@ class Contenders:
             yield
         except TimeOverError:
             self.problems.setdefault(name, "not measured in full: the time limit")
+        except KeyboardInterrupt:
+            self.end = 0.0
+            self.problems[name] = "not measured in full: interrupted"
         except Exception as error:
             lines = (str(error).strip() or type(error).__name__).splitlines()
             self.problems[name] = f"failed: {lines[0][:200]}"

@@ -1,5 +1,6 @@
 """Repeated measurements of cases that take turns, and what is quoted of them."""
 
+import contextlib
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -28,14 +29,15 @@ class Samples:
 
 
 def interleave(runs: int, cases: Mapping[str, Callable[[], Mapping[str, float]]]) -> dict[str, Samples]:
-    """Every case once, then every case again: what disturbs the machine disturbs all of them alike."""
+    """Every case once, then every case again: what disturbs the machine disturbs all of them alike. Interrupted, it
+    returns the cases that have values by then."""
     results = {name: Samples() for name in cases}
-    with Console(stderr=True).status("") as status:
+    with Console(stderr=True).status("") as status, contextlib.suppress(KeyboardInterrupt):
         for run in range(runs):
             for name, measure in cases.items():
                 status.update(f"run {run + 1} of {runs}: {name}")
                 results[name].add(measure())
-    return results
+    return {name: samples for name, samples in results.items() if samples.values}
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:

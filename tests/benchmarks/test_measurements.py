@@ -43,3 +43,11 @@ def test_cases_take_turns() -> None:
     results = interleave(2, {"a": lambda: measure("a"), "b": lambda: measure("b")})
     assert order == ["a", "b", "a", "b"]
     assert results["b"].values == {"turn": [2.0, 4.0]}
+
+
+def test_an_interrupted_measurement_keeps_what_it_has() -> None:
+    def interrupted() -> dict[str, float]:
+        raise KeyboardInterrupt
+
+    results = interleave(2, {"a": lambda: {"turn": 1.0}, "b": interrupted})
+    assert {name: samples.values for name, samples in results.items()} == {"a": {"turn": [1.0]}}

@@ -1,11 +1,13 @@
 """Short real runs of `snapcap bench` on the demo model: what they print, write and draw."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.server_process import snapcap
+from support.server_process import clean_environment, snapcap
 
 PNG = b"\x89PNG\r\n\x1a\n"
 
@@ -84,3 +86,22 @@ def test_latency_over_http(tmp_path: Path) -> None:
     for measured in (*case["closed"].values(), case["at_70_percent"]):
         assert 0 < measured["p50_ms"] <= measured["p90_ms"] <= measured["p99_ms"]
         assert measured["errors"] == 0
+
+
+def test_a_terminated_run_shows_what_it_has(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "service.cli", "bench", "startup", "--cases=floor", "--runs=1000"]
+    with subprocess.Popen(
+        [*command, f"--json={tmp_path / 's.json'}"],
+        env=clean_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr is not None
+        while "not counted" in (line := process.stderr.readline()) or not line.startswith("floor: "):
+            assert line, "it ended by itself"
+        process.terminate()
+        output = process.communicate()[0]
+    assert process.returncode == 0
+    assert "Cold start" in output
+    assert len(json.loads((tmp_path / "s.json").read_text())["cases"]["floor"]["starts"]) >= 1
