@@ -109,3 +109,18 @@ def test_the_script_is_shell_and_names_settings_and_targets(dockerfile: Dockerfi
     assert set(targets[1].split()) == set(TARGETS)
     assert set(re.findall(r"snapcap-try:(\w+)", text)) == set(TARGETS)
     assert {"/tmp", "/var/cache/snapcap"} <= set(re.findall(r"[:\s](/[a-z/]+)(?=[:\"])", text))
+
+
+@pytest.mark.parametrize("readme", ["README.md", "deploy/container/README.md"])
+def test_the_commands_of_the_readme_name_what_there_is(dockerfile: Dockerfile, readme: str) -> None:
+    text = (ROOT / readme).read_text()
+    builds = re.findall(r"^docker build (.*?)(?:#.*)?$", text, re.MULTILINE)
+    assert [re.findall(r"--target (\S+)", build) for build in builds] == [[], ["builder"]]
+    images = {re.findall(r"-t (\S+)", build)[0] for build in builds}
+    runs = re.findall(r"^docker run (.*)$", text, re.MULTILINE)
+    assert all(run.split()[-1] in images or run.split()[-2] in images for run in runs)
+    cache = dockerfile.environment("server")["SNAPCAP_CACHE_DIR"]
+    assert all(f":{cache} " in run and "--tmpfs /tmp:exec " in run and "--read-only " in run for run in runs)
+    arguments = {argument.split("=")[0] for stage in dockerfile.stages.values() for argument in stage.values("ARG")}
+    known = arguments | {argument.split("=")[0] for argument in dockerfile.arguments}
+    assert set(re.findall(r"^\| `([A-Z_]+)` \|", text, re.MULTILINE)) <= known
