@@ -11,6 +11,8 @@ import pytest
 import yaml
 from support.prometheus import promtool
 
+from warmup.timeline import PHASES
+
 PROMETHEUS = Path(__file__).parents[2] / "deploy" / "prometheus"
 DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana" / "snapcap.json"
 
@@ -65,6 +67,18 @@ def test_every_alert_says_what_it_is_and_what_to_do(alerts: list[dict[str, Any]]
         for sentence in (notes["description"], notes["runbook"]):
             assert re.match(r"[A-Z]|{{", sentence), alert["alert"]
             assert sentence.endswith("."), alert["alert"]
+
+
+def test_the_readme_has_every_alert_with_its_severity(alerts: list[dict[str, Any]]) -> None:
+    rows = re.findall(r"^\| (Snapcap\w+) \| .* \| (\w+) \|$", (PROMETHEUS / "README.md").read_text(), re.MULTILINE)
+    assert rows == [(alert["alert"], alert["labels"]["severity"]) for alert in alerts]
+
+
+def test_the_readme_has_every_phase_and_recording(rules: list[dict[str, Any]]) -> None:
+    text = (PROMETHEUS / "README.md").read_text()
+    (phases,) = re.findall(r"^The phases are (.*)\.$", text, re.MULTILINE)
+    assert tuple(re.findall(r"\w+_\w+|interpreter|bind", phases)) == PHASES
+    assert set(re.findall(r"`(\w+:\w+:\w+)`", text)) <= {rule.get("record") for rule in rules}
 
 
 def test_the_rules_fit_into_a_prometheus_rule() -> None:

@@ -1,5 +1,7 @@
-"""Counters whose labels are known have a value before their first event, which Prometheus would not see else."""
+"""What Prometheus can rely on: counters from zero, and names of APIs that tell captions from probes."""
 
+import re
+from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -42,3 +44,17 @@ def test_counters_of_requests_are_there_before_the_first_request(client: TestCli
     assert {("overloaded",), ("deadline_exceeded",), ("not_ready",)} < set(rejected)
     for name in ("snapcap_rows", "snapcap_padding_rows"):
         assert values(client, name) == {("encoder",): 0, ("decoder",): 0}
+
+
+def test_rules_and_dashboard_name_the_apis_that_caption(client: TestClient, document: Any) -> None:
+    app: Any = client.app
+    apis = [
+        app.apis.of(method.upper(), path.replace("{", "").replace("}", ""))
+        for path, operations in document["paths"].items()
+        for method in operations
+    ]
+    captions = frozenset(api.label for api in apis if api.captions)
+    deploy = Path(__file__).parents[2] / "deploy"
+    for file in ("prometheus/rules.yml", "grafana/snapcap.json"):
+        named = set(re.findall(r'api[=!]~\\?"([\w|]+)', (deploy / file).read_text()))
+        assert {frozenset(each.split("|")) for each in named} == {captions}
