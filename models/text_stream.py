@@ -17,21 +17,27 @@ class ByteLevelStream:
     def __init__(self, decode: Decode) -> None:
         self._decode = decode
         self._pending: list[int] = []
+        self._sent = 0  # characters of the pending tokens
 
     def push(self, token: int) -> str:
         """The text that is certain with this token and was not before; often empty."""
         self._pending.append(token)
         text = self._decode(self._pending)
-        if text.endswith(_INCOMPLETE):
-            return ""
-        self._pending.clear()
-        return text
+        if not text.endswith(_INCOMPLETE):
+            return self._release(text)
+        # Bytes that may yet become a character are one sign at the end; what is before it stays as it is.
+        piece, self._sent = text[self._sent : -1], len(text) - 1
+        return piece
 
     def end(self) -> str:
         """The rest: bytes that were no character."""
-        text = self._decode(self._pending)
+        return self._release(self._decode(self._pending))
+
+    def _release(self, text: str) -> str:
+        piece = text[self._sent :]
         self._pending.clear()
-        return text
+        self._sent = 0
+        return piece
 
 
 class WordStream:

@@ -1,5 +1,6 @@
 """Text in pieces: nothing is taken back, no character is broken, and together it is what `decode` gives."""
 
+import random
 from os.path import commonprefix
 from pathlib import Path
 
@@ -27,8 +28,8 @@ def every_byte_is_a_token(folder: Path) -> Tokenizer:
 
 
 def word_pieces(folder: Path, clean_up: bool = True) -> Tokenizer:
-    words = sorted({*["a", "dog", "do", "they", "can", "is", "n", "'", "t", "re", "s", ".", ",", "!", "##er", "small", "hat", "ve", "m", "?"]})
-    backend = tokenizers.Tokenizer(models.WordPiece({w: at for at, w in enumerate(["[UNK]", *words])}))
+    text = "[UNK] a dog do they can is n ' t re s . , ! ##er small hat ve m ?"
+    backend = tokenizers.Tokenizer(models.WordPiece({word: at for at, word in enumerate(text.split())}))
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece(prefix="##", cleanup=False)
     backend.save(str(folder / "tokenizer.json"))
@@ -56,6 +57,21 @@ def test_bytes_that_never_become_a_character_come_at_the_end(tmp_path: Path) -> 
     tokenizer = every_byte_is_a_token(tmp_path)
     ids = tokenizer.encode("a🙂")[:-1]
     assert pieces(tokenizer, ids) == ["a", "", "", "", "\ufffd"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_bytes_at_random_are_as_in_one_piece_and_not_held_back_for_long(tmp_path: Path, seed: int) -> None:
+    tokenizer = every_byte_is_a_token(tmp_path)
+    random_ids = [random.Random(seed * 1000 + at).randrange(256) for at in range(200)]
+    whole = tokenizer.encode("日本 🙂")
+    ids = [*random_ids[:100], *whole, *random_ids[100:]]
+    stream = tokenizer.stream()
+    sent = ""
+    for at, token in enumerate(ids):
+        sent += stream.push(token)
+        assert tokenizer._text(ids).startswith(sent)
+        assert len(tokenizer._text(ids[: at + 1])) - len(sent) <= 1
+    assert sent + stream.end() == tokenizer._text(ids)
 
 
 def test_the_demo_model_s_words_come_one_by_one(demo_folder: Path) -> None:

@@ -66,6 +66,9 @@ def test_each_token_is_with_the_client_before_the_next_is_generated(
     client: OpenAI, services: Services, engine, image
 ) -> None:
     stream, sent = begin(client, engine, image)
+    assert stream.response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert stream.response.headers["x-request-id"]
+    assert stream.response.headers["cache-control"] == "no-cache"
     assert next(stream).choices[0].delta.role == "assistant"
     assert next(stream).choices[0].delta.content == "1"
     for token in (2, 3):

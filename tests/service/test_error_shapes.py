@@ -71,10 +71,13 @@ def test_good_requests_are_good(client: TestClient, services: Services, image: P
     assert replies["huggingface"] == [{"generated_text": "9 7"}]
     assert replies["openai"]["choices"][0]["message"]["content"] == "9 7"
     assert replies["v2"]["outputs"][0]["data"] == ["9 7"]
+    several = client.post("/v1/captions", files={"image": ("a.png", image(9))})
+    assert several.json()["captions"][0]["caption"] == "9 7"
     for api in APIS:
         labels = {"api": api, "code": "200"}
-        assert services.registry.get_sample_value("snapcap_requests_total", labels) == 1
-        assert services.registry.get_sample_value("snapcap_request_duration_seconds_count", {"api": api}) == 1
+        count = 2 if api == "caption" else 1
+        assert services.registry.get_sample_value("snapcap_requests_total", labels) == count
+        assert services.registry.get_sample_value("snapcap_request_duration_seconds_count", {"api": api}) == count
 
 
 def test_not_ready(make_services, new_client, api: str, image: Png) -> None:

@@ -1,5 +1,6 @@
 """The OpenAPI document: valid, complete, and true of what is answered."""
 
+import base64
 import json
 import re
 from collections.abc import Callable
@@ -89,6 +90,43 @@ def test_keys_are_described_where_they_are_asked_for(services: Services) -> None
         for method, operation in operations.items():
             is_open = path in OPEN_PATHS and method == "get"
             assert ("security" in operation) == ("401" in operation["responses"]) == (not is_open)
+
+
+def test_urls_of_images_are_described_where_some_are_fetched(services: Services, document) -> None:
+    assert '"format": "uri"' not in json.dumps(request_of(document))
+    app = create_app(services, BodyLimits(1, 1.0), Exposure(image_hosts=("images.example",)))
+    validate(app.openapi())
+    assert '"format": "uri"' in json.dumps(request_of(app.openapi()))
+
+
+def request_of(document: dict[str, Any]) -> Any:
+    return document["paths"]["/v1/chat/completions"]["post"]["requestBody"]
+
+
+def test_replies_of_other_apis_are_as_described(client: TestClient, image: Png, check) -> None:
+    text = base64.b64encode(image()).decode()
+    parts = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{text}"}}]
+    chat = {"model": "fake", "messages": [{"role": "user", "content": parts}]}
+    check(client.post("/", content=image()).json(), "HuggingFaceCaptions")
+    check(client.post("/", content=b"no").json(), "HuggingFaceError")
+    check(client.get("/v1/models").json(), "ModelList")
+    check(client.get("/v1/models/fake").json(), "Model")
+    check(client.get("/v1/models/other").json(), "OpenAIError")
+    check(client.post("/v1/chat/completions", json=chat).json(), "ChatCompletion")
+    streamed = {**chat, "stream": True, "stream_options": {"include_usage": True}}
+    *events, done = client.post("/v1/chat/completions", json=streamed).text.strip().split("\n\n")
+    assert done == "data: [DONE]"
+    for event in events:
+        check(json.loads(event.removeprefix("data: ")), "ChatCompletionChunk")
+    check(client.get("/v2/health/live").json(), "V2Live")
+    check(client.get("/v2/health/ready").json(), "V2Ready")
+    check(client.get("/v2").json(), "V2Server")
+    check(client.get("/v2/models/fake").json(), "V2Model")
+    check(client.get("/v2/models/fake/ready").json(), "V2ModelReady")
+    check(client.get("/v2/models/other").json(), "V2Error")
+    tensor = {"name": "image", "datatype": "BYTES", "shape": [1], "data": [text]}
+    for options in ({}, {"id": "1", "parameters": {"max_new_tokens": 3}}):
+        check(client.post("/v2/models/fake/infer", json={"inputs": [tensor], **options}).json(), "V2Captions")
 
 
 def test_replies_are_as_described(
