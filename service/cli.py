@@ -67,9 +67,9 @@ examples:
   snapcap caption photos --sidecar --resume      photo.txt beside each photo.jpg that has none
   find . -name '*.jpg' -newer last | snapcap caption -
 
-No file is replaced without --overwrite. An image that cannot be read does not stop the others; it is
-listed at the end. Exit status 0: every image has its caption; 1: some have none; 2: the command line
-is wrong, or captions are in the way; 130: interrupted (143 by SIGTERM), and --resume goes on.
+No file is replaced without --overwrite. An image that cannot be read does not stop the others and
+is listed at the end. Exit status 0: every image has its caption; 1: some have none; 2: the command
+line is wrong, or captions are in the way; 130: interrupted (143 by SIGTERM), and --resume goes on.
 {_ENVIRONMENT}
 """
 _IMPORT = f"""\

@@ -14,9 +14,6 @@ from service.offline.model import Model
 from service.offline.outputs import Outputs
 from service.offline.progress import Progress
 
-# Of the largest bucket: what runs, and twice as much that waits, for images that take long to decode.
-_BUCKETS_AHEAD = 3
-
 
 @dataclass
 class Tally:
@@ -27,6 +24,12 @@ class Tally:
     failures: list[Failure] = field(default_factory=list)
     signal: int | None = None
     error: str = ""
+
+
+def images_ahead(largest_bucket: int, threads: int) -> int:
+    """Decoded images that are held at most: what runs, twice as much that waits, because some images take long to
+    decode, and one that each thread decodes."""
+    return 3 * largest_bucket + threads
 
 
 def caption_images(
@@ -50,7 +53,7 @@ def caption_images(
         lambda data: transform.decode(data).pixels,
         Asked(prompt_ids, options),
         threads,
-        ahead=_BUCKETS_AHEAD * model.largest + threads,
+        images_ahead(model.largest, threads),
     )
     tally = Tally()
 

@@ -57,10 +57,10 @@ def separate_sidecars(images: Iterable[str]) -> tuple[list[str], list[Failure]]:
     for image in images:
         path = sidecar(image)
         owner = owners.setdefault(os.path.abspath(path), image)
-        if owner is image:
+        if path == image:
+            failures.append(Failure(image, "it has the name of its own sidecar; rename it"))
+        elif owner is image:
             kept.append(image)
-        elif path == image:
-            failures.append(Failure(image, "the image would be overwritten by its own sidecar"))
         else:
             failures.append(Failure(image, f"its sidecar {os.path.basename(path)} is that of {owner}; rename one"))
     return kept, failures

@@ -1,0 +1,226 @@
+"""`snapcap caption` in a process of its own, over real folders."""
+
+import json
+import os
+import pty
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.server_process import clean_environment, snapcap
+
+from service import cli
+
+FAST = ("--backend", "eager", "--buckets", "1,4")
+
+
+@pytest.fixture
+def photos(tmp_path: Path, samples: dict[Path, str]) -> tuple[Path, dict[str, str]]:
+    """A folder as people have them, and the captions of the images in it by their names under it."""
+    folder = tmp_path / "my photos"
+    (folder / "sub" / "deep").mkdir(parents=True)
+    names = {"pair-1.png": "sub/ünï cödé.PNG", "one-1.png": "sub/deep/one[1].jpeg"}
+    expected = {}
+    for sample, caption in samples.items():
+        name = names.get(sample.name, sample.name)
+        shutil.copy(sample, folder / name)
+        expected[name] = caption
+    (folder / "broken.png").write_bytes(next(iter(samples)).read_bytes()[:300])
+    (folder / "text.jpg").write_text("no image at all")
+    (folder / "notes.md").write_text("passed over")
+    (folder / "._one-2.png").write_text("of macOS")
+    return folder, expected
+
+
+@pytest.fixture
+def many(tmp_path: Path, samples: dict[Path, str]) -> tuple[Path, dict[str, str]]:
+    """A folder that takes seconds, so that it can be interrupted."""
+    folder = tmp_path / "many"
+    folder.mkdir()
+    expected = {}
+    for index in range(15):
+        for sample, caption in samples.items():
+            name = f"{sample.stem}-{index}.png"
+            shutil.copy(sample, folder / name)
+            expected[name] = caption
+    return folder, expected
+
+
+def read(path: Path) -> dict[str, str]:
+    """Fails on a half line, and on an image that is there twice."""
+    found: dict[str, str] = {}
+    data = path.read_bytes()
+    assert not data or data.endswith(b"\n")
+    for line in data.splitlines():
+        value = json.loads(line)
+        assert value["file_name"] not in found
+        found[value["file_name"]] = value["caption"]
+    return found
+
+
+def test_a_folder_to_json_lines_and_again(photos: tuple[Path, dict[str, str]]) -> None:
+    folder, expected = photos
+    output = folder / "captions.jsonl"
+    operands = (str(folder), str(folder / "*.png"), str(folder / "gone.png"), "--recursive")
+
+    run = snapcap("caption", *operands, "--output", str(output), *FAST)
+    assert run.returncode == 1
+    assert run.stdout == ""
+    assert read(output) == expected
+    failed = [line for line in run.stderr.splitlines() if line.startswith("snapcap: ")]
+    assert failed == [
+        f"snapcap: {folder}/gone.png: No such file or directory",
+        f"snapcap: {folder}/broken.png: the PNG data is incomplete or damaged; send the whole file",
+        f"snapcap: {folder}/text.jpg: the data is not an image; send JPEG, PNG or WEBP",
+    ]
+    assert "captions=12 failed=3" in run.stderr
+
+    refused = snapcap("caption", str(folder), "--output", str(output), *FAST)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.endswith("holds captions: --resume goes on after them, --overwrite begins anew\n")
+
+    (folder / "broken.png").unlink()
+    (folder / "text.jpg").unlink()
+    resumed = snapcap("caption", str(folder), "-r", "--resume", "-o", str(output), "--model", "no-such-folder/x")
+    assert resumed.returncode == 0, resumed.stderr  # all is there: no model is needed
+    assert read(output) == expected
+
+
+def test_sidecars(photos: tuple[Path, dict[str, str]]) -> None:
+    folder, expected = photos
+    names = sorted(name for name in expected if "/" not in name)
+    (folder / "one-2.txt").write_text("by hand\n")
+    run = snapcap("caption", str(folder), "--sidecar", "--resume", "--log-format", "json", *FAST)
+    assert run.returncode == 1
+    assert run.stdout == ""
+    for name in names:
+        sidecar = (folder / name).with_suffix(".txt")
+        assert sidecar.read_text() == ("by hand" if name == "one-2.png" else expected[name]) + "\n"
+    assert sorted(path.name for path in folder.glob(".*")) == ["._one-2.png"]  # no part of a file
+    log = [json.loads(line) for line in run.stderr.splitlines()]
+    assert [Path(line["file"]).name for line in log if line["message"] == "no caption"] == [
+        "broken.png",
+        "text.jpg",
+    ]
+
+
+def test_a_list_on_standard_input_and_lines_on_standard_output(samples: dict[Path, str]) -> None:
+    names = b"".join(os.fsencode(path) + b"\n" for path in samples)
+    command = [sys.executable, "-m", "service.cli", "caption", "-", *FAST]
+    run = subprocess.run(
+        command, input=names, env=clean_environment(), capture_output=True, timeout=300, check=True
+    )
+    lines = dict(line.split("\t") for line in run.stdout.decode().splitlines())
+    assert lines == {str(path): caption for path, caption in samples.items()}
+    assert b"captions=12 failed=0" in run.stderr
+
+
+def test_interrupted_killed_and_resumed(many: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
+    folder, expected = many
+    output = tmp_path / "captions.jsonl"
+    arguments = ("caption", str(folder), "--output", str(output), "--sidecar", *FAST)
+
+    def interrupt(number: int, *more: str) -> tuple[int, str]:
+        """Send a signal as soon as there is one caption more."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", "service.cli", *arguments, *more],
+            env=clean_environment(),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        before = output.stat().st_size if output.exists() else 0
+        wait_for(lambda: process.poll() is not None or (output.exists() and output.stat().st_size > before))
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=120)
+        return process.returncode, errors
+
+    def sidecars() -> dict[str, str]:
+        return {path.stem: path.read_text() for path in folder.glob("*.txt")}
+
+    status, errors = interrupt(signal.SIGINT)
+    assert status == 130, errors
+    assert errors.endswith("snapcap: interrupted; what was done is kept, and --resume goes on from files\n")
+    assert "Traceback" not in errors
+    first = read(output)
+    assert 0 < len(first) < len(expected)
+    assert sidecars() == {Path(name).stem: f"{caption}\n" for name, caption in first.items()}
+
+    assert interrupt(signal.SIGKILL, "--resume")[0] == -signal.SIGKILL
+    assert interrupt(signal.SIGTERM, "--resume")[0] == 143
+    second = read(output)
+    assert len(first) < len(second) < len(expected)
+
+    run = snapcap(*arguments, "--resume")
+    assert run.returncode == 0, run.stderr
+    assert {Path(name).name: caption for name, caption in read(output).items()} == expected
+    assert sidecars() == {Path(name).stem: f"{caption}\n" for name, caption in expected.items()}
+
+
+def test_a_bar_on_a_terminal(samples: dict[Path, str], tmp_path: Path) -> None:
+    folder = next(iter(samples)).parent
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "service.cli", "caption", str(folder), "-o", str(tmp_path / "c.jsonl"), *FAST],
+        env=clean_environment(TERM="xterm", COLUMNS="120"),
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+    )
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            chunk = os.read(ours, 65536)
+        except OSError:  # EIO: the process has closed its side
+            break
+        if not chunk:
+            break
+        shown += chunk
+    os.close(ours)
+    assert process.communicate(timeout=60)[0] == b""
+    assert process.returncode == 0, shown
+    text = shown.decode()
+    assert "12/12" in text
+    assert "/s" in text
+    assert "starting" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("--resume",), "--resume is about files: give --output FILE or --sidecar with it"),
+        (("--overwrite", "-o", "-"), "--overwrite is about files: give --output FILE or --sidecar with it"),
+        (
+            ("--resume", "--overwrite", "--sidecar"),
+            "--resume keeps what is there and --overwrite replaces it: give one of them",
+        ),
+    ],
+)
+def test_options_that_do_not_fit(arguments: tuple[str, ...], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["caption", "a.png", *arguments]) == 2
+    assert capsys.readouterr().err == f"snapcap: {line}\n"
+
+
+def test_nothing_is_written_when_the_model_cannot_do_it(samples: dict[Path, str], tmp_path: Path) -> None:
+    output = tmp_path / "c.jsonl"
+    output.write_text('{"file_name": "a.png", "caption": "kept"}\n')
+    image = str(next(iter(samples)))
+    run = snapcap("caption", image, "-o", str(output), "--overwrite", "--prompt", "a red " * 200, *FAST)
+    assert run.returncode == 2
+    assert "The prompt has" in run.stderr
+    assert read(output) == {"a.png": "kept"}
+    run = snapcap("caption", image, "-o", str(output), "--overwrite", "--model", str(tmp_path / "nowhere"))
+    assert run.returncode == 1
+    assert run.stderr.startswith("snapcap: ")
+    assert read(output) == {"a.png": "kept"}
+
+
+def wait_for(what: Callable[[], bool]) -> None:
+    end = time.monotonic() + 120
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.005)

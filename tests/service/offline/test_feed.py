@@ -1,0 +1,137 @@
+"""Images decoded ahead of an engine: in order, bounded, and no failure ends the rest."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.list_engine import LIMITS, PATIENCE, Served
+
+from models.image import ImageError
+from service.caption_options import CaptionOptions
+from service.offline.feed import Asked, Feed, Outcome
+
+AHEAD = 6
+ASKED = Asked((), CaptionOptions())
+
+
+@pytest.fixture
+def paths(tmp_path: Path) -> list[str]:
+    """Files whose content is the number that the list engine takes for an image."""
+    for number in range(40):
+        (tmp_path / f"{number:02}").write_text(str(number))
+    return [str(path) for path in sorted(tmp_path.iterdir())]
+
+
+def feed(served: Served, decode: Callable[[bytes], object] = int) -> Feed:
+    return Feed(served.engine, decode, ASKED, threads=2, ahead=AHEAD)  # type: ignore[arg-type]
+
+
+def first_tokens(outcomes: list[Outcome]) -> list[int]:
+    return [outcome.completion.tokens[0] for outcome in outcomes if outcome.completion]
+
+
+def wait_for(what: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_outcomes_are_in_order(served: Served, paths: list[str]) -> None:
+    outcomes = list(feed(served).outcomes(paths))
+    assert [outcome.path for outcome in outcomes] == paths
+    assert first_tokens(outcomes) == [100 * number for number in range(40)]
+
+
+def test_no_images() -> None:
+    served = Served()
+    assert list(feed(served).outcomes([])) == []
+    served.engine.stop()
+
+
+def test_a_slow_image_holds_up_none_after_it(served: Served, paths: list[str]) -> None:
+    slow = threading.Event()
+    decoded: list[int] = []
+
+    def decode(data: bytes) -> int:
+        if data == b"0":
+            assert slow.wait(PATIENCE)
+        decoded.append(int(data))
+        return int(data)
+
+    outcomes: list[Outcome] = []
+    reader = threading.Thread(target=lambda: outcomes.extend(feed(served, decode).outcomes(paths)))
+    reader.start()
+    wait_for(lambda: served.observer.generated == 39 * LIMITS.default_new_tokens)
+    assert outcomes == []
+    assert decoded == list(range(1, 40))
+    slow.set()
+    reader.join(PATIENCE)
+    assert first_tokens(outcomes) == [100 * number for number in range(40)]
+
+
+def test_no_more_images_are_held_than_was_said(served: Served, paths: list[str]) -> None:
+    decoded: list[int] = []
+
+    def decode(data: bytes) -> int:
+        decoded.append(int(data))
+        return int(data)
+
+    release = served.hold()
+    outcomes: list[Outcome] = []
+    reader = threading.Thread(target=lambda: outcomes.extend(feed(served, decode).outcomes(paths)))
+    reader.start()
+    wait_for(lambda: served.scheduler.depth == AHEAD)
+    time.sleep(0.05)
+    assert len(decoded) == AHEAD
+    release.set()
+    reader.join(PATIENCE)
+    assert len(outcomes) == 40
+
+
+def test_what_cannot_be_read_has_a_reason(
+    served: Served, paths: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    def decode(data: bytes) -> int:
+        if data == b"3":
+            raise ImageError("truncated", "the data ends early")
+        if data == b"4":
+            raise RecursionError("a decoder's own mistake")
+        return int(data)
+
+    Path(paths[2]).unlink()
+    outcomes = list(feed(served, decode).outcomes(paths))
+    assert [outcome.path for outcome in outcomes] == paths
+    assert {outcome.index: outcome.reason for outcome in outcomes if outcome.completion is None} == {
+        2: "No such file or directory",
+        3: "the data ends early",
+        4: "RecursionError: a decoder's own mistake",
+    }
+
+
+def test_stop_ends_with_what_is_done(served: Served, paths: list[str]) -> None:
+    fed = feed(served)
+    outcomes: Iterator[Outcome] = fed.outcomes(paths)
+    got = [next(outcomes) for _ in range(5)]
+    fed.stop()
+    got += outcomes
+    indices = [outcome.index for outcome in got]
+    assert indices[:5] == list(range(5))
+    assert indices == sorted(set(indices))
+    wait_for(lambda: not served.scheduler.depth and not served.scheduler.running)
+
+
+def test_an_engine_that_fails_for_good_ends_it(paths: list[str]) -> None:
+    served = Served()
+
+    def fail() -> None:
+        raise RuntimeError("device lost")
+
+    served.runner.before_step = fail
+    outcomes = list(feed(served).outcomes(paths))
+    assert len(outcomes) < len(paths)
+    assert all(outcome.completion is None and outcome.reason for outcome in outcomes)
+    served.thread.join(PATIENCE)
+    assert not served.thread.is_alive()

@@ -1,0 +1,171 @@
+"""Where captions go, what is kept of earlier runs, and what is never left half."""
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.caption_options import CaptionOptions
+from service.config_reader import SettingsError
+from service.offline.failure import OutputError
+from service.offline.find import Found
+from service.offline.job import Job
+from service.offline.json_lines import JsonLines
+from service.offline.outputs import Outputs
+from service.offline.sidecars import Sidecars
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    return tmp_path
+
+
+def write(outputs: Outputs, *images: str) -> None:
+    outputs.begin()
+    for image in images:
+        outputs.write(image, f"caption of {image}")
+    outputs.close()
+
+
+def outputs(*images: str, found: Found | None = None, **job: Any) -> Outputs:
+    return Outputs(Job(images, CaptionOptions(), **job), found or Found(list(images)))
+
+
+def lines(path: str) -> list[dict[str, str]]:
+    return [json.loads(line) for line in Path(path).read_bytes().splitlines()]
+
+
+class TestJsonLines:
+    def test_names_are_relative_to_the_file_or_absolute(self, here: Path) -> None:
+        write(outputs("photos/a.png", "b.png", output="photos/captions.jsonl"), "photos/a.png", "b.png")
+        assert lines("photos/captions.jsonl") == [
+            {"file_name": "a.png", "caption": "caption of photos/a.png"},
+            {"file_name": str(here / "b.png"), "caption": "caption of b.png"},
+        ]
+
+    def test_a_later_run_goes_on_from_wherever_it_is_started(
+        self, here: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        write(outputs("photos/a.png", "b.png", output="photos/c.jsonl"), "photos/a.png", "b.png")
+        monkeypatch.chdir(here / "photos")
+        later = outputs("a.png", "../b.png", "new.png", output="c.jsonl", resume=True)
+        assert (later.todo, later.held) == (["new.png"], 2)
+        write(later, "new.png")
+        assert [line["file_name"] for line in lines("c.jsonl")] == ["a.png", str(here / "b.png"), "new.png"]
+
+    def test_a_half_line_is_cut_off(self) -> None:
+        Path("c.jsonl").write_text('{"file_name": "a.png", "caption": "x"}\n{"file_name": "b.p')
+        later = outputs("a.png", "b.png", output="c.jsonl", resume=True)
+        assert later.todo == ["b.png"]
+        write(later, "b.png")
+        assert [line["file_name"] for line in lines("c.jsonl")] == ["a.png", "b.png"]
+
+    @pytest.mark.parametrize("text", ["not json\n", '{"caption": "x"}\n', "[]\n", '{"file_name": 3}\n', "\n"])
+    def test_what_is_not_a_file_of_captions_is_not_touched(self, text: str) -> None:
+        Path("c.jsonl").write_text(text)
+        with pytest.raises(SettingsError, match=r"c\.jsonl line 1 is not a caption"):
+            outputs("a.png", output="c.jsonl", resume=True)
+        with pytest.raises(SettingsError, match="--resume goes on after them, --overwrite begins anew"):
+            outputs("a.png", output="c.jsonl")
+        assert Path("c.jsonl").read_text() == text
+
+    def test_overwrite_begins_anew_with_the_first_caption(self) -> None:
+        write(outputs("a.png", output="c.jsonl"), "a.png")
+        anew = outputs("b.png", output="c.jsonl", overwrite=True)
+        assert [line["file_name"] for line in lines("c.jsonl")] == ["a.png"]  # the start may fail yet
+        write(anew, "b.png")
+        assert [line["file_name"] for line in lines("c.jsonl")] == ["b.png"]
+
+    def test_a_name_that_is_not_text_is_found_again(self) -> None:
+        image = os.fsdecode(b"\xff.png")
+        write(outputs(image, output="c.jsonl"), image)
+        assert outputs(image, output="c.jsonl", resume=True).todo == []
+
+    def test_text_stays_legible(self) -> None:
+        write(outputs("ü 名.png", output="c.jsonl"), "ü 名.png")
+        assert "ü 名.png" in Path("c.jsonl").read_text(encoding="utf-8")
+
+    def test_a_full_disk_leaves_whole_lines(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        file = JsonLines("c.jsonl", resume=False, overwrite=False)
+        file.begin()
+        file.write("a.png", "x")
+        real = os.write
+
+        def half(descriptor: int, data: bytes) -> int:
+            if len(data) < 10:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return real(descriptor, data[:-5])
+
+        monkeypatch.setattr(os, "write", half)
+        with pytest.raises(OutputError, match="No space left on device"):
+            file.write("b.png", "y")
+        file.close()
+        assert [line["file_name"] for line in lines("c.jsonl")] == ["a.png"]
+
+    def test_a_folder_that_is_not_there(self) -> None:
+        with pytest.raises(SettingsError, match=r"--output gone/c\.jsonl cannot be written: No such file"):
+            outputs("a.png", output="gone/c.jsonl")
+
+    def test_a_device_takes_captions(self) -> None:
+        write(outputs("a.png", output=os.devnull), "a.png")
+
+
+class TestSidecars:
+    def test_beside_each_image(self) -> None:
+        write(outputs("photos/a.b.png", sidecar=True), "photos/a.b.png")
+        assert Path("photos/a.b.txt").read_text() == "caption of photos/a.b.png\n"
+        assert [path.name for path in Path("photos").iterdir()] == ["a.b.txt"]
+
+    def test_resume_keeps_and_overwrite_replaces(self) -> None:
+        Path("a.txt").write_text("by hand")
+        Path("b.txt").touch()  # what a crash of the machine may leave
+        with pytest.raises(SettingsError, match=r"1 sidecar is there \(a\.txt\)"):
+            outputs("a.png", "b.png", sidecar=True)
+        later = outputs("a.png", "b.png", sidecar=True, resume=True)
+        assert (later.todo, later.held) == (["b.png"], 1)
+        assert outputs("a.png", "b.png", sidecar=True, overwrite=True).todo == ["a.png", "b.png"]
+
+    def test_two_images_with_one_sidecar(self) -> None:
+        found = Found(["a.jpg", "a.png", "odd.txt"])
+        both = outputs(found=found, sidecar=True)
+        assert both.todo == ["a.jpg"]
+        assert [(each.path, each.reason) for each in found.failures] == [
+            ("a.png", "its sidecar a.txt is that of a.jpg; rename one"),
+            ("odd.txt", "it has the name of its own sidecar; rename it"),
+        ]
+
+    def test_what_cannot_be_replaced_stays_whole(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        Path("a.txt").write_text("before")
+
+        def refuse(*_: object) -> None:
+            raise PermissionError(errno.EACCES, "Permission denied")
+
+        monkeypatch.setattr(os, "replace", refuse)
+        with pytest.raises(PermissionError):
+            Sidecars(resume=False).write("a.png", "x")
+        assert {path.name for path in Path().iterdir()} == {"a.txt", "photos"}
+        assert Path("a.txt").read_text() == "before"
+
+    def test_a_full_disk_ends_the_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def full(*_: object) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(os, "replace", full)
+        with pytest.raises(OutputError, match="No space left on device"):
+            Sidecars(resume=False).write("a.png", "x")
+
+
+def test_with_both_an_image_is_done_when_both_have_it() -> None:
+    write(outputs("a.png", output="c.jsonl"), "a.png")
+    Path("b.txt").write_text("by hand")
+    later = outputs("a.png", "b.png", output="c.jsonl", sidecar=True, resume=True)
+    assert later.todo == ["a.png", "b.png"]
+    write(later, "a.png", "b.png")
+    assert [line["file_name"] for line in lines("c.jsonl")] == ["a.png", "b.png"]  # a.png not twice
+    assert Path("b.txt").read_text() == "by hand"
+    assert outputs("a.png", "b.png", output="c.jsonl", sidecar=True, resume=True).todo == []
