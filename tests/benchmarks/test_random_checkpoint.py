@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from support.server_process import snapcap
 
 from benchmarks.random_checkpoint import SHAPES, Shapes, tensor_shapes, write_checkpoint
 from models.config import ModelConfig
 from models.tokenizer import Tokenizer
-from service.cli import main
 
 TINY = Shapes(
     image_size=32,
@@ -63,18 +63,17 @@ def test_the_tokenizer_has_the_whole_vocabulary_and_reads_what_it_writes(tiny: P
     assert len(ids) < len(text.encode())  # some merges apply
 
 
-def test_transformers_and_snapcap_caption_alike(
-    tiny: Path, samples: dict[Path, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_transformers_and_snapcap_caption_alike(tiny: Path, samples: dict[Path, str]) -> None:
     from benchmarks.peers.transformers_model import Captioner
 
     images = list(samples)[:2]
     captioner = Captioner(str(tiny), "cpu", compiled=False)
     expected = captioner.generate(captioner.pixels([image.read_bytes() for image in images]))
     assert [reply["tokens"] for reply in expected] == [TINY.new_tokens] * 2
-    capsys.readouterr()
-    assert main(["caption", "--model", str(tiny), "--backend", "eager", *map(str, images)]) == 0
-    captions = [line.partition("\t")[2] for line in capsys.readouterr().out.splitlines()]
+    # In a process of its own: the command ends its process without ado.
+    done = snapcap("caption", "--model", str(tiny), "--backend", "eager", *map(str, images))
+    assert done.returncode == 0, done.stderr
+    captions = [line.partition("\t")[2] for line in done.stdout.splitlines()]
     assert captions == [reply["caption"] for reply in expected]
 
 
