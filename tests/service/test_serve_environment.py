@@ -70,7 +70,7 @@ def test_metrics_move_as_the_traffic_does(server: ServerProcess, sample: tuple[P
     [
         ("SNAPCAP_PORT", "http", "SNAPCAP_PORT must be a whole number"),
         ("SNAPCAP_BUKETS", "1", "SNAPCAP_BUCKETS"),
-        ("SNAPCAP_BACKEND", "fast", "one of auto, aot, eager"),
+        ("SNAPCAP_BACKEND", "fast", "one of auto, aot, jit, eager"),
     ],
 )
 def test_a_bad_variable_stops_the_start_with_one_line(variable: str, value: str, says: str) -> None:
