@@ -1,0 +1,62 @@
+"""Requests of every kind that a server's metrics tell apart."""
+
+import io
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from PIL import Image
+from support.server_process import ServerProcess
+
+# What `refusals` needs: limits that a test can reach.
+TIGHT = ("--queue-size", "2", "--max-body-bytes", "1MiB", "--body-timeout", "5")
+_FORMATS = ("PNG", "JPEG", "WEBP")
+
+
+def captions(server: ServerProcess, picture: Path) -> None:
+    """One of each format, through each API that takes an image as it is, and some paths beside them."""
+    for form in _FORMATS:
+        file = io.BytesIO()
+        Image.open(picture).convert("RGB").save(file, form)
+        assert server.call("/v1/caption", file.getvalue())[0] == 200
+    assert server.call("/", picture.read_bytes())[0] == 200
+    assert server.call("/nothing/here")[0] == 404
+    assert server.call("/readyz")[0] == 200
+
+
+def refusals(server: ServerProcess, picture: Path) -> None:
+    """One request for each way to be refused or given up, of a server that has `TIGHT` limits and is ready."""
+    image = picture.read_bytes()
+    assert server.call("/v1/caption", b"not an image")[0] == 422
+    assert server.call("/v1/caption?timeout=0.0001", image)[0] == 504
+    assert _half_sent(server, announced=2 << 20).startswith(b"HTTP/1.1 413 ")
+    assert _half_sent(server, announced=1000).startswith(b"HTTP/1.1 408 ")
+    _leave(server)
+    assert any(429 in _burst(server, image) for _ in range(20))
+
+
+def _burst(server: ServerProcess, image: bytes) -> set[int]:
+    with ThreadPoolExecutor(24) as pool:
+        return set(pool.map(lambda _: server.call("/v1/caption", image)[0], range(24)))
+
+
+def _request(server: ServerProcess, announced: int) -> socket.socket:
+    """A connection that has sent the head of a request and the first bytes of its body."""
+    client = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+    head = f"POST /v1/caption HTTP/1.1\r\nHost: a\r\nContent-Length: {announced}\r\n\r\n"
+    client.sendall(head.encode() + b"\x89PNG")
+    return client
+
+
+def _half_sent(server: ServerProcess, announced: int) -> bytes:
+    """The reply to a body that stops coming."""
+    with _request(server, announced) as client:
+        return client.recv(4096)
+
+
+def _leave(server: ServerProcess) -> None:
+    """A client that closes the connection before it has sent everything."""
+    refused = 'snapcap_requests_rejected_total{reason="client_disconnected"}'
+    with _request(server, announced=1000):
+        server.wait_for(lambda: server.metrics()["snapcap_requests_in_flight"] == 1)
+    server.wait_for(lambda: server.metrics()[refused] == 1)
