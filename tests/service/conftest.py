@@ -96,13 +96,13 @@ def engine() -> Iterator[FakeEngine]:
 
 @pytest.fixture
 def make_services() -> Iterator[Callable[..., Services]]:
-    """Services before the model is there; `queue_size` and `timeout` as keywords."""
+    """Services before the model is there; `queue_size`, `timeout` and `timeline` as keywords."""
     made: list[Services] = []
 
-    def make(queue_size: int = 8, timeout: float = 30.0) -> Services:
+    def make(queue_size: int = 8, timeout: float = 30.0, timeline: Timeline | None = None) -> Services:
         registry = CollectorRegistry()
         metrics = Metrics(registry)
-        timeline = Timeline.since_exec()
+        timeline = timeline or Timeline.since_exec()
         status = StartupStatus()
         readiness = Readiness(lambda: timeline.current() or "starting")
         captioner = Captioner(CaptionLimits(timeout, queue_size, 2), readiness, metrics, timeline)

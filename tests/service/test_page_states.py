@@ -1,6 +1,7 @@
 """The page in a real browser before services that a test moves by hand: a start as it happens, what goes wrong."""
 
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,12 +16,15 @@ from service.api_keys import ApiKeys
 from service.app import Exposure, Services, create_app
 from service.body import BodyLimits
 from service.errors import EngineFailed, Overloaded
+from warmup.timeline import Phase, Timeline
 
 OpenPage = Callable[..., Page]
 
 
 def test_a_start_is_shown_while_it_happens(make_services, serve_with, serve, open_page: OpenPage) -> None:
-    services: Services = make_services()
+    timeline = Timeline(time.monotonic() - 2)  # not since pytest's exec, beside which every phase is short
+    timeline.add(Phase("interpreter", 0.0, 2.0))
+    services: Services = make_services(timeline=timeline)
     with services.timeline.phase("import_torch"):
         page = open_page(serve(services))
         expect(page.locator("#state")).to_have_text("starting: import PyTorch")
