@@ -1,5 +1,6 @@
 """BLIP against transformers on random weights: encoder output, greedy tokens with and without a prompt, buckets."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from support import random_captioners
-from support.parity import TABLE, build_runner, generate, pixel_values, random_images
+from support.parity import assert_as_transformers, build_runner, generate, pixel_values, random_images
 
 from warmup.buckets import BucketTable
 
@@ -58,19 +59,7 @@ def reference(
 
 def test_encoder_output_and_greedy_tokens_equal_transformers(case: tuple[Any, Path]) -> None:
     model, folder = case
-    runner = build_runner(folder)
-    images = random_images(runner.config, 2)
-    with torch.no_grad():
-        expected = model.vision_model(pixel_values=pixel_values(images)).last_hidden_state
-        output = runner.encode(TABLE.fit(2), images, 0)
-        torch.testing.assert_close(output, expected, rtol=1e-4, atol=2e-4)
-        logits: list[torch.Tensor] = []
-        tokens = generate(runner, images, NEW_TOKENS, logits=logits)
-    expected_tokens, expected_logits = reference(model, images, NEW_TOKENS)
-    assert tokens.tolist() == expected_tokens
-    torch.testing.assert_close(torch.stack(logits), torch.stack(expected_logits), rtol=1e-4, atol=1e-4)
-    assert len(set(tokens.flatten().tolist())) > 2, "the model must not repeat one token"
-    assert expected_tokens[0] != expected_tokens[1], "the model must see the image"
+    assert_as_transformers(folder, model.vision_model, partial(reference, model), NEW_TOKENS)
 
 
 def test_a_prompt_is_continued_as_transformers_continues_it(case: tuple[Any, Path]) -> None:

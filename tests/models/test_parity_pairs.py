@@ -1,6 +1,7 @@
 """Pairs of a vision-encoder-decoder other than ViT and GPT-2, against transformers on random weights."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 import transformers
 from support import random_captioners
-from support.parity import TABLE, build_runner, generate, pixel_values, random_images
+from support.parity import assert_as_transformers, build_runner, generate, pixel_values, random_images
 from support.random_captioners import TEXT, VISION
 
 NEW_TOKENS = 12
@@ -129,19 +130,7 @@ def reference(
 
 def test_encoder_output_and_greedy_tokens_equal_transformers(case: tuple[Any, Path]) -> None:
     model, folder = case
-    runner = build_runner(folder)
-    images = random_images(runner.config, 2)
-    with torch.no_grad():
-        expected = model.encoder(pixel_values=pixel_values(images)).last_hidden_state
-        output = runner.encode(TABLE.fit(2), images, 0)
-        torch.testing.assert_close(output, expected, rtol=1e-4, atol=2e-4)
-        logits: list[torch.Tensor] = []
-        tokens = generate(runner, images, NEW_TOKENS, logits=logits)
-    expected_tokens, expected_logits = reference(model, images, NEW_TOKENS)
-    assert tokens.tolist() == expected_tokens
-    torch.testing.assert_close(torch.stack(logits), torch.stack(expected_logits), rtol=1e-4, atol=1e-4)
-    assert len(set(tokens.flatten().tolist())) > 2, "the model must not repeat one token"
-    assert expected_tokens[0] != expected_tokens[1], "the model must see the image"
+    assert_as_transformers(folder, model.encoder, partial(reference, model), NEW_TOKENS)
 
 
 def test_a_prompt_is_continued_and_padding_changes_nothing(case: tuple[Any, Path]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from service.errors import DeadlineExceeded, EngineFailed, InvalidOption, NotReady, Overloaded, PromptTooLong
+from service.errors import DeadlineExceeded, EngineFailed, NotReady, Overloaded
 from service.request import CaptionRequest, Completion, SamplingParams
 from service.scheduler import Limits, Scheduler
 from warmup.buckets import BucketTable
@@ -189,20 +189,6 @@ def test_a_model_without_an_end_token_runs_to_the_length(clock: Clock) -> None:
     for _ in range(3):
         scheduler.advance(scheduler.running, [EOS], "eager")
     assert sent.future.result(0).finish_reason == "length"
-
-
-def test_limits_keep_prompt_caption_and_start_token_within_the_cache() -> None:
-    LIMITS.check(0, 19)
-    LIMITS.check(LIMITS.max_prompt_tokens, 1)
-    with pytest.raises(InvalidOption, match="at most 19"):
-        LIMITS.check(0, 20)
-    with pytest.raises(InvalidOption, match="at most 1,"):
-        LIMITS.check(LIMITS.max_prompt_tokens, 2)
-    with pytest.raises(PromptTooLong, match="has 19 tokens; send at most 18"):
-        LIMITS.check(LIMITS.max_prompt_tokens + 1, None)
-    assert LIMITS.new_tokens(0, None) == 6
-    assert LIMITS.new_tokens(16, None) == 3  # the default, as far as the cache reaches
-    assert LIMITS.new_tokens(LIMITS.max_prompt_tokens, None) == 1
 
 
 def test_a_waiting_request_past_its_deadline_never_gets_a_slot(scheduler: Scheduler, clock: Clock) -> None:

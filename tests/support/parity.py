@@ -1,6 +1,8 @@
 """Our regions on a checkpoint folder, and images for them: what the parity tests of every family share."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,6 +16,8 @@ from warmup.buckets import BucketTable
 from warmup.row import Row
 from warmup.runner import Runner, open_callables
 from warmup.status import COMPONENTS
+
+Reference = Callable[[list[np.ndarray], int], tuple[list[list[int]], tuple[torch.Tensor, ...]]]
 
 TABLE = BucketTable.of((1, 2, 5))
 NORMALISATION = Normalisation(1 / 255, (0.5, 0.4, 0.3), (0.5, 0.6, 0.7))
@@ -64,8 +68,7 @@ def generate(
     """
     bucket = table.fit(len(images))
     runner.encode(bucket, images, 0)
-    for slot in range(len(images)):
-        runner.admit(slot, [Row(prompt=prompt)])
+    runner.admit(0, [Row(prompt=prompt)] * len(images))
     tokens = []
     for _ in range(steps):
         step = runner.decode_step(bucket)
@@ -73,3 +76,23 @@ def generate(
             logits.append(step[: len(images)].clone())
         tokens.append(runner.tokens(len(images)))
     return np.array(tokens).T
+
+
+def assert_as_transformers(folder: Path, encoder: Any, reference: Reference, steps: int) -> None:
+    """Encoder output, logits and greedy tokens of two images equal those of a checkpoint's transformers model.
+
+    ``encoder``: the model's encoder; ``reference(images, steps)``: its tokens and the logits of each step.
+    """
+    runner = build_runner(folder)
+    images = random_images(runner.config, 2)
+    with torch.no_grad():
+        expected = encoder(pixel_values=pixel_values(images)).last_hidden_state
+        output = runner.encode(TABLE.fit(2), images, 0)
+        torch.testing.assert_close(output, expected, rtol=1e-4, atol=2e-4)
+        logits: list[torch.Tensor] = []
+        tokens = generate(runner, images, steps, logits=logits)
+    expected_tokens, expected_logits = reference(images, steps)
+    assert tokens.tolist() == expected_tokens
+    torch.testing.assert_close(torch.stack(logits), torch.stack(expected_logits), rtol=1e-4, atol=1e-4)
+    assert len(set(tokens.flatten().tolist())) > 2, "the model must not repeat one token"
+    assert expected_tokens[0] != expected_tokens[1], "the model must see the image"
