@@ -22,7 +22,7 @@ from service.scheduler import Limits, Running, Scheduler
 from warmup.row import Row
 
 if TYPE_CHECKING:
-    from warmup.readback import PendingTokens
+    from warmup.readback import DeviceTimer, PendingTokens
     from warmup.runner import Runner
 
 log = logging.getLogger("snapcap.engine")
@@ -44,17 +44,13 @@ class EngineObserver(Protocol):
     def tokens_generated(self, count: int) -> None: ...
 
 
-class _Timer(Protocol):
-    def seconds(self) -> float: ...
-
-
 @dataclass(frozen=True)
 class _Encoded:
     """Images that the device has been given."""
 
     rows: list[Running]
     bucket: int
-    timer: _Timer
+    timer: "DeviceTimer"
 
 
 @dataclass(frozen=True)
@@ -64,7 +60,7 @@ class _Step:
     rows: list[Running]
     bucket: int
     tokens: "PendingTokens"
-    timer: _Timer
+    timer: "DeviceTimer"
     encoded: list[_Encoded]
 
 
