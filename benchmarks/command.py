@@ -46,7 +46,7 @@ def make_parser() -> argparse.ArgumentParser:
     for name, module in MEASURES.items():
         text = (module.__doc__ or "").partition("\n")[0].partition(": ")[2]
         measure = adder.add_parser(name, help=text, description=module.__doc__, allow_abbrev=False)
-        measure.add_argument("--model", choices=MODELS, default="demo", help="vit-b16-gpt2: random, in real shapes")
+        measure.add_argument("--model", choices=MODELS, default="demo", help="all but demo: random, in real shapes")
         measure.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
         measure.add_argument("--serve", default="", metavar="OPTIONS", help="for snapcap serve, as '--buckets=1,4'")
         measure.add_argument("--cache", type=Path, metavar="FOLDER", help="keep models and artifact sets here")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from benchmarks.common import scratch
-from benchmarks.random_checkpoint import SHAPES
+from benchmarks.random_checkpoint import RANDOM_MODELS
 from benchmarks.report import Report, number
 from benchmarks.workload import open_workload
 from warmup.readback import DeviceTimer
@@ -93,7 +93,7 @@ def limits(model: "LoadedModel", rows: int) -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).split("\n", maxsplit=1)[0])
-    parser.add_argument("--model", choices=tuple(SHAPES), default="vit-b16-gpt2")
+    parser.add_argument("--model", choices=tuple(RANDOM_MODELS), default="vit-b16-gpt2")
     parser.add_argument("--variants", default="eager,inductor,fused")
     parser.add_argument("--buckets", default="1,4,16,64")
     parser.add_argument("--cache", type=Path)

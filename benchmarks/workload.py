@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import DEMO, ROOT, environment, samples
-from benchmarks.random_checkpoint import SHAPES
+from benchmarks.random_checkpoint import RANDOM_MODELS
 
-MODELS = ("demo", *SHAPES)
+MODELS = ("demo", *RANDOM_MODELS)
 JPEG_SIZE = (500, 375)
 FIRST_IMAGE = "pair-1.jpg"
 JPEG_QUALITY = 90
@@ -70,9 +70,8 @@ def open_workload(name: str, cache: Path) -> Workload:
     if not folder.is_dir():
         command = [sys.executable, "-m", "benchmarks.random_checkpoint", name, str(folder)]
         subprocess.run(command, cwd=ROOT, env=environment(), check=True)
-    return Workload(
-        name, folder, {name: (data, None) for name, (data, _) in jpegs.items()}, SHAPES[name].new_tokens
-    )
+    images = {name: (data, None) for name, (data, _) in jpegs.items()}
+    return Workload(name, folder, images, RANDOM_MODELS[name].shapes.new_tokens)
 
 
 def _jpeg(png: bytes) -> bytes:

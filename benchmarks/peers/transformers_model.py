@@ -1,13 +1,21 @@
 """transformers' own captioner over a checkpoint folder: what all peers run."""
 
 import io
+import json
+from pathlib import Path
 from typing import Any
 
 from benchmarks.marks import mark
 
+# The parts of each class that `generate` calls.
+_PARTS = {
+    "VisionEncoderDecoderModel": ("encoder", "decoder"),
+    "BlipForConditionalGeneration": ("vision_model", "text_decoder"),
+}
+
 
 class Captioner:
-    """`VisionEncoderDecoderModel.generate`, greedy, as its documentation has it."""
+    """``generate`` of the class that the checkpoint names, greedy, as its documentation has it."""
 
     def __init__(self, folder: str, device: str, compiled: bool) -> None:
         """``compiled``: encoder and decoder through `torch.compile` with its defaults."""
@@ -16,9 +24,11 @@ class Captioner:
         mark("import_torch")
         import transformers
 
-        # Version 5 has the processor twice; the plain one wants torchvision where that is installed.
-        plain: Any = getattr(transformers, "ViTImageProcessorPil", None) or transformers.ViTImageProcessor
-        model_class: Any = transformers.VisionEncoderDecoderModel
+        (architecture,) = _read(folder, "config.json")["architectures"]
+        model_class: Any = getattr(transformers, architecture)
+        # Version 5 has each processor twice; the plain one wants torchvision where that is installed.
+        processor = _read(folder, "preprocessor_config.json")["image_processor_type"]
+        plain: Any = getattr(transformers, f"{processor}Pil", None) or getattr(transformers, processor)
         tokenizer_class: Any = transformers.AutoTokenizer
         mark("import_transformers")
         self._processor = plain.from_pretrained(folder)
@@ -26,9 +36,13 @@ class Captioner:
         self._device = device
         self._dtype = torch.bfloat16 if device == "cuda" else torch.float32
         self._model = model_class.from_pretrained(folder, dtype=self._dtype).to(device).eval()
+        self._ends = _ends(self._model)
+        # Said to `generate`: BLIP's decoder does not read the checkpoint's generation_config.json.
+        limit = self._model.generation_config.max_new_tokens
+        self._limit = {} if limit is None else {"max_new_tokens": limit}
         if compiled:
-            self._model.encoder = torch.compile(self._model.encoder)
-            self._model.decoder = torch.compile(self._model.decoder)
+            for part in _PARTS[architecture]:
+                getattr(self._model, part).compile()
         mark("load_model")
 
     def pixels(self, images: list[bytes]) -> Any:
@@ -44,9 +58,21 @@ class Captioner:
         import torch
 
         with torch.inference_mode():
-            rows = self._model.generate(pixels, do_sample=False, num_beams=1).tolist()
-        settings = self._model.generation_config
-        ends = set() if settings.eos_token_id is None else {settings.eos_token_id, settings.pad_token_id}
+            rows = self._model.generate(pixels, do_sample=False, num_beams=1, **self._limit).tolist()
         texts = self._tokenizer.batch_decode(rows, skip_special_tokens=True)
-        counts = [sum(token not in ends for token in row[1:]) for row in rows]
+        # The first token of a row is the start token.
+        counts = [sum(token not in self._ends for token in row[1:]) for row in rows]
         return [{"caption": text.strip(), "tokens": count} for text, count in zip(texts, counts, strict=True)]
+
+
+def _read(folder: str, name: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((Path(folder) / name).read_text())
+    return content
+
+
+def _ends(model: Any) -> set[int]:
+    """The tokens that end or fill up a row."""
+    text = getattr(model.config, "text_config", None)  # BLIP's, whose captions end with [SEP]
+    end = model.generation_config.eos_token_id if text is None else text.sep_token_id
+    padding = (model.generation_config if text is None else text).pad_token_id
+    return set() if end is None else {end, padding}
