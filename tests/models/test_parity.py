@@ -4,10 +4,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from support.parity import TABLE, build_runner, generate, pixel_values, random_images
+from support.references import generated_by_pair
 
 from warmup.buckets import BucketTable
 from warmup.row import Row
@@ -38,17 +38,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
-def reference_tokens(model: Any, images: list[np.ndarray], steps: int, prompt: tuple[int, ...] = ()) -> np.ndarray:
-    """transformers' greedy tokens, never stopping, without the start token."""
-    start = torch.tensor([[1, *prompt]] * len(images))
-    count = steps - len(prompt)
-    model.generation_config.eos_token_id = None
-    output = model.generate(
-        pixel_values(images), decoder_input_ids=start, max_new_tokens=count, min_new_tokens=count, do_sample=False
-    )
-    return output[:, 1:].numpy()
-
-
 @pytest.fixture(params=CASES, ids=lambda name: name.replace(" ", "-"))
 def case(request: pytest.FixtureRequest, make_captioner: Callable[..., Any], tmp_path: Path) -> tuple[Any, Path]:
     encoder, decoder = CASES[request.param]
@@ -66,9 +55,9 @@ def test_encoder_output_and_greedy_tokens_equal_transformers(case: tuple[Any, Pa
         output = runner.encode(TABLE.fit(2), images, 0)
         torch.testing.assert_close(output, expected, rtol=1e-4, atol=2e-4)
         tokens = generate(runner, images, NEW_TOKENS)
-    reference = reference_tokens(model, images, NEW_TOKENS)
-    assert tokens.tolist() == reference.tolist()
-    assert len(set(reference.flatten().tolist())) > 4, "the random model must not repeat one token"
+    reference, _ = generated_by_pair(model, images, NEW_TOKENS)
+    assert tokens.tolist() == reference
+    assert len(set(tokens.flatten().tolist())) > 4, "the random model must not repeat one token"
 
 
 def test_prompt_is_continued_as_transformers_continues_it(case: tuple[Any, Path]) -> None:
@@ -78,7 +67,7 @@ def test_prompt_is_continued_as_transformers_continues_it(case: tuple[Any, Path]
     images = random_images(runner.config, 1)
     with torch.no_grad():
         tokens = generate(runner, images, NEW_TOKENS, prompt)
-    assert tokens.tolist() == reference_tokens(model, images, NEW_TOKENS, prompt).tolist()
+    assert tokens.tolist() == generated_by_pair(model, images, NEW_TOKENS, prompt)[0]
     assert tuple(tokens[0, :3]) == prompt
 
 

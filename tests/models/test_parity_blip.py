@@ -4,11 +4,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from support import random_captioners
-from support.parity import assert_as_transformers, build_runner, generate, pixel_values, random_images
+from support.parity import assert_as_transformers, build_runner, generate, random_images
+from support.references import generated_by_blip
 
 from warmup.buckets import BucketTable
 
@@ -34,32 +34,9 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Path]:
     return model, tmp_path
 
 
-def reference(
-    model: Any, images: list[np.ndarray], steps: int, prompt: tuple[int, ...] = ()
-) -> tuple[list[list[int]], tuple[torch.Tensor, ...]]:
-    """transformers' greedy tokens, never stopping, without the start token, and the logits of each.
-
-    A prompt is given as BlipProcessor gives it, between [CLS] and [SEP].
-    """
-    model.config.text_config.sep_token_id = None  # no end
-    model.text_decoder.generation_config.eos_token_id = None
-    count = steps - len(prompt)
-    ids = torch.tensor([[1, *prompt, 2]] * len(images)) if prompt else None
-    output = model.generate(
-        pixel_values(images),
-        input_ids=ids,
-        max_new_tokens=count,
-        min_new_tokens=count,
-        do_sample=False,
-        output_logits=True,
-        return_dict_in_generate=True,
-    )
-    return output.sequences[:, 1:].tolist(), output.logits
-
-
 def test_encoder_output_and_greedy_tokens_equal_transformers(case: tuple[Any, Path]) -> None:
     model, folder = case
-    assert_as_transformers(folder, model.vision_model, partial(reference, model), NEW_TOKENS)
+    assert_as_transformers(folder, model.vision_model, partial(generated_by_blip, model), NEW_TOKENS)
 
 
 def test_a_prompt_is_continued_as_transformers_continues_it(case: tuple[Any, Path]) -> None:
@@ -68,7 +45,7 @@ def test_a_prompt_is_continued_as_transformers_continues_it(case: tuple[Any, Pat
     images = random_images(runner.config, 1)
     with torch.no_grad():
         tokens = generate(runner, images, NEW_TOKENS, PROMPT)
-    assert tokens.tolist() == reference(model, images, NEW_TOKENS, PROMPT)[0]
+    assert tokens.tolist() == generated_by_blip(model, images, NEW_TOKENS, PROMPT)[0]
     assert tuple(tokens[0, :3]) == PROMPT
 
 

@@ -5,13 +5,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
 from support import random_captioners
-from support.parity import assert_as_transformers, build_runner, generate, pixel_values, random_images
+from support.parity import assert_as_transformers, build_runner, generate, random_images
 from support.random_captioners import TEXT, VISION
+from support.references import generated_by_pair
 
 NEW_TOKENS = 12
 PROMPT = (17, 4, 60)
@@ -110,27 +110,9 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Path]:
     return model, tmp_path
 
 
-def reference(
-    model: Any, images: list[np.ndarray], steps: int, prompt: tuple[int, ...] = ()
-) -> tuple[list[list[int]], tuple[torch.Tensor, ...]]:
-    """transformers' greedy tokens, never stopping, without the start token, and the logits of each."""
-    model.generation_config.eos_token_id = None
-    count = steps - len(prompt)
-    output = model.generate(
-        pixel_values(images),
-        decoder_input_ids=torch.tensor([[random_captioners.START, *prompt]] * len(images)),
-        max_new_tokens=count,
-        min_new_tokens=count,
-        do_sample=False,
-        output_logits=True,
-        return_dict_in_generate=True,
-    )
-    return output.sequences[:, 1:].tolist(), output.logits
-
-
 def test_encoder_output_and_greedy_tokens_equal_transformers(case: tuple[Any, Path]) -> None:
     model, folder = case
-    assert_as_transformers(folder, model.encoder, partial(reference, model), NEW_TOKENS)
+    assert_as_transformers(folder, model.encoder, partial(generated_by_pair, model), NEW_TOKENS)
 
 
 def test_a_prompt_is_continued_and_padding_changes_nothing(case: tuple[Any, Path]) -> None:
@@ -139,4 +121,4 @@ def test_a_prompt_is_continued_and_padding_changes_nothing(case: tuple[Any, Path
     images = random_images(runner.config, 3)  # in a bucket of 5
     with torch.no_grad():
         tokens = generate(runner, images, NEW_TOKENS, PROMPT)
-    assert tokens.tolist() == reference(model, images, NEW_TOKENS, PROMPT)[0]
+    assert tokens.tolist() == generated_by_pair(model, images, NEW_TOKENS, PROMPT)[0]

@@ -1,13 +1,18 @@
-"""Fixtures: headless Chromium through Playwright, and pages that may only talk to the server under test."""
+"""Fixtures: headless Chromium through Playwright, and pages that may only talk to the server under test.
+
+Every test run loads these fixtures; only tests of the page need Playwright.
+"""
 
 import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
 _ARGUMENTS = (
     "--headless",
@@ -22,8 +27,10 @@ _ARGUMENTS = (
 
 
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
+def chromium() -> "Iterator[Browser]":
     """Of a module and not of the session: until it is stopped, its event loop is that of the main thread."""
+    from playwright.sync_api import sync_playwright
+
     executable = shutil.which("chromium")
     if executable is None:
         pytest.skip("CHROMIUM IS NOT INSTALLED: apt-get install chromium TO TEST THE PAGE IN A BROWSER")
@@ -34,7 +41,7 @@ def chromium() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def open_page(chromium: Browser) -> Iterator[Callable[..., Page]]:
+def open_page(chromium: "Browser") -> "Iterator[Callable[..., Page]]":
     """``open_page(address, **context options)`` -> the page, loaded.
 
     ``expected`` is a pattern of the console's errors that the test is about: Chromium logs each reply that is an
@@ -42,7 +49,7 @@ def open_page(chromium: Browser) -> Iterator[Callable[..., Page]]:
     with ExitStack() as exits:
         wrong: list[str] = []
 
-        def open_one(address: str, expected: str = "(?!)", **options: Any) -> Page:
+        def open_one(address: str, expected: str = "(?!)", **options: Any) -> "Page":
             context = chromium.new_context(**options)
             exits.callback(context.close)
             page = context.new_page()

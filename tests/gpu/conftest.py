@@ -1,0 +1,112 @@
+"""Tests on a CUDA device: python -m pytest tests/gpu. Without one they are skipped, each by its name.
+
+GPU_TESTS_DEVICE=cpu runs the same bodies on the CPU, so that only what CUDA itself does is left untested.
+"""
+
+import copy
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import device_cases
+from support.device_cases import Captioner
+
+from warmup.build import Builder, Built
+from warmup.device import DTYPES
+
+FAMILIES = {"vit-gpt2": device_cases.vit_gpt2, "blip": device_cases.blip}
+# Kernels change at 2 and 3 rows, and at 32.
+BUCKETS = (1, 2, 4, 64)
+FEW_BUCKETS = (1, 4)
+SETS = (
+    ("vit-gpt2", "bfloat16", BUCKETS),
+    ("blip", "bfloat16", BUCKETS),
+    ("vit-gpt2", "float16", BUCKETS),
+    ("vit-gpt2", "float32", FEW_BUCKETS),
+    ("blip", "float32", FEW_BUCKETS),
+)
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    name = os.environ.get("GPU_TESTS_DEVICE", "cuda:0")
+    if name != "cpu" and not torch.cuda.is_available():
+        pytest.skip("NO CUDA DEVICE HERE: NOTHING IS CHECKED ON A GPU")
+    return torch.device(name)
+
+
+@pytest.fixture(autouse=True)
+def precise(device: torch.device) -> Iterator[None]:
+    """No grad and no TF32, as a server sets it, and for transformers' convolutions too."""
+    torch.set_float32_matmul_precision("highest")
+    convolutions = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    with torch.no_grad():
+        yield
+    torch.backends.cudnn.allow_tf32 = convolutions
+
+
+@pytest.fixture(scope="session")
+def captioners(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Captioner]:
+    return {name: make(tmp_path_factory.mktemp(name)) for name, make in FAMILIES.items()}
+
+
+class Packages:
+    """Builds of several sets at once; on the CPU each begins when it is first asked for."""
+
+    def __init__(self, captioners: dict[str, Captioner], device: torch.device, folder: Path) -> None:
+        self._builders: dict[tuple[str, str], Builder] = {}
+        self._built: dict[tuple[str, str], Built] = {}
+        self._threads: dict[tuple[str, str], threading.Thread] = {}
+        workers = max(1, (os.cpu_count() or 1) // (len(SETS) if device.type == "cuda" else 1))
+        for family, dtype, buckets in SETS:
+            plan = device_cases.plan_of(device, dtype, buckets)
+            target = folder / f"{family}-{dtype}"
+            key = family, dtype
+            self._builders[key] = device_cases.build(captioners[family], plan, target, workers)
+            self._threads[key] = threading.Thread(target=self._build, args=(key,))
+            if device.type == "cuda":
+                self._threads[key].start()
+
+    def _build(self, key: tuple[str, str]) -> None:
+        self._built[key] = self._builders[key].run()
+
+    def of(self, family: str, dtype: str) -> Built:
+        """The set, once it is made and every package has passed its self-check."""
+        thread = self._threads[family, dtype]
+        if thread.ident is None:
+            thread.start()
+        thread.join()
+        built = self._built[family, dtype]
+        assert built.complete, built.failures
+        return built
+
+    def stop(self) -> None:
+        for builder in self._builders.values():
+            builder.stop()
+        for thread in self._threads.values():
+            if thread.ident is not None:
+                thread.join()
+
+
+@pytest.fixture(scope="session")
+def packages(
+    captioners: dict[str, Captioner], device: torch.device, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Packages]:
+    made = Packages(captioners, device, tmp_path_factory.mktemp("packages"))
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="session")
+def references(captioners: dict[str, Captioner], device: torch.device) -> dict[tuple[str, str], Any]:
+    """transformers' models in fp32 on the device, of weights rounded to each dtype."""
+    return {
+        (family, dtype): copy.deepcopy(captioner.model).to(DTYPES[dtype]).float().to(device)
+        for family, captioner in captioners.items()
+        for dtype in DTYPES
+    }

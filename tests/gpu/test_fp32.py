@@ -1,0 +1,49 @@
+"""fp32 on a GPU, without TF32: transformers' greedy tokens, from every bucket, eager and compiled."""
+
+from typing import Any
+
+import pytest
+import torch
+from support.device_cases import PROMPT, STEPS, Captioner, open_model, open_runner, plan_of, steps_with_logits
+
+from warmup.backends.aot import AotBackend
+from warmup.backends.eager import EagerBackend
+from warmup.row import Row
+
+pytestmark = pytest.mark.timeout(600)  # compiling
+BUCKETS = (1, 2, 4, 64)
+COMPILED_BUCKETS = (1, 4)  # those of conftest.SETS
+CASES = [("vit-gpt2", ()), ("blip", ()), ("blip", PROMPT)]
+
+
+@pytest.mark.parametrize(("family", "prompt"), CASES, ids=["vit-gpt2", "blip", "blip with a prompt"])
+@pytest.mark.parametrize("backend", ["eager", "aot"])
+def test_tokens_equal_transformers_in_every_bucket(
+    backend: str,
+    family: str,
+    prompt: tuple[int, ...],
+    captioners: dict[str, Captioner],
+    references: dict[tuple[str, str], Any],
+    packages: Any,
+    device: torch.device,
+) -> None:
+    captioner, reference = captioners[family], references[family, "float32"]
+    plan = plan_of(device, "float32", BUCKETS if backend == "eager" else COMPILED_BUCKETS)
+    model = open_model(captioner, plan)
+    if backend == "eager":
+        runner = open_runner(model, plan, EagerBackend())
+    else:
+        built = packages.of(family, "float32")
+        runner = open_runner(model, plan, AotBackend(built.files, built.signatures, model))
+    images = captioner.images(plan.table.largest.size)
+    encoded = captioner.encoded(reference, images)
+    expected, expected_logits = captioner.generate(reference, images, STEPS, prompt)
+    wanted = torch.stack(expected_logits, dim=1).float().cpu()
+    assert len({tuple(row) for row in expected}) > len(images) // 2, "the model must see the images"
+    for bucket in plan.table.buckets:
+        for count in {bucket.size, max(1, bucket.size - 1)}:  # full, and with a padding row
+            output = runner.encode(bucket, images[:count], 0)
+            torch.testing.assert_close(output[:count], encoded[:count], rtol=1e-3, atol=1e-3)
+            tokens, logits = steps_with_logits(runner, bucket, [Row(prompt)] * count, STEPS)
+            assert tokens == expected[:count], f"bucket {bucket.size}"
+            torch.testing.assert_close(logits[:, len(prompt) :], wanted[:count], rtol=1e-3, atol=1e-3)

@@ -1,0 +1,90 @@
+"""Nothing that a step or an admission launches makes the host wait for the device."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from support.device_cases import Captioner, open_model, open_runner, plan_of
+
+from warmup.backends.eager import EagerBackend
+from warmup.buckets import Bucket
+from warmup.row import Row
+from warmup.runner import Runner, open_callables
+
+ONE, FOUR = Bucket(1), Bucket(4)
+
+
+@contextmanager
+def no_waiting(device: torch.device) -> Iterator[None]:
+    """torch raises where an operation would wait for the device."""
+    if device.type != "cuda":
+        yield
+        return
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.fixture
+def runner(captioners: dict[str, Captioner], device: torch.device) -> Runner:
+    plan = plan_of(device, "bfloat16", (1, 4))
+    return open_runner(open_model(captioners["vit-gpt2"], plan), plan, EagerBackend())
+
+
+def tokens_after(runner: Runner, run: Callable[[], None]) -> list[int]:
+    """Steps launched one behind the other while nothing is read but the last tokens."""
+    runner.admit(0, [Row()] * 4)
+    run()
+    return runner.tokens(4)
+
+
+@pytest.mark.parametrize("graphs", [True, False], ids=["captured", "launched one by one"])
+def test_steps_are_launched_without_waiting(
+    graphs: bool, runner: Runner, captioners: dict[str, Captioner], device: torch.device
+) -> None:
+    runner.encode(FOUR, captioners["vit-gpt2"].images(4), 0)
+    if not graphs:
+        runner.bind("decoder", FOUR, open_callables(runner.regions, "decoder", FOUR, EagerBackend()))
+
+    def steps() -> None:
+        for _ in range(10):
+            runner.decode_step(FOUR)
+
+    expected = tokens_after(runner, steps)  # before: what is made once is made
+
+    def watched() -> None:
+        with no_waiting(device):
+            steps()
+
+    assert tokens_after(runner, watched) == expected
+
+
+def test_reading_behind_admission_and_moves_are_launched_without_waiting(
+    runner: Runner, captioners: dict[str, Captioner], device: torch.device
+) -> None:
+    """An engine's turn: the next step goes before the last one's tokens are read, and a row joins between steps."""
+    images = captioners["vit-gpt2"].images(4)
+
+    def turn() -> list[list[int]]:
+        runner.encode(FOUR, images, 0)
+        runner.admit(0, [Row((17, 4))] * 3)
+        seen, pending = [], None
+        with no_waiting(device):
+            for _ in range(6):
+                runner.decode_step(FOUR)
+                behind, pending = pending, runner.read_tokens(3)
+                if behind is not None:
+                    seen.append(behind.result())
+        with no_waiting(device):
+            runner.encode(ONE, images[3:], 3)
+            runner.admit(3, [Row((17, 4))])
+            runner.move([(3, 0)])
+            runner.decode_step(FOUR)
+        seen.append(runner.tokens(4))
+        return seen
+
+    assert turn() == turn()

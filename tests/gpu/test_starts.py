@@ -1,0 +1,146 @@
+"""Real starts on a GPU: the demo model built, then served from packages; and the jit backend, cold and restored."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.server_process import ServerProcess, clean_environment, snapcap
+
+ROOT = Path(__file__).parent.parent.parent
+BUCKETS = ("--buckets", "1,4")
+JIT = ("--backend", "jit", "--buckets", "1", "--strict")
+COMPILED = 'snapcap_compile_events_total{{when="{}"}}'
+CACHE = 'snapcap_compile_cache_total{{result="{}"}}'
+pytestmark = pytest.mark.timeout(600)
+
+
+class Background:
+    """Both long starts at once: the build, and a jit start on an empty store."""
+
+    def __init__(self, folder: Path, device: str, samples: dict[Path, str]) -> None:
+        self.built, self.jit = folder / "built", folder / "jit"
+        self._device, self._samples = device, samples
+        self._outcome: dict[str, Any] = {}
+        self._threads = [threading.Thread(target=self._keep, args=(work,)) for work in (self._build, self._cold)]
+        for thread in self._threads:
+            thread.start()
+
+    def _keep(self, work: Any) -> None:
+        try:
+            self._outcome[work.__name__] = work()
+        except BaseException as error:
+            self._outcome[work.__name__] = error
+
+    def _build(self) -> Any:
+        return snapcap("build", "--cache-dir", str(self.built), "--device", self._device, *BUCKETS, timeout=500)
+
+    def _cold(self) -> Any:
+        return serve(self.jit, self._device, JIT, self._samples) if servable() else None
+
+    def outcome(self, name: str) -> Any:
+        for thread in self._threads:
+            thread.join()
+        outcome = self._outcome[name]
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+
+def servable() -> bool:
+    return all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn", "prometheus_client"))
+
+
+def serve(
+    cache: Path, device: str, options: tuple[str, ...], samples: dict[Path, str]
+) -> tuple[dict[str, Any], dict[str, float], dict[Path, str]]:
+    """/startup, metrics and captions of a server that is ready."""
+    with ServerProcess("--cache-dir", str(cache), "--device", device, *options) as server:
+        server.wait_for(lambda: server.call("/readyz")[0] == 200, seconds=400)
+        startup = server.startup()
+        captions = {path: server.caption(path)["caption"] for path in samples}
+        return startup, server.metrics(), captions
+
+
+@pytest.fixture(scope="module")
+def background(
+    tmp_path_factory: pytest.TempPathFactory, device: torch.device, samples: dict[Path, str]
+) -> Background:
+    return Background(tmp_path_factory.mktemp("starts"), device.type, samples)
+
+
+@pytest.fixture
+def served() -> None:
+    if not servable():
+        pytest.skip("FASTAPI, UVICORN OR PROMETHEUS_CLIENT IS NOT INSTALLED: NO SERVER IS STARTED ON THE GPU")
+
+
+@pytest.fixture
+def built(background: Background) -> Path:
+    run = background.outcome("_build")
+    assert run.returncode == 0, run.stderr
+    return background.built
+
+
+def test_a_server_with_artifacts_is_compiled_warm_and_right(
+    served: None, built: Path, device: torch.device, samples: dict[Path, str]
+) -> None:
+    options = ("--backend", "aot", "--strict", *BUCKETS)
+    startup, metrics, captions = serve(built, device.type, options, samples)
+    assert (startup["tier"], startup["artifacts"]["result"]) == ("aot", "hit")
+    state = "captured" if device.type == "cuda" else "warm"
+    assert {(bucket["backend"], bucket["state"]) for bucket in startup["buckets"]} == {("aot", state)}
+    assert captions == samples
+    assert [metrics[COMPILED.format(when)] for when in ("startup", "serving")] == [0, 0]
+
+
+def test_a_compiled_start_imports_no_compiler_and_starts_no_process(built: Path, device: torch.device) -> None:
+    program = """
+import json, subprocess, sys
+from pathlib import Path
+def refuse(*a, **k): raise AssertionError(f"a process was started: {a}")
+subprocess.Popen.__init__ = refuse
+from warmup.options import StartOptions, StoreOptions
+from warmup.startup import load
+from warmup.status import StartupStatus
+from warmup.timeline import Timeline
+cache, status = Path(sys.argv[1]), StartupStatus()
+options = StartOptions(
+    "demo", cache, StoreOptions(cache / "store"), device=sys.argv[2], backend="aot", buckets=(1, 4), strict=True
+)
+load(options, Timeline.since_exec(), status)
+print(json.dumps([status.backend, sorted(sys.modules)]))
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", program, str(built), device.type],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+    assert run.returncode == 0, run.stderr
+    backend, modules = json.loads(run.stdout.splitlines()[-1])
+    assert backend == "aot"
+    unwanted = ("torch._dynamo", "torch._inductor.compile_fx", "transformers", "triton", "boto3")
+    assert [name for name in modules if name.startswith(unwanted)] == []
+
+
+def test_the_second_jit_start_misses_nothing_and_captions_the_same(
+    served: None, background: Background, device: torch.device, samples: dict[Path, str]
+) -> None:
+    cold, cold_metrics, captions = background.outcome("_cold")
+    assert (cold["tier"], cold["artifacts"]["result"]) == ("jit", "miss")
+    assert cold_metrics[COMPILED.format("startup")] == 6, "six regions at one bucket"
+    assert captions == samples
+    restored, metrics, again = serve(background.jit, device.type, JIT, samples)
+    assert (restored["tier"], restored["artifacts"]["result"]) == ("jit", "hit")
+    assert metrics[CACHE.format("miss")] == metrics[CACHE.format("bypass")] == 0
+    assert metrics[CACHE.format("hit")] > 0
+    assert metrics[COMPILED.format("serving")] == 0
+    assert again == captions

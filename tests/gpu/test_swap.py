@@ -1,0 +1,57 @@
+"""From eager to compiled between two steps, bucket by bucket, while rows run: their tokens stay the same."""
+
+from typing import Any
+
+import pytest
+import torch
+from support.device_cases import STEPS, Captioner, open_model, open_runner, plan_of
+
+from warmup.backends.aot import AotBackend
+from warmup.backends.eager import EagerBackend
+from warmup.row import Row
+from warmup.runner import Runner
+from warmup.status import COMPONENTS
+from warmup.swap import swap_bucket
+
+pytestmark = pytest.mark.timeout(600)  # compiling
+BUCKETS = (1, 4)
+
+
+@pytest.mark.parametrize("family", ["vit-gpt2", "blip"])
+def test_running_rows_keep_their_tokens(
+    family: str, captioners: dict[str, Captioner], packages: Any, device: torch.device
+) -> None:
+    """fp32, so that compiled and eager agree to the token."""
+    captioner = captioners[family]
+    plan = plan_of(device, "float32", BUCKETS)
+    model = open_model(captioner, plan)
+    runner = open_runner(model, plan, EagerBackend())
+    images = captioner.images(4)
+    one, four = plan.table.buckets
+
+    def run(runner: Runner, swaps: list[Any]) -> list[list[int]]:
+        """Three rows from the start, a fourth that joins in the middle; before every step, one swap."""
+        runner.encode(four, images[:3], 0)
+        runner.admit(0, [Row()] * 3)
+        tokens: list[list[int]] = [[] for _ in range(4)]
+        for step in range(STEPS):
+            if step % 4 == 1 and swaps:
+                component, bucket = swaps.pop(0)
+                swap_bucket(runner, model.dtype, component, bucket, backend)
+            if step == STEPS // 2:
+                runner.encode(one, images[3:], 3)
+                runner.admit(3, [Row()])
+            runner.decode_step(four)
+            rows = 3 if step < STEPS // 2 else 4
+            for row, token in enumerate(runner.tokens(rows)):
+                tokens[row].append(token)
+        return tokens
+
+    built = packages.of(family, "float32")
+    backend = AotBackend(built.files, built.signatures, model)
+    expected = run(runner, [])
+    swaps = [(component, bucket) for bucket in (four, one) for component in COMPONENTS]
+    before = {key: runner.bound(*key) for key in swaps}
+    assert run(runner, list(swaps)) == expected
+    assert all(runner.bound(*key) is not before[key] for key in swaps)
+    assert run(runner, []) == expected, "compiled from the first step on"

@@ -1,0 +1,142 @@
+"""Small random captioners on any device: transformers' answers, and our runner as a start makes it.
+
+What tests/gpu is made of. Nothing here is about CUDA alone, so that it can be run without it.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from support import random_captioners
+from support.parity import NORMALISATION, pixel_values, random_images
+from support.references import Generated, generated_by_blip, generated_by_pair
+
+from models.config import ModelConfig
+from models.fused import compiled_function
+from models.preprocess import ImageTransform
+from models.regions import Region, RegionFunction
+from warmup.backends.base import Backend
+from warmup.buckets import Bucket
+from warmup.build import Builder
+from warmup.device import DTYPES
+from warmup.loading import Warmer
+from warmup.model import LoadedModel, load_model
+from warmup.plan import Plan
+from warmup.prepared import Checkpoint
+from warmup.row import Row
+from warmup.runner import Runner
+from warmup.status import StartupStatus
+from warmup.timeline import Timeline
+
+PROMPT = (17, 4, 60)
+STEPS = 20
+CACHE_LENGTH = 48
+# More tokens than a kernel reads at once (290), a width that is no power of 2, a vocabulary of several blocks.
+_WIDTH, _HEADS, _VOCABULARY = 96, 3, 397
+_VISION = {"hidden_size": _WIDTH, "num_attention_heads": _HEADS, "intermediate_size": 192, "image_size": 272}
+
+
+@dataclass(frozen=True)
+class Captioner:
+    """A checkpoint folder and transformers' model of it, in fp32 on the CPU; ``generate`` is its greedy search."""
+
+    folder: Path
+    config: ModelConfig
+    model: Any
+    generate: Callable[[Any, list[np.ndarray], int, tuple[int, ...]], Generated]
+
+    def encoded(self, model: Any, images: list[np.ndarray]) -> torch.Tensor:
+        """The encoder's output of a copy of ``model``, on the device it is on."""
+        encoder = model.vision_model if hasattr(model, "vision_model") else model.encoder
+        pixels = pixel_values(images).to(model.device, model.dtype)
+        output: torch.Tensor = encoder(pixel_values=pixels).last_hidden_state
+        return output
+
+    def images(self, count: int) -> list[np.ndarray]:
+        return random_images(self.config, count)
+
+
+def vit_gpt2(folder: Path) -> Captioner:
+    import transformers
+
+    model = random_captioners.pair(
+        transformers.ViTConfig(**random_captioners.VISION | _VISION),
+        transformers.GPT2Config(vocab_size=_VOCABULARY, n_positions=64, n_embd=_WIDTH, n_layer=2, n_head=_HEADS),
+    )
+    return _written(folder, model, generated_by_pair)
+
+
+def blip(folder: Path) -> Captioner:
+    text = {"vocab_size": _VOCABULARY, "hidden_size": _WIDTH, "intermediate_size": 192}
+    return _written(folder, random_captioners.blip(_VISION, text), generated_by_blip)
+
+
+def _written(folder: Path, model: Any, generate: Callable[..., Generated]) -> Captioner:
+    model.save_pretrained(folder)
+    size = {"height": _VISION["image_size"], "width": _VISION["image_size"]}
+    mean, std = NORMALISATION.mean, NORMALISATION.std
+    processor = {"size": size, "rescale_factor": NORMALISATION.rescale, "image_mean": mean, "image_std": std}
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    return Captioner(folder, ModelConfig.from_folder(folder), model, generate)
+
+
+@dataclass(frozen=True)
+class Direct:
+    """A backend of the functions that are compiled on this device, run without a compiler: the kernels alone."""
+
+    model: LoadedModel
+    name = "kernels"
+
+    def callable(self, region: Region, bucket: Bucket) -> RegionFunction:
+        return compiled_function(region, self.model.state.tokens.device, self.model.dtype)
+
+
+def plan_of(device: torch.device, dtype: str, buckets: tuple[int, ...]) -> Plan:
+    return Plan(str(device), dtype, buckets, CACHE_LENGTH, torch.get_num_threads())
+
+
+def build(captioner: Captioner, plan: Plan, folder: Path, workers: int) -> Builder:
+    """The build of all packages; it begins when it is run."""
+    transform = _transform(captioner)
+    checkpoint = Checkpoint("random", captioner.folder, captioner.config, None, transform)  # no build reads text
+    return Builder(checkpoint, plan, folder, workers)
+
+
+def open_model(captioner: Captioner, plan: Plan) -> LoadedModel:
+    device, dtype = torch.device(plan.device), DTYPES[plan.dtype]
+    return load_model(captioner.folder, captioner.config, _transform(captioner), plan, device, dtype)
+
+
+def open_runner(model: LoadedModel, plan: Plan, backend: Backend) -> Runner:
+    """Every bucket warm on the backend, and on CUDA captured, as a strict start leaves them."""
+    runner = Runner(model.config, model.regions, model.weights, model.state)
+    status = StartupStatus()
+    status.expect(plan.buckets, plan.device, plan.dtype)
+    warmer = Warmer(runner, plan.table, status, Timeline.since_exec(), strict=True)
+    warmer.assign(backend)
+    warmer.warm(plan.table.buckets)
+    states = {bucket.state for bucket in status.buckets()}
+    assert states <= {"captured"} if runner.device.type == "cuda" else states <= {"warm", "eager"}, states
+    return runner
+
+
+def steps_with_logits(
+    runner: Runner, bucket: Bucket, rows: list[Row], steps: int
+) -> tuple[list[list[int]], torch.Tensor]:
+    """Tokens [rows, steps] and fp32 logits [rows, steps, vocabulary] on the CPU, from the first slot on."""
+    runner.admit(0, rows)
+    tokens, logits = [], []
+    for _ in range(steps):
+        step = runner.decode_step(bucket)
+        logits.append(step[: len(rows)].float().cpu())
+        tokens.append(runner.tokens(len(rows)))
+    return [list(row) for row in zip(*tokens, strict=True)], torch.stack(logits, dim=1)
+
+
+def _transform(captioner: Captioner) -> ImageTransform:
+    vision = captioner.config.vision
+    return ImageTransform.from_folder(captioner.folder, vision.image_size, family=vision.family)

@@ -1,0 +1,38 @@
+"""What transformers' models generate: greedy tokens that never stop, without the start token, and their logits."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from support.parity import pixel_values
+
+Generated = tuple[list[list[int]], tuple[torch.Tensor, ...]]
+
+
+def generated_by_pair(model: Any, images: list[np.ndarray], steps: int, prompt: tuple[int, ...] = ()) -> Generated:
+    """A `VisionEncoderDecoderModel`'s, on the device it is on; a prompt follows the start token."""
+    start = model.generation_config.decoder_start_token_id
+    model.generation_config.eos_token_id = None
+    ids = torch.tensor([[start, *prompt]] * len(images), device=model.device)
+    return _generate(model, images, steps - len(prompt), decoder_input_ids=ids)
+
+
+def generated_by_blip(model: Any, images: list[np.ndarray], steps: int, prompt: tuple[int, ...] = ()) -> Generated:
+    """A `BlipForConditionalGeneration`'s; a prompt is given as BlipProcessor gives it, between [CLS] and [SEP]."""
+    model.config.text_config.sep_token_id = None  # no end
+    model.text_decoder.generation_config.eos_token_id = None
+    ids = torch.tensor([[1, *prompt, 2]] * len(images), device=model.device) if prompt else None
+    return _generate(model, images, steps - len(prompt), input_ids=ids)
+
+
+def _generate(model: Any, images: list[np.ndarray], count: int, **ids: torch.Tensor | None) -> Generated:
+    output = model.generate(
+        pixel_values(images).to(model.device, model.dtype),
+        **ids,
+        max_new_tokens=count,
+        min_new_tokens=count,
+        do_sample=False,
+        output_logits=True,
+        return_dict_in_generate=True,
+    )
+    return output.sequences[:, 1:].tolist(), output.logits
