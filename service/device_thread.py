@@ -5,7 +5,8 @@ from collections.abc import Callable
 from functools import partial
 
 from service.engine import Engine, EngineObserver
-from service.scheduler import Limits, Scheduler
+from service.limits import Limits
+from service.scheduler import Scheduler
 from warmup.buckets import Bucket, BucketTable
 from warmup.options import StartOptions
 from warmup.startup import Loaded, load

@@ -17,9 +17,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from service.errors import EngineFailed
+from service.limits import Limits
 from service.request import CaptionRequest
-from service.scheduler import Limits, Running, Scheduler
-from warmup.row import Row
+from service.running import Running
+from service.scheduler import Scheduler
+from warmup.row import Needs, Row, Search
 
 if TYPE_CHECKING:
     from warmup.readback import DeviceTimer, PendingTokens
@@ -57,7 +59,7 @@ class _Encoded:
 class _Step:
     """A decode step that the device has been given, after some encodes."""
 
-    rows: list[Running]
+    rows: list[Running]  # by slot: a search is in several
     bucket: int
     tokens: "PendingTokens"
     timer: "DeviceTimer"
@@ -141,14 +143,20 @@ class Engine:
         if runner.runs_ahead:
             step, self._step = self._step, step
         if step is not None:
-            runner.move(scheduler.advance(step.rows, self._read(step), backend_of(step.bucket)))
+            tokens, hypotheses = self._read(step)
+            runner.move(scheduler.advance(step.rows, tokens, backend_of(step.bucket), hypotheses))
 
     def _encode(self, runner: "Runner", admitted: list[Running]) -> _Encoded:
-        bucket = self._scheduler.table.fit(len(admitted))
-        first = len(self._scheduler.running) - len(admitted)
+        scheduler = self._scheduler
+        bucket = scheduler.table.fit(len(admitted))
+        first = len(scheduler.running) - sum(row.slots for row in admitted)
+        rows = [self._row(row) for row in admitted]
         timer = runner.timer()
         runner.encode(bucket, [row.request.pixels for row in admitted], first)
-        runner.admit(first, [self._row(row.request) for row in admitted])
+        runner.admit(first, rows)
+        for row, content in zip(admitted, rows, strict=True):
+            if content.search is not None:
+                runner.group(scheduler.slots_of(row), content, content.search)
         timer.stop()
         for row in admitted:
             self._observer.queue_waited(row.admitted - row.submitted)
@@ -158,12 +166,18 @@ class Engine:
         rows = self._scheduler.launched()
         bucket = self._scheduler.table.fit(len(rows))
         timer = runner.timer()
-        runner.decode_step(bucket, sampling=any(row.samples for row in rows))
-        tokens = runner.read_tokens(len(rows))
+        needs = Needs(
+            sampling=any(row.samples for row in rows),
+            penalties=any(row.penalised for row in rows),
+            beams=any(row.searches for row in rows),
+        )
+        runner.decode_step(bucket, needs)
+        tokens = runner.read_tokens(len(rows), needs.beams)
         return _Step(rows, bucket.size, tokens, timer.stop(), encoded)
 
-    def _read(self, step: _Step) -> list[int]:
-        """Wait for a step's tokens, and report what it and the encodes before it took."""
+    def _read(self, step: _Step) -> tuple[list[int], dict[int, list[int]]]:
+        """Wait for a step's tokens, and report what it and the encodes before it took. Returns the tokens, and by
+        slot the hypotheses of searches that have ended."""
         tokens = step.tokens.result()
         for encoded in step.encoded:
             seconds = encoded.timer.seconds()
@@ -172,12 +186,24 @@ class Engine:
                 row.encode_s = seconds
         self._observer.decode_stepped(step.bucket, len(step.rows), step.timer.seconds())
         self._observer.tokens_generated(sum(not (row.left or row.prompt_left) for row in step.rows))
-        return tokens
+        return tokens, step.tokens.hypotheses()
 
-    def _row(self, request: CaptionRequest) -> Row:
-        params = request.params
-        if not params.temperature:
-            return Row(prompt=request.prompt_ids)
-        generator = random.Random(params.seed)  # noqa: S311  sampling, not secrets
-        uniforms = [generator.random() for _ in range(self.limits.cache_length)]
-        return Row(request.prompt_ids, params.temperature, params.top_k, params.top_p, uniforms)
+    def _row(self, running: Running) -> Row:
+        request, params = running.request, running.request.params
+        uniforms: list[float] = []
+        if params.temperature:
+            generator = random.Random(params.seed)  # noqa: S311  sampling, not secrets
+            uniforms = [generator.random() for _ in range(self.limits.cache_length)]
+        search = None
+        if running.searches:
+            search = Search(params.num_beams, running.limit, params.length_penalty, params.early_stopping)
+        return Row(
+            prompt=request.prompt_ids,
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            uniforms=uniforms,
+            repetition_penalty=params.repetition_penalty,
+            no_repeat_ngram_size=params.no_repeat_ngram_size,
+            search=search,
+        )

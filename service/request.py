@@ -5,6 +5,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from warmup.row import EarlyStopping
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -15,7 +17,8 @@ FinishReason = Literal["stop", "length"]
 class SamplingParams:
     """How a request's tokens are chosen: temperature 0 is greedy, ``top_k`` 0 keeps all tokens.
 
-    ``max_new_tokens`` None is the model's default; ``seed`` None draws one.
+    ``max_new_tokens`` None is the model's default; ``seed`` None draws one. ``num_beams`` above 1 is a beam search,
+    which takes as many slots; the fields after it are transformers' options of these names.
     """
 
     max_new_tokens: int | None = None
@@ -23,6 +26,11 @@ class SamplingParams:
     top_k: int = 0
     top_p: float = 1.0
     seed: int | None = None
+    num_beams: int = 1
+    length_penalty: float = 1.0
+    early_stopping: EarlyStopping = "false"
+    no_repeat_ngram_size: int = 0
+    repetition_penalty: float = 1.0
 
 
 @dataclass(frozen=True)

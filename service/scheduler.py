@@ -7,75 +7,19 @@ slots from 0 without a gap, so the smallest bucket that holds them is the one to
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import MappingProxyType
 
-from service.errors import DeadlineExceeded, EngineFailed, InvalidOption, NotReady, Overloaded, PromptTooLong
-from service.request import CaptionRequest, Completion, FinishReason
+from service.errors import DeadlineExceeded, EngineFailed, NotReady, Overloaded
+from service.limits import Limits
+from service.request import CaptionRequest, Completion
+from service.running import Running
 from warmup.buckets import BucketTable
 
 Clock = Callable[[], float]
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What the caches hold: positions a row (the start token takes the first), tokens generated when a request
-    names no number, and the ends."""
-
-    cache_length: int
-    default_new_tokens: int
-    eos_ids: frozenset[int]
-
-    @property
-    def max_prompt_tokens(self) -> int:
-        """A prompt leaves at least one position to generate into."""
-        return self.cache_length - 2
-
-    def check(self, prompt_tokens: int, wanted: int | None) -> None:
-        """Refuse a request that the caches cannot hold, before it costs anything.
-
-        Raises:
-            PromptTooLong: no position is left to generate into.
-            InvalidOption: ``max_new_tokens`` is more than what is left after the prompt.
-        """
-        if prompt_tokens > self.max_prompt_tokens:
-            raise PromptTooLong(
-                f"The prompt has {prompt_tokens} tokens; send at most {self.max_prompt_tokens} tokens."
-            )
-        room = self._room(prompt_tokens)
-        if wanted is not None and wanted > room:
-            raise InvalidOption("max_new_tokens", f"be at most {room}, what the model holds after the prompt")
-
-    def new_tokens(self, prompt_tokens: int, wanted: int | None) -> int:
-        """Tokens to generate: what is wanted, or the default, as far as the cache reaches."""
-        return min(wanted or self.default_new_tokens, self._room(prompt_tokens))
-
-    def _room(self, prompt_tokens: int) -> int:
-        # As transformers' max_length, which also counts the start token. One token more would have no position
-        # of its own: it would take the prompt's last token, or the random number, of the position before it.
-        return self.cache_length - 1 - prompt_tokens
-
-
-@dataclass(eq=False)
-class Running:
-    """A request in a slot."""
-
-    request: CaptionRequest
-    limit: int
-    submitted: float
-    admitted: float
-    encode_s: float = 0.0
-    prompt_left: int = 0
-    tokens: list[int] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-    steps: int = 0  # decode steps launched for it
-    left: bool = False  # its slot is another's
-
-    @property
-    def samples(self) -> bool:
-        return self.request.params.temperature > 0
 
 
 @dataclass(frozen=True)
@@ -95,7 +39,7 @@ class Scheduler:
         self.table = table
         self.limits = limits
         self.capacity = capacity
-        self.running: list[Running] = []
+        self.running: list[Running] = []  # by slot: a beam search is in several places
         self._clock = clock
         self._waiting: deque[_Waiting] = deque()
         self._changed = threading.Condition()
@@ -150,16 +94,17 @@ class Scheduler:
         with self._changed:
             kept = deque(entry for entry in self._waiting if not self._is_lost(entry.request, now))
             self._waiting = kept
-        return self._compact([row for row in self.running if self._is_lost(row.request, now)])
+        return self._compact([row for row in dict.fromkeys(self.running) if self._is_lost(row.request, now)])
 
     def admit(self) -> list[Running]:
         """Give waiting requests the next free slots, first come first served; they run from now on.
 
-        The first of them is in slot ``len(running) - len(admitted)``.
+        One that needs more slots than are free waits for them, and those behind it wait as well: else it might
+        wait for ever. Each has one of the next slots, in order; behind these are the others of beam searches.
         """
         with self._changed:
-            free = self.table.largest.size - len(self.running)
-            count = self.table.admit(min(len(self._waiting), free)) if self._waiting and free else 0
+            fitting = self._fitting(self.table.largest.size - len(self.running))
+            count = self.table.admit(fitting) if fitting else 0
             entries = [self._waiting.popleft() for _ in range(count)]
         now = self._clock()
         admitted = [
@@ -173,7 +118,12 @@ class Scheduler:
             for entry in entries
         ]
         self.running += admitted
+        self.running += [row for row in admitted for _ in range(row.slots - 1)]
         return admitted
+
+    def slots_of(self, row: Running) -> list[int]:
+        """Where a request runs."""
+        return [slot for slot, each in enumerate(self.running) if each is row]
 
     def needs_step(self) -> bool:
         """Whether a row may still be without its last token once the steps that were launched are through."""
@@ -181,19 +131,33 @@ class Scheduler:
 
     def launched(self) -> list[Running]:
         """Count a step that the device has been given for all running rows; returns these, in slot order."""
-        for row in self.running:
+        for row in dict.fromkeys(self.running):
             row.steps += 1
         return list(self.running)
 
-    def advance(self, rows: Sequence[Running], tokens: Sequence[int], backend: str) -> list[tuple[int, int]]:
+    def advance(
+        self,
+        rows: Sequence[Running],
+        tokens: Sequence[int],
+        backend: str,
+        hypotheses: Mapping[int, Sequence[int]] = MappingProxyType({}),
+    ) -> list[tuple[int, int]]:
         """Take the tokens of a step, one for each row that was running when it was launched, and complete the rows
         that end with it. A row that has left since then is passed over.
+
+        ``hypotheses``: for each beam search that ended, by one of its slots, the start token, the prompt, and what
+        was generated with its end.
 
         Returns the moves (source slot, target slot) that close the gaps among running rows.
         """
         finished = []
-        for row, token in zip(rows, tokens, strict=True):
+        for slot, (row, token) in enumerate(zip(rows, tokens, strict=True)):
             if row.left:
+                continue
+            if row.searches:
+                if slot in hypotheses:
+                    self._take(row, hypotheses[slot][1 + len(row.request.prompt_ids) :])
+                    finished.append(row)
                 continue
             if row.prompt_left:
                 row.prompt_left -= 1
@@ -215,7 +179,7 @@ class Scheduler:
 
     def fail_running(self, error: Exception) -> None:
         """Every running row fails; its slot is free. What waits is kept."""
-        for row in self.running:
+        for row in dict.fromkeys(self.running):
             row.left = True
             _set_exception(row.request, error)
         self.running = []
@@ -237,11 +201,27 @@ class Scheduler:
         _set_exception(request, DeadlineExceeded())
         return True
 
+    def _fitting(self, free: int) -> int:
+        """How many of the first that wait have room together."""
+        count = 0
+        for entry in self._waiting:
+            free -= entry.request.params.num_beams
+            if free < 0:
+                break
+            count += 1
+        return count
+
+    def _take(self, row: Running, generated: Sequence[int]) -> None:
+        """A beam search has its tokens all at once."""
+        ended = bool(generated) and generated[-1] in self.limits.eos_ids
+        row.tokens = list(generated[:-1] if ended else generated)
+        row.finish_reason = "stop" if ended else "length"
+
     def _compact(self, gone: list[Running]) -> list[tuple[int, int]]:
         """Fill each freed slot with one of the last running rows, so that rows stay contiguous."""
         for row in gone:
             row.left = True
-        count = len(self.running) - len(gone)
+        count = sum(not row.left for row in self.running)
         free = [slot for slot, row in enumerate(self.running[:count]) if row.left]
         last = [slot for slot, row in enumerate(self.running) if slot >= count and not row.left]
         moves = list(zip(reversed(last), free, strict=True))

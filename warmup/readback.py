@@ -15,16 +15,26 @@ def event(timing: bool = False) -> torch.cuda.Event:
 
 @dataclass(frozen=True)
 class PendingTokens:
-    """Tokens on their way to the host."""
+    """Tokens on their way to the host, and what beam searches have come to."""
 
     arrived: Callable[[], None]
     tokens: Tensor
+    outcomes: Tensor | None = None
 
     def result(self) -> list[int]:
         """One token a row; waits until the step that made them has ended, and for nothing after it."""
         self.arrived()
         values: list[int] = self.tokens.tolist()
         return values
+
+    def hypotheses(self) -> dict[int, list[int]]:
+        """By slot, the best hypothesis of each search that has ended: the start token, the prompt, and what was
+        generated with its end. Waits as ``result`` does."""
+        if self.outcomes is None:
+            return {}
+        self.arrived()
+        ended = self.outcomes[:, -1].nonzero().squeeze(1).tolist()
+        return {slot: self.outcomes[slot, : self.outcomes[slot, -1]].tolist() for slot in ended}
 
 
 class TokenReadback:
@@ -36,19 +46,39 @@ class TokenReadback:
     def __init__(self, tokens: Tensor) -> None:
         """``tokens``: the static buffer [slots] that every step writes."""
         self._tokens = tokens
-        self._places: list[tuple[Tensor, torch.cuda.Event]] = []
-        if tokens.is_cuda:
-            self._places = [(torch.empty_like(tokens, device="cpu", pin_memory=True), event()) for _ in "ab"]
+        self._places: list[_Place] = [_Place(tokens), _Place(tokens)] if tokens.is_cuda else []
 
-    def start(self, rows: int) -> PendingTokens:
-        """Copy the first ``rows`` tokens as they are at this point of the stream."""
+    def start(self, rows: int, outcomes: Tensor | None = None) -> PendingTokens:
+        """Copy the first ``rows`` tokens as they are at this point of the stream.
+
+        ``outcomes``: the static buffer [slots, L + 1] of beam searches, when a row is one.
+        """
         if not self._places:
-            return PendingTokens(_nothing, self._tokens[:rows].clone())
+            copied = None if outcomes is None else outcomes[:rows].clone()
+            return PendingTokens(_nothing, self._tokens[:rows].clone(), copied)
         self._places.reverse()
-        host, event = self._places[0]
-        host[:rows].copy_(self._tokens[:rows], non_blocking=True)
-        event.record()
-        return PendingTokens(event.synchronize, host[:rows])
+        return self._places[0].copy(self._tokens[:rows], None if outcomes is None else outcomes[:rows])
+
+
+class _Place:
+    """Pinned memory for one step's results."""
+
+    def __init__(self, tokens: Tensor) -> None:
+        self._tokens = torch.empty_like(tokens, device="cpu", pin_memory=True)
+        self._outcomes: Tensor | None = None
+        self._event = event()
+
+    def copy(self, tokens: Tensor, outcomes: Tensor | None) -> PendingTokens:
+        rows = len(tokens)
+        self._tokens[:rows].copy_(tokens, non_blocking=True)
+        copied = None
+        if outcomes is not None:
+            if self._outcomes is None:
+                shape = (len(self._tokens), outcomes.shape[1])
+                self._outcomes = torch.empty(shape, dtype=outcomes.dtype, pin_memory=True)
+            copied = self._outcomes[:rows].copy_(outcomes, non_blocking=True)
+        self._event.record()
+        return PendingTokens(self._event.synchronize, self._tokens[:rows], copied)
 
 
 class DeviceTimer:

@@ -5,24 +5,22 @@ nothing to copy when the engine moves between buckets.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from models.config import ModelConfig
 from models.kv_cache import DecodeState
 from models.regions import Component, RegionFunction, Regions
-from models.sampling import sample
 from models.weights import Weights, WeightSet
 from warmup.backends.base import Backend
 from warmup.buckets import Bucket
-from warmup.readback import DeviceTimer, PendingTokens, TokenReadback, event
-from warmup.row import Row
-
-Pixels = np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]
+from warmup.readback import DeviceTimer, PendingTokens, TokenReadback
+from warmup.row import GREEDY, Needs, Row, Search
+from warmup.staging import Pixels, Staging
+from warmup.token_choice import TokenChoice
 
 
 class Callables(NamedTuple):
@@ -55,7 +53,7 @@ class _Captured:
 class _EncodePlan:
     """The encoder's regions at one bucket, with everything but the images bound."""
 
-    staging: "_Staging"
+    staging: Staging
     pixels: Tensor  # [B, height, width, 3] uint8
     slots: Tensor  # [B] int64
     run: Callables
@@ -72,29 +70,8 @@ class _StepPlan:
     layers: list[tuple[Tensor, ...]]
     run: Callables
     captured: _Captured | None = None
-
-
-class _Staging:
-    """Where images and slots wait on the host; pinned for CUDA, so that their copies need no host thread."""
-
-    def __init__(self, pixels: Tensor, slots: Tensor) -> None:
-        self._cuda = pixels.is_cuda
-        self._pixels = torch.zeros_like(pixels, device="cpu", pin_memory=self._cuda)
-        self._slots = torch.zeros_like(slots, device="cpu", pin_memory=self._cuda)
-        self._targets = (pixels, slots)
-        self._copied = event() if self._cuda else None
-
-    def copy(self, images: Sequence[Pixels], slots: list[int]) -> None:
-        """Hand over a batch; waits for the copy of the last one, which the device has long made."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        pixels, target_slots = self._targets
-        np.stack(images, out=self._pixels[: len(images)].numpy())
-        self._slots.copy_(torch.tensor(slots))
-        pixels[: len(images)].copy_(self._pixels[: len(images)], non_blocking=True)
-        target_slots.copy_(self._slots, non_blocking=True)
-        if self._copied is not None:
-            self._copied.record()
+    # With penalties and beams, by what of these it does; recorded when a row needs them first.
+    choices: dict[Needs, _Captured] = field(default_factory=dict)
 
 
 class Runner:
@@ -115,6 +92,7 @@ class Runner:
         self._step: dict[Bucket, _StepPlan] = {}
         self._graph_pool: Any = None  # made with the first graph; all share it, as only one runs at a time
         self._readback = TokenReadback(state.tokens)
+        self._choice = TokenChoice(state, config.generation)
 
     @property
     def device(self) -> torch.device:
@@ -137,20 +115,21 @@ class Runner:
         The bucket must have run once, since a first call allocates and loads. Capturing the largest bucket first
         lets the smaller ones live in its memory. Recording launches nothing, so rows may be running.
         """
+        if component == "encoder":
+            encode = self._encode[bucket]
+            self._encode[bucket] = replace(encode, captured=self._record(lambda: self._run_encoder(encode)))
+        else:
+            step = self._step[bucket]
+            self._step[bucket] = replace(step, captured=self._record(lambda: self._run_decoder(step)))
+
+    def _record(self, run: Callable[[], Tensor]) -> _Captured:
         if self._graph_pool is None:
             self._graph_pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         # Thread-local: threads that decode images must not break a capture that they have no part in.
         with torch.cuda.graph(graph, pool=self._graph_pool, capture_error_mode="thread_local"):
-            if component == "encoder":
-                output = self._run_encoder(self._encode[bucket])
-            else:
-                output = self._run_decoder(self._step[bucket])
-        captured = _Captured(graph, output)
-        if component == "encoder":
-            self._encode[bucket] = replace(self._encode[bucket], captured=captured)
-        else:
-            self._step[bucket] = replace(self._step[bucket], captured=captured)
+            output = run()
+        return _Captured(graph, output)
 
     def replay(self, component: Component, bucket: Bucket) -> Callable[[], Tensor]:
         """What replays a captured bucket, without its inputs: for timing the device alone."""
@@ -172,12 +151,12 @@ class Runner:
         height, width = self.config.vision.image_size
         pixels = torch.zeros(bucket.size, height, width, 3, dtype=torch.uint8, device=self.device)
         slots = torch.zeros(bucket.size, dtype=torch.int64, device=self.device)
-        return _EncodePlan(_Staging(pixels, slots), pixels, slots, callables)
+        return _EncodePlan(Staging(pixels, slots), pixels, slots, callables)
 
     def _step_plan(self, bucket: Bucket, callables: Callables) -> _StepPlan:
         known = self._step.get(bucket)
         if known is not None:
-            return replace(known, run=callables, captured=None)
+            return replace(known, run=callables, captured=None, choices={})
         state, rows = self.state, bucket.size
         positions = state.positions[:rows]
         caches = ((c.key, c.value, c.cross_key, c.cross_value) for c in state.layers(rows))
@@ -216,41 +195,52 @@ class Runner:
                 state.top_k[slot] = row.top_k or self.config.decoder.vocab_size
                 state.top_p[slot] = row.top_p
                 self._put(state.uniforms[slot], row.uniforms)
+        self._choice.start(first_slot, rows)
+
+    def group(self, slots: Sequence[int], row: Row, search: Search) -> None:
+        """Make slots the rows of one beam search, all of them as the first, which has been admitted."""
+        self._choice.group(slots, row.prompt, search)
 
     @staticmethod
     def _put(target: Tensor, values: Sequence[float]) -> None:
         """Copy a few numbers to the device. They are small enough for the driver to take at once."""
         target.copy_(torch.tensor(values, dtype=target.dtype), non_blocking=True)
 
-    def decode_step(self, bucket: Bucket, sampling: bool = False) -> Tensor:
-        """Advance every row of the bucket by one token and return the logits [bucket, vocabulary].
+    def decode_step(self, bucket: Bucket, needs: Needs = GREEDY) -> Tensor:
+        """Advance every row of the bucket by one token and return its scores [bucket, vocabulary]: the logits, or
+        what penalties and beams make of them.
 
-        ``sampling`` must be set when a running row has a temperature above 0.
+        ``needs`` must name everything that one of the running rows needs.
         """
-        plan, rows = self._step[bucket], bucket.size
-        logits = plan.captured.replay() if plan.captured else self._run_decoder(plan)
-        if sampling:
-            state = self.state
-            sample(
-                logits,
-                plan.tokens,
-                plan.positions,
-                plan.forced,
-                state.uniforms[:rows],
-                state.temperature[:rows],
-                state.top_k[:rows],
-                state.top_p[:rows],
-            )
-        return logits
+        plan = self._step[bucket]
+        if needs.penalties or needs.beams:
+            scores = self._chosen(plan, bucket.size, replace(needs, sampling=False))
+        else:
+            scores = plan.captured.replay() if plan.captured else self._run_decoder(plan)
+        if needs.sampling:
+            self._choice.sample(scores, bucket.size, needs)
+        return scores
+
+    def _chosen(self, plan: _StepPlan, rows: int, needs: Needs) -> Tensor:
+        """A step with penalties and beams, on CUDA as one graph. That is recorded here, not at the start, which
+        those who never use beams would wait for; it takes no compiler, and the step is made all the same."""
+        if needs in plan.choices:
+            return plan.choices[needs].replay()
+        if plan.captured is None:
+            return self._choice.apply(self._run_decoder(plan), rows, needs)
+        scores = self._choice.apply(plan.captured.replay(), rows, needs)
+        plan.choices[needs] = self._record(lambda: self._choice.apply(self._run_decoder(plan), rows, needs))
+        return scores
 
     @property
     def runs_ahead(self) -> bool:
         """Whether the device works while the host goes on: then a step may be launched before the last is read."""
         return self.device.type == "cuda"
 
-    def read_tokens(self, rows: int) -> PendingTokens:
-        """The last tokens of the first ``rows`` slots, as of now, to be read later on."""
-        return self._readback.start(rows)
+    def read_tokens(self, rows: int, beams: bool = False) -> PendingTokens:
+        """The last tokens of the first ``rows`` slots, as of now, to be read later on; with those of ended searches
+        if rows are ``beams``."""
+        return self._readback.start(rows, self._choice.beams.outcomes if beams else None)
 
     def tokens(self, rows: int) -> list[int]:
         """The last tokens of the first ``rows`` slots; waits for the device."""
@@ -272,7 +262,9 @@ class Runner:
     def move(self, moves: Sequence[tuple[int, int]]) -> None:
         """Move running rows (source slot, target slot) into slots that have become free."""
         if moves:
-            self.state.move(*zip(*moves, strict=True))
+            sources, targets = zip(*moves, strict=True)
+            self.state.move(sources, targets)
+            self._choice.move(sources, targets)
 
     def _run_encoder(self, plan: _EncodePlan) -> Tensor:
         hidden = plan.run.before(plan.pixels, *self._one(self.regions.encoder_before.name))

@@ -12,7 +12,8 @@ from warmup.backends.eager import EagerBackend
 from warmup.buckets import Bucket
 from warmup.compare import TOLERANCE, CheckError, relative_difference
 from warmup.row import Row
-from warmup.runner import Callables, Pixels, Runner, open_callables
+from warmup.runner import Callables, Runner, open_callables
+from warmup.staging import Pixels
 
 CHECKED_STEPS = 3
 # A whole component adds the rounding of all its layers to that of one region.

@@ -17,7 +17,7 @@ from models.sampling import sample
 from models.weights import Normalisation, load_weights
 from warmup.backends.eager import EagerBackend
 from warmup.buckets import BucketTable
-from warmup.row import Row
+from warmup.row import Needs, Row
 from warmup.runner import Runner, open_callables
 from warmup.status import COMPONENTS
 
@@ -134,14 +134,14 @@ def image(number: int) -> Any:
 def generate(runner: Runner, pairs: list[tuple[Any, Row]]) -> list[list[int]]:
     """Tokens of each pair of image and row, all in one bucket."""
     bucket = TABLE.fit(len(pairs))
-    sampling = any(row.temperature for _, row in pairs)
+    needs = Needs(sampling=any(row.temperature for _, row in pairs))
     with torch.no_grad():
         runner.encode(bucket, [pixels for pixels, _ in pairs], 0)
         for slot, (_, each) in enumerate(pairs):
             runner.admit(slot, [each])
         steps = []
         for _ in range(STEPS):
-            runner.decode_step(bucket, sampling)
+            runner.decode_step(bucket, needs)
             steps.append(runner.tokens(len(pairs)))
     return [list(tokens) for tokens in zip(*steps, strict=True)]
 

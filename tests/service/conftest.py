@@ -21,10 +21,10 @@ from models.preprocess import ImageTransform
 from service.app import Services, create_app
 from service.body import BodyLimits
 from service.captioner import Captioner, CaptionLimits
+from service.limits import Limits
 from service.metrics import Metrics
 from service.readiness import Readiness
 from service.request import CaptionRequest, Completion
-from service.scheduler import Limits
 from service.startup_collector import StartupCollector
 from warmup.status import StartupStatus
 from warmup.timeline import Timeline

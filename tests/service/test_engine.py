@@ -7,13 +7,14 @@ import pytest
 from support.list_engine import LIMITS, PATIENCE, Served, result
 
 from service.errors import NotReady
+from warmup.row import GREEDY, Needs
 
 
 def test_a_request_gets_its_tokens_from_the_smallest_bucket(served: Served) -> None:
     completion = result(served.send(7, max_new_tokens=3))
     assert (completion.tokens, completion.finish_reason, completion.backend) == ((700, 701, 702), "length", "b1")
     assert min(completion.queue_s, completion.encode_s, completion.decode_s) >= 0
-    assert served.runner.steps == [(1, False)] * 3
+    assert served.runner.steps == [(1, GREEDY)] * 3
 
 
 def test_a_step_is_launched_before_the_last_is_read_where_the_device_runs_ahead(served: Served) -> None:
@@ -43,7 +44,7 @@ def test_requests_of_different_ages_run_together_and_get_their_own_tokens(served
 def test_a_step_samples_only_when_a_running_row_does(served: Served) -> None:
     result(served.send(1, max_new_tokens=2))
     result(served.send(2, max_new_tokens=2, temperature=0.5, seed=1))
-    assert served.runner.steps == [(1, False), (1, False), (1, True), (1, True)]
+    assert served.runner.steps == [(1, GREEDY)] * 2 + [(1, Needs(sampling=True))] * 2
 
 
 def test_a_seed_gives_the_same_random_numbers_each_time_and_none_gives_others(served: Served) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from service.errors import InvalidOption, PromptTooLong
-from service.scheduler import Limits
+from service.limits import Limits
 
 LIMITS = Limits(cache_length=20, default_new_tokens=6, eos_ids=frozenset({2}))
 

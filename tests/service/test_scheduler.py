@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from service.errors import DeadlineExceeded, EngineFailed, NotReady, Overloaded
+from service.limits import Limits
 from service.request import CaptionRequest, Completion, SamplingParams
-from service.scheduler import Limits, Scheduler
+from service.scheduler import Scheduler
 from warmup.buckets import BucketTable
 
 EOS = 2

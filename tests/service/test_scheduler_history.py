@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from service.errors import DeadlineExceeded, Overloaded
+from service.limits import Limits
 from service.request import CaptionRequest, SamplingParams
-from service.scheduler import Limits, Running, Scheduler
+from service.running import Running
+from service.scheduler import Scheduler
 from warmup.buckets import BucketTable
 
 EOS = 2

@@ -6,18 +6,22 @@ from concurrent.futures import Future
 from typing import Any
 
 from service.engine import Engine
+from service.limits import Limits
 from service.request import CaptionRequest, Completion, SamplingParams
-from service.scheduler import Limits, Scheduler
+from service.scheduler import Scheduler
 from warmup.buckets import Bucket, BucketTable
-from warmup.row import Row
+from warmup.row import Needs, Row, Search
 
 PATIENCE = 30.0
-EOS = 2
+START, EOS = 1, 2
 LIMITS = Limits(cache_length=32, default_new_tokens=5, eos_ids=frozenset({EOS}))
 
 
 class ListRunner:
-    """Slots as lists. Request n generates 100 n, 100 n + 1, …; a padded slot generates what nobody may see."""
+    """Slots as lists. Request n generates 100 n, 100 n + 1, …; a padded slot generates what nobody may see.
+
+    A beam search does so too, but keeps it until the end; its beams must run in step, each in a slot of its own.
+    """
 
     def __init__(self, slots: int, runs_ahead: bool = False) -> None:
         self.runs_ahead = runs_ahead
@@ -25,7 +29,8 @@ class ListRunner:
         self.images = [-1] * slots
         self.rows: list[Row] = [Row()] * slots
         self.counts = [0] * slots
-        self.steps: list[tuple[int, bool]] = []
+        self.beams: list[int | None] = [None] * slots
+        self.steps: list[tuple[int, Needs]] = []
         self.order: list[str] = []
         self.encoded: list[tuple[int, int]] = []
         self.before_step: Callable[[], object] = lambda: None
@@ -39,23 +44,31 @@ class ListRunner:
 
     def admit(self, first_slot: int, rows: list[Row]) -> None:
         for slot, row in enumerate(rows, start=first_slot):
-            self.rows[slot], self.counts[slot] = row, 0
+            self.rows[slot], self.counts[slot], self.beams[slot] = row, 0, None
 
-    def decode_step(self, bucket: Bucket, sampling: bool) -> None:
+    def group(self, slots: list[int], row: Row, search: Search) -> None:
+        assert len(set(slots)) == search.num_beams
+        assert self.rows[slots[0]] is row
+        for beam, slot in enumerate(slots):
+            self.images[slot], self.rows[slot], self.counts[slot] = self.images[slots[0]], row, 0
+            self.beams[slot] = beam
+
+    def decode_step(self, bucket: Bucket, needs: Needs) -> None:
         self.before_step()
-        self.steps.append((bucket.size, sampling))
+        self.steps.append((bucket.size, needs))
         self.order.append("launch")
         for slot in range(bucket.size):
             self.counts[slot] += 1
 
-    def read_tokens(self, rows: int) -> "Tokens":
+    def read_tokens(self, rows: int, beams: bool) -> "Tokens":
         assert self.unread <= 1, "three steps are under way"
         self.unread += 1
-        return Tokens(self, [self._token(slot) for slot in range(rows)])
+        ended = {slot: self._hypothesis(slot) for slot in range(rows) if self._ends(slot, rows)} if beams else {}
+        return Tokens(self, [self._token(slot) for slot in range(rows)], ended)
 
     def move(self, moves: list[tuple[int, int]]) -> None:
         for source, target in moves:
-            for held in (self.images, self.rows, self.counts):
+            for held in (self.images, self.rows, self.counts, self.beams):
                 held[target] = held[source]  # type: ignore[index]
 
     def timer(self) -> "Timer":
@@ -65,13 +78,36 @@ class ListRunner:
         place, prompt = self.counts[slot] - 1, self.rows[slot].prompt
         return prompt[place] if place < len(prompt) else 100 * self.images[slot] + place - len(prompt)
 
+    def _ends(self, slot: int, rows: int) -> bool:
+        search = self.rows[slot].search
+        if (
+            search is None
+            or self.beams[slot] != 0
+            or self.counts[slot] < len(self.rows[slot].prompt) + search.new_tokens
+        ):
+            return False
+        mates = [
+            at for at, row in enumerate(self.rows[:rows]) if row is self.rows[slot] and self.beams[at] is not None
+        ]
+        assert {self.counts[at] for at in mates} == {self.counts[slot]}
+        return True
+
+    def _hypothesis(self, slot: int) -> list[int]:
+        search, first = self.rows[slot].search, 100 * self.images[slot]
+        assert search is not None
+        return [START, *self.rows[slot].prompt, *range(first, first + search.new_tokens)]
+
 
 class Tokens:
     """A step's tokens; they are those of when it was launched."""
 
-    def __init__(self, runner: ListRunner, tokens: list[int]) -> None:
+    def __init__(self, runner: ListRunner, tokens: list[int], hypotheses: dict[int, list[int]]) -> None:
         self._runner = runner
         self._tokens = tokens
+        self._hypotheses = hypotheses
+
+    def hypotheses(self) -> dict[int, list[int]]:
+        return self._hypotheses
 
     def result(self) -> list[int]:
         self._runner.unread -= 1

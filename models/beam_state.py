@@ -1,0 +1,136 @@
+"""Static buffers of rows that are beams, or whose tokens so far are looked at: indexed by slot, as the K/V caches.
+
+Allocated once, and only when the first request asks for them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+MAX_BEAMS = 8
+
+
+@dataclass(frozen=True)
+class BeamState:
+    """What a slot holds beside its caches. L is the cache length, M the beams of a group at most.
+
+    A group is the rows of one request, in any slots. Each of its rows knows all of them, so that each can work out
+    the whole group's choice and keep its own part of it.
+    """
+
+    members: Tensor  # [slots, M] int64: the slots of the row's group, by rank; places past the group hold any slot
+    inside: Tensor  # [slots, M] bool: that place is one of the group's; all False where the row is no beam
+    ranks: Tensor  # [slots, 2] int64: the row's own place, and the group's last
+    ends: Tensor  # [slots] int64: tokens, prompt and start included, after which generation ends
+    divisors: Tensor  # [slots, 2, L] fp32: by position, of a hypothesis that ends there, and of what may come
+    limits: Tensor  # [slots] fp32: a worst finished score above it ends the search; inf: none does
+    scores: Tensor  # [slots] fp32: log-probability of the row's tokens
+    finished: Tensor  # [slots] fp32: score of the finished hypothesis of the row's rank; -inf without one
+    sequences: Tensor  # [2 x slots, L + 1] int64: each row's tokens, then finished hypotheses; last the length
+    outcomes: Tensor  # [slots, L + 1] int64: the best hypothesis, last its length, which is 0 until the search ends
+    penalty: Tensor  # [slots] fp32: of repetition; 1 is none
+    ngrams: Tensor  # [slots] int64: size of the n-grams that must not repeat; 0 is none
+
+    @classmethod
+    def allocate(cls, slots: int, cache_length: int, device: torch.device) -> "BeamState":
+        """No row is a beam yet."""
+        beams = min(MAX_BEAMS, slots)
+
+        def whole(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.int64, device=device)
+
+        def real(*shape: int, fill: float = 0.0) -> Tensor:
+            return torch.full(shape, fill, dtype=torch.float32, device=device)
+
+        return cls(
+            members=whole(slots, beams),
+            inside=torch.zeros(slots, beams, dtype=torch.bool, device=device),
+            ranks=whole(slots, 2),
+            ends=whole(slots),
+            divisors=real(slots, 2, cache_length, fill=1.0),
+            limits=real(slots),
+            scores=real(slots),
+            finished=real(slots),
+            sequences=whole(2 * slots, cache_length + 1),
+            outcomes=whole(slots, cache_length + 1),
+            penalty=real(slots, fill=1.0),
+            ngrams=whole(slots),
+        )
+
+    @property
+    def slots(self) -> int:
+        return self.members.shape[0]
+
+    @property
+    def cache_length(self) -> int:
+        return self.outcomes.shape[1] - 1
+
+    def start(self, slots: slice, start_id: int) -> None:
+        """Rows at their first token, greedy or sampled, without penalties."""
+        self.inside[slots] = False
+        self.penalty[slots] = 1.0
+        self.ngrams[slots] = 0
+        self.sequences[slots, 0] = start_id
+
+    def group(
+        self, slots: Sequence[int], prompt_length: int, new_tokens: int, length_penalty: float, early_stopping: str
+    ) -> None:
+        """Make rows that were started, in these slots, the beams of one request.
+
+        Args:
+            prompt_length: tokens before generation, the start token included.
+            new_tokens: tokens to generate at most.
+            early_stopping: ``true``, ``false`` or ``never``, as `_beam_search` of transformers has them.
+        """
+        beams, device = len(slots), self.members.device
+        target = torch.tensor(slots).to(device, non_blocking=True)
+
+        def put(buffer: Tensor, value: Tensor) -> None:
+            buffer.index_copy_(0, target, value.to(device, non_blocking=True))
+
+        padding = [slots[0]] * (self.members.shape[1] - beams)
+        put(self.members, torch.tensor([[*slots, *padding]] * beams))
+        put(self.inside, (torch.arange(self.members.shape[1]) < beams).expand(beams, -1))
+        put(self.ranks, torch.stack((torch.arange(beams), torch.full((beams,), beams - 1)), dim=1))
+        put(self.ends, torch.full((beams,), prompt_length + new_tokens))
+        table = _divisors(self.cache_length, prompt_length, new_tokens, length_penalty, early_stopping)
+        put(self.divisors, table.expand(beams, -1, -1))
+        put(self.limits, torch.full((beams,), float("-inf") if early_stopping == "true" else float("inf")))
+        # All beams begin alike: only the first one's continuations count.
+        put(self.scores, torch.tensor([0.0] + [-1e9] * (beams - 1)))
+        put(self.finished, torch.full((beams,), float("-inf")))
+
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy what each source slot holds into its target slot; no slot is both. Groups follow their rows."""
+        device = self.members.device
+        source = torch.tensor(sources).to(device, non_blocking=True)
+        target = torch.tensor(targets).to(device, non_blocking=True)
+        for each in fields(self):
+            if each.name not in ("sequences", "outcomes"):
+                buffer = getattr(self, each.name)
+                buffer.index_copy_(0, target, buffer.index_select(0, source))
+        halves = self.sequences.view(2, self.slots, -1)
+        halves.index_copy_(1, target, halves.index_select(1, source))
+        places = torch.arange(self.slots, device=device).index_copy_(0, source, target)
+        self.members.copy_(places[self.members])
+
+
+def _divisors(
+    cache_length: int, prompt_length: int, new_tokens: int, length_penalty: float, early_stopping: str
+) -> Tensor:
+    """[2, L] fp32, by the position of the last token: the length that is generated with it, to the power of the
+    penalty; and the length at which the best that may still come is expected."""
+    lengths = [max(position + 1 - prompt_length, 1) for position in range(cache_length)]
+    now = [_power(length, length_penalty) for length in lengths]
+    far = early_stopping == "never" and length_penalty > 0
+    later = [_power(new_tokens, length_penalty)] * cache_length if far else now
+    return torch.tensor([now, later], dtype=torch.float32)
+
+
+def _power(length: int, exponent: float) -> float:
+    try:
+        return float(length**exponent)
+    except OverflowError:
+        return float("inf")

@@ -1,0 +1,45 @@
+"""What changes a row's scores before a token is chosen: penalties on what it already holds.
+
+As transformers' processors of the same names, but for rows of different lengths, each with its own setting: shapes
+are fixed, so that a CUDA graph holds all of it.
+"""
+
+import torch
+from torch import Tensor
+
+
+def penalise_repetition(
+    scores: Tensor,  # [b, V] fp32, changed in place
+    sequences: Tensor,  # [b, L] int64: the row's tokens from the start token on
+    lengths: Tensor,  # [b] int64, at least 1: how many of these there are
+    penalty: Tensor,  # [b] fp32 above 0; 1 changes nothing
+) -> None:
+    """Make every token that a row holds less likely (Keskar et al., 2019, section 4.1): a positive score is
+    divided by the penalty, a negative one multiplied."""
+    places = torch.arange(sequences.shape[1], device=sequences.device)
+    held = torch.where(places < lengths.unsqueeze(1), sequences, sequences[:, :1])
+    found, penalty = scores.gather(1, held), penalty.unsqueeze(1)
+    # A token that is held twice is written twice, with the same value.
+    scores.scatter_(1, held, torch.where(found < 0, found * penalty, found / penalty))
+
+
+def ban_repeated_ngrams(
+    scores: Tensor,  # [b, V] fp32, changed in place
+    sequences: Tensor,  # [b, L] int64: the row's tokens from the start token on
+    lengths: Tensor,  # [b] int64: how many of these there are
+    sizes: Tensor,  # [b] int64: tokens of an n-gram; 0 bans nothing
+) -> None:
+    """Exclude each token that would complete an n-gram which the row already holds (Paulus et al., 2017)."""
+    length = sequences.shape[1]
+    places = torch.arange(length, device=sequences.device)
+    padded = torch.nn.functional.pad(sequences, (length, 0), value=-1)
+    # before[b, j, k] is the token that stands L - k places before place j; `suffix` is that of the next place.
+    before = padded.unfold(1, length, 1)[:, :length]
+    suffix = padded.gather(1, lengths.unsqueeze(1) + places)
+    compared = places > length - sizes.unsqueeze(1)  # the n - 1 places before
+    same = ((before == suffix.unsqueeze(1)) | ~compared.unsqueeze(1)).all(dim=-1)
+    complete = (places >= sizes.unsqueeze(1) - 1) & (places < lengths.unsqueeze(1))
+    banned = same & complete & (sizes > 0).unsqueeze(1)
+    bound = torch.where(banned, float("-inf"), float("inf"))
+    # Places past the end hold anything that is a token; their bound is +inf, which changes nothing.
+    scores.scatter_reduce_(1, sequences, bound, "amin")

@@ -1,0 +1,44 @@
+"""What a request may ask of the slots and the caches. No torch."""
+
+from dataclasses import dataclass
+
+from service.errors import InvalidOption, PromptTooLong
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the caches hold: positions a row (the start token takes the first), tokens generated when a request
+    names no number, and the ends."""
+
+    cache_length: int
+    default_new_tokens: int
+    eos_ids: frozenset[int]
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """A prompt leaves at least one position to generate into."""
+        return self.cache_length - 2
+
+    def check(self, prompt_tokens: int, wanted: int | None) -> None:
+        """Refuse a request that the caches cannot hold, before it costs anything.
+
+        Raises:
+            PromptTooLong: no position is left to generate into.
+            InvalidOption: ``max_new_tokens`` is more than what is left after the prompt.
+        """
+        if prompt_tokens > self.max_prompt_tokens:
+            raise PromptTooLong(
+                f"The prompt has {prompt_tokens} tokens; send at most {self.max_prompt_tokens} tokens."
+            )
+        room = self._room(prompt_tokens)
+        if wanted is not None and wanted > room:
+            raise InvalidOption("max_new_tokens", f"be at most {room}, what the model holds after the prompt")
+
+    def new_tokens(self, prompt_tokens: int, wanted: int | None) -> int:
+        """Tokens to generate: what is wanted, or the default, as far as the cache reaches."""
+        return min(wanted or self.default_new_tokens, self._room(prompt_tokens))
+
+    def _room(self, prompt_tokens: int) -> int:
+        # As transformers' max_length, which also counts the start token. One token more would have no position
+        # of its own: it would take the prompt's last token, or the random number, of the position before it.
+        return self.cache_length - 1 - prompt_tokens

@@ -1,0 +1,59 @@
+"""Beam searches over a runner, without an engine: groups of rows in one bucket, each to its end."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from warmup.buckets import BucketTable
+from warmup.row import Needs, Row
+from warmup.runner import Runner
+
+
+def needs_of(rows: Sequence[Row]) -> Needs:
+    """What a step over these rows must do."""
+    return Needs(
+        any(row.temperature > 0 for row in rows),
+        any(row.penalised for row in rows),
+        any(row.search is not None for row in rows),
+    )
+
+
+def place(runner: Runner, table: BucketTable, asked: Sequence[tuple[np.ndarray, Row]], first: int = 0) -> list[int]:
+    """Encode and admit requests from a slot on: first one row each, then the others of each group.
+
+    Returns, for each slot, the number of the request in it.
+    """
+    images, rows = [image for image, _ in asked], [row for _, row in asked]
+    runner.encode(table.fit(len(asked)), images, first)
+    runner.admit(first, rows)
+    owners = list(range(len(asked)))
+    for number, row in enumerate(rows):
+        if row.search is not None:
+            others = range(first + len(owners), first + len(owners) + row.search.num_beams - 1)
+            owners += [number] * len(others)
+            runner.group([first + number, *others], row, row.search)
+    return owners
+
+
+@torch.no_grad()
+def search(
+    runner: Runner, table: BucketTable, asked: Sequence[tuple[np.ndarray, Row]], steps: int
+) -> list[list[int]]:
+    """Tokens of each request, all in one bucket: a search's best hypothesis without start and prompt, with its end;
+    of other rows ``steps`` tokens less the prompt."""
+    owners = place(runner, table, asked)
+    needs, bucket = needs_of([row for _, row in asked]), table.fit(len(owners))
+    tokens: list[list[int]] = [[] for _ in asked]
+    ended: dict[int, list[int]] = {}
+    for _ in range(steps):
+        runner.decode_step(bucket, needs)
+        pending = runner.read_tokens(len(owners), needs.beams)
+        for number, token in enumerate(pending.result()[: len(asked)]):
+            tokens[number].append(token)
+        for slot, hypothesis in pending.hypotheses().items():
+            ended.setdefault(owners[slot], hypothesis)
+    return [
+        tokens[number][len(row.prompt) :] if row.search is None else ended[number][1 + len(row.prompt) :]
+        for number, (_, row) in enumerate(asked)
+    ]

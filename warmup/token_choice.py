@@ -1,0 +1,123 @@
+"""How a step's tokens are chosen where a row wants more than the most likely one: penalties, sampling, beams."""
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from models.beam_search import select
+from models.beam_state import BeamState
+from models.dimensions import GenerationConfig
+from models.kv_cache import DecodeState
+from models.kv_reorder import reorder
+from models.logits import ban_repeated_ngrams, penalise_repetition
+from models.sampling import sample
+from warmup.row import Needs, Row, Search
+
+
+class TokenChoice:
+    """Works on the first slots of a decode state, after the regions have left the greedy tokens there.
+
+    What only beams and penalties need is allocated when a row asks for them first; until then it costs nothing.
+    """
+
+    def __init__(self, state: DecodeState, generation: GenerationConfig) -> None:
+        self._state = state
+        self._generation = generation
+        self._used = False
+
+    @cached_property
+    def beams(self) -> BeamState:
+        """The buffers, zeroed."""
+        self._used = True
+        state = self._state
+        return BeamState.allocate(state.slots, state.cache_length, state.tokens.device)
+
+    @cached_property
+    def _eos(self) -> Tensor:
+        return torch.tensor(self._generation.eos_ids, dtype=torch.int64, device=self._state.tokens.device)
+
+    def start(self, first_slot: int, rows: Sequence[Row]) -> None:
+        """Requests take the slots from the first one on, a slot each."""
+        if not (self._used or any(row.penalised or row.search for row in rows)):
+            return
+        beams = self.beams
+        beams.start(slice(first_slot, first_slot + len(rows)), self._generation.start_id)
+        for slot, row in enumerate(rows, start=first_slot):
+            if row.penalised:
+                beams.penalty[slot] = row.repetition_penalty
+                beams.ngrams[slot] = row.no_repeat_ngram_size
+
+    def group(self, slots: Sequence[int], prompt: Sequence[int], search: Search) -> None:
+        """What the first of these slots holds is the others' too; together they are a search."""
+        first, *others = slots
+        if others:
+            self._state.move([first] * len(others), others)
+            self.beams.move([first] * len(others), others)
+        self.beams.group(slots, 1 + len(prompt), search.new_tokens, search.length_penalty, search.early_stopping)
+
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Rows have moved."""
+        if self._used:
+            self.beams.move(sources, targets)
+
+    def apply(self, logits: Tensor, rows: int, needs: Needs) -> Tensor:
+        """Penalties and beams, by launches alone: what the greedy tokens are replaced with.
+
+        Args:
+            logits: [rows, V].
+
+        Returns:
+            The scores [rows, V] fp32 that sampling goes on with.
+        """
+        state, beams = self._state, self.beams
+        tokens, positions, forced = state.tokens[:rows], state.positions[:rows], state.forced[:rows]
+        if needs.penalties:
+            scores = self._penalised(logits, rows, needs.beams)
+        else:
+            scores = logits.log_softmax(dim=-1, dtype=torch.float32)
+        if needs.beams:
+            parents = select(scores, tokens, positions, forced, self._eos, beams)
+            reorder(state.key, state.value, parents, positions)
+        else:
+            self._record(rows)
+        return scores
+
+    def _penalised(self, logits: Tensor, rows: int, with_beams: bool) -> Tensor:
+        state, beams = self._state, self.beams
+        tokens, positions = state.tokens[:rows], state.positions[:rows]
+        penalty, ngrams = beams.penalty[:rows], beams.ngrams[:rows]
+        scores = logits.to(torch.float32, copy=True)
+        searched = beams.inside[:rows, :1]
+        if with_beams:  # transformers changes a beam's log-probabilities, and a lone row's logits
+            scores = torch.where(searched, scores.log_softmax(dim=-1), scores)
+        sequences = beams.sequences[:rows, : state.cache_length]
+        penalise_repetition(scores, sequences, positions, penalty)
+        ban_repeated_ngrams(scores, sequences, positions, ngrams)
+        free = state.forced[:rows].gather(1, positions.unsqueeze(1)).squeeze(1) < 0
+        chosen = free & ((penalty != 1) | (ngrams > 0)) & ~searched.squeeze(1)
+        tokens.copy_(torch.where(chosen, scores.argmax(dim=-1), tokens))
+        return scores
+
+    def sample(self, scores: Tensor, rows: int, needs: Needs) -> None:
+        """Replace the greedy token of each row that samples. Scores: logits [rows, V], or those penalised."""
+        state = self._state
+        sample(
+            scores,
+            state.tokens[:rows],
+            state.positions[:rows],
+            state.forced[:rows],
+            state.uniforms[:rows],
+            state.temperature[:rows],
+            state.top_k[:rows],
+            state.top_p[:rows],
+        )
+        if needs.penalties:
+            self._record(rows)
+
+    def _record(self, rows: int) -> None:
+        """Tokens that the rows hold from now on."""
+        state = self._state
+        at = state.positions[:rows].unsqueeze(1)
+        self.beams.sequences[:rows].scatter_(1, at, state.tokens[:rows].unsqueeze(1))
