@@ -5,8 +5,8 @@ GPU_TESTS_DEVICE=cpu runs the same bodies on the CPU, so that only what CUDA its
 
 import copy
 import os
-import threading
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from support import device_cases
 from support.device_cases import Captioner
 
-from warmup.build import Builder, Built
+from warmup.build import Built
 from warmup.device import DTYPES
 
 FAMILIES = {"vit-gpt2": device_cases.vit_gpt2, "blip": device_cases.blip}
@@ -59,38 +59,37 @@ class Packages:
     """Builds of several sets at once; on the CPU each begins when it is first asked for."""
 
     def __init__(self, captioners: dict[str, Captioner], device: torch.device, folder: Path) -> None:
-        self._builders: dict[tuple[str, str], Builder] = {}
-        self._built: dict[tuple[str, str], Built] = {}
-        self._threads: dict[tuple[str, str], threading.Thread] = {}
+        self._pool = ThreadPoolExecutor(len(SETS))
+        self._builds: dict[tuple[str, str], Future[Built]] = {}
         workers = max(1, (os.cpu_count() or 1) // (len(SETS) if device.type == "cuda" else 1))
-        for family, dtype, buckets in SETS:
-            plan = device_cases.plan_of(device, dtype, buckets)
-            target = folder / f"{family}-{dtype}"
-            key = family, dtype
-            self._builders[key] = device_cases.build(captioners[family], plan, target, workers)
-            self._threads[key] = threading.Thread(target=self._build, args=(key,))
-            if device.type == "cuda":
-                self._threads[key].start()
+        self._builders = {
+            (family, dtype): device_cases.build(
+                captioners[family],
+                device_cases.plan_of(device, dtype, buckets),
+                folder / f"{family}-{dtype}",
+                workers,
+            )
+            for family, dtype, buckets in SETS
+        }
+        if device.type == "cuda":
+            for key in self._builders:
+                self._begin(key)
 
-    def _build(self, key: tuple[str, str]) -> None:
-        self._built[key] = self._builders[key].run()
+    def _begin(self, key: tuple[str, str]) -> None:
+        self._builds[key] = self._pool.submit(self._builders[key].run)
 
     def of(self, family: str, dtype: str) -> Built:
         """The set, once it is made and every package has passed its self-check."""
-        thread = self._threads[family, dtype]
-        if thread.ident is None:
-            thread.start()
-        thread.join()
-        built = self._built[family, dtype]
+        if (family, dtype) not in self._builds:
+            self._begin((family, dtype))
+        built = self._builds[family, dtype].result()
         assert built.complete, built.failures
         return built
 
     def stop(self) -> None:
         for builder in self._builders.values():
             builder.stop()
-        for thread in self._threads.values():
-            if thread.ident is not None:
-                thread.join()
+        self._pool.shutdown(cancel_futures=True)
 
 
 @pytest.fixture(scope="session")

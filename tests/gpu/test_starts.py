@@ -4,7 +4,7 @@ import importlib.util
 import json
 import subprocess
 import sys
-import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,40 +16,24 @@ ROOT = Path(__file__).parent.parent.parent
 BUCKETS = ("--buckets", "1,4")
 JIT = ("--backend", "jit", "--buckets", "1", "--strict")
 COMPILED = 'snapcap_compile_events_total{{when="{}"}}'
+Served = tuple[dict[str, Any], dict[str, float], dict[Path, str]]
 CACHE = 'snapcap_compile_cache_total{{result="{}"}}'
+PUBLISHED = 'snapcap_artifact_publish_total{result="published"}'
 pytestmark = pytest.mark.timeout(600)
 
 
 class Background:
-    """Both long starts at once: the build, and a jit start on an empty store."""
+    """Both that take long, at once: the build, and a jit start on an empty store."""
 
     def __init__(self, folder: Path, device: str, samples: dict[Path, str]) -> None:
         self.built, self.jit = folder / "built", folder / "jit"
-        self._device, self._samples = device, samples
-        self._outcome: dict[str, Any] = {}
-        self._threads = [threading.Thread(target=self._keep, args=(work,)) for work in (self._build, self._cold)]
-        for thread in self._threads:
-            thread.start()
-
-    def _keep(self, work: Any) -> None:
-        try:
-            self._outcome[work.__name__] = work()
-        except BaseException as error:
-            self._outcome[work.__name__] = error
-
-    def _build(self) -> Any:
-        return snapcap("build", "--cache-dir", str(self.built), "--device", self._device, *BUCKETS, timeout=500)
-
-    def _cold(self) -> Any:
-        return serve(self.jit, self._device, JIT, self._samples) if servable() else None
-
-    def outcome(self, name: str) -> Any:
-        for thread in self._threads:
-            thread.join()
-        outcome = self._outcome[name]
-        if isinstance(outcome, BaseException):
-            raise outcome
-        return outcome
+        pool = ThreadPoolExecutor(2)
+        options = ("--cache-dir", str(self.built), "--device", device, *BUCKETS)
+        self.build = pool.submit(snapcap, "build", *options, timeout=500)
+        self.cold = (
+            pool.submit(serve, self.jit, device, JIT, samples, publishes=True) if servable() else Future[Served]()
+        )
+        pool.shutdown(wait=False)
 
 
 def servable() -> bool:
@@ -57,13 +41,15 @@ def servable() -> bool:
 
 
 def serve(
-    cache: Path, device: str, options: tuple[str, ...], samples: dict[Path, str]
-) -> tuple[dict[str, Any], dict[str, float], dict[Path, str]]:
-    """/startup, metrics and captions of a server that is ready."""
+    cache: Path, device: str, options: tuple[str, ...], samples: dict[Path, str], publishes: bool = False
+) -> Served:
+    """/startup, metrics and captions of a server that is ready, and if it publishes has done so."""
     with ServerProcess("--cache-dir", str(cache), "--device", device, *options) as server:
         server.wait_for(lambda: server.call("/readyz")[0] == 200, seconds=400)
         startup = server.startup()
         captions = {path: server.caption(path)["caption"] for path in samples}
+        if publishes:
+            server.wait_for(lambda: server.metrics().get(PUBLISHED, 0) > 0)
         return startup, server.metrics(), captions
 
 
@@ -82,7 +68,7 @@ def served() -> None:
 
 @pytest.fixture
 def built(background: Background) -> Path:
-    run = background.outcome("_build")
+    run = background.build.result()
     assert run.returncode == 0, run.stderr
     return background.built
 
@@ -134,7 +120,7 @@ print(json.dumps([status.backend, sorted(sys.modules)]))
 def test_the_second_jit_start_misses_nothing_and_captions_the_same(
     served: None, background: Background, device: torch.device, samples: dict[Path, str]
 ) -> None:
-    cold, cold_metrics, captions = background.outcome("_cold")
+    cold, cold_metrics, captions = background.cold.result()
     assert (cold["tier"], cold["artifacts"]["result"]) == ("jit", "miss")
     assert cold_metrics[COMPILED.format("startup")] == 6, "six regions at one bucket"
     assert captions == samples
