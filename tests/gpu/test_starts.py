@@ -30,9 +30,8 @@ class Background:
         pool = ThreadPoolExecutor(2)
         options = ("--cache-dir", str(self.built), "--device", device, *BUCKETS)
         self.build = pool.submit(snapcap, "build", *options, timeout=500)
-        self.cold = (
-            pool.submit(serve, self.jit, device, JIT, samples, publishes=True) if servable() else Future[Served]()
-        )
+        start = self.jit, device, JIT, samples
+        self.cold = pool.submit(serve, *start, publishes=True) if servable() else Future[Served]()
         pool.shutdown(wait=False)
 
 
