@@ -83,5 +83,5 @@ def select(
     state.sequences[state.slots : state.slots + rows].copy_(hypotheses)
     outcomes = state.outcomes[:rows]
     outcomes.copy_(hypotheses)
-    outcomes[:, -1:] = torch.where(over & (rank == 0), length, 0)
+    outcomes[:, -1:] = torch.where(over & (rank == 0) & active, length, 0)
     return parent.squeeze(1)
