@@ -1,7 +1,7 @@
 """The FastAPI application: routers over what is handed in. It starts nothing and imports nothing heavy.
 
-FastAPI routes, handles exceptions and documents. The response models are documentation only: endpoints return
-finished responses, so that no reply is validated and serialised a second time. Importing FastAPI comes after the
+FastAPI routes, handles exceptions and documents. Endpoints return finished responses, so that no reply is validated
+and serialised a second time. Importing FastAPI comes after the
 bind and before torch, and delays the first /livez by about a seventh of what importing torch takes.
 """
 

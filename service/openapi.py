@@ -58,9 +58,11 @@ def problems(*kinds: type[ServiceError], shape: ErrorShape = PROBLEM) -> Respons
     return {status: _problem(status, of_status, shape) for status, of_status in sorted(by_status.items())}
 
 
-def reply(description: str, schema: str, media_type: str = "application/json") -> Responses:
-    """The response 200 with a schema of the components."""
-    return {200: {"description": description, "content": {media_type: {"schema": ref(schema)}}}}
+def reply(description: str, *schemas: str, status: int = 200) -> Responses:
+    """The response with a schema of the components, or with any of several."""
+    refs = [ref(schema) for schema in schemas]
+    schema = refs[0] if len(refs) == 1 else {"anyOf": refs}
+    return {status: {"description": description, "content": {"application/json": {"schema": schema}}}}
 
 
 def ref(schema: str) -> Schema:
@@ -93,11 +95,10 @@ def complete(document: dict[str, Any], apis: Apis, keys: bool) -> None:
     """Adds to FastAPI's document what holds for every route: the header X-Request-Id, the errors that any request
     may end with, and their schemas. `keys`: clients must show one."""
     # Few processes are ever asked for the document.
-    from service.schemas import Problem  # noqa: PLC0415
     from service.schemas_apis import definitions  # noqa: PLC0415
 
-    components = document["components"]
-    components["schemas"] |= {"Problem": Problem.model_json_schema(mode="serialization"), **definitions()}
+    components = document.setdefault("components", {})
+    components["schemas"] = definitions()
     document["paths"]["/openapi.json"] = {"get": _this_document()}
     for path, operations in document["paths"].items():
         for method, operation in operations.items():

@@ -130,7 +130,7 @@ LIVE: dict[str, Any] = {
 }
 READY: dict[str, Any] = {
     "summary": "Whether captions are served",
-    "responses": reply("They are", "V2Ready") | {503: {**reply("Not yet, or no longer", "V2Ready")[200]}},
+    "responses": reply("They are", "V2Ready") | reply("Not yet, or no longer", "V2Ready", status=503),
 }
 SERVER: dict[str, Any] = {
     "summary": "What the server is",

@@ -1,5 +1,6 @@
-"""What the replies hold, as FastAPI documents it. The routes build the replies themselves, so that no reply is
-validated twice; the tests hold the replies to these models."""
+"""What the replies hold, as the OpenAPI document describes it. The routes build the replies themselves, so that no
+reply is validated, and name these models: only who asks for the document waits until they are imported. The tests
+hold the replies to them."""
 
 from typing import Annotated, Any, Literal
 

@@ -1,9 +1,11 @@
-"""What the replies of the other APIs hold, as the OpenAPI document describes them."""
+"""What the replies of the other APIs hold, as the OpenAPI document describes them, and the schemas of all."""
 
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 from pydantic.json_schema import models_json_schema
+
+from service.schemas import Caption, Captions, Live, Problem, Ready, Startup, Trace
 
 
 class _Reply(BaseModel):
@@ -155,6 +157,13 @@ class V2Error(_Reply):
 
 
 _ROOTS: tuple[type[BaseModel], ...] = (
+    Caption,
+    Captions,
+    Live,
+    Problem,
+    Ready,
+    Startup,
+    Trace,
     HuggingFaceCaptions,
     HuggingFaceError,
     OpenAIError,

@@ -46,6 +46,9 @@ def serve(settings: Settings, start: Start) -> int:
         print(f"snapcap: {error}", file=sys.stderr)
         return 1
     # Only now: from here on a probe waits in the backlog instead of being refused.
+    from service.web_imports import import_web  # noqa: PLC0415
+
+    import_web()
     from service.assembly import run  # noqa: PLC0415
 
     return run(settings, listener, metrics_listener, keys, timeline, start)

@@ -3,13 +3,14 @@
 import gc
 import logging
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
 from service.config import Settings
 from service.errors import EngineFailed
-from service.start_options import start_options
 from service.waterfall import waterfall
 from warmup.timeline import Phase
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from service.app import Services
     from service.engine import Engine
     from service.scheduler import Scheduler
+    from warmup.options import StartOptions
     from warmup.startup import Loaded
 
 _logger = logging.getLogger("snapcap.start")
@@ -26,14 +28,11 @@ def start(settings: Settings, services: "Services", stop: Callable[[], None]) ->
     """Start the device thread and return what ends the work behind it, for when the server has ended.
 
     When the model cannot be served, say so and call ``stop``."""
-    from service.device_thread import DeviceThread  # noqa: PLC0415  numpy, which /livez must not wait for
-
-    options = start_options(settings)
     timeline, readiness = services.timeline, services.readiness
     exits = ExitStack()
     timeline.listen(_log_phase)
 
-    def ready(loaded: "Loaded", engine: "Engine", scheduler: "Scheduler") -> None:
+    def ready(options: "StartOptions", loaded: "Loaded", engine: "Engine", scheduler: "Scheduler") -> None:
         services.metrics.queue_depth.set_function(lambda: scheduler.depth)
         services.metrics.device_memory_allocated.set_function(loaded.runner.allocated_bytes)
         checkpoint = loaded.checkpoint
@@ -66,7 +65,26 @@ def start(settings: Settings, services: "Services", stop: Callable[[], None]) ->
             _logger.error("failed", extra={"fields": {"error": sentence}}, exc_info=unexpected(error))
         stop()
 
-    DeviceThread(options, timeline, services.status, services.metrics, settings.queue.size, ready, failed).start()
+    def begin() -> None:
+        try:
+            from service.device_thread import DeviceThread  # noqa: PLC0415
+            from service.start_options import start_options  # noqa: PLC0415
+
+            options = start_options(settings)
+            DeviceThread(
+                options,
+                timeline,
+                services.status,
+                services.metrics,
+                settings.queue.size,
+                partial(ready, options),
+                failed,
+            ).start()
+        except Exception as error:
+            failed(error)
+
+    # On a thread already for what the start imports before torch: the event loop answers probes meanwhile.
+    threading.Thread(target=begin, name="start", daemon=True).start()
     return exits.close
 
 

@@ -9,7 +9,6 @@ Nothing here imports torch before `import_torch`, so a server that has bound its
 
 import importlib
 import logging
-import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from warmup.prepare import prepare
 from warmup.prepared import Artifacts, Checkpoint
 from warmup.status import StartupStatus
 from warmup.timeline import Timeline
+from warmup.torch_libraries import load_torch_libraries
 
 if TYPE_CHECKING:
     from warmup.backends.base import Backend
@@ -73,10 +73,7 @@ def load(options: StartOptions, timeline: Timeline, status: StartupStatus) -> Lo
         pool = scope.enter_context(ThreadPoolExecutor(2, thread_name_prefix="snapcap-fetch"))
         preparation = prepare(options, timeline, status, pool)
         with timeline.phase("import_torch"):
-            # Read when libgomp is loaded. By default its threads spin while they wait for each other, and where a
-            # CPU is shared with HTTP, decoding or a build, the one that is waited for is the one that does not
-            # run: an encode of 20 ms took 800 ms.
-            os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+            load_torch_libraries()
             importlib.import_module("torch")
         jit = None
         if options.backend == "jit":

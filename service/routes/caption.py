@@ -14,12 +14,11 @@ from service.captioner import Captioner, CaptionResult
 from service.disconnect import unless_disconnected
 from service.errors import EngineFailed, ServiceError
 from service.metrics import Metrics
-from service.openapi import problems
+from service.openapi import problems, reply
 from service.openapi_caption import CAPTION_PROBLEMS, CAPTIONS_PROBLEMS, caption_request, captions_request
 from service.problem import as_service_error, problem
 from service.request_id import request_id
 from service.routes.direct import DirectRoute
-from service.schemas import Caption, Captions
 
 MAX_IMAGES = 16
 _logger = logging.getLogger("snapcap.access")
@@ -42,9 +41,7 @@ class CaptionRoutes:
             self.caption,
             methods=["POST"],
             summary="Caption an image",
-            response_model=Caption,
-            response_description="The caption",
-            responses=problems(*CAPTION_PROBLEMS),
+            responses=reply("The caption", "Caption") | problems(*CAPTION_PROBLEMS),
             openapi_extra=caption_request(),
         )
         router.add_api_route(
@@ -52,9 +49,7 @@ class CaptionRoutes:
             self.captions,
             methods=["POST"],
             summary="Caption up to 16 images",
-            response_model=Captions,
-            response_description="A caption or a problem for each image",
-            responses=problems(*CAPTIONS_PROBLEMS),
+            responses=reply("A caption or a problem for each image", "Captions") | problems(*CAPTIONS_PROBLEMS),
             openapi_extra=captions_request(),
         )
         return router

@@ -3,14 +3,14 @@
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
+from service.openapi import reply
 from service.readiness import Readiness
-from service.schemas import Live, Ready
 
 
 def health_router(readiness: Readiness) -> APIRouter:
     router = APIRouter(tags=["operation"])
 
-    @router.get("/livez", summary="Whether the process is alive", response_model=Live, response_description="It is")
+    @router.get("/livez", summary="Whether the process is alive", responses=reply("It is", "Live"))
     async def livez() -> Response:
         """200 as long as the event loop runs; depends on nothing else."""
         return JSONResponse({"status": "live"})
@@ -18,9 +18,8 @@ def health_router(readiness: Readiness) -> APIRouter:
     @router.get(
         "/readyz",
         summary="Whether captions are served",
-        response_model=Ready,
-        response_description="They are",
-        responses={503: {"model": Ready, "description": "Not yet, no longer, or the start failed"}},
+        responses=reply("They are", "Ready")
+        | reply("Not yet, no longer, or the start failed", "Ready", status=503),
     )
     async def readyz() -> Response:
         """200 when captions are served, else 503 with what the process is doing instead."""

@@ -8,9 +8,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from service.errors import InvalidOption
-from service.openapi import problems
+from service.openapi import problems, reply
 from service.readiness import Readiness
-from service.schemas import Startup, Trace
 from service.trace import chrome_trace
 from warmup.status import StartupStatus
 from warmup.timeline import Timeline
@@ -33,9 +32,7 @@ def startup_router(
     @router.get(
         "/startup",
         summary="The start by phase",
-        response_model=Startup | Trace,
-        response_description="The timeline",
-        responses=problems(InvalidOption),
+        responses=reply("The timeline", "Startup", "Trace") | problems(InvalidOption),
         openapi_extra={"parameters": [_FORMAT]},
     )
     async def startup(request: Request) -> Response:
