@@ -52,11 +52,11 @@ def _block(take: WeightSource, vision: BeitConfig, layer: int) -> WeightSet:
     width, inner, name = vision.hidden_size, vision.intermediate_size, f"encoder.layer.{layer}"
     projections = [f"{name}.{projection}.weight" for projection in ("query", "key", "value")]
     # Keys have no bias: one that is the same for every key changes no softmax.
-    biases = (take.raw(f"{name}.query.bias", width), torch.zeros(width), take.raw(f"{name}.value.bias", width))
+    query, value = (take.raw(f"{name}.{part}.bias", width) for part in ("query", "value"))
     return (
         *take.affine(f"{name}.norm1", width),
         take.stacked(projections, width, width),
-        take.place(torch.cat(biases)),
+        take.place(torch.cat([query, torch.zeros_like(query), value])),
         *_scaled(take, f"{name}.out", f"{name}.scale1", vision, width),
         *take.affine(f"{name}.norm2", width),
         *take.affine(f"{name}.fc1", inner, width),

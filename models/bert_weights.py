@@ -35,7 +35,8 @@ def _positions(take: WeightSource, decoder: BertConfig) -> Tensor:
     positions = table[decoder.position_offset :]
     if not decoder.token_types:
         return positions
-    return positions + take.raw("decoder.token_type", decoder.token_types, width)[0]
+    types = take.raw("decoder.token_type", decoder.token_types, width)
+    return positions.to(types.device) + types[0]
 
 
 def sinusoids(rows: int, width: int) -> Tensor:

@@ -12,6 +12,7 @@ from models.checkpoint_file import read_tensors
 from models.config import ModelConfig
 from models.dimensions import BeitConfig, BertConfig, Gpt2Config
 from models.regions import Region
+from models.upload import upload
 from models.vit_weights import Normalisation
 from models.weight_source import WeightSet, WeightSource
 
@@ -48,7 +49,7 @@ def load_weights(
     Raises:
         WeightsError: the files cannot be read or do not fit the configuration.
     """
-    take = WeightSource(_canonical(read_tensors(folder), config), device, dtype)
+    take = WeightSource(upload(_canonical(read_tensors(folder), config), device), device, dtype)
     vision = config.vision
     sets = {
         "encoder_before": (vit_weights.embed(take, vision, normalisation),),
