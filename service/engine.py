@@ -185,8 +185,13 @@ class Engine:
             for row in encoded.rows:
                 row.encode_s = seconds
         self._observer.decode_stepped(step.bucket, len(step.rows), step.timer.seconds())
-        self._observer.tokens_generated(sum(not (row.left or row.prompt_left) for row in step.rows))
-        return tokens, step.tokens.hypotheses()
+        hypotheses = step.tokens.hypotheses()
+        generated = sum(not (row.left or row.prompt_left or row.searches) for row in step.rows)
+        for slot, hypothesis in hypotheses.items():  # of a search only the tokens of its result
+            row = step.rows[slot]
+            generated += 0 if row.left else len(hypothesis) - 1 - len(row.request.prompt_ids)
+        self._observer.tokens_generated(generated)
+        return tokens, hypotheses
 
     def _row(self, running: Running) -> Row:
         request, params = running.request, running.request.params

@@ -1,7 +1,9 @@
 """Beam search, penalties and both together against transformers on random weights, over a matrix of settings."""
 
+import json
 import random
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support import random_captioners
 from support.beams import search
 from support.parity import build_runner, pixel_values, random_images
 
@@ -25,11 +28,12 @@ LENGTH_PENALTIES = (-1.0, 0.0, 0.5, 1.0, 2.0)
 EARLY: tuple[EarlyStopping, ...] = ("true", "false", "never")
 NGRAMS = (0, 2, 3)
 REPETITION = (1.0, 1.3)
+OFTEN = [2, 11, 23, 40, 77]  # a vocabulary with many ends, so that searches end by them
 MATRIX = tuple(product(BEAMS, LENGTH_PENALTIES, EARLY, NGRAMS, REPETITION))
 
 
 def rows_of(count: int, seed: int, prompt: tuple[int, ...]) -> list[Row]:
-    """So many settings of the matrix, and others each time a seed is."""
+    """So many settings of the matrix; others for another seed."""
     chosen = random.Random(seed).sample(MATRIX, count)
     return [
         Row(
@@ -44,16 +48,18 @@ def rows_of(count: int, seed: int, prompt: tuple[int, ...]) -> list[Row]:
 
 def settings(row: Row) -> dict[str, Any]:
     """What transformers calls a row's options."""
-    assert row.search is not None
-    early = {"true": True, "false": False, "never": "never"}[row.search.early_stopping]
-    return {
-        "num_beams": row.search.num_beams,
-        "length_penalty": row.search.length_penalty,
-        "early_stopping": early,
+    common = {
         "no_repeat_ngram_size": row.no_repeat_ngram_size,
         "repetition_penalty": row.repetition_penalty,
-        "max_new_tokens": row.search.new_tokens,
+        "max_new_tokens": NEW_TOKENS,
         "do_sample": False,
+    }
+    if row.search is None:
+        return common
+    return common | {
+        "num_beams": row.search.num_beams,
+        "length_penalty": row.search.length_penalty,
+        "early_stopping": {"true": True, "false": False, "never": "never"}[row.search.early_stopping],
     }
 
 
@@ -69,33 +75,99 @@ def blip_reference(model: Any, image: np.ndarray, row: Row) -> list[int]:
     return output[0, 1 + len(row.prompt) :].tolist()
 
 
-def assert_equal(
-    runner: Runner,
-    reference: Callable[[np.ndarray, Row], list[int]],
-    rows: list[Row],
-    ends: tuple[int, ...] | None = None,
-) -> tuple[int, int]:
-    """Each setting alone. Returns how many ended by an end token, and how many by length."""
+def assert_equal(runner: Runner, reference: Callable[[np.ndarray, Row], list[int]], rows: list[Row]) -> list[bool]:
+    """Each request alone. Returns which of them ended with an end token."""
     images = random_images(runner.config, 4)
-    stopped = 0
-    ends = runner.config.generation.eos_ids if ends is None else ends
+    stopped = []
     for number, row in enumerate(rows):
         image = images[number % 4]
         (tokens,) = search(runner, TABLE, [(image, row)], STEPS)
+        if row.search is None:
+            ends = [at for at, token in enumerate(tokens) if token in runner.config.generation.eos_ids]
+            tokens = tokens[: min(NEW_TOKENS, ends[0] + 1 if ends else NEW_TOKENS)]
         assert tokens == reference(image, row), row
-        stopped += tokens[-1] in ends
-    return stopped, len(rows) - stopped
+        stopped.append(tokens[-1] in runner.config.generation.eos_ids)
+    return stopped
+
+
+@pytest.mark.parametrize(("seed", "prompt"), [(0, ()), (1, (17, 4, 60))], ids=["no prompt", "prompt"])
+def test_a_pairs_beams_equal_transformers_over_a_matrix(
+    make_captioner: Callable[..., Any], tmp_path: Path, seed: int, prompt: tuple[int, ...]
+) -> None:
+    model = make_captioner({}, {}, seed=seed, eos_token_id=OFTEN)
+    model.save_pretrained(tmp_path)
+    runner = build_runner(tmp_path, TABLE)
+    stopped = assert_equal(runner, partial(pair_reference, model), rows_of(60, seed, prompt))
+    assert 5 < sum(stopped) < 55, "some must end by an end token, and some by length"
+
+
+def test_a_pair_without_an_end_equals_transformers(make_captioner: Callable[..., Any], tmp_path: Path) -> None:
+    model = make_captioner({}, {}, eos_token_id=None)
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "generation_config.json").read_text())
+    (tmp_path / "generation_config.json").write_text(json.dumps({**config, "eos_token_id": []}))
+    runner = build_runner(tmp_path, TABLE)
+    assert not any(assert_equal(runner, partial(pair_reference, model), rows_of(8, 4, ())))
 
 
 @pytest.mark.parametrize("prompt", [(), (17, 4, 60)], ids=["no prompt", "prompt"])
-@pytest.mark.parametrize("seed", range(3))
-def test_beams_equal_transformers_over_a_matrix(
-    make_captioner: Callable[..., Any], tmp_path: Path, seed: int, prompt: tuple[int, ...]
-) -> None:
-    # Frequent ends: several of the vocabulary are an end.
-    model = make_captioner({}, {}, seed=seed, eos_token_id=[2, 11, 23, 40, 77])
+def test_blips_beams_equal_transformers_over_a_matrix(tmp_path: Path, prompt: tuple[int, ...]) -> None:
+    model = random_captioners.blip(seed=2)
     model.save_pretrained(tmp_path)
     runner = build_runner(tmp_path, TABLE)
-    rows = rows_of(40, seed, prompt)
-    stopped, at_length = assert_equal(runner, lambda image, row: pair_reference(model, image, row), rows)
-    print(stopped, at_length)
+    assert_equal(runner, partial(blip_reference, model), rows_of(20, 5, prompt))
+
+
+def test_penalties_change_greedy_tokens_as_in_transformers(
+    make_captioner: Callable[..., Any], tmp_path: Path
+) -> None:
+    model = make_captioner({}, {}, eos_token_id=OFTEN[:2])
+    model.save_pretrained(tmp_path)
+    runner = build_runner(tmp_path, TABLE)
+    rows = [
+        Row(prompt, repetition_penalty=penalty, no_repeat_ngram_size=size)
+        for prompt, penalty, size in product(((), (17, 4, 17)), (1.0, 1.3, 0.8), (0, 1, 2, 3))
+    ]
+    assert_equal(runner, partial(pair_reference, model), rows)
+    (plain,), (penalised,) = (
+        search(runner, TABLE, [(random_images(runner.config, 1)[0], row)], STEPS)
+        for row in (rows[0], Row(no_repeat_ngram_size=1))
+    )
+    assert plain != penalised
+
+
+def test_every_request_of_a_mixed_bucket_gets_what_it_gets_alone(
+    make_captioner: Callable[..., Any], tmp_path: Path
+) -> None:
+    make_captioner({}, {}, eos_token_id=OFTEN).save_pretrained(tmp_path)
+    table = BucketTable.of((1, 4, 8, 12))
+    runner = build_runner(tmp_path, table)
+    images = random_images(runner.config, 5)
+    luck = random.Random(3)
+    uniforms = [luck.random() for _ in range(48)]
+    two, three, five = (
+        Search(beams, NEW_TOKENS, early_stopping=early) for beams, early in zip((2, 3, 5), EARLY, strict=True)
+    )
+    kinds = [
+        Row(search=three, prompt=(5, 6), no_repeat_ngram_size=2),
+        Row(),
+        Row(search=five),
+        Row(temperature=1.2, top_k=30, uniforms=uniforms),
+        Row(search=two, repetition_penalty=1.3),
+        Row(temperature=1.2, uniforms=uniforms, repetition_penalty=1.5, no_repeat_ngram_size=2),
+        Row(repetition_penalty=1.4, prompt=(9,)),
+    ]
+    asked = [(images[at % 5], kind) for at, kind in enumerate(kinds)]
+    alone = [search(runner, table, [each], STEPS)[0] for each in asked]
+    for _ in range(12):
+        luck.shuffle(order := list(range(len(asked))))
+        chosen: list[int] = []
+        for number in order:
+            if sum(rows_taken(kinds[each]) for each in (*chosen, number)) <= 12:
+                chosen.append(number)
+        together = search(runner, table, [asked[number] for number in chosen], STEPS)
+        assert together == [alone[number] for number in chosen]
+
+
+def rows_taken(row: Row) -> int:
+    return 1 if row.search is None else row.search.num_beams

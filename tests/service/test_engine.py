@@ -7,7 +7,7 @@ import pytest
 from support.list_engine import LIMITS, PATIENCE, Served, result
 
 from service.errors import NotReady
-from warmup.row import GREEDY, Needs
+from warmup.row import GREEDY, Needs, Search
 
 
 def test_a_request_gets_its_tokens_from_the_smallest_bucket(served: Served) -> None:
@@ -45,6 +45,54 @@ def test_a_step_samples_only_when_a_running_row_does(served: Served) -> None:
     result(served.send(1, max_new_tokens=2))
     result(served.send(2, max_new_tokens=2, temperature=0.5, seed=1))
     assert served.runner.steps == [(1, GREEDY)] * 2 + [(1, Needs(sampling=True))] * 2
+
+
+def test_a_search_gets_its_tokens_at_its_end_from_the_bucket_of_its_rows(served: Served) -> None:
+    completion = result(served.send(7, (50, 51), max_new_tokens=3, num_beams=3))
+    assert (completion.tokens, completion.finish_reason, completion.backend) == ((700, 701, 702), "length", "b4")
+    assert served.runner.steps == [(4, Needs(beams=True))] * 5
+    assert served.observer.encodes == [(1, 1)]  # the image once
+    assert served.observer.generated == 3
+    assert served.runner.rows[0].search == Search(3, 3)
+
+
+def test_the_options_of_a_search_and_of_penalties_reach_the_row(served: Served) -> None:
+    options = {
+        "length_penalty": 2.0,
+        "early_stopping": "never",
+        "repetition_penalty": 1.2,
+        "no_repeat_ngram_size": 3,
+    }
+    result(served.send(1, max_new_tokens=2, num_beams=2, **options))
+    row = served.runner.rows[0]
+    assert row.search == Search(2, 2, 2.0, "never")
+    assert (row.repetition_penalty, row.no_repeat_ngram_size) == (1.2, 3)
+    assert served.runner.steps == [(4, Needs(penalties=True, beams=True))] * 2
+    served.runner.steps.clear()
+    result(served.send(1, max_new_tokens=2, temperature=0.5, repetition_penalty=1.2))
+    assert served.runner.steps == [(1, Needs(sampling=True, penalties=True))] * 2
+
+
+def test_searches_of_all_sizes_run_beside_greedy_rows_and_each_gets_its_own_tokens(served: Served) -> None:
+    luck = random.Random(6)
+    release = served.hold()
+    sent = [
+        served.send(
+            image,
+            tuple(luck.choices(range(50, 60), k=luck.choice((0, 1, 6)))),
+            max_new_tokens=luck.randint(1, 12),
+            num_beams=luck.choice((1, 1, 2, 3, 4, 5, 8)),
+        )
+        for image in range(1, 41)
+    ]
+    release.set()
+    for each in sent:
+        first, count = 100 * int(each.id), each.params.max_new_tokens
+        assert count is not None
+        assert result(each).tokens == tuple(range(first, first + count))
+    assert served.observer.generated == sum(each.params.max_new_tokens or 0 for each in sent)
+    mixed = [needs.beams for _, needs in served.runner.steps]
+    assert True in mixed
 
 
 def test_a_seed_gives_the_same_random_numbers_each_time_and_none_gives_others(served: Served) -> None:

@@ -109,8 +109,15 @@ def test_mixed_requests_together_give_what_each_gives_alone(demo: Demo, samples:
         {"prompt": "two small", "temperature": 2.0, "top_k": 20, "top_p": 0.9, "seed": 9},
         {"prompt": "gray", "max_new_tokens": 1},
         {"temperature": 0.8, "seed": 1, "max_new_tokens": 30},
+        {"num_beams": 4},
+        {"num_beams": 3, "prompt": "a small", "no_repeat_ngram_size": 2, "length_penalty": 2.0},
+        {"repetition_penalty": 1.4},
+        {"num_beams": 2, "early_stopping": "true", "repetition_penalty": 1.2, "max_new_tokens": 5},
+        {"temperature": 1.1, "seed": 3, "no_repeat_ngram_size": 1},
     ]
-    wanted = [(image, kinds[(at + shift) % len(kinds)]) for shift in (0, 3, 5) for at, image in enumerate(samples)]
+    wanted = [
+        (image, kinds[(at + shift) % len(kinds)]) for shift in (0, 3, 5, 8) for at, image in enumerate(samples)
+    ]
     alone = [demo.run(demo.request(image, **kind)) for image, kind in wanted]
     demo.observer.steps.clear()
     release = demo.hold()

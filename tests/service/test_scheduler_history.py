@@ -25,9 +25,12 @@ class Clock:
         return self.now
 
 
-def request(name: int, prompt: tuple[int, ...], deadline: float, max_new_tokens: int | None) -> CaptionRequest:
+def request(
+    name: int, prompt: tuple[int, ...], deadline: float, max_new_tokens: int | None, num_beams: int
+) -> CaptionRequest:
     pixels: Any = None
-    return CaptionRequest(str(name), pixels, prompt, SamplingParams(max_new_tokens), deadline, Future())
+    params = SamplingParams(max_new_tokens, num_beams=num_beams)
+    return CaptionRequest(str(name), pixels, prompt, params, deadline, Future())
 
 
 def own_token(name: str, place: int) -> int:
@@ -48,29 +51,35 @@ def own_tokens(sent: CaptionRequest) -> tuple[tuple[int, ...], str]:
 
 
 class ListDevice:
-    """Slots as a list: what is in a slot, and how many tokens it has been given."""
+    """Slots as a list: what is in a slot, how many tokens it has been given, and which beam it is."""
 
     def __init__(self, slots: int) -> None:
-        self.slots: list[tuple[CaptionRequest, int] | None] = [None] * slots
+        self.slots: list[tuple[CaptionRequest, int, int] | None] = [None] * slots
 
-    def put(self, slot: int, sent: CaptionRequest) -> None:
-        self.slots[slot] = (sent, 0)
+    def put(self, slots: list[int], sent: CaptionRequest) -> None:
+        assert len(slots) == sent.params.num_beams
+        for beam, slot in enumerate(slots):
+            self.slots[slot] = (sent, 0, beam)
 
     def move(self, moves: list[tuple[int, int]]) -> None:
         for source, target in moves:
             assert source > target
             self.slots[target] = self.slots[source]
 
-    def step(self, rows: int) -> list[int]:
-        tokens = []
+    def step(self, rows: int) -> tuple[list[int], dict[int, list[int]]]:
+        tokens, hypotheses = [], {}
         for slot in range(rows):
             held = self.slots[slot]
             assert held is not None
-            sent, count = held
-            self.slots[slot] = (sent, count + 1)
+            sent, count, beam = held
+            self.slots[slot] = (sent, count + 1, beam)
             prompt = sent.prompt_ids
             tokens.append(prompt[count] if count < len(prompt) else own_token(sent.id, count - len(prompt)))
-        return tokens
+            generated, reason = own_tokens(sent)
+            length = len(generated) + (reason == "stop")
+            if sent.params.num_beams > 1 and beam == 0 and count + 1 == len(prompt) + length:
+                hypotheses[slot] = [1, *prompt, *generated, *([EOS] if reason == "stop" else [])]
+        return tokens, hypotheses
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["in_step", "ahead"])
@@ -82,8 +91,8 @@ def test_in_a_random_history_every_request_gets_exactly_its_own_tokens(seed: int
     device = ListDevice(table.largest.size)
     sent: list[CaptionRequest] = []
     refused = 0
-    step: tuple[list[Running], list[int]] | None = None  # launched, but not yet read
-    for event in range(400):
+    step: tuple[list[Running], list[int], dict[int, list[int]]] | None = None  # launched, but not yet read
+    for event in range(500):
         clock.now += 1.0
         for _ in range(luck.choice((0, 0, 1, 3, 12 if event % 10 == 0 else 1)) if event < 350 else 0):
             prompt = tuple(luck.choices((EOS, 30, 31), k=luck.choice((0, 0, 2, 18))))
@@ -93,6 +102,7 @@ def test_in_a_random_history_every_request_gets_exactly_its_own_tokens(seed: int
                 prompt,
                 deadline=clock.now + luck.choice((2, 10, 1000)),
                 max_new_tokens=luck.choice((None, 1, room)),
+                num_beams=luck.choice((1, 1, 1, 2, 4, 7)),
             )
             try:
                 scheduler.submit(new)
@@ -103,20 +113,23 @@ def test_in_a_random_history_every_request_gets_exactly_its_own_tokens(seed: int
             luck.choice(sent[-8:]).future.cancel()
         device.move(scheduler.drop_lost())
         admitted = scheduler.admit()
-        first = len(scheduler.running) - len(admitted)
+        first = len(scheduler.running) - sum(row.slots for row in admitted)
         for slot, row in enumerate(admitted, start=first):
-            device.put(slot, row.request)
+            slots = scheduler.slots_of(row)
+            assert slots[0] == slot
+            device.put(slots, row.request)
         rows = len(scheduler.running)
         assert rows <= table.largest.size
         held = [device.slots[slot] for slot in range(rows)]
         assert [each and each[0] for each in held] == [row.request for row in scheduler.running]
-        launched = (scheduler.launched(), device.step(rows)) if scheduler.needs_step() else None
+        launched = (scheduler.launched(), *device.step(rows)) if scheduler.needs_step() else None
         read, step = (step, launched) if ahead else (launched, None)
         if read is not None:
-            device.move(scheduler.advance(*read, "eager"))
+            running, tokens, hypotheses = read
+            device.move(scheduler.advance(running, tokens, "eager", hypotheses))
     assert (scheduler.running, scheduler.depth) == ([], 0)
 
-    outcomes = {"completed": 0, "late": 0, "cancelled": 0}
+    outcomes = {"completed": 0, "searched": 0, "late": 0, "cancelled": 0}
     for each in sent:
         if each.future.cancelled():
             outcomes["cancelled"] += 1
@@ -126,5 +139,5 @@ def test_in_a_random_history_every_request_gets_exactly_its_own_tokens(seed: int
         else:
             completion = each.future.result()
             assert (completion.tokens, completion.finish_reason) == own_tokens(each)
-            outcomes["completed"] += 1
+            outcomes["completed" if each.params.num_beams == 1 else "searched"] += 1
     assert min(*outcomes.values(), refused) > 0, "the history must hold every kind of event"
