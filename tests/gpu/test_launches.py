@@ -5,14 +5,20 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from support.device_cases import Captioner, open_model, open_runner, plan_of
+from support.device_cases import CACHE_LENGTH, Captioner, open_model, open_runner, plan_of
 
 from warmup.backends.eager import EagerBackend
 from warmup.buckets import Bucket
-from warmup.row import Row
+from warmup.row import Needs, Row, Search
 from warmup.runner import Runner, open_callables
 
 ONE, FOUR = Bucket(1), Bucket(4)
+KINDS = {
+    "greedy": (Row(), Needs()),
+    "sampled": (Row(temperature=0.7, top_k=5, top_p=0.9, uniforms=[0.5] * CACHE_LENGTH), Needs(sampling=True)),
+    "penalised": (Row(repetition_penalty=1.3, no_repeat_ngram_size=2), Needs(penalties=True)),
+    "searched": (Row(search=Search(num_beams=4, new_tokens=20)), Needs(beams=True)),
+}
 
 
 @contextmanager
@@ -35,32 +41,36 @@ def runner(captioners: dict[str, Captioner], device: torch.device) -> Runner:
     return open_runner(open_model(captioners["vit-gpt2"], plan), plan, EagerBackend())
 
 
-def tokens_after(runner: Runner, run: Callable[[], None]) -> list[int]:
+def tokens_after(runner: Runner, row: Row, run: Callable[[], None]) -> list[int]:
     """Steps launched one behind the other while nothing is read but the last tokens."""
-    runner.admit(0, [Row()] * 4)
+    runner.admit(0, [row] * 4)
+    if row.search is not None:
+        runner.group(range(4), row, row.search)
     run()
     return runner.tokens(4)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("graphs", [True, False], ids=["captured", "launched one by one"])
 def test_steps_are_launched_without_waiting(
-    graphs: bool, runner: Runner, captioners: dict[str, Captioner], device: torch.device
+    graphs: bool, kind: str, runner: Runner, captioners: dict[str, Captioner], device: torch.device
 ) -> None:
+    row, needs = KINDS[kind]
     runner.encode(FOUR, captioners["vit-gpt2"].images(4), 0)
     if not graphs:
         runner.bind("decoder", FOUR, open_callables(runner.regions, "decoder", FOUR, EagerBackend()))
 
     def steps() -> None:
         for _ in range(10):
-            runner.decode_step(FOUR)
+            runner.decode_step(FOUR, needs)
 
-    expected = tokens_after(runner, steps)  # before: what is made once is made
+    expected = tokens_after(runner, row, steps)  # before: what is made once is made
 
     def watched() -> None:
         with no_waiting(device):
             steps()
 
-    assert tokens_after(runner, watched) == expected
+    assert tokens_after(runner, row, watched) == expected
 
 
 def test_reading_behind_admission_and_moves_are_launched_without_waiting(
