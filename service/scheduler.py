@@ -21,6 +21,9 @@ from warmup.buckets import BucketTable
 
 Clock = Callable[[], float]
 
+# Steps that a free slot stays empty at most while others are about to become free: see `Scheduler.admit`.
+MOST_STEPS_HELD = 8
+
 
 @dataclass(frozen=True)
 class _Waiting:
@@ -45,6 +48,7 @@ class Scheduler:
         self._changed = threading.Condition()
         self._closed = False
         self._woken = False
+        self._held = 0  # steps since a slot was left empty
         self._finished: deque[float] = deque(maxlen=32)
 
     @property
@@ -101,9 +105,13 @@ class Scheduler:
 
         One that needs more slots than are free waits for them, and those behind it wait as well: else it might
         wait for ever. Each has one of the next slots, in order; behind these are the others of beam searches.
+
+        Where more wait than there are slots, a free slot may stay empty for a few steps: an image costs less to
+        encode in a batch than alone.
         """
         with self._changed:
-            fitting = self._fitting(self.table.largest.size - len(self.running))
+            free = self.table.largest.size - len(self.running)
+            fitting = 0 if self._holds_back(free) else self._fitting(free)
             count = self.table.admit(fitting) if fitting else 0
             entries = [self._waiting.popleft() for _ in range(count)]
         now = self._clock()
@@ -120,6 +128,19 @@ class Scheduler:
         self.running += admitted
         self.running += [row for row in admitted for _ in range(row.slots - 1)]
         return admitted
+
+    def _holds_back(self, free: int) -> bool:
+        """Whether to wait until a bucket of at most half the slots is free.
+
+        With as many requests as slots, or fewer, there is no waiting: so many then do not wait for a slot.
+        """
+        largest = self.table.largest.size
+        batch = max((size for size in self.table.sizes if 2 * size <= largest), default=1)
+        if not 0 < free < batch <= len(self._waiting):
+            self._held = 0
+            return False
+        self._held += 1
+        return self._held <= MOST_STEPS_HELD
 
     def slots_of(self, row: Running) -> list[int]:
         """Where a request runs."""

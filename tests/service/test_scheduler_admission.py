@@ -1,0 +1,84 @@
+"""When a free slot is left empty for a while: only under load, and not for long."""
+
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from service.limits import Limits
+from service.request import CaptionRequest, SamplingParams
+from service.scheduler import MOST_STEPS_HELD, Scheduler
+from warmup.buckets import BucketTable
+
+EOS, WORD = 2, 5
+LIMITS = Limits(cache_length=200, default_new_tokens=150, eos_ids=frozenset({EOS}))
+
+
+@pytest.fixture
+def scheduler() -> Scheduler:
+    return Scheduler(BucketTable.of((1, 4, 8)), LIMITS, capacity=100)
+
+
+def submit(scheduler: Scheduler, count: int) -> None:
+    pixels: Any = None
+    for _ in range(count):
+        scheduler.submit(CaptionRequest("r", pixels, (), SamplingParams(), 1e9, Future()))
+
+
+def step(scheduler: Scheduler, ending: int) -> int:
+    """A decode step after which so many rows end; returns how many were admitted before it."""
+    admitted = len(scheduler.admit())
+    rows = scheduler.launched()
+    scheduler.advance(rows, [EOS] * ending + [WORD] * (len(rows) - ending), "eager")
+    return admitted
+
+
+def test_under_load_free_slots_are_filled_by_the_bucket(scheduler: Scheduler) -> None:
+    submit(scheduler, 20)
+    assert [step(scheduler, ending=1) for _ in range(10)] == [8, 0, 0, 0, 4, 0, 0, 0, 4, 0]
+
+
+def test_fewer_than_a_bucket_that_wait_are_admitted_at_once(scheduler: Scheduler) -> None:
+    submit(scheduler, 11)
+    assert [step(scheduler, ending=1) for _ in range(4)] == [8, 1, 1, 1]
+
+
+@pytest.mark.parametrize("requests", range(1, 9))
+def test_with_a_slot_for_everyone_nobody_waits(scheduler: Scheduler, requests: int) -> None:
+    submit(scheduler, requests)
+    for _ in range(30):
+        while scheduler.depth:
+            assert scheduler.admit()
+        assert len(scheduler.running) == requests
+        rows = scheduler.launched()
+        scheduler.advance(rows, [EOS] + [WORD] * (len(rows) - 1), "eager")
+        submit(scheduler, 1)
+
+
+def test_a_slot_does_not_stay_empty_beside_rows_that_go_on(scheduler: Scheduler) -> None:
+    submit(scheduler, 20)
+    step(scheduler, ending=2)
+    waited = [step(scheduler, ending=0) for _ in range(MOST_STEPS_HELD + 3)]
+    assert waited == [0] * MOST_STEPS_HELD + [1, 1, 0]  # both slots, and the table's smallest bucket each
+
+
+def test_a_slot_that_becomes_free_later_waits_anew(scheduler: Scheduler) -> None:
+    submit(scheduler, 20)
+    step(scheduler, ending=1)
+    for _ in range(MOST_STEPS_HELD):
+        assert step(scheduler, ending=0) == 0
+    assert step(scheduler, ending=0) == 1
+    assert step(scheduler, ending=1) == 0  # all are taken
+    assert step(scheduler, ending=0) == 0  # and this one waits again
+
+
+def test_an_empty_device_is_given_what_there_is_at_once() -> None:
+    scheduler = Scheduler(BucketTable.of((4, 8)), LIMITS, capacity=100)
+    submit(scheduler, 5)
+    assert step(scheduler, ending=0) > 0
+
+
+def test_one_bucket_holds_nobody_back() -> None:
+    scheduler = Scheduler(BucketTable.of((8,)), LIMITS, capacity=100)
+    submit(scheduler, 30)
+    assert [step(scheduler, ending=1) for _ in range(4)] == [8, 1, 1, 1]
