@@ -72,7 +72,7 @@ class Feed:
         self._room = threading.Semaphore(ahead)
         self._lock = threading.Lock()
         self._next = 0
-        self._under_way: set[Future[Completion]] = set()
+        self._under_way: dict[int, Future[Completion]] = {}
         self._stopped = False
         # May be put into from a signal handler: SimpleQueue is reentrant, locks and conditions are not.
         self._outcomes: queue.SimpleQueue[Outcome | None] = queue.SimpleQueue()
@@ -98,6 +98,10 @@ class Feed:
             outcome = self._outcomes.get()
             if outcome is None:
                 break
+            # Here and not on the device thread: a lock that a decode thread holds would keep the device waiting
+            # for as long as that thread waits for a CPU.
+            self._room.release()
+            self._under_way.pop(outcome.index, None)
             early[outcome.index] = outcome
             while due in early:
                 yield early.pop(due)
@@ -126,22 +130,17 @@ class Feed:
                 self.stop()
                 return
             except Exception as error:
-                self._room.release()
                 self._outcomes.put(Outcome(index, paths[index], reason=self._reason(paths[index], error)))
 
     def _submit(self, index: int, path: str) -> None:
         pixels = self._decode(Path(path).read_bytes())
         future: Future[Completion] = Future()
-        self._engine.submit(self._asked.request(path, pixels, future))
-        with self._lock:
-            self._under_way.add(future)
         future.add_done_callback(partial(self._done, index, path))
+        self._under_way[index] = future
+        self._engine.submit(self._asked.request(path, pixels, future))
 
     def _done(self, index: int, path: str, future: "Future[Completion]") -> None:
-        """On the device thread."""
-        with self._lock:
-            self._under_way.discard(future)
-        self._room.release()
+        """On the device thread, which takes no lock here."""
         if future.cancelled():
             return
         error = future.exception()
@@ -160,8 +159,6 @@ class Feed:
     def _end(self) -> None:
         """Withdraw what is under way. Nothing waits for the threads: one may hang in a read of a network folder."""
         self._stopped = True
-        with self._lock:
-            left = list(self._under_way)
-        for future in left:
+        for future in list(self._under_way.values()):
             future.cancel()
         self._room.release()
