@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -42,6 +43,21 @@ def test_a_start_with_artifacts_is_compiled_and_warm_in_every_bucket(
     assert metrics['snapcap_compile_events_total{when="startup"}'] == 0
     assert metrics['snapcap_compile_events_total{when="serving"}'] == 0
     assert metrics['snapcap_artifact_requests_total{kind="aot",result="hit"}'] == 1
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_a_server_leaves_nothing_in_the_temporary_folder(
+    end: signal.Signals, built_cache: Path, tmp_path: Path, samples: dict[Path, str]
+) -> None:
+    """However it ends: what a package was extracted to is removed when it is open."""
+    options = ("--cache-dir", str(built_cache), "--strict", "--backend", "aot", "--drain-delay", "0")
+    path, caption = next(iter(samples.items()))
+    with ServerProcess(*options, *BUCKETS, TMPDIR=str(tmp_path)) as server:
+        assert server.wait_ready().startup()["tier"] == "aot"
+        assert server.caption(path)["caption"] == caption
+        server.process.send_signal(end)
+        server.process.wait(60)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_compiled_start_imports_no_compiler_and_starts_no_process(built_cache: Path) -> None:
@@ -187,7 +203,9 @@ def test_a_build_behind_a_serving_server_is_swapped_in_under_load(tmp_path: Path
                 stop.wait(0.1)  # the compilers must get some of the two CPUs
 
     options = ("--cache-dir", str(tmp_path), "--buckets", "1")
-    with ServerProcess(*options) as server:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    with ServerProcess(*options, TMPDIR=str(temporary)) as server:
         server.wait_ready()
         assert server.startup()["tier"] == "eager"
         clients = [threading.Thread(target=client, args=(list(samples)[i::2],)) for i in range(2)]
@@ -207,5 +225,6 @@ def test_a_build_behind_a_serving_server_is_swapped_in_under_load(tmp_path: Path
     assert metrics['snapcap_bucket_swaps_total{result="swapped"}'] == 2
     assert metrics['snapcap_artifact_publish_total{result="published"}'] == 1
     assert metrics['snapcap_compile_events_total{when="serving"}'] == 0
+    assert list(temporary.glob("aotinductor_*")) == [], "nor of those who checked"
     with ServerProcess(*options) as server:
         assert server.wait_ready().startup()["tier"] == "aot"

@@ -15,10 +15,10 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from warmup.manifest import Blob
+from warmup.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from torch.compiler._cache import CacheInfo
@@ -49,17 +49,17 @@ class CompileCache:
 
         Libraries that are loaded by then stay loaded. ``more``: other variables of the compiler, for as long.
         """
-        with TemporaryDirectory(prefix="snapcap-jit-", ignore_cleanup_errors=True) as name:
+        with scratch_folder("snapcap-jit-") as folder:
             variables = {
-                "TORCHINDUCTOR_CACHE_DIR": name,
-                "TRITON_CACHE_DIR": f"{name}/triton",
+                "TORCHINDUCTOR_CACHE_DIR": str(folder),
+                "TRITON_CACHE_DIR": str(folder / "triton"),
                 "TORCH_WARM_POOL": "0",  # no compiler processes before there is something to compile
                 **more,
             }
             before = {variable: os.environ.get(variable) for variable in variables}
             os.environ.update(variables)
             try:
-                yield cls(Path(name))
+                yield cls(folder)
             finally:
                 for variable, value in before.items():
                     os.environ.pop(variable)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from models.regions import Region, RegionFunction
 from warmup.buckets import Bucket
+from warmup.extracted import discard_folders
 from warmup.model import LoadedModel
 from warmup.packages import MODEL_NAME, check_signature, entry_name
 
@@ -25,7 +26,8 @@ class PackageError(RuntimeError):
 def open_package(path: Path, device: torch.device) -> RegionFunction:
     """The package's function, which takes what the region takes and returns its one tensor.
 
-    Nothing checks what it is called with: shapes, strides and dtypes must be those it was compiled for.
+    Nothing checks what it is called with: shapes, strides and dtypes must be those it was compiled for. What the
+    loader has extracted stays until ``discard_mapped``.
 
     Raises:
         PackageError: the loader refuses the file.
@@ -36,6 +38,7 @@ def open_package(path: Path, device: torch.device) -> RegionFunction:
             str(path), MODEL_NAME, True, 1, -1 if device.type == "cpu" else device.index or 0
         )
     except RuntimeError as error:
+        discard_folders(str(error).splitlines())
         raise PackageError(f"{path.name} cannot be opened: {str(error).splitlines()[0]}") from error
     run = loader.boxed_run
 
