@@ -5,8 +5,8 @@
 The engine that serves captions as many images at once as there are rows, again and again, with an event of the
 device before and behind every decode step that it launches. A gap is the time from the end of a step to the
 beginning of the next, with nothing else between them: what the host costs the device. "Read behind" is how the
-engine works: it launches a step before it reads the tokens of the last. "Read first" is the same engine made to wait
-for them.
+engine works: it launches a step before it reads the tokens of the last. "Read first" is the same engine made to
+wait for them.
 
 Events see the launch, not the kernels. So the last columns say it once more without them: the time from the end of
 a step to the end of the next, beside that of a step replayed back to back with nothing between.

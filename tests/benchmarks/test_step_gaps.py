@@ -47,9 +47,8 @@ def test_gaps_are_between_steps_with_nothing_else_between_them() -> None:
 def test_the_table_has_microseconds_of_gaps_and_the_share() -> None:
     gaps = Gaps([2.0] * 3, [0.5, 0.25, 0.25], [2.5, 2.25, 2.25], alone=1.9)
     (table,) = report({(4, "read behind"): gaps}).tables
-    assert table["rows"] == [
-        ["4 rows, read behind", "2.000", "250.0", "500.0", "500.0", "14.3", "2.250", "1.900", "3"]
-    ]
+    numbers = ["2.000", "250.0", "500.0", "500.0", "14.3", "2.250", "1.900", "3"]
+    assert table["rows"] == [["4 rows, read behind", *numbers]]
 
 
 @pytest.fixture
@@ -72,9 +71,7 @@ def test_the_engines_steps_are_watched_and_only_while_they_are_measured(opened: 
     assert (runner.encode, runner.decode_step) == before
 
 
-@pytest.mark.skipif(
-    torch.cuda.is_available(), reason="A CUDA DEVICE IS HERE: THE REFUSAL WITHOUT ONE IS NOT TESTED"
-)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="A CUDA DEVICE IS HERE: NO REFUSAL IS TESTED")
 @pytest.mark.parametrize("command", ["step_gaps", "weights"])
 def test_without_a_cuda_device_the_command_says_so(command: str) -> None:
     run = subprocess.run(
