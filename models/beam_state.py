@@ -5,11 +5,10 @@ Allocated once, and only when the first request asks for them.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Literal
 
 import torch
 from torch import Tensor
-
-MAX_BEAMS = 8
 
 
 @dataclass(frozen=True)
@@ -34,9 +33,8 @@ class BeamState:
     ngrams: Tensor  # [slots] int64: size of the n-grams that must not repeat; 0 is none
 
     @classmethod
-    def allocate(cls, slots: int, cache_length: int, device: torch.device) -> "BeamState":
-        """No row is a beam yet."""
-        beams = min(MAX_BEAMS, slots)
+    def allocate(cls, slots: int, beams: int, cache_length: int, device: torch.device) -> "BeamState":
+        """For groups of so many ``beams`` at most; no row is a beam yet."""
 
         def whole(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int64, device=device)
@@ -75,14 +73,19 @@ class BeamState:
         self.sequences[slots, 0] = start_id
 
     def group(
-        self, slots: Sequence[int], prompt_length: int, new_tokens: int, length_penalty: float, early_stopping: str
+        self,
+        slots: Sequence[int],
+        prompt_length: int,
+        new_tokens: int,
+        length_penalty: float,
+        early_stopping: bool | Literal["never"],
     ) -> None:
         """Make rows that were started, in these slots, the beams of one request.
 
         Args:
             prompt_length: tokens before generation, the start token included.
             new_tokens: tokens to generate at most.
-            early_stopping: ``true``, ``false`` or ``never``, as `_beam_search` of transformers has them.
+            early_stopping: as `_beam_search` of transformers has it.
         """
         beams, device = len(slots), self.members.device
         target = torch.tensor(slots).to(device, non_blocking=True)
@@ -95,12 +98,15 @@ class BeamState:
         put(self.inside, (torch.arange(self.members.shape[1]) < beams).expand(beams, -1))
         put(self.ranks, torch.stack((torch.arange(beams), torch.full((beams,), beams - 1)), dim=1))
         put(self.ends, torch.full((beams,), prompt_length + new_tokens))
-        table = _divisors(self.cache_length, prompt_length, new_tokens, length_penalty, early_stopping)
+        far = early_stopping == "never" and length_penalty > 0
+        table = _divisors(self.cache_length, prompt_length, new_tokens, length_penalty, far)
         put(self.divisors, table.expand(beams, -1, -1))
-        put(self.limits, torch.full((beams,), float("-inf") if early_stopping == "true" else float("inf")))
+        put(self.limits, torch.full((beams,), float("-inf") if early_stopping is True else float("inf")))
         # All beams begin alike: only the first one's continuations count.
         put(self.scores, torch.tensor([0.0] + [-1e9] * (beams - 1)))
         put(self.finished, torch.full((beams,), float("-inf")))
+        # A search that finds nothing, as all is banned, ends all the same: an outcome has a length.
+        self.sequences[:, -1].index_fill_(0, target + self.slots, prompt_length)
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy what each source slot holds into its target slot; no slot is both. Groups follow their rows."""
@@ -117,20 +123,18 @@ class BeamState:
         self.members.copy_(places[self.members])
 
 
-def _divisors(
-    cache_length: int, prompt_length: int, new_tokens: int, length_penalty: float, early_stopping: str
-) -> Tensor:
+def _divisors(cache_length: int, prompt_length: int, new_tokens: int, length_penalty: float, far: bool) -> Tensor:
     """[2, L] fp32, by the position of the last token: the length that is generated with it, to the power of the
-    penalty; and the length at which the best that may still come is expected."""
+    penalty; and the length at which the best that may still come is expected, the last one if that is ``far``."""
     lengths = [max(position + 1 - prompt_length, 1) for position in range(cache_length)]
     now = [_power(length, length_penalty) for length in lengths]
-    far = early_stopping == "never" and length_penalty > 0
     later = [_power(new_tokens, length_penalty)] * cache_length if far else now
     return torch.tensor([now, later], dtype=torch.float32)
 
 
 def _power(length: int, exponent: float) -> float:
+    """Within what fp32 can divide a score by."""
     try:
-        return float(length**exponent)
+        return min(max(float(length**exponent), 1e-30), 1e30)
     except OverflowError:
-        return float("inf")
+        return 1e30

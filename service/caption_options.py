@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from service.errors import InvalidOption, PromptTooLong, UnknownOption
+from warmup.row import MAX_BEAMS, EarlyStopping
 
 MAX_PROMPT_CHARACTERS = 10_000
 
@@ -28,6 +29,11 @@ class CaptionOptions:
     top_p: float = 1.0
     seed: int | None = None
     timeout: float | None = None
+    num_beams: int = 1
+    length_penalty: float = 1.0
+    early_stopping: EarlyStopping = False
+    no_repeat_ngram_size: int = 0
+    repetition_penalty: float = 1.0
     clamp: bool = False
 
 
@@ -56,6 +62,10 @@ _RANGES: dict[str, _Range] = {
     "top_p": _Range(float, 0, 1, above=True),
     "seed": _Range(int, 0, 2**63 - 1),
     "timeout": _Range(float, 0, 3600, above=True),
+    "num_beams": _Range(int, 1, MAX_BEAMS),
+    "length_penalty": _Range(float, -10, 10),
+    "no_repeat_ngram_size": _Range(int, 0, 65536),
+    "repetition_penalty": _Range(float, 0, 100, above=True),
 }
 _HELP: dict[str, str] = {
     "prompt": "Text that the caption continues.",
@@ -65,8 +75,15 @@ _HELP: dict[str, str] = {
     "top_p": "Sample among the most likely tokens that together reach this probability only.",
     "seed": "Makes sampling repeatable. Without it each request samples differently.",
     "timeout": "Seconds this request may take at most; the server's own limit holds too.",
+    "num_beams": "Above 1: beam search with so many beams, each a row of a batch. Not with a temperature above 0.",
+    "length_penalty": "Beam search divides a score by the length to this power: above 0 favours long captions.",
+    "early_stopping": "Beam search ends with as many captions as beams (true), when better ones are unlikely "
+    "(false), or when none can come any more (never).",
+    "no_repeat_ngram_size": "No n-gram of this size comes twice; 0: they may.",
+    "repetition_penalty": "Above 1 makes tokens that are there already less likely, below 1 more.",
 }
 NAMES: tuple[str, ...] = tuple(_HELP)
+_EARLY: Mapping[str, EarlyStopping] = {"true": True, "false": False, "never": "never"}
 
 
 def options_from_text(pairs: Iterable[tuple[str, str]], base: CaptionOptions = CaptionOptions()) -> CaptionOptions:
@@ -78,7 +95,7 @@ def options_from_text(pairs: Iterable[tuple[str, str]], base: CaptionOptions = C
         _known(name)
         if name in values:
             raise InvalidOption(name, "be given once")
-        values[name] = text if name == "prompt" else _number_from_text(name, text)
+        values[name] = _value_from_text(name, text)
     return _checked(values, base)
 
 
@@ -103,6 +120,7 @@ def schema() -> dict[str, dict[str, Any]]:
         default = getattr(CaptionOptions(), name)
         if default is not None:
             properties[name]["default"] = default
+    properties["early_stopping"] = {"enum": [*_EARLY.values()], "default": False}
     return {name: {**properties[name], "description": _HELP[name]} for name in NAMES}
 
 
@@ -118,6 +136,14 @@ def _known(name: str) -> None:
         raise UnknownOption(name, NAMES)
 
 
+def _value_from_text(name: str, text: str) -> Any:
+    if name == "prompt":
+        return text
+    if name == "early_stopping":
+        return _EARLY.get(text.lower(), text)
+    return _number_from_text(name, text)
+
+
 def _number_from_text(name: str, text: str) -> float:
     span = _RANGES[name]
     pattern = r"[+-]?[0-9]{1,20}" if span.kind is int else r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?"
@@ -131,12 +157,20 @@ def _checked(values: dict[str, Any], base: CaptionOptions) -> CaptionOptions:
         if name == "prompt":
             _check_prompt(value)
             continue
+        if name == "early_stopping":
+            # To Python, 1 is true.
+            if not (isinstance(value, bool) or value == "never"):
+                raise InvalidOption(name, "be true, false or never")
+            continue
         span = _RANGES[name]
         number = _number(value, span.kind)
         if number is None or not span.holds(number):
             raise InvalidOption(name, span.sentence())
         values[name] = span.kind(number)
-    return replace(base, **values)
+    options = replace(base, **values)
+    if options.num_beams > 1 and options.temperature > 0:
+        raise InvalidOption("num_beams", "be 1 with a temperature above 0; a beam search does not sample")
+    return options
 
 
 def _number(value: Any, kind: type[int] | type[float]) -> float | None:

@@ -12,6 +12,7 @@ from service.caption_stream import CaptionStream
 from service.caption_text import CaptionText
 from service.errors import (
     DeadlineExceeded,
+    InvalidOption,
     ModelNotFound,
     NotReady,
     Overloaded,
@@ -137,6 +138,8 @@ class Captioner:
         The request is queued when this returns. `live`: each token is handed over as it is generated. Close the
         stream when the rest is not wanted. Raises what `caption` raises."""
         started = time.monotonic()
+        if live and options.num_beams > 1:
+            raise InvalidOption("num_beams", "be 1 for a stream; a beam search has no token before its end")
         self.check_admission()
         timeout = self._timeout(options)
         try:
@@ -148,8 +151,8 @@ class Captioner:
         shown = CaptionText(stop, keep_leading_space=bool(prepared.prompt_ids))
         stream = CaptionStream(text.push, text.end, shown, len(prepared.prompt_ids), started + timeout)
         stream.future.add_done_callback(self._mark_first)
-        # A stop sequence ends the generation at once, so it needs each token at once too.
-        on_token = stream.feed if live or stop else None
+        # A stop sequence ends the generation at once, so it needs each token at once too. A search has none.
+        on_token = stream.feed if live or (stop and options.num_beams == 1) else None
         self._submit(model, prepared, options, request_id, started + timeout, stream.future, on_token)
         return stream
 
@@ -189,7 +192,7 @@ class Captioner:
         finally:
             self._decoding -= 1
         wanted = None if options.clamp else options.max_new_tokens
-        model.engine.limits.check(len(prepared.prompt_ids), wanted)
+        model.engine.limits.check(len(prepared.prompt_ids), wanted, options.num_beams)
         return model, prepared
 
     def _submit(
@@ -205,9 +208,7 @@ class Captioner:
         # Here, because it imports numpy, which the first second of the process must not wait for.
         from service.request import CaptionRequest, SamplingParams  # noqa: PLC0415
 
-        params = SamplingParams(
-            options.max_new_tokens, options.temperature, options.top_k, options.top_p, options.seed
-        )
+        params = SamplingParams.of(options)
         pixels, prompt_ids = prepared.image.pixels, prepared.prompt_ids
         model.engine.submit(CaptionRequest(request_id, pixels, prompt_ids, params, deadline, future, on_token))
 

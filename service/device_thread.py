@@ -9,6 +9,7 @@ from service.limits import Limits
 from service.scheduler import Scheduler
 from warmup.buckets import Bucket, BucketTable
 from warmup.options import StartOptions
+from warmup.row import MAX_BEAMS
 from warmup.startup import Loaded, load
 from warmup.status import StartupStatus
 from warmup.timeline import Timeline
@@ -71,4 +72,5 @@ def limits(loaded: Loaded, options: StartOptions) -> Limits:
         # transformers' max_length counts the start token
         default_new_tokens=options.max_new_tokens or max(generation.max_length - 1, 1),
         eos_ids=frozenset(generation.eos_ids),
+        max_beams=min(MAX_BEAMS, loaded.plan.table.largest.size),
     )

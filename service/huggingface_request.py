@@ -9,12 +9,12 @@ from starlette.requests import Request
 from service.body import BodyLimits
 from service.caption_forms import JSON, is_raw, media_type, read_raw
 from service.caption_options import NAMES, CaptionOptions, options_from_json
-from service.errors import InvalidOption, MissingImage, UnknownOption, UnsupportedMediaType, UnsupportedOption
+from service.errors import InvalidOption, MissingImage, UnknownOption, UnsupportedMediaType
 from service.json_body import image_from_base64, json_object, read_json
 
 # The names under which clients and older pipelines nest the parameters of generation.
 NESTED = ("generation_parameters", "generate_kwargs")
-PARAMETERS = (*NAMES, "do_sample", "num_beams")
+PARAMETERS = (*NAMES, "do_sample")
 
 
 async def read_huggingface(request: Request, limits: BodyLimits, pool: Executor) -> tuple[bytes, CaptionOptions]:
@@ -50,9 +50,7 @@ def _options(parameters: Any) -> CaptionOptions:
                 raise UnknownOption(name, PARAMETERS)
             if value is not None and given.setdefault(name, value) != value:
                 raise InvalidOption(name, "be given once")
-    beams, sample = given.pop("num_beams", 1), given.pop("do_sample", None)
-    if isinstance(beams, bool) or beams != 1:
-        raise UnsupportedOption("num_beams", "there is no beam search; leave it out or send 1")
+    sample = given.pop("do_sample", None)
     if sample is not None and not isinstance(sample, bool):
         raise InvalidOption("do_sample", "be true or false")
     # As transformers has it: do_sample decides, and its temperature is 1 unless another is given.

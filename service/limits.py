@@ -3,29 +3,36 @@
 from dataclasses import dataclass
 
 from service.errors import InvalidOption, PromptTooLong
+from warmup.row import MAX_BEAMS
 
 
 @dataclass(frozen=True)
 class Limits:
     """What the caches hold: positions a row (the start token takes the first), tokens generated when a request
-    names no number, and the ends."""
+    names no number, the ends, and the beams that one request may have: each takes a slot."""
 
     cache_length: int
     default_new_tokens: int
     eos_ids: frozenset[int]
+    max_beams: int = MAX_BEAMS
 
     @property
     def max_prompt_tokens(self) -> int:
         """A prompt leaves at least one position to generate into."""
         return self.cache_length - 2
 
-    def check(self, prompt_tokens: int, wanted: int | None) -> None:
+    def check(self, prompt_tokens: int, wanted: int | None, num_beams: int = 1) -> None:
         """Refuse a request that the caches cannot hold, before it costs anything.
 
         Raises:
             PromptTooLong: no position is left to generate into.
-            InvalidOption: ``max_new_tokens`` is more than what is left after the prompt.
+            InvalidOption: ``max_new_tokens`` is more than what is left after the prompt, or ``num_beams`` more
+                than the slots.
         """
+        if num_beams > self.max_beams:
+            raise InvalidOption(
+                "num_beams", f"be at most {self.max_beams}, the rows of this server's largest bucket"
+            )
         if prompt_tokens > self.max_prompt_tokens:
             raise PromptTooLong(
                 f"The prompt has {prompt_tokens} tokens; send at most {self.max_prompt_tokens} tokens."

@@ -20,6 +20,11 @@ OPTIONS: Mapping[str, str] = {
     "top_p": "top_p",
     "top_k": "top_k",
     "seed": "seed",
+    "num_beams": "num_beams",
+    "length_penalty": "length_penalty",
+    "early_stopping": "early_stopping",
+    "no_repeat_ngram_size": "no_repeat_ngram_size",
+    "repetition_penalty": "repetition_penalty",
 }
 # What these ask for, with these values, is what is done anyway. Clients send them without being told to.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {

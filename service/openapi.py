@@ -72,6 +72,8 @@ def ref(schema: str) -> Schema:
 
 def nullable(schema: Schema) -> Schema:
     """The schema, or null, which is as good as leaving it out."""
+    if "enum" in schema:
+        return {**schema, "enum": [*schema["enum"], None]}
     return {**schema, "type": [schema["type"], "null"]}
 
 

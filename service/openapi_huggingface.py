@@ -18,7 +18,7 @@ from service.openapi import (
     reply,
 )
 
-_ERRORS = (*JSON_BODY, *BODY, *CAPTION, errors.UnsupportedOption)
+_ERRORS = (*JSON_BODY, *BODY, *CAPTION)
 
 
 def _body() -> dict[str, Any]:
@@ -28,7 +28,6 @@ def _body() -> dict[str, Any]:
         "type": ["boolean", "null"],
         "description": "false: greedy, whatever the temperature; true: the temperature is 1 unless it is given.",
     }
-    parameters["num_beams"] = {"enum": [1, None], "description": "There is no beam search."}
     level = closed_object([], parameters)
     nested = {
         name: {**nullable(level), "description": "They count as if they stood outside; none may stand in both."}

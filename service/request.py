@@ -2,13 +2,15 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from warmup.row import EarlyStopping
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from service.caption_options import CaptionOptions
 
 FinishReason = Literal["stop", "length"]
 
@@ -28,9 +30,14 @@ class SamplingParams:
     seed: int | None = None
     num_beams: int = 1
     length_penalty: float = 1.0
-    early_stopping: EarlyStopping = "false"
+    early_stopping: EarlyStopping = False
     no_repeat_ngram_size: int = 0
     repetition_penalty: float = 1.0
+
+    @classmethod
+    def of(cls, options: "CaptionOptions") -> "SamplingParams":
+        """What a client asked for, as far as it is about tokens."""
+        return cls(**{each.name: getattr(options, each.name) for each in fields(cls)})
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-EarlyStopping = Literal["true", "false", "never"]
+MAX_BEAMS = 8  # what each row of a bucket bears in mind for its group grows with it
+
+EarlyStopping = bool | Literal["never"]
 
 
 @dataclass(frozen=True)
@@ -14,7 +16,7 @@ class Search:
     num_beams: int
     new_tokens: int
     length_penalty: float = 1.0
-    early_stopping: EarlyStopping = "false"
+    early_stopping: EarlyStopping = False
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from models.kv_cache import DecodeState
 from models.kv_reorder import reorder
 from models.logits import ban_repeated_ngrams, penalise_repetition
 from models.sampling import sample
-from warmup.row import Needs, Row, Search
+from warmup.row import MAX_BEAMS, Needs, Row, Search
 
 
 class TokenChoice:
@@ -32,7 +32,8 @@ class TokenChoice:
         """The buffers, zeroed."""
         self._used = True
         state = self._state
-        return BeamState.allocate(state.slots, state.cache_length, state.tokens.device)
+        beams = min(MAX_BEAMS, state.slots)
+        return BeamState.allocate(state.slots, beams, state.cache_length, state.tokens.device)
 
     @cached_property
     def _eos(self) -> Tensor:

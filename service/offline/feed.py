@@ -46,9 +46,7 @@ class Asked:
 
     def request(self, name: str, pixels: "Pixels", future: "Future[Completion]") -> CaptionRequest:
         options = self.options
-        params = SamplingParams(
-            options.max_new_tokens, options.temperature, options.top_k, options.top_p, options.seed
-        )
+        params = SamplingParams.of(options)
         deadline = time.monotonic() + options.timeout if options.timeout else _NEVER
         return CaptionRequest(name, pixels, self.prompt_ids, params, deadline, future)
 

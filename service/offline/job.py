@@ -13,6 +13,11 @@ _SAMPLING = {
     "top_k": ("K", "sample among the K most likely tokens; 0: all"),
     "top_p": ("P", "sample among the most likely tokens that together reach probability P"),
     "seed": ("N", "makes sampling repeatable"),
+    "num_beams": ("N", "beam search with N beams, up to 8; 1: none"),
+    "length_penalty": ("P", "beam search: above 0 favours long captions, below 0 short ones"),
+    "early_stopping": ("WHEN", "beam search: true, false or never, as in transformers"),
+    "no_repeat_ngram_size": ("N", "no N tokens come twice in this order; 0: they may"),
+    "repetition_penalty": ("P", "above 1 makes tokens that are there already less likely"),
 }
 
 

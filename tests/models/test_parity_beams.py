@@ -25,7 +25,7 @@ STEPS = NEW_TOKENS + 4
 
 BEAMS = (2, 3, 4, 5, 8)
 LENGTH_PENALTIES = (-1.0, 0.0, 0.5, 1.0, 2.0)
-EARLY: tuple[EarlyStopping, ...] = ("true", "false", "never")
+EARLY: tuple[EarlyStopping, ...] = (True, False, "never")
 NGRAMS = (0, 2, 3)
 REPETITION = (1.0, 1.3)
 OFTEN = [2, 11, 23, 40, 77]  # a vocabulary with many ends, so that searches end by them
@@ -59,7 +59,7 @@ def settings(row: Row) -> dict[str, Any]:
     return common | {
         "num_beams": row.search.num_beams,
         "length_penalty": row.search.length_penalty,
-        "early_stopping": {"true": True, "false": False, "never": "never"}[row.search.early_stopping],
+        "early_stopping": row.search.early_stopping,
     }
 
 

@@ -112,7 +112,7 @@ def test_mixed_requests_together_give_what_each_gives_alone(demo: Demo, samples:
         {"num_beams": 4},
         {"num_beams": 3, "prompt": "a small", "no_repeat_ngram_size": 2, "length_penalty": 2.0},
         {"repetition_penalty": 1.4},
-        {"num_beams": 2, "early_stopping": "true", "repetition_penalty": 1.2, "max_new_tokens": 5},
+        {"num_beams": 2, "early_stopping": True, "repetition_penalty": 1.2, "max_new_tokens": 5},
         {"temperature": 1.1, "seed": 3, "no_repeat_ngram_size": 1},
     ]
     wanted = [
