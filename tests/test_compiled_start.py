@@ -32,6 +32,7 @@ def test_a_start_with_artifacts_is_compiled_and_warm_in_every_bucket(
         for path, caption in samples.items():
             reply = server.caption(path)
             assert (reply["caption"], reply["backend"]) == (caption, "aot")
+            assert server.caption(path, "?num_beams=3&no_repeat_ngram_size=3")["caption"] == caption
         threads = [threading.Thread(target=server.caption, args=(path,)) for path in samples]
         for thread in threads:
             thread.start()

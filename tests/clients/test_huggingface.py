@@ -52,6 +52,8 @@ def test_json_with_parameters(server: ServerProcess, sample: tuple[Path, str]) -
     assert infer(server, {"inputs": inputs, "parameters": {"max_new_tokens": 1000}})[0] == 200
     greedy = {"generation_parameters": {"do_sample": False, "temperature": 2.0, "num_beams": 1}}
     assert infer(server, {"inputs": inputs, "parameters": greedy}) == (200, [{"generated_text": caption}])
+    beams = {"generate_kwargs": {"num_beams": 4, "length_penalty": 2.0, "early_stopping": True}}
+    assert infer(server, {"inputs": inputs, "parameters": beams}) == (200, [{"generated_text": caption}])
     sampled = {"generate_kwargs": {"do_sample": True, "temperature": 2.0, "seed": 3}, "prompt": "a large"}
     first, again = (infer(server, {"inputs": inputs, "parameters": sampled}) for _ in range(2))
     assert first == again
@@ -65,7 +67,7 @@ def test_json_with_parameters(server: ServerProcess, sample: tuple[Path, str]) -
         ({"inputs": "no base64!"}, 422, "inputs must be base64"),
         ({"inputs": "aa==", "beams": 1}, 422, "'beams'; the options are inputs, parameters"),
         ({"inputs": "aa==", "parameters": {"beams": 1}}, 422, "'beams'"),
-        ({"inputs": "aa==", "parameters": {"num_beams": 4}}, 422, "no beam search"),
+        ({"inputs": "aa==", "parameters": {"num_beams": 9}}, 422, "from 1 to 8"),
         ({"inputs": "aa==", "parameters": {"do_sample": 1}}, 422, "true or false"),
         ({"inputs": "aa==", "parameters": {"top_k": 1, "generate_kwargs": {"top_k": 2}}}, 422, "'top_k' must be"),
         ({"inputs": "aa==", "parameters": []}, 422, "'parameters' must be an object"),

@@ -126,6 +126,14 @@ def test_a_seed_repeats_and_others_differ(client: OpenAI, model: str, sample: tu
     assert nucleus[0] == nucleus[1] == ask(client, False, **request | {"temperature": 0})[0]
 
 
+def test_beams(client: OpenAI, model: str, sample: tuple[Path, str]) -> None:
+    image, caption = sample
+    request: dict[str, Any] = {"model": model, "messages": messages(image), "extra_body": {"num_beams": 3}}
+    assert ask(client, False, **request) == (caption, "stop")
+    with pytest.raises(openai.UnprocessableEntityError, match="be 1 for a stream"):
+        ask(client, True, **request)
+
+
 def test_what_clients_send_without_being_told_to_is_taken(
     client: OpenAI, model: str, sample: tuple[Path, str]
 ) -> None:

@@ -68,6 +68,7 @@ def test_help_fits_a_terminal(command: str, capsys: pytest.CaptureFixture[str]) 
         (["serve", "--port", "x"], "--port must be a whole number from 0 to 65535, not 'x'"),
         (["caption"], "the following arguments are required: IMAGE; see snapcap caption --help"),
         (["caption", "--top-k", "x", "a.png"], "The option 'top_k' must be a whole number from 0 to 2147483647."),
+        (["caption", "--num-beams", "9", "a.png"], "The option 'num_beams' must be a whole number from 1 to 8."),
         (["--prot"], "unknown option --prot; did you mean --port?; see snapcap --help"),
     ],
 )

@@ -17,6 +17,8 @@ def test_limits_keep_prompt_caption_and_start_token_within_the_cache() -> None:
         LIMITS.check(LIMITS.max_prompt_tokens, 2)
     with pytest.raises(PromptTooLong, match="has 19 tokens; send at most 18"):
         LIMITS.check(LIMITS.max_prompt_tokens + 1, None)
+    with pytest.raises(InvalidOption, match="at most 4, the rows"):
+        Limits(20, 6, frozenset(), max_beams=4).check(0, None, 5)
     assert LIMITS.new_tokens(0, None) == 6
     assert LIMITS.new_tokens(16, None) == 3  # the default, as far as the cache reaches
     assert LIMITS.new_tokens(LIMITS.max_prompt_tokens, None) == 1
