@@ -1,21 +1,25 @@
 """The build: every region at every bucket, compiled and checked by child processes, in parallel and resumable.
 
-    compiler child ─▶ package ─▶ checker child ─▶ kept beside its record ─▶ (all done) ─▶ manifest
+    compiler children ─▶ packages ─▶ checker children ─▶ kept beside their records ─▶ (all done) ─▶ manifest
+
+A check is short beside a compilation, so a few checkers serve all compilers, which go on meanwhile.
 
 The parent imports no torch. What is done lies in the build folder of its key: a second build of the same key does
 nothing, and an interrupted one goes on where it was.
 """
 
+import contextlib
 import json
 import queue
 import threading
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
-from warmup.child import Child, ChildError
+from warmup.build_children import Children, ReplaceableChild
+from warmup.child import ChildError
 from warmup.cpus import available_cpus
 from warmup.cxx import compiler_names, find_compiler
 from warmup.files import describe
@@ -37,6 +41,7 @@ _COMPILER = {
     "AOT_INDUCTOR_ENABLE_LINE_TABLES": "0",
 }
 _CHECKER = {"AOTI_RUNTIME_CHECK_INPUTS": "1"}
+_COMPILERS_A_CHECKER = 4
 
 
 class BuildError(RuntimeError):
@@ -51,6 +56,19 @@ class Task:
     region: str
     component: ComponentName
     size: int
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    """A package that is to be checked."""
+
+    task: Task
+    seconds: float
+    signature: Signature
+
+
+# What checkers take; None ends the one that takes it.
+_Checks: TypeAlias = queue.SimpleQueue[_Compiled | None]
 
 
 @dataclass(frozen=True)
@@ -127,7 +145,7 @@ class Builder:
     ) -> None:
         """``folder``: where packages and their records are kept. ``workers``: compilers at once, 0 one a CPU.
         ``on_event`` is called from the workers' threads. ``environment``: more variables for the compilers."""
-        self._children = _Children(job_of(checkpoint.folder, plan, folder), nice)
+        self._children = Children(job_of(checkpoint.folder, plan, folder), nice)
         self._tasks = tasks_of(checkpoint, plan)
         self._folder = folder
         self._workers = min(workers or available_cpus(), len(self._tasks))
@@ -165,10 +183,7 @@ class Builder:
                 self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             except OSError as error:
                 raise BuildError(f"cannot write to {self._folder}: {error.strerror}") from error
-            with ThreadPoolExecutor(min(self._workers, count), thread_name_prefix="build") as pool:
-                workers = [pool.submit(self._work, missing) for _ in range(min(self._workers, count))]
-            for worker in workers:
-                worker.result()  # or a worker that broke would leave packages out that nobody misses
+            self._make(missing, min(self._workers, count))
         return Built(*self.made(), dict(self._progress.failures))
 
     def stop(self) -> None:
@@ -176,39 +191,64 @@ class Builder:
         self._stopped.set()
         self._children.kill()
 
-    def _work(self, missing: "queue.SimpleQueue[Task]") -> None:
-        """One worker: a compiler child and a checker child, replaced when they die."""
-        compiler = _Replaceable(self._children, "warmup.build_worker", self._environment)
-        checker = _Replaceable(self._children, "warmup.check_worker", _CHECKER)
-        try:
+    def _make(self, missing: "queue.SimpleQueue[Task]", compilers: int) -> None:
+        checkers = -(-compilers // _COMPILERS_A_CHECKER)
+        checks: _Checks = queue.SimpleQueue()
+        with ThreadPoolExecutor(compilers + checkers, thread_name_prefix="build") as pool:
+            checking = [pool.submit(self._check_all, checks) for _ in range(checkers)]
+            try:
+                compiling = [pool.submit(self._compile_all, missing, checks) for _ in range(compilers)]
+                wait(compiling)
+            finally:
+                for _ in checking:
+                    checks.put(None)
+        for worker in (*compiling, *checking):
+            worker.result()  # or a worker that broke would leave packages out that nobody misses
+
+    def _compile_all(self, missing: "queue.SimpleQueue[Task]", checks: _Checks) -> None:
+        """One compiler child, replaced when it dies, until nothing is left to compile."""
+        with self._child("warmup.build_worker", self._environment) as compiler:
             while not self._stopped.is_set():
                 try:
                     task = missing.get_nowait()
                 except queue.Empty:
                     return
-                self._build(task, compiler, checker)
-        finally:
-            compiler.close()
-            checker.close()
+                with self._failing(task, "compile"):
+                    compiled = compiler.ask({"region": task.region, "size": task.size})
+                    self._on_event(Event("compiled", task, compiled["seconds"]))
+                    checks.put(_Compiled(task, compiled["seconds"], compiled["signature"]))
 
-    def _build(self, task: Task, compiler: "_Replaceable", checker: "_Replaceable") -> None:
-        order = {"region": task.region, "size": task.size}
-        stage = "compile"
+    def _check_all(self, checks: _Checks) -> None:
+        """One checker child, replaced when it dies, until it is told that nothing more will come."""
+        with self._child("warmup.check_worker", _CHECKER) as checker:
+            while (compiled := checks.get()) is not None and not self._stopped.is_set():
+                task = compiled.task
+                with self._failing(task, "self-check"):
+                    checker.ask({"region": task.region, "size": task.size})
+                    with self._failing(task, "record"):
+                        self._record(task, compiled.signature)
+                        self._on_event(Event("built", task, compiled.seconds))
+
+    @contextlib.contextmanager
+    def _child(self, module: str, environment: Mapping[str, str]) -> Iterator[ReplaceableChild]:
+        child = ReplaceableChild(self._children, module, environment)
         try:
-            compiled = compiler.ask(order)
-            self._on_event(Event("compiled", task, compiled["seconds"]))
-            stage = "self-check"
-            checker.ask(order)
-            stage = "record"
-            self._record(task, compiled["signature"])
+            yield child
+        finally:
+            child.close()
+
+    @contextlib.contextmanager
+    def _failing(self, task: Task, stage: str) -> Iterator[None]:
+        """A package that cannot be made is noted with the stage; the others are made all the same."""
+        try:
+            yield
         except (ChildError, OSError) as error:
-            if not self._stopped.is_set():
-                reason = f"{stage}: {error}"
-                with self._progress.lock:
-                    self._progress.failures[task.entry] = reason
-                self._on_event(Event("failed", task, error=reason))
-            return
-        self._on_event(Event("built", task, compiled["seconds"]))
+            if self._stopped.is_set():
+                return
+            reason = f"{stage}: {error}"
+            with self._progress.lock:
+                self._progress.failures[task.entry] = reason
+            self._on_event(Event("failed", task, error=reason))
 
     def _record(self, task: Task, signature: Signature) -> None:
         """Beside the package: what it is and that it passed; without it a package counts as not made."""
@@ -237,56 +277,3 @@ class Builder:
         with self._progress.lock:
             self._progress.files[task.entry] = path
             self._progress.signatures[task.entry] = signature
-
-
-class _Children:
-    """All children of a build, so that it can be stopped."""
-
-    def __init__(self, job: Mapping[str, Any], nice: int) -> None:
-        self._job = job
-        self._nice = nice
-        self._lock = threading.Lock()
-        self._running: set[Child] = set()
-
-    def start(self, module: str, environment: Mapping[str, str]) -> Child:
-        child = Child(module, self._job, environment, self._nice)
-        with self._lock:
-            self._running.add(child)
-        child.start()
-        return child
-
-    def end(self, child: Child) -> None:
-        child.kill()
-        with self._lock:
-            self._running.discard(child)
-
-    def kill(self) -> None:
-        with self._lock:
-            children = list(self._running)
-        for child in children:
-            child.kill()
-
-
-class _Replaceable:
-    """A child that is started when it is first asked, and again after it has died."""
-
-    def __init__(self, children: _Children, module: str, environment: Mapping[str, str]) -> None:
-        self._children = children
-        self._module = module
-        self._environment = environment
-        self._child: Child | None = None
-
-    def ask(self, task: Mapping[str, Any]) -> dict[str, Any]:
-        if self._child is None:
-            self._child = self._children.start(self._module, self._environment)
-        try:
-            return self._child.ask(task)
-        except ChildError:
-            if not self._child.alive:
-                self.close()
-            raise
-
-    def close(self) -> None:
-        if self._child is not None:
-            self._children.end(self._child)
-            self._child = None

@@ -23,6 +23,7 @@ from warmup.modes import inductor_options
 from warmup.packages import signature, slim
 from warmup.plan import Plan
 from warmup.region_task import serve_regions
+from warmup.vector_tests import skip_vector_tests
 
 
 class _RegionModule(torch.nn.Module):
@@ -43,6 +44,7 @@ def compile_region(model: LoadedModel, region: Region, bucket: Bucket, plan: Pla
     """
     import torch._inductor  # noqa: PLC0415  seconds, and only ever here
 
+    skip_vector_tests(plan.device_type)
     inputs = model.inputs(region, bucket)
     program = torch.export.export(
         _RegionModule(compiled_function(region, model.state.tokens.device, model.dtype)), inputs

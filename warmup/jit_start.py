@@ -28,6 +28,7 @@ from warmup.remote_cache import remote_cache_environment
 from warmup.status import StartupStatus
 from warmup.store import StoreError
 from warmup.timeline import Timeline
+from warmup.vector_tests import skip_vector_tests
 
 _logger = logging.getLogger("snapcap.jit")
 
@@ -48,11 +49,13 @@ def open_compiler(options: StartOptions, timeline: Timeline, status: StartupStat
         _logger.error("the jit backend cannot compile", extra={"fields": {"error": str(error), "serving": "eager"}})
         yield None
         return
-    remote = remote_cache_environment(options.remote_cache, resolve_device(options.device))
+    device = resolve_device(options.device)
+    remote = remote_cache_environment(options.remote_cache, device)
     with CompileCache.private(remote) as cache:
         with timeline.phase("import_compiler"):
             importlib.import_module("torch._dynamo")
             importlib.import_module("torch._inductor.compile_fx")
+            skip_vector_tests(device.partition(":")[0])
         yield Jit(options, status, cache)
 
 

@@ -51,7 +51,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """``build(write=True, crash="")`` -> a builder of the demo model's bucket 1, its events, and its folder."""
 
     def make(**behaviour: Any) -> tuple[Builder, list[Event], Path]:
-        monkeypatch.setattr("warmup.build.Child", type("Child", (FakeChild,), behaviour))
+        monkeypatch.setattr("warmup.build_children.Child", type("Child", (FakeChild,), behaviour))
         monkeypatch.setattr("warmup.build.require_compiler", lambda: "g++")
         options = StartOptions("demo", tmp_path, StoreOptions(tmp_path), buckets=(1,))
         checkpoint = read_checkpoint(options)
