@@ -3,6 +3,8 @@
 Caches are read as [length, head dimension], the layout `models.kv_cache` gives them on CUDA.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -24,25 +26,7 @@ def attend_cached(
     scale: float,
 ) -> Tensor:  # [b, H * d]
     """Self-attention over what each row has cached and its new token, which is cached too."""
-    rows, heads, width, length = key_cache.shape
-    out = torch.empty(rows, heads * width, dtype=qkv.dtype, device=qkv.device)
-    launch(_attend_cached)[(rows, heads)](
-        qkv,
-        positions,
-        key_cache,
-        value_cache,
-        out,
-        *key_cache.stride(),
-        *value_cache.stride(),
-        SCALE=scale,
-        HEADS=heads,
-        WIDTH=width,
-        PADDED=triton.next_power_of_2(width),
-        LENGTH=length,
-        CHUNK=_CHUNK,
-        num_warps=4,
-    )
-    return out
+    return _attend(_attend_cached, (qkv, positions), key_cache, value_cache, scale, _CHUNK)
 
 
 @triton_op("snapcap::attend_cross", mutates_args=())
@@ -53,10 +37,17 @@ def attend_cross(
     scale: float,
 ) -> Tensor:  # [b, H * d]
     """Cross-attention over the encoder's tokens."""
+    return _attend(_attend_cross, (query,), key, value, scale, _CROSS_CHUNK)
+
+
+def _attend(
+    kernel: Any, inputs: tuple[Tensor, ...], key: Tensor, value: Tensor, scale: float, chunk: int
+) -> Tensor:
+    """Launch a kernel on keys [b, H, d, L] and values [b, H, L, d]."""
     rows, heads, width, length = key.shape
-    out = torch.empty(rows, heads * width, dtype=query.dtype, device=query.device)
-    launch(_attend_cross)[(rows, heads)](
-        query,
+    out = torch.empty(rows, heads * width, dtype=inputs[0].dtype, device=key.device)
+    launch(kernel)[(rows, heads)](
+        *inputs,
         key,
         value,
         out,
@@ -67,10 +58,23 @@ def attend_cross(
         WIDTH=width,
         PADDED=triton.next_power_of_2(width),
         LENGTH=length,
-        CHUNK=_CROSS_CHUNK,
+        CHUNK=chunk,
         num_warps=4,
     )
     return out
+
+
+@triton.jit
+def _attend_chunk(query, keys, values, key_length, value_length, j, here, real, top, total, mixed):
+    """A softmax over more keys than a program holds, with the keys and values at positions ``j`` added to it: its
+    highest score, its sum and its mix of values so far (Milakov and Gimelshein, 2018)."""
+    there = here[:, None] & real[None, :]
+    key = tl.load(keys[None, :] + j[:, None] * key_length, mask=there, other=0.0).to(tl.float32)
+    value = tl.load(values[None, :] + j[:, None] * value_length, mask=there, other=0.0).to(tl.float32)
+    score = tl.where(here, tl.sum(key * query[None, :], 1), float("-inf"))
+    higher = tl.maximum(top, tl.max(score, 0))
+    shrink, p = tl.exp(top - higher), tl.exp(score - higher)
+    return higher, total * shrink + tl.sum(p, 0), mixed * shrink + tl.sum(p[:, None] * value, 0)
 
 
 @triton.jit
@@ -113,16 +117,9 @@ def _attend_cached(
     mixed = new_value.to(tl.float32)
     for start in range(0, LENGTH, CHUNK):
         j = start + tl.arange(0, CHUNK)
-        past = j < position
-        there = past[:, None] & real[None, :]
-        key = tl.load(keys[None, :] + j[:, None] * key_length, mask=there, other=0.0).to(tl.float32)
-        value = tl.load(values[None, :] + j[:, None] * value_length, mask=there, other=0.0).to(tl.float32)
-        score = tl.where(past, tl.sum(key * query[None, :], 1), float("-inf"))
-        higher = tl.maximum(top, tl.max(score, 0))
-        shrink, p = tl.exp(top - higher), tl.exp(score - higher)
-        total = total * shrink + tl.sum(p, 0)
-        mixed = mixed * shrink + tl.sum(p[:, None] * value, 0)
-        top = higher
+        top, total, mixed = _attend_chunk(
+            query, keys, values, key_length, value_length, j, j < position, real, top, total, mixed
+        )
     tl.store(out + (row * HEADS + head) * WIDTH + d, (mixed / total).to(out.dtype.element_ty), mask=real)
 
 
@@ -159,14 +156,7 @@ def _attend_cross(
     mixed = tl.zeros([PADDED], tl.float32)
     for start in range(0, LENGTH, CHUNK):
         j = start + tl.arange(0, CHUNK)
-        inside = j < LENGTH
-        there = inside[:, None] & real[None, :]
-        key = tl.load(keys[None, :] + j[:, None] * key_length, mask=there, other=0.0)
-        value = tl.load(values[None, :] + j[:, None] * value_length, mask=there, other=0.0)
-        score = tl.where(inside, tl.sum(key.to(tl.float32) * q[None, :], 1), float("-inf"))
-        higher = tl.maximum(top, tl.max(score, 0))
-        shrink, p = tl.exp(top - higher), tl.exp(score - higher)
-        total = total * shrink + tl.sum(p, 0)
-        mixed = mixed * shrink + tl.sum(p[:, None] * value.to(tl.float32), 0)
-        top = higher
+        top, total, mixed = _attend_chunk(
+            q, keys, values, key_length, value_length, j, j < LENGTH, real, top, total, mixed
+        )
     tl.store(out + at, (mixed / total).to(out.dtype.element_ty), mask=real)
