@@ -37,6 +37,11 @@ def add_cases(parser: argparse.ArgumentParser, names: Iterable[str], default: It
     )
 
 
+def add_serve(parser: argparse.ArgumentParser) -> None:
+    """`--serve`, of the measurements that start servers."""
+    parser.add_argument("--serve", default="", metavar="OPTIONS", help="for snapcap serve, as '--buckets=1,4'")
+
+
 def count(text: str) -> int:
     """A whole number above 0."""
     if not text.isdecimal() or int(text) < 1:

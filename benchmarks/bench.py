@@ -74,7 +74,7 @@ class Bench:
         """Make what a case needs before its clock runs: its artifact set, or the compilers' caches."""
         if case in ("aot", "aot-s3"):
             build_store(self.cache, *self._model_options)
-        elif case.endswith("-restored") and not self._saved(case).is_file():
+        elif case.endswith("-restored") and not self._saved(case).is_dir():
             self.start(case.removesuffix("-restored"))
         elif case == "jit" and not self._jit_is_kept:
             self.start("jit-cold")
@@ -101,15 +101,15 @@ class Bench:
 
     def _saved(self, case: str) -> Path:
         """Where the compiler caches of a strategy are kept."""
-        return self.work / f"{case.removesuffix('-restored')}.cache"
+        return self.work / case.removesuffix("-restored")
 
     def _strategy(self, case: str, extra: Mapping[str, str]) -> Start:
         images = self.workload.write_images(self.work / "images")
         restored, kept = case.endswith("-restored"), self._saved(case)
-        command = [sys.executable, "-m", "benchmarks.strategies", case.partition("-")[0]]
+        command = [sys.executable, "-m", "benchmarks.compile_case", case.partition("-")[0]]
         command += ["--model", str(self.workload.folder), "--device", self.device]
         command += ["--image", str(images / FIRST_IMAGE), "--restore" if restored else "--save", str(kept)]
-        command += [option for option in self.serve if option.startswith("--buckets=")]
+        command += [option for option in self.serve if option.startswith(("--buckets=", "--threads="))]
         return start_script(command, self.machine, extra, "first_caption")
 
     def _snapcap(self, case: str, empty: Path, extra: Mapping[str, str], watched: bool) -> Start:

@@ -113,16 +113,16 @@ def draw_latency(lines: Sequence[Line], file: Path, title: str) -> None:
     _finish(pyplot, figure, axes, file)
 
 
-def draw_rates(rates: Mapping[str, float], file: Path) -> None:
-    """Captions/s over HTTP, a bar each."""
+def draw_bars(values: Mapping[str, float], file: Path, label: str, digits: int = 0) -> None:
+    """A bar each, with its value; those of snapcap stand out."""
     pyplot = require_matplotlib()
-    figure, axes = pyplot.subplots(figsize=(9, 1.2 + 0.45 * len(rates)), layout="constrained")
-    for row, (title, rate) in enumerate(rates.items()):
-        axes.barh(row, rate, height=0.7, color="C0" if title.startswith("snapcap") else "C7")
-        axes.text(rate, row, f" {rate:,.0f}", ha="left", va="center", fontsize=8, fontweight="bold")
-    axes.set_yticks(range(len(rates)), list(rates), fontsize=8)
+    figure, axes = pyplot.subplots(figsize=(9, 1.2 + 0.45 * len(values)), layout="constrained")
+    for row, (title, value) in enumerate(values.items()):
+        axes.barh(row, value, height=0.7, color="C0" if title.startswith("snapcap") else "C7")
+        axes.text(value, row, f" {value:,.{digits}f}", ha="left", va="center", fontsize=8, fontweight="bold")
+    axes.set_yticks(range(len(values)), list(values), fontsize=8)
     axes.invert_yaxis()
-    axes.set_xlabel("captions/s over HTTP")
+    axes.set_xlabel(label)
     _finish(pyplot, figure, axes, file)
 
 

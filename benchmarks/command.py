@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from benchmarks import latency, startup, throughput
+from benchmarks import latency, modes, startup, throughput
 from benchmarks.charts import ChartsError, require_matplotlib
 from benchmarks.workload import MODELS
 from warmup.factors import FactorsError, resolve_device
@@ -19,10 +19,11 @@ examples:
   snapcap bench startup --model vit-b16-gpt2 --cases all --json startup.json --png startup.png
   snapcap bench latency --concurrency 1,4,16 --png latency.png
   snapcap bench throughput --clients 16 --seconds 10
+  snapcap bench modes --cases full,regional --runs 3          ways and modes of torch.compile, beside eager
 
 Peers are measured where they are installed. Times of a busy machine mean little: compare the ratios of one run.
 """
-MEASURES = {"startup": startup, "latency": latency, "throughput": throughput}
+MEASURES = {"startup": startup, "latency": latency, "throughput": throughput, "modes": modes}
 
 
 class UsageError(ValueError):
@@ -48,7 +49,6 @@ def make_parser() -> argparse.ArgumentParser:
         measure = adder.add_parser(name, help=text, description=module.__doc__, allow_abbrev=False)
         measure.add_argument("--model", choices=MODELS, default="demo", help="all but demo: random, in real shapes")
         measure.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-        measure.add_argument("--serve", default="", metavar="OPTIONS", help="for snapcap serve, as '--buckets=1,4'")
         measure.add_argument("--cache", type=Path, metavar="FOLDER", help="keep models and artifact sets here")
         measure.add_argument("--json", type=Path, metavar="FILE", help="write tables and raw samples")
         measure.add_argument("--png", type=Path, metavar="FILE", help="draw a picture; needs snapcap[bench]")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.arguments import add_cases, count
+from benchmarks.arguments import add_cases, add_serve, count
 from benchmarks.common import build_store, scratch, serve_command
 from benchmarks.http_probe import Connection
 from benchmarks.marks import read_result
@@ -135,6 +135,7 @@ class Contenders:
 def add_arguments(parser: argparse.ArgumentParser, default: tuple[str, ...]) -> None:
     """The options both measurements share."""
     add_cases(parser, TITLES, default)
+    add_serve(parser)
     text = "client processes (default: one for four CPUs, at most 8)"
     parser.add_argument("--processes", type=count, default=client_processes(), metavar="N", help=text)
     parser.add_argument("--no-http", action="store_true", help="the engine only")

@@ -10,7 +10,7 @@ import time
 from contextlib import ExitStack
 
 from benchmarks import startup_report
-from benchmarks.arguments import add_cases, count
+from benchmarks.arguments import add_cases, add_serve, count
 from benchmarks.bench import Bench
 from benchmarks.cases import DEFAULT, TITLES
 from benchmarks.common import scratch
@@ -22,6 +22,7 @@ from benchmarks.workload import open_workload
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_cases(parser, TITLES, DEFAULT)
+    add_serve(parser)
     text = "starts of each case (default: %(default)s)"
     parser.add_argument("--runs", type=count, default=5, metavar="N", help=text)
 

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from benchmarks import contenders as contending
 from benchmarks.arguments import count, seconds
-from benchmarks.charts import draw_rates
+from benchmarks.charts import draw_bars
 from benchmarks.contenders import BACKENDS, TITLES, Contenders, engine_title
 from benchmarks.http_load import HttpLoad
 from benchmarks.measurements import Samples, interleave
@@ -83,7 +83,8 @@ def run(options: argparse.Namespace, device: str) -> int:
     _http_table(report, http, options, clients)
     contenders.problem_table(report)
     if options.png is not None:
-        draw_rates({TITLES[name]: case.need("captions_per_s") for name, case in http.items()}, options.png)
+        rates = {TITLES[name]: case.need("captions_per_s") for name, case in http.items()}
+        draw_bars(rates, options.png, "captions/s over HTTP")
     raw = {"benchmark": "throughput", "model": options.model, "device": device, "problems": contenders.problems}
     samples = {name: case.values for name, case in http.items()}
     report.write(options.json, {**raw, "engine": engine, "samples": samples})

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.charts import Bar, ChartsError, Line, draw_latency, draw_rates, draw_waterfall, require_matplotlib
+from benchmarks.charts import Bar, ChartsError, Line, draw_bars, draw_latency, draw_waterfall, require_matplotlib
 from benchmarks.segments import Segment
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -29,7 +29,7 @@ def test_starts_of_very_different_length_are_drawn_on_two_axes(tmp_path: Path) -
 
 def test_a_latency_chart_and_rates_are_pngs(tmp_path: Path) -> None:
     draw_latency([Line("ours", [(1, 10.0, 12.0), (4, 20.0, 31.0)])], tmp_path / "latency.png", "demo on cpu")
-    draw_rates({"snapcap, aot": 100.0, "peer": 12.0}, tmp_path / "rates.png")
+    draw_bars({"snapcap, aot": 100.0, "peer": 12.0}, tmp_path / "rates.png", "captions/s")
     for name in ("latency.png", "rates.png"):
         assert (tmp_path / name).read_bytes().startswith(PNG)
 

@@ -23,6 +23,8 @@ from service.cli import main
         (["bench", "latency", "--concurrency", "1,0"], "must be numbers above 0"),
         (["bench", "throughput", "--cases", "floor"], "must be all, or some of aot"),
         (["bench", "throughput", "--seconds", "-1"], "--seconds"),
+        (["bench", "modes", "--cases", "aot"], "must be all, or some of eager"),
+        (["bench", "modes", "--buckets", "0"], "must be numbers above 0"),
     ],
 )
 def test_a_wrong_command_line_is_one_line(
@@ -49,7 +51,7 @@ def test_cases_come_in_the_order_of_the_table_and_each_once() -> None:
     assert read("all") == list(TITLES)
 
 
-@pytest.mark.parametrize("measure", ["startup", "latency", "throughput"])
+@pytest.mark.parametrize("measure", ["startup", "latency", "throughput", "modes"])
 def test_every_measurement_has_help(measure: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         make_parser().parse_args([measure, "--help"])

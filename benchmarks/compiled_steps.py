@@ -1,0 +1,185 @@
+"""An encode and a decode step over one model's static buffers, compiled in one of the ways there are."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+WAYS = ("eager", "full", "hierarchical", "regional", "jit")
+COMPONENTS = ("encoder", "decoder")
+MODES = ("default", "max-autotune", "reduce-overhead")
+
+
+@dataclass(frozen=True)
+class How:
+    """The way to compile.
+
+    way: ``full`` is one `torch.compile` over the whole encoder and one over the whole decode step;
+        ``hierarchical`` the same, with the block marked as a nested region; ``regional`` one over each region, so
+        that a block is compiled once for all layers. These have the plain regions; ``jit`` is ``regional`` with the
+        regions and the options that the jit backend compiles.
+    only: the component that is compiled; the other one stays eager. None: both.
+    modes: of each component, where it is not ``default``.
+    """
+
+    way: str
+    only: str | None = None
+    modes: Mapping[str, str] = field(default_factory=dict)
+
+    def of(self, component: str) -> str:
+        return self.way if self.only in (None, component) else "eager"
+
+    def mode(self, component: str) -> str:
+        return self.modes.get(component, "default")
+
+    @property
+    def captures(self) -> bool:
+        """Whether torch captures CUDA graphs by itself."""
+        return "reduce-overhead" in self.modes.values()
+
+
+class CompiledSteps:
+    """Encode and decode step at each bucket, compiled when they are first run."""
+
+    def __init__(self, model: Any, device: Any, image: Any, how: How) -> None:
+        """``image``: its pixels, uint8 [height, width, 3]; every row is this one."""
+        import torch
+
+        self._model = model
+        self._device = device
+        self._how = how
+        self._steps: dict[tuple[str, int], Callable[[], Any]] = {}
+        rows = model.state.slots
+        self._pixels = torch.tensor(image, device=device).repeat(rows, 1, 1, 1)
+        self._slots = torch.arange(rows, device=device)
+
+    def run(self, component: str, rows: int) -> Any:
+        """One batch of images, or one token more for the first rows; waits for the device."""
+        if (component, rows) not in self._steps:
+            self._steps[component, rows] = self._encode(rows) if component == "encoder" else self._step(rows)
+        out = self._steps[component, rows]()
+        self._wait()
+        return out
+
+    def capture(self, component: str, rows: int) -> None:
+        """Replay a CUDA graph of it from now on, as a server does."""
+        import torch
+
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._steps[component, rows]()
+        self._steps[component, rows] = graph.replay
+
+    def begin(self) -> None:
+        """Every row at its start token."""
+        state = self._model.state
+        state.tokens.fill_(self._model.config.generation.start_id)
+        state.positions.zero_()
+        state.forced.fill_(-1)
+        self._wait()
+
+    def caption(self, rows: int, count: int) -> list[int]:
+        """Greedy tokens of the image; each is read back, as a server does to see whether it is the last."""
+        self.run("encoder", rows)
+        self.begin()
+        found = []
+        for _ in range(count):
+            self.run("decoder", rows)
+            found.append(int(self._model.state.tokens[0]))
+        return found
+
+    def _encode(self, rows: int) -> Callable[[], Any]:
+        before, block, after = self._parts("encoder", rows)
+
+        def encode(pixels: Any, slots: Any, keys: Any, values: Any, first: Any, layers: Any, last: Any) -> Any:
+            hidden = before(pixels, *first)
+            for layer in layers:
+                hidden = block(hidden, *layer)
+            return after(hidden, slots, keys, values, *last)
+
+        state = self._model.state
+        run = self._whole("encoder", encode, rows)
+        views = (self._pixels[:rows], self._slots[:rows], state.cross_key, state.cross_value)
+        return partial(run, *self._fixed(*views), *self._weights("encoder"))
+
+    def _step(self, rows: int) -> Callable[[], Any]:
+        before, block, after = self._parts("decoder", rows)
+
+        def step(tokens: Any, positions: Any, forced: Any, caches: Any, first: Any, layers: Any, last: Any) -> Any:
+            hidden = before(tokens, positions, *first)
+            for cache, layer in zip(caches, layers, strict=True):
+                hidden = block(hidden, positions, *cache, *layer)
+            return after(hidden, tokens, positions, forced, *last)
+
+        state = self._model.state
+        caches = [self._fixed(c.key, c.value, c.cross_key, c.cross_value) for c in state.layers(rows)]
+        views = self._fixed(state.tokens[:rows], state.positions[:rows], state.forced[:rows])
+        run = self._whole("decoder", step, rows)
+        return partial(run, *views, caches, *self._weights("decoder"))
+
+    def _parts(self, component: str, rows: int) -> list[Callable[..., Any]]:
+        """The component's three regions."""
+        import torch
+
+        from models.fused import compiled_function
+
+        way = self._how.of(component)
+        parts = []
+        for region in self._model.regions:
+            if region.component != component:
+                continue
+            function = region.function
+            if way == "jit":
+                function = compiled_function(region, self._device, self._model.dtype)
+            if way in ("regional", "jit"):
+                function = self._compiled(component, function, f"{region.name}_b{rows}")
+            elif way == "hierarchical" and region.layers > 1:
+                function = torch.compiler.nested_compile_region(_plain(function))
+            parts.append(function)
+        return parts
+
+    def _whole(self, component: str, function: Callable[..., Any], rows: int) -> Callable[..., Any]:
+        if self._how.of(component) in ("full", "hierarchical"):
+            return self._compiled(component, function, f"{component}_b{rows}")
+        return function
+
+    def _compiled(self, component: str, function: Callable[..., Any], name: str) -> Callable[..., Any]:
+        """Compiled under a code object of its own, with the options of its component's mode."""
+        from warmup.backends.jit import ALONE, compile_static, own_code
+        from warmup.modes import inductor_options
+
+        mode = self._how.mode(component)
+        options = inductor_options(mode, self._device.type)
+        if mode == "reduce-overhead":
+            options["triton.cudagraphs"] = True
+        if self._how.way == "jit":
+            options |= ALONE
+        return compile_static(own_code(function, function, name, lambda: None), options)
+
+    def _fixed(self, *tensors: Any) -> tuple[Any, ...]:
+        """Tensors that stay where they are. Torch captures no graph of a step that writes to others."""
+        if self._how.captures:
+            import torch
+
+            for tensor in tensors:
+                torch._dynamo.mark_static_address(tensor)
+        return tensors
+
+    def _weights(self, component: str) -> tuple[Any, Any, Any]:
+        sets = self._model.weights.sets
+        return (sets[f"{component}_before"][0], sets[f"{component}_block"], sets[f"{component}_after"][0])
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
+
+
+def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A region takes its dimensions by `functools.partial`, which cannot be marked."""
+
+    def run(*inputs: Any) -> Any:
+        return function(*inputs)
+
+    return run

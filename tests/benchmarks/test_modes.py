@@ -1,0 +1,140 @@
+"""The ways of compiling: two of them for real, what is run and what is not, and what the tables make of numbers."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks import modes, modes_report
+from benchmarks.common import DEMO, ROOT, SAMPLES, environment, fresh_caches
+from benchmarks.compiled_steps import MODES, WAYS
+from benchmarks.marks import read_marks, read_result
+from benchmarks.measurements import Samples
+from benchmarks.modes import Setup, measure, measure_all
+from benchmarks.modes_cases import CASES, with_needed
+from benchmarks.report import Report
+
+SETUP = Setup(DEMO, SAMPLES / "pair-1.png", "cpu", 1, (1, 2))
+FOREVER = float("inf")
+
+
+def samples(**values: float) -> Samples:
+    found = Samples()
+    found.add(values)
+    return found
+
+
+def test_the_eager_case_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
+    found = measure("eager", SETUP, tmp_path)
+    assert len(found["tokens"]) == 20
+    assert 0 < found["until_interpreter"] < found["until_import_torch"] < found["until_first_step"]
+    assert found["until_first_step"] < found["until_all_buckets"]
+    steady = [found[f"{component}_{size}"] for component in ("encoder", "decoder") for size in SETUP.buckets]
+    assert all(value > 0 for value in steady)
+    assert found["initial_encoder"] > 0
+    assert found["peak_host_mib"] > 100
+    assert "graphs" not in found  # no compiler was imported
+
+
+def test_a_start_ends_with_its_caption(tmp_path: Path) -> None:
+    """What `snapcap bench startup` runs of the field's strategies."""
+    command = [sys.executable, "-m", "benchmarks.compile_case", "eager", "--buckets", "1", "--model", str(DEMO)]
+    command += ["--image", str(SETUP.image), "--device", "cpu"]
+    variables = environment(**fresh_caches(tmp_path))
+    done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    assert [name for _, name in read_marks(lines)] == [
+        "interpreter",
+        "import_torch",
+        "checkpoint",
+        "device_init",
+        "load_weights",
+        "compile_encoder",
+        "compile_decoder",
+        "first_caption",
+    ]
+    assert read_result(lines)["steady_ms"] > 0
+
+
+def test_a_case_that_fails_says_why_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def one(name: str, _setup: Setup, _kept: Path) -> dict[str, object]:
+        if name == "full":
+            raise RuntimeError("no compiler")
+        return {"until_first_step": 1.0, "tokens": [1]}
+
+    monkeypatch.setattr(modes, "measure", one)
+    results = measure_all(list(CASES), 2, SETUP, tmp_path, FOREVER)
+    assert results.problems == {
+        "full": "failed: no compiler",
+        "full-restored": f"there is nothing to restore of {CASES['full'].title}",
+        "reduce-overhead": "needs a CUDA device",
+    }
+    assert set(results.samples) == set(CASES) - set(results.problems)
+    assert all(case.values["until_first_step"] == [1.0, 1.0] for case in results.samples.values())
+
+
+def test_a_case_without_an_image_fails_with_its_error(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="no-such-image"):
+        measure("eager", Setup(DEMO, Path("no-such-image"), "cpu", 1, (1,)), tmp_path)
+
+
+def test_nothing_is_begun_after_the_time_limit(tmp_path: Path) -> None:
+    results = measure_all(["eager", "full"], 1, SETUP, tmp_path, time.monotonic())
+    assert not results.samples
+    assert set(results.problems.values()) == {"not run in full: the time limit"}
+
+
+def test_ratios_are_to_eager_and_failures_are_named() -> None:
+    eager = samples(
+        until_first_step=2, until_all_buckets=2, initial_encoder=0.1, initial_decoder=0.1, peak_host_mib=200
+    )
+    eager.add({"encoder_1": 10, "encoder_2": 20, "decoder_1": 4, "decoder_2": 6})
+    full = samples(
+        until_first_step=30, until_all_buckets=50, initial_encoder=20.012, initial_decoder=9.005, peak_host_mib=300
+    )
+    full.add({"encoder_1": 4, "encoder_2": 8, "decoder_1": 2, "decoder_2": 3, "hits": 0, "misses": 8})
+    out = Report()
+    modes_report.fill(out, {"eager": eager, "full": full}, {"eager": [1, 2], "full": [1, 3]}, (1, 2), 1)
+    modes_report.problem_table(out, {"regional": "failed: no compiler"})
+    first, later, failed = out.tables
+    row = first["rows"][1]
+    assert row[:5] == [CASES["full"].title, "30.0", "15.00 ×", "50.0", "25.00 ×"]
+    assert row[5:] == ["20.0", "9.0", "0/8", "300", "1.50 ×", "no"]
+    assert later["rows"][1] == [
+        CASES["full"].title, "4.000", "2.50 ×", "8.000", "2.50 ×", "2.000", "2.00 ×", "3.000", "2.00 ×"
+    ]  # fmt: skip
+    assert failed["rows"] == [[CASES["regional"].title, "failed: no compiler"]]
+
+
+def test_without_eager_there_are_no_ratios() -> None:
+    out = Report()
+    modes_report.fill(out, {"full": samples(until_first_step=30, encoder_1=4)}, {"full": [1]}, (1,), 1)
+    first, later = out.tables
+    assert first["rows"][0][1:3] == ["30.0", ""]
+    assert first["rows"][0][-1] == ""
+    assert later["rows"][0][1:3] == ["4.000", ""]
+
+
+def test_graphs_have_a_table_of_their_own() -> None:
+    eager = samples(until_first_step=2, encoder_1=10, encoder_1_graph=5, device_peak_mib=700)
+    out = Report()
+    modes_report.fill(out, {"eager": eager}, {"eager": [1]}, (1,), 1)
+    assert [table["title"] for table in out.tables][-1] == "Later steps, replayed as CUDA graphs"
+    assert out.tables[0]["columns"][-2:] == ["GPU MiB", "tokens"]
+
+
+def test_what_is_restored_is_measured_before() -> None:
+    order = list(CASES)
+    for name, case in CASES.items():
+        assert not case.restores or order.index(case.restores) < order.index(name)
+
+
+def test_eager_and_what_is_restored_are_measured_too() -> None:
+    assert with_needed(["jit-restored"]) == ["eager", "jit", "jit-restored"]
+
+
+def test_every_way_and_mode_has_a_case() -> None:
+    given = {word for case in CASES.values() for word in case.options}
+    assert {*WAYS, *MODES} - given == {"default"}
