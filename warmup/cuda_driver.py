@@ -1,4 +1,4 @@
-"""What the CUDA driver says about a device, asked without torch: the key must be known while torch is imported."""
+"""The CUDA driver without torch: what the key needs to know, and the context, both while torch is imported."""
 
 import ctypes
 from dataclasses import dataclass
@@ -45,6 +45,20 @@ def cuda_device_count() -> int:
     except CudaDriverError:
         return 0
     return count.value
+
+
+def open_context(index: int) -> None:
+    """Make the context of ``cuda:index`` that torch is going to use, which takes 0.1 to 0.2 s.
+
+    It stays until the process ends.
+
+    Raises:
+        CudaDriverError: there is no driver, no such device, or no memory on it.
+    """
+    driver = _Driver()
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    driver.call("cuDeviceGet", ctypes.byref(device), index)
+    driver.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
 
 
 class _Driver:

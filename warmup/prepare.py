@@ -1,10 +1,12 @@
 """The part of a start that needs no torch: bring the checkpoint, decide the plan, bring the artifacts."""
 
+import contextlib
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from warmup.artifacts import Fetched, fetch
 from warmup.checkpoint import resolve_checkpoint
+from warmup.cuda_driver import CudaDriverError, open_context
 from warmup.fetch_process import FetchRequest, fetch_in_child
 from warmup.folder_store import FolderStore
 from warmup.key import artifact_key
@@ -21,7 +23,8 @@ from warmup.timeline import Timeline
 
 @dataclass(frozen=True)
 class Preparation:
-    """What runs beside the import of torch: first the checkpoint and the plan, then the artifacts.
+    """What runs beside the import of torch: first the checkpoint and the plan, then the artifacts and a GPU's
+    context, for which nobody has to wait.
 
     ``artifacts`` is None where the backend uses none.
     """
@@ -33,8 +36,9 @@ class Preparation:
 def prepare(
     options: StartOptions, timeline: Timeline, status: StartupStatus, pool: ThreadPoolExecutor
 ) -> Preparation:
-    """Begin on the threads of ``pool``, which must have two."""
+    """Begin on the threads of ``pool``, which must have three."""
     model = pool.submit(_model, options, timeline)
+    pool.submit(_open_context, model)
 
     def artifacts() -> Artifacts | None:
         if options.backend == "eager":
@@ -46,6 +50,13 @@ def prepare(
         return found
 
     return Preparation(model, pool.submit(artifacts))
+
+
+def _open_context(model: "Future[tuple[Checkpoint, Plan]]") -> None:
+    _, plan = model.result()
+    if plan.device_type == "cuda":
+        with contextlib.suppress(CudaDriverError):  # torch is going to say what is wrong
+            open_context(int(plan.device.partition(":")[2] or 0))
 
 
 def trust_of(options: StartOptions) -> Trust:

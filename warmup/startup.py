@@ -1,16 +1,17 @@
 """The start: what overlaps what, from a bare process to a warm runner.
 
     device thread   import torch ───────────────┐   (jit: and the compiler)
-    thread          checkpoint ─ plan ─┐        ├─ device ─ weights ─┬─ packages ─ warm ─ self-test ─ ready
-    thread                             └─ fetch artifacts ───────────┘
+    thread          checkpoint ─ plan ─┐        ├─ device ─ weights ─┬─ packages ───┬─ warm ─ self-test ─ ready
+    thread                             ├─ fetch artifacts ───────────┤              │
+    thread (cuda)                      └─ context                    └─ libraries' kernels
 
 Nothing here imports torch before `import_torch`, so a server that has bound its port answers meanwhile.
 """
 
+import contextlib
 import importlib
 import logging
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -69,8 +70,8 @@ def load(options: StartOptions, timeline: Timeline, status: StartupStatus) -> Lo
         CheckpointError, ConfigError, WeightsError: the model cannot be served.
         StartError: a setting does not fit, or the start is strict and not what was asked for.
     """
-    with ExitStack() as scope:
-        pool = scope.enter_context(ThreadPoolExecutor(2, thread_name_prefix="snapcap-fetch"))
+    with contextlib.ExitStack() as scope:
+        pool = scope.enter_context(ThreadPoolExecutor(3, thread_name_prefix="snapcap-fetch"))
         preparation = prepare(options, timeline, status, pool)
         with timeline.phase("import_torch"):
             load_torch_libraries()
@@ -84,6 +85,7 @@ def load(options: StartOptions, timeline: Timeline, status: StartupStatus) -> Lo
 
         from warmup.backends.eager import EagerBackend  # noqa: PLC0415  these import torch
         from warmup.device import open_device  # noqa: PLC0415
+        from warmup.library_kernels import loading_library_kernels  # noqa: PLC0415
         from warmup.loading import Warmer, self_test  # noqa: PLC0415
         from warmup.model import load_model  # noqa: PLC0415
         from warmup.runner import Runner  # noqa: PLC0415
@@ -99,7 +101,9 @@ def load(options: StartOptions, timeline: Timeline, status: StartupStatus) -> Lo
         status.expect(plan.buckets, plan.device, plan.dtype)
         with timeline.phase("load_artifacts"):
             backend = _backend(options, artifacts, plan, model, jit) or EagerBackend()
-            warmer.assign(backend)
+            packages = backend.name == "aot"
+            with loading_library_kernels(model, plan.table) if packages else contextlib.nullcontext():
+                warmer.assign(backend)
         buckets = plan.table.buckets
         # Others are ready at once when they are warm: eager has nothing worth leaving for later, and jit would
         # compile on the device thread while it serves.
