@@ -8,7 +8,7 @@ from models.weight_source import WeightSet, WeightSource
 
 
 def blocks(take: WeightSource, vision: BeitConfig) -> tuple[WeightSet, ...]:
-    """For ``beit.block``, or for ``vit.block`` where attention has no bias."""
+    """For ``vit.block``, with a bias for each pair of positions where attention has one."""
     index = relative_index(*vision.grid)
     shared = _table(take, "encoder.relative", vision) if vision.shared_bias else None
     biases: dict[str, Tensor] = {}

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from models.families.names import Names
 
+MAX_BEAMS = 8  # of one request; what each row bears in mind for its group grows with it
 DEFAULT_NEW_TOKENS = 20  # transformers 5's, where a checkpoint names no length
 
 
@@ -51,7 +52,7 @@ class VisionConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class BeitConfig(VisionConfig):
-    """An encoder whose attention has a learned bias for each pair of patches, as ``models.beit`` computes it.
+    """An encoder whose attention has a learned bias for each pair of patches, as ``models.vit`` computes it.
 
     layer_bias, shared_bias: each layer has its own, or all have one; both are added up.
     layer_scale: a factor for each feature of what a layer adds.

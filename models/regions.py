@@ -12,8 +12,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from models import beit, bert, cross_kv, gpt2, vit
+from models import beam_search, bert, cross_kv, gpt2, vit
 from models.activations import activation
+from models.beam_state import SELECT_INPUTS, BeamState
 from models.config import ModelConfig
 from models.dimensions import BeitConfig, BertConfig, DecoderConfig, Gpt2Config
 from models.kv_cache import DecodeState
@@ -39,7 +40,8 @@ class Region:
 
 @dataclass(frozen=True)
 class Regions:
-    """All regions in the order in which they run: encode is the first three, a decode step the others."""
+    """All regions in the order in which they run: encode is the first three, a decode step the next three, and one
+    in which rows are beams the last as well."""
 
     encoder_before: Region
     encoder_block: Region
@@ -47,6 +49,7 @@ class Regions:
     decoder_before: Region
     decoder_block: Region
     decoder_after: Region
+    decoder_beams: Region
 
     def __iter__(self) -> Iterator[Region]:
         return iter(
@@ -57,20 +60,25 @@ class Regions:
                 self.decoder_before,
                 self.decoder_block,
                 self.decoder_after,
+                self.decoder_beams,
             )
         )
 
 
 def build_regions(config: ModelConfig) -> Regions:
     """Bind a checkpoint's dimensions to the region functions; no tensor is touched."""
-    return Regions(*_encoder(config), *_decoder(config.decoder))
+    beams = ("log_probs", "tokens", "positions", "forced", "ends", *SELECT_INPUTS)
+    return Regions(
+        *_encoder(config),
+        *_decoder(config.decoder),
+        Region("decoder_beams", "decoder", beam_search.select, beams, ()),
+    )
 
 
 def _encoder(config: ModelConfig) -> tuple[Region, Region, Region]:
     vision = config.vision
     act, eps = activation(vision.activation), vision.layer_norm_eps
     relative = isinstance(vision, BeitConfig) and vision.relative
-    block = beit.block if relative else vit.block
     return (
         Region(
             "encoder_before",
@@ -82,9 +90,9 @@ def _encoder(config: ModelConfig) -> tuple[Region, Region, Region]:
         Region(
             "encoder_block",
             "encoder",
-            partial(block, num_heads=vision.num_heads, eps=eps, act=act),
+            partial(vit.block, num_heads=vision.num_heads, eps=eps, act=act),
             ("hidden",),
-            beit.BLOCK_WEIGHTS if relative else vit.BLOCK_WEIGHTS,
+            vit.BLOCK_WEIGHTS + (vit.RELATIVE_WEIGHTS if relative else ()),
             layers=vision.num_layers,
         ),
         Region(
@@ -164,6 +172,10 @@ def region_inputs(
         return hidden, torch.arange(rows, device=device), state.cross_key, state.cross_value
     if region.name == "decoder_before":
         return tokens, positions
+    if region.name == "decoder_beams":
+        log_probs = torch.zeros(rows, config.decoder.vocab_size, device=device)
+        beams = BeamState.allocate(state.slots, state.cache_length, device)
+        return log_probs, tokens, positions, state.forced[:rows], log_probs[0] > 0, *beams.inputs(rows)
     hidden = torch.zeros(rows, width, dtype=dtype, device=device)
     if region.name == "decoder_block":
         layer = state.layers(rows)[0]

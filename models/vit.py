@@ -30,6 +30,7 @@ BLOCK_WEIGHTS = (
     "fc2.weight",
     "fc2.bias",
 )
+RELATIVE_WEIGHTS = ("relative",)  # of BEiT, where attention has a bias for each pair of positions
 
 
 def embed(
@@ -81,18 +82,23 @@ def block(
     fc1_bias: Tensor,
     fc2_weight: Tensor,
     fc2_bias: Tensor,
+    relative: Tensor | None = None,  # [1, H, S, S], added to the score of each pair of tokens
     *,
     num_heads: int,
     eps: float,
     act: Activation,
     activated: Activated = activated,
 ) -> Tensor:  # [B, S, D]
-    """One transformer layer: attention over all tokens, then the MLP, each on a normalised residual."""
+    """One transformer layer: attention over all tokens, then the MLP, each on a normalised residual.
+
+    BEiT's (Bao et al., 2021) is this one with a bias for each pair of positions. Its layer scale is no difference:
+    it is a factor of the weights before it.
+    """
     batch, length, width = hidden.shape
     normed = F.layer_norm(hidden, (width,), norm1_weight, norm1_bias, eps)
     qkv = F.linear(normed, qkv_weight, qkv_bias).view(batch, length, 3, num_heads, width // num_heads)
     query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, H, S, D/H]
-    attended = F.scaled_dot_product_attention(query, key, value)
+    attended = F.scaled_dot_product_attention(query, key, value, attn_mask=relative)
     attended = attended.transpose(1, 2).reshape(batch, length, width)
     hidden = hidden + F.linear(attended, out_weight, out_bias)
     normed = F.layer_norm(hidden, (width,), norm2_weight, norm2_bias, eps)

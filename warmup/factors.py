@@ -27,7 +27,8 @@ from warmup.manifest import FORMAT, Kind
 REGION_SOURCES = (
     "activations.py",
     "attention.py",
-    "beit.py",
+    "beam_search.py",
+    "beam_state.py",
     "bert.py",
     "cross_kv.py",
     "fused.py",

@@ -49,7 +49,10 @@ def test_only_cuda_in_16_bits_is_compiled_from_kernels() -> None:
     assert fused == ["encoder_block", "encoder_after", "decoder_block", "decoder_after"]
 
 
-def test_the_encoder_block_with_the_activation_as_epilogue_is_the_plain_one_within_rounding() -> None:
+@pytest.mark.parametrize("relative", [False, True], ids=["vit", "beit"])
+def test_the_encoder_block_with_the_activation_as_epilogue_is_the_plain_one_within_rounding(
+    relative: bool,
+) -> None:
     config = ModelConfig.from_folder(DEMO)
     region = build_regions(config).encoder_block
     width, inner = config.vision.hidden_size, config.vision.intermediate_size
@@ -60,6 +63,8 @@ def test_the_encoder_block_with_the_activation_as_epilogue_is_the_plain_one_with
         layer, _, kind = name.partition(".")
         shape = shapes.get(layer, (width,))
         weights.append(torch.randn(shape if kind == "weight" else shape[:1], dtype=torch.bfloat16) * 0.05)
+    if relative:
+        weights.append(torch.randn(1, config.vision.num_heads, 5, 5, dtype=torch.bfloat16))
     hidden = torch.randn(2, 5, width, dtype=torch.bfloat16)
     fused = compiled_function(region, torch.device("cuda"), torch.bfloat16)
     torch.testing.assert_close(fused(hidden, *weights), region.function(hidden, *weights), atol=2e-2, rtol=2e-2)
