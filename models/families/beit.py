@@ -27,8 +27,8 @@ def read(fields: Fields) -> BeitConfig:
     """
     layer_bias = fields.switch("use_relative_position_bias", False)
     shared_bias = fields.switch("use_shared_relative_position_bias", False)
-    hidden = fields.positive_int("hidden_size", 768)
-    image, patch = vit.image_and_patch(fields)
+    dimensions = vit.dimensions(fields)
+    image, patch = dimensions["image_size"], dimensions["patch_size"]
     if image[0] != image[1] or patch[0] != patch[1]:  # transformers' own interpolation of positions fails then
         raise fields.error("image_size", image, "BEiT takes square images, cut into square patches")
     scale = fields.values.get("layer_scale_init_value", 0.1)
@@ -36,14 +36,7 @@ def read(fields: Fields) -> BeitConfig:
         raise fields.error("layer_scale_init_value", scale, "a number is expected")
     return BeitConfig(
         family="beit",
-        image_size=image,
-        patch_size=patch,
-        hidden_size=hidden,
-        num_layers=fields.positive_int("num_hidden_layers", 12),
-        num_heads=fields.heads("num_attention_heads", 12, hidden),
-        intermediate_size=fields.positive_int("intermediate_size", 3072),
-        activation=fields.activation("hidden_act", "gelu"),
-        layer_norm_eps=fields.positive_number("layer_norm_eps", 1e-12),
+        **dimensions,
         positions=fields.switch("use_absolute_position_embeddings", False),
         final_norm=not fields.switch("use_mean_pooling", True),
         layer_bias=layer_bias,

@@ -7,7 +7,7 @@ from models.config_fields import Fields, is_whole
 from models.dimensions import DEFAULT_NEW_TOKENS, BertConfig, GenerationConfig, Parts, VisionConfig
 from models.families.bert import head_names, layer_names
 from models.families.names import Names
-from models.families.vit import image_and_patch
+from models.families.vit import dimensions
 
 _ARCHITECTURE = "BlipForConditionalGeneration"
 _LAYER = r"vision_model\.encoder\.layers\.(\d+)"
@@ -41,28 +41,12 @@ def read(config: Fields, _generation: Mapping[str, Any]) -> Parts:
     text = config.section("text_config")
     tied = config.switch("tie_word_embeddings", True) or text.switch("tie_word_embeddings", True)
     decoder = _decoder(text, tied)
+    vision = dimensions(config.section("vision_config"), image_size=384, layer_norm_eps=1e-5)
     return Parts(
-        _vision(config.section("vision_config")),
+        VisionConfig(family="blip", **vision, fused_qkv=True),
         decoder,
         _generation_of(text, decoder.vocab_size, decoder.n_positions),
         NAMES,
-    )
-
-
-def _vision(fields: Fields) -> VisionConfig:
-    hidden = fields.positive_int("hidden_size", 768)
-    image, patch = image_and_patch(fields, 384)
-    return VisionConfig(
-        family="blip",
-        image_size=image,
-        patch_size=patch,
-        hidden_size=hidden,
-        num_layers=fields.positive_int("num_hidden_layers", 12),
-        num_heads=fields.heads("num_attention_heads", 12, hidden),
-        intermediate_size=fields.positive_int("intermediate_size", 3072),
-        activation=fields.activation("hidden_act", "gelu"),
-        layer_norm_eps=fields.positive_number("layer_norm_eps", 1e-5),
-        fused_qkv=True,
     )
 
 

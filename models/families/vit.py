@@ -1,5 +1,7 @@
 """ViT encoders of a vision-encoder-decoder (`google/vit-base-patch16-224-in21k` and the like)."""
 
+from typing import TypedDict
+
 from models.config_fields import Fields
 from models.dimensions import VisionConfig
 from models.families.names import Names
@@ -37,27 +39,43 @@ def read(fields: Fields) -> VisionConfig:
     """Raises:
     ConfigError: a field has a value that is not supported.
     """
-    hidden = fields.positive_int("hidden_size", 768)
-    heads = fields.heads("num_attention_heads", 12, hidden)
-    image, patch = image_and_patch(fields)
-    return VisionConfig(
-        family="vit",
-        image_size=image,
-        patch_size=patch,
-        hidden_size=hidden,
-        num_layers=fields.positive_int("num_hidden_layers", 12),
-        num_heads=heads,
-        intermediate_size=fields.positive_int("intermediate_size", 3072),
-        activation=fields.activation("hidden_act", "gelu"),
-        layer_norm_eps=fields.positive_number("layer_norm_eps", 1e-12),
-        qkv_bias=fields.switch("qkv_bias", True),
-    )
+    return VisionConfig(family="vit", **dimensions(fields), qkv_bias=fields.switch("qkv_bias", True))
 
 
-def image_and_patch(fields: Fields, image_default: int = 224) -> tuple[tuple[int, int], tuple[int, int]]:
-    """``image_size`` and ``patch_size`` of any encoder that cuts an RGB image into patches."""
-    image, patch = fields.size_pair("image_size", image_default), fields.size_pair("patch_size", 16)
+class Dimensions(TypedDict):
+    """The fields of ``VisionConfig`` that every encoder has."""
+
+    image_size: tuple[int, int]
+    patch_size: tuple[int, int]
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    intermediate_size: int
+    activation: str
+    layer_norm_eps: float
+
+
+def dimensions(fields: Fields, image_size: int = 224, layer_norm_eps: float = 1e-12) -> Dimensions:
+    """Those of any encoder that cuts an RGB image into patches.
+
+    Args:
+        image_size, layer_norm_eps: the family's defaults.
+
+    Raises:
+        ConfigError: a field has a value that is not supported.
+    """
+    image, patch = fields.size_pair("image_size", image_size), fields.size_pair("patch_size", 16)
     if patch[0] > image[0] or patch[1] > image[1]:
         raise fields.error("patch_size", patch, f"larger than the image, {image}")
     fields.require("num_channels", 3, "images have 3 channels", default=3)
-    return image, patch
+    hidden = fields.positive_int("hidden_size", 768)
+    return {
+        "image_size": image,
+        "patch_size": patch,
+        "hidden_size": hidden,
+        "num_layers": fields.positive_int("num_hidden_layers", 12),
+        "num_heads": fields.heads("num_attention_heads", 12, hidden),
+        "intermediate_size": fields.positive_int("intermediate_size", 3072),
+        "activation": fields.activation("hidden_act", "gelu"),
+        "layer_norm_eps": fields.positive_number("layer_norm_eps", layer_norm_eps),
+    }
