@@ -10,7 +10,7 @@ from service.body import BodyLimits
 from service.caption_forms import JSON, is_raw, media_type, read_raw
 from service.caption_options import NAMES, CaptionOptions, options_from_json
 from service.errors import InvalidOption, MissingImage, UnknownOption, UnsupportedMediaType
-from service.json_body import image_from_base64, json_object, read_json
+from service.json_body import image_from_base64, json_object, member_object, read_json
 
 # The names under which clients and older pipelines nest the parameters of generation.
 NESTED = ("generation_parameters", "generate_kwargs")
@@ -40,9 +40,9 @@ def parse_inputs(body: bytes) -> tuple[bytes, CaptionOptions]:
 
 
 def _options(parameters: Any) -> CaptionOptions:
-    outer = _object(parameters, "parameters")
+    outer = member_object(parameters, "parameters")
     levels: list[Mapping[str, Any]] = [{name: value for name, value in outer.items() if name not in NESTED}]
-    levels += [_object(outer.get(name), name) for name in NESTED]
+    levels += [member_object(outer.get(name), name) for name in NESTED]
     given: dict[str, Any] = {}
     for level in levels:
         for name, value in level.items():
@@ -57,11 +57,3 @@ def _options(parameters: Any) -> CaptionOptions:
     if sample is not None:
         given["temperature"] = given.get("temperature", 1) if sample else 0
     return options_from_json(given, CaptionOptions(clamp=True))
-
-
-def _object(value: Any, where: str) -> Mapping[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise InvalidOption(where, "be an object")
-    return value

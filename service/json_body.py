@@ -5,14 +5,14 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from typing import Any, NoReturn, TypeVar
 
 from starlette.requests import Request
 
 from service.body import BodyLimits, read_body
-from service.errors import EmptyBody, InvalidJson, UnprocessableImage
+from service.errors import EmptyBody, InvalidJson, InvalidOption, UnprocessableImage
 
 T = TypeVar("T")
 _DATA_URI = re.compile(r"data:[^,]{0,200};base64,")
@@ -41,6 +41,15 @@ def json_object(body: bytes, example: str) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise InvalidJson(f"The body must be a JSON object, such as {example}.")
     return document
+
+
+def member_object(value: Any, where: str) -> Mapping[str, Any]:
+    """A member that may be left out and is an object otherwise. Raises InvalidOption, which names it ``where``."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise InvalidOption(where, "be an object")
+    return value
 
 
 def image_from_base64(value: Any, member: str) -> bytes:

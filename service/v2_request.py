@@ -19,7 +19,7 @@ from service.errors import (
     UnknownOption,
     UnsupportedOption,
 )
-from service.json_body import image_from_base64, json_object
+from service.json_body import image_from_base64, json_object, member_object
 
 INPUT = "image"
 OUTPUT = "caption"
@@ -50,7 +50,7 @@ def parse_infer(body: bytes, header_length: str | None) -> InferRequest:
     size = len(body) if header_length is None else _header_length(header_length, len(body))
     document = json_object(body[:size], _EXAMPLE)
     _only(document, ("id", "parameters", "inputs", "outputs"))
-    parameters = _object(document.get("parameters"), "parameters")
+    parameters = member_object(document.get("parameters"), "parameters")
     tensor = _single(document.get("inputs"), "inputs", INPUT)
     _only(tensor, ("name", "datatype", "shape", "parameters", "data"))
     if tensor.get("datatype") != "BYTES":
@@ -87,7 +87,7 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 
 def _images(tensor: Mapping[str, Any], shape: tuple[int, ...], binary: bytes) -> tuple[bytes, ...]:
-    parameters = _object(tensor.get("parameters"), "inputs[0].parameters")
+    parameters = member_object(tensor.get("parameters"), "inputs[0].parameters")
     _only(parameters, ("binary_data_size",))
     size = parameters.get("binary_data_size")
     if size is None:
@@ -146,7 +146,7 @@ def _binary_output(outputs: Any, parameters: Mapping[str, Any]) -> bool:
         return everywhere
     output = _single(outputs, "outputs", OUTPUT)
     _only(output, ("name", "parameters"))
-    own = _object(output.get("parameters"), "outputs[0].parameters")
+    own = member_object(output.get("parameters"), "outputs[0].parameters")
     _only(own, ("binary_data",))
     return _switch(own, "binary_data", everywhere)
 
@@ -157,14 +157,6 @@ def _single(value: Any, where: str, name: str) -> Mapping[str, Any]:
     if value[0].get("name") != name:
         raise InvalidOption(f"{where}[0].name", f"be {name!r}")
     return value[0]
-
-
-def _object(value: Any, where: str) -> Mapping[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise InvalidOption(where, "be an object")
-    return value
 
 
 def _only(values: Mapping[str, Any], known: tuple[str, ...]) -> None:

@@ -1,11 +1,17 @@
 """GET / and GET /docs: the pages."""
 
 from functools import cache
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse
 
 from service.pages import Page, load_page
+
+_PAGE: dict[str, Any] = {
+    "response_class": HTMLResponse,
+    "responses": {304: {"description": "It is the one in If-None-Match"}},
+}
 
 
 def page_router(metrics: bool) -> APIRouter:
@@ -17,21 +23,14 @@ def page_router(metrics: bool) -> APIRouter:
     @router.get(
         "/",
         summary="The page",
-        response_class=HTMLResponse,
         response_description="A page to caption images on, and to watch the start",
-        responses={304: {"description": "It is the one in If-None-Match"}},
+        **_PAGE,
     )
     async def page(request: Request) -> Response:
         """One document that loads nothing else. It is there before the model is."""
         return _reply(request, load("index.html", metrics))
 
-    @router.get(
-        "/docs",
-        summary="The OpenAPI document as a page",
-        response_class=HTMLResponse,
-        response_description="The reference",
-        responses={304: {"description": "It is the one in If-None-Match"}},
-    )
+    @router.get("/docs", summary="The OpenAPI document as a page", response_description="The reference", **_PAGE)
     async def docs(request: Request) -> Response:
         """Reads /openapi.json, and nothing from anywhere else."""
         return _reply(request, load("docs.html", metrics))
