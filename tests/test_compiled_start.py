@@ -1,15 +1,13 @@
 """Build once, start warm: the real commands over one store, and processes that compile nothing."""
 
-import json
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
-from support.server_process import ServerProcess, clean_environment, snapcap
+from support.server_process import ServerProcess, snapcap
+from support.start_modules import assert_starts_without_a_compiler
 
 BUCKETS = ("--buckets", "1,4")
 ROOT = Path(__file__).parent.parent
@@ -62,34 +60,7 @@ def test_a_server_leaves_nothing_in_the_temporary_folder(
 
 
 def test_a_compiled_start_imports_no_compiler_and_starts_no_process(built_cache: Path) -> None:
-    program = """
-import json, subprocess, sys
-from pathlib import Path
-def refuse(*a, **k): raise AssertionError(f"a process was started: {a}")
-subprocess.Popen.__init__ = refuse
-from warmup.options import StartOptions, StoreOptions
-from warmup.startup import load
-from warmup.status import StartupStatus
-from warmup.timeline import Timeline
-cache, status = Path(sys.argv[1]), StartupStatus()
-options = StartOptions("demo", cache, StoreOptions(cache / "store"), backend="aot", buckets=(1, 4), strict=True)
-load(options, Timeline.since_exec(), status)
-print(json.dumps([status.backend, sorted(sys.modules)]))
-"""
-    run = subprocess.run(
-        [sys.executable, "-c", program, str(built_cache)],
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-    )
-    assert run.returncode == 0, run.stderr
-    backend, modules = json.loads(run.stdout.splitlines()[-1])
-    assert backend == "aot"
-    assert "torch._inductor.compile_fx" not in modules
-    unwanted = ("torch._dynamo", "transformers", "triton", "boto3")
-    assert [name for name in modules if name.startswith(unwanted)] == []
+    assert_starts_without_a_compiler(built_cache, "cpu")
 
 
 def test_another_checkpoint_of_the_same_shapes_starts_from_the_same_artifacts(

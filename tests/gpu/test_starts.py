@@ -1,16 +1,14 @@
 """Real starts on a GPU: the demo model built, then served from packages; and the jit backend, cold and restored."""
 
 import importlib.util
-import json
-import subprocess
-import sys
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.server_process import ServerProcess, clean_environment, snapcap
+from support.server_process import ServerProcess, snapcap
+from support.start_modules import assert_starts_without_a_compiler
 
 ROOT = Path(__file__).parent.parent.parent
 BUCKETS = ("--buckets", "1,4")
@@ -85,35 +83,7 @@ def test_a_server_with_artifacts_is_compiled_warm_and_right(
 
 
 def test_a_compiled_start_imports_no_compiler_and_starts_no_process(built: Path, device: torch.device) -> None:
-    program = """
-import json, subprocess, sys
-from pathlib import Path
-def refuse(*a, **k): raise AssertionError(f"a process was started: {a}")
-subprocess.Popen.__init__ = refuse
-from warmup.options import StartOptions, StoreOptions
-from warmup.startup import load
-from warmup.status import StartupStatus
-from warmup.timeline import Timeline
-cache, status = Path(sys.argv[1]), StartupStatus()
-options = StartOptions(
-    "demo", cache, StoreOptions(cache / "store"), device=sys.argv[2], backend="aot", buckets=(1, 4), strict=True
-)
-load(options, Timeline.since_exec(), status)
-print(json.dumps([status.backend, sorted(sys.modules)]))
-"""
-    run = subprocess.run(
-        [sys.executable, "-c", program, str(built), device.type],
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-    )
-    assert run.returncode == 0, run.stderr
-    backend, modules = json.loads(run.stdout.splitlines()[-1])
-    assert backend == "aot"
-    unwanted = ("torch._dynamo", "torch._inductor.compile_fx", "transformers", "triton", "boto3")
-    assert [name for name in modules if name.startswith(unwanted)] == []
+    assert_starts_without_a_compiler(built, device.type)
 
 
 def test_the_second_jit_start_misses_nothing_and_captions_the_same(

@@ -1,14 +1,13 @@
 """The tokenizer against transformers' AutoTokenizer, from the files that checkpoints have."""
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tokenizers
-from tokenizers import decoders, pre_tokenizers, trainers
-from tokenizers.models import BPE
+from support.tokenizer_cases import assert_equal_to_transformers, byte_level_bpe, write
+from tokenizers import pre_tokenizers
 
 from models.config import ConfigError
 from models.tokenizer import Tokenizer
@@ -22,24 +21,8 @@ TEXTS = [
 END = "<|endoftext|>"
 
 
-def byte_level_bpe(special: list[str] | None = None) -> tokenizers.Tokenizer:
-    backend = tokenizers.Tokenizer(BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400, special_tokens=special or [], initial_alphabet=alphabet, show_progress=False
-    )
-    backend.train_from_iterator(TEXTS * 3, trainer)
-    return backend
-
-
-def write(folder: Path, name: str, content: Any) -> None:
-    (folder / name).write_text(json.dumps(content))
-
-
 def fast_folder(folder: Path, special: list[str] | None = None, **config: Any) -> Path:
-    byte_level_bpe([END] if special is None else special).save(str(folder / "tokenizer.json"))
+    byte_level_bpe(TEXTS, [END] if special is None else special).save(str(folder / "tokenizer.json"))
     fields = {"tokenizer_class": "GPT2TokenizerFast", "eos_token": END, "bos_token": END, "unk_token": END}
     write(folder, "tokenizer_config.json", fields | config)
     return folder
@@ -47,7 +30,7 @@ def fast_folder(folder: Path, special: list[str] | None = None, **config: Any) -
 
 def slow_folder(folder: Path, **config: Any) -> Path:
     """vocab.json with the end token last, as GPT-2's, and merges.txt."""
-    backend = byte_level_bpe()
+    backend = byte_level_bpe(TEXTS)
     backend.model.save(str(folder))
     vocab = json.loads((folder / "vocab.json").read_text())
     write(folder, "vocab.json", vocab | {END: len(vocab)})
@@ -55,24 +38,8 @@ def slow_folder(folder: Path, **config: Any) -> Path:
     return folder
 
 
-def assert_equal_to_transformers(folder: Path) -> None:
-    from transformers import AutoTokenizer
-
-    ours, theirs = Tokenizer.from_folder(folder), AutoTokenizer.from_pretrained(folder)
-    assert ours.vocab_size == len(theirs)
-    rng = random.Random(1)
-    sequences = [ours.encode(text) for text in TEXTS]
-    for text, ids in zip(TEXTS, sequences, strict=True):
-        assert ids == theirs.encode(text, add_special_tokens=False)
-        assert ours.decode(ids) == str(theirs.decode(ids, skip_special_tokens=True)).strip()
-    sequences += [[rng.randrange(ours.vocab_size) for _ in range(12)] for _ in range(100)]
-    sequences += [[], *([index] for index in range(ours.vocab_size))]
-    for ids in sequences:
-        assert ours.decode(ids) == str(theirs.decode(ids, skip_special_tokens=True)).strip()
-
-
 def test_a_fast_tokenizer_is_equal(tmp_path: Path) -> None:
-    assert_equal_to_transformers(fast_folder(tmp_path))
+    assert_equal_to_transformers(fast_folder(tmp_path), TEXTS)
     tokenizer = Tokenizer.from_folder(tmp_path)
     assert tokenizer.decode([0, *tokenizer.encode(" a red circle "), 0]) == "a red circle"
 
@@ -85,7 +52,7 @@ def test_what_transformers_saves_is_equal(tmp_path: Path) -> None:
     original = AutoTokenizer.from_pretrained(fast_folder(source))
     original.add_special_tokens({"pad_token": "<pad>"})
     original.save_pretrained(saved)
-    assert_equal_to_transformers(saved)
+    assert_equal_to_transformers(saved, TEXTS)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +68,7 @@ def test_what_transformers_saves_is_equal(tmp_path: Path) -> None:
 def test_the_slow_files_of_gpt2_are_equal(tmp_path: Path, config: dict[str, Any]) -> None:
     # Without a class transformers asks config.json.
     write(tmp_path, "config.json", {"model_type": "gpt2"})
-    assert_equal_to_transformers(slow_folder(tmp_path, **config))
+    assert_equal_to_transformers(slow_folder(tmp_path, **config), TEXTS)
 
 
 def test_the_end_token_of_slow_files_is_skipped(tmp_path: Path) -> None:
@@ -129,7 +96,7 @@ def test_special_tokens_that_only_the_config_names_are_skipped(tmp_path: Path) -
             "pad_token": "<pad>",
         },
     )
-    assert_equal_to_transformers(folder)
+    assert_equal_to_transformers(folder, TEXTS)
     assert Tokenizer.from_folder(folder).decode([vocab[END], vocab["a"], vocab["<pad>"]]) == "a"
 
 
@@ -138,7 +105,7 @@ def test_special_tokens_that_only_the_config_names_are_skipped(tmp_path: Path) -
 def test_spaces_are_cleaned_up_as_transformers_does(tmp_path: Path, flag: bool, forced: bool) -> None:
     name = "clean_up_tokenization_spaces"
     config: dict[str, Any] = {name: flag, f"{name}_for_bpe_even_though_it_will_corrupt_output": flag and forced}
-    assert_equal_to_transformers(fast_folder(tmp_path, **config))
+    assert_equal_to_transformers(fast_folder(tmp_path, **config), TEXTS)
     tokenizer = Tokenizer.from_folder(tmp_path)
     expected = "so." if flag and forced else "so ."
     assert tokenizer.decode(tokenizer.encode("so .")) == expected
@@ -151,7 +118,7 @@ def test_spaces_of_another_model_are_cleaned_up(tmp_path: Path) -> None:
     backend.save(str(tmp_path / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]"}
     write(tmp_path, "tokenizer_config.json", config | {"clean_up_tokenization_spaces": True})
-    assert_equal_to_transformers(tmp_path)
+    assert_equal_to_transformers(tmp_path, TEXTS)
     assert Tokenizer.from_folder(tmp_path).decode([1, 2, 4, 3]) == "a dog's."
 
 

@@ -1,15 +1,12 @@
 """The tokenizers of BLIP, BERT, RoBERTa and TrOCR checkpoints against transformers, fast files and slow."""
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
+from support.tokenizer_cases import assert_equal_to_transformers, byte_level_bpe, write
 from support.word_pieces import word_piece_vocabulary
-from tokenizers import decoders, pre_tokenizers, trainers
-from tokenizers.models import BPE
 
 from models.config import ConfigError
 from models.tokenizer import Tokenizer
@@ -22,10 +19,7 @@ TEXTS = [
     "the dog is 42 years old ? it 's 7",
     "",
 ]
-
-
-def write(folder: Path, name: str, content: Any) -> None:
-    (folder / name).write_text(json.dumps(content))
+ABOVE = 2  # [DEC] and [ENC] are tokens of BLIP's decoder that its tokenizer does not know
 
 
 def bert_folder(folder: Path, **config: Any) -> Path:
@@ -38,38 +32,12 @@ def bert_folder(folder: Path, **config: Any) -> Path:
 
 def roberta_folder(folder: Path, **config: Any) -> Path:
     """vocab.json and merges.txt, as TrOCR's checkpoints have them."""
-    backend = tokenizers.Tokenizer(BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    special = ["<s>", "<pad>", "</s>", "<unk>"]
-    trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=special,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    backend.train_from_iterator(TEXTS * 3, trainer)
+    backend = byte_level_bpe(TEXTS, ["<s>", "<pad>", "</s>", "<unk>"])
     backend.model.save(str(folder))
     vocab = json.loads((folder / "vocab.json").read_text())
     write(folder, "vocab.json", vocab | {"<mask>": len(vocab)})
     write(folder, "tokenizer_config.json", config)
     return folder
-
-
-def assert_equal_to_transformers(folder: Path) -> None:
-    from transformers import AutoTokenizer
-
-    ours, theirs = Tokenizer.from_folder(folder), AutoTokenizer.from_pretrained(folder)
-    assert ours.vocab_size == len(theirs)
-    rng = random.Random(1)
-    sequences = [ours.encode(text) for text in TEXTS]
-    for text, ids in zip(TEXTS, sequences, strict=True):
-        assert ids == theirs.encode(text, add_special_tokens=False)
-    sequences += [[rng.randrange(ours.vocab_size) for _ in range(12)] for _ in range(100)]
-    # One above the vocabulary: [DEC] and [ENC] are tokens of BLIP's decoder that its tokenizer does not know.
-    sequences += [[index] for index in range(ours.vocab_size + 2)]
-    for ids in sequences:
-        assert ours.decode(ids) == str(theirs.decode(ids, skip_special_tokens=True)).strip()
 
 
 @pytest.mark.parametrize(
@@ -85,7 +53,7 @@ def assert_equal_to_transformers(folder: Path) -> None:
     ids=lambda config: json.dumps(config)[:70],
 )
 def test_a_word_piece_vocabulary_is_equal(tmp_path: Path, config: dict[str, Any]) -> None:
-    assert_equal_to_transformers(bert_folder(tmp_path, **config))
+    assert_equal_to_transformers(bert_folder(tmp_path, **config), TEXTS, ABOVE)
 
 
 @pytest.mark.parametrize("clean_up", [None, False, True])
@@ -99,7 +67,7 @@ def test_what_transformers_saves_of_a_bert_tokenizer_is_equal(tmp_path: Path, cl
     if clean_up is not None:
         config = json.loads((saved / "tokenizer_config.json").read_text())
         write(saved, "tokenizer_config.json", config | {"clean_up_tokenization_spaces": clean_up})
-    assert_equal_to_transformers(saved)
+    assert_equal_to_transformers(saved, TEXTS, ABOVE)
 
 
 def test_a_prompt_is_encoded_as_blip_generates_from_it(tmp_path: Path) -> None:
@@ -126,7 +94,7 @@ def test_a_prompt_is_encoded_as_blip_generates_from_it(tmp_path: Path) -> None:
     ids=lambda config: json.dumps(config)[:70],
 )
 def test_the_slow_files_of_roberta_are_equal(tmp_path: Path, config: dict[str, Any]) -> None:
-    assert_equal_to_transformers(roberta_folder(tmp_path, **config))
+    assert_equal_to_transformers(roberta_folder(tmp_path, **config), TEXTS, ABOVE)
 
 
 @pytest.mark.parametrize("family", ["roberta", "trocr"])

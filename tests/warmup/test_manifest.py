@@ -25,17 +25,6 @@ MANIFEST = Manifest(
 )
 
 
-@pytest.fixture
-def signer(tmp_path: Path) -> Signer:
-    generate_key(tmp_path / "key")
-    return load_signer(tmp_path / "key")
-
-
-@pytest.fixture
-def trust(tmp_path: Path, signer: Signer) -> Trust:
-    return Trust.from_files([tmp_path / "key.pub"])
-
-
 def test_round_trip(signer: Signer, trust: Trust) -> None:
     assert open_envelope(seal(MANIFEST, signer), trust) == MANIFEST
     assert open_envelope(seal(MANIFEST, None), OWNER) == MANIFEST

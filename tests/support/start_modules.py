@@ -1,0 +1,44 @@
+"""A start in a process of its own, told by the modules it leaves imported."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from support.server_process import clean_environment
+
+ROOT = Path(__file__).parent.parent.parent
+_START = """
+import json, subprocess, sys
+from pathlib import Path
+def refuse(*a, **k): raise AssertionError(f"a process was started: {a}")
+subprocess.Popen.__init__ = refuse
+from warmup.options import StartOptions, StoreOptions
+from warmup.startup import load
+from warmup.status import StartupStatus
+from warmup.timeline import Timeline
+cache, status = Path(sys.argv[1]), StartupStatus()
+options = StartOptions(
+    "demo", cache, StoreOptions(cache / "store"), device=sys.argv[2], backend="aot", buckets=(1, 4), strict=True
+)
+load(options, Timeline.since_exec(), status)
+print(json.dumps([status.backend, sorted(sys.modules)]))
+"""
+
+
+def assert_starts_without_a_compiler(cache: Path, device: str) -> None:
+    """From the demo model's artifacts for buckets 1 and 4, on aot: without a process, and without an import that a
+    server must not wait for."""
+    run = subprocess.run(
+        [sys.executable, "-c", _START, str(cache), device],
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+    assert run.returncode == 0, run.stderr
+    backend, modules = json.loads(run.stdout.splitlines()[-1])
+    assert backend == "aot"
+    unwanted = ("torch._dynamo", "torch._inductor.compile_fx", "transformers", "triton", "boto3")
+    assert [name for name in modules if name.startswith(unwanted)] == []
