@@ -38,13 +38,15 @@ class HttpLoad:
         replies = self._generate(server)
         used, after = tree_cpu_seconds(server.pid) - cpu, server.metrics()
         latencies = [latency for reply in replies for latency in reply["latencies"]]
-        errors, wrong = (sum(reply[name] for reply in replies) for name in ("errors", "wrong"))
+        counted = ("errors", "wrong", "unanswered")
+        errors, wrong, unanswered = (sum(reply[name] for reply in replies) for name in counted)
         if wrong or not latencies:
-            raise RuntimeError(f"{wrong} wrong captions, {errors} errors, {len(latencies)} replies: {server.log()}")
+            what = f"{wrong} wrong captions, {errors} errors, {unanswered} unanswered, {len(latencies)} replies"
+            raise RuntimeError(f"{what}: {server.log()}")
         elapsed = max(reply["elapsed"] for reply in replies)
         measured = {
             "captions_per_s": len(latencies) / elapsed,
-            "errors": float(errors),
+            "errors": float(errors + unanswered),
             **percentiles_ms(latencies),
             "server_cpus": used / elapsed,
             "client_cpus": sum(reply["cpu_s"] for reply in replies) / elapsed,

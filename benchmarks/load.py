@@ -6,11 +6,13 @@ Closed loop: each client is one keep-alive connection that sends the next image 
 ``--rate`` an open loop: requests are due at random moments (Poisson), however long the answers take, and latency is
 counted from the moment a request was due; ``--clients`` connections are there for them, and more are opened where
 all are busy. Connects, prints a line, waits for one on its standard input, and prints one JSON line: the latencies
-of the replies in seconds and how long until the last of them, wrong captions, errors, and the CPU seconds it took.
+of the replies in seconds and how long until the last of them, wrong captions, errors, requests that had no reply a
+minute after the end, and the CPU seconds it took.
 """
 
 import argparse
 import asyncio
+import contextlib
 import json
 import random
 import sys
@@ -26,6 +28,7 @@ from benchmarks.http_probe import content_length, request_bytes
 from benchmarks.server import Endpoint
 from benchmarks.workload import read_images
 
+_BOUNDARY = "------------------------d74496d66958873e"
 GRACE_S = 60.0  # for the replies under way when the time is over
 Request = tuple[bytes, bytes]  # a whole request, and what its reply must contain
 
@@ -40,6 +43,7 @@ class Tally:
     latencies: list[float] = field(default_factory=list)
     wrong: int = 0
     errors: int = 0
+    unanswered: int = 0  # so far
     statuses: dict[str, int] = field(default_factory=dict)
 
     def is_open(self) -> bool:
@@ -68,6 +72,7 @@ class Client(asyncio.Protocol):
             return False
         self._reply = asyncio.get_running_loop().create_future()
         self._due, self._expected = due, request[1]
+        self._tally.unanswered += 1
         self._transport.write(request[0])
         return await self._reply
 
@@ -82,6 +87,7 @@ class Client(asyncio.Protocol):
             return
         self._buffer = b""
         tally, status = self._tally, head[9:12]
+        tally.unanswered -= 1
         if status != b"200":
             tally.errors += 1
             tally.statuses[status.decode()] = tally.statuses.get(status.decode(), 0) + 1
@@ -94,6 +100,7 @@ class Client(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         if self._reply is not None and not self._reply.done():
             self._tally.errors += 1
+            self._tally.unanswered -= 1
             self._reply.set_result(False)
 
 
@@ -140,10 +147,18 @@ async def open_loop(
     await asyncio.gather(*under_way)
 
 
+def multipart(image: bytes) -> tuple[bytes, str]:
+    """The body of a form with the image as a file, as `curl -F image=@photo.jpg` sends it, and its content type."""
+    head = f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name="image"; filename="photo.jpg"\r\n'
+    body = f"{head}Content-Type: image/jpeg\r\n\r\n".encode() + image + f"\r\n--{_BOUNDARY}--\r\n".encode()
+    return body, f"multipart/form-data; boundary={_BOUNDARY}"
+
+
 async def run(options: argparse.Namespace) -> Tally:
     api = Endpoint(options.path, None, options.json)
+    body = multipart if options.multipart else api.body
     requests = [
-        (request_bytes(options.path, *api.body(image)), (caption or "").encode())
+        (request_bytes(options.path, *body(image)), (caption or "").encode())
         for image, caption in read_images(options.images)
     ]
     tally = Tally()
@@ -152,11 +167,13 @@ async def run(options: argparse.Namespace) -> Tally:
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
     tally.began = time.perf_counter()
     tally.until = tally.began + options.seconds
-    async with asyncio.timeout(options.seconds + GRACE_S):
-        if options.rate:
-            await open_loop(clients, requests, tally, options.port, options.rate, options.seed)
-        else:
-            await closed_loop(clients, requests, tally)
+    # What has no reply by then is counted as that, and does not cost the numbers of the others.
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(options.seconds + options.grace):
+            if options.rate:
+                await open_loop(clients, requests, tally, options.port, options.rate, options.seed)
+            else:
+                await closed_loop(clients, requests, tally)
     for client in clients:
         client.close()
     return tally
@@ -166,23 +183,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--path", default="/v1/caption")
-    parser.add_argument("--json", action="store_true", help="send images as base64 in JSON")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="send images as base64 in JSON")
+    form.add_argument("--multipart", action="store_true", help="send images as files of a form")
     parser.add_argument("--images", type=Path, required=True, help="folder with images and captions.json")
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--rate", type=float, default=0.0, help="requests a second of an open loop")
+    parser.add_argument("--grace", type=float, default=GRACE_S, help="seconds that the last replies may take")
     parser.add_argument("--seed", type=int, default=0, help="of the open loop's moments")
     options = parser.parse_args()
     tally = uvloop.run(run(options))
     result = {
-        "elapsed": tally.last - tally.began,
+        "elapsed": max(tally.last - tally.began, 0.0),
         "latencies": [round(latency, 6) for latency in tally.latencies],
         "wrong": tally.wrong,
         "errors": tally.errors,
+        "unanswered": tally.unanswered,
         "statuses": tally.statuses,
         "cpu_s": time.process_time(),
     }
-    print(json.dumps(result))
+    # Not `print`: where Python's output is unbuffered, a line longer than the pipe may be cut short.
+    with open(sys.stdout.fileno(), "wb", closefd=False) as output:
+        output.write(json.dumps(result).encode() + b"\n")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The load generator against a small server: what it counts, and that it does not hide a slow answer."""
 
 import http.server
+import itertools
 import json
 import subprocess
 import sys
@@ -84,6 +85,38 @@ def test_a_reply_that_comes_after_the_time_is_counted_with_the_time_it_took(imag
         result = load(port, images, "--clients", "2", "--seconds", "0.2")
     assert len(result["latencies"]) == 2
     assert result["elapsed"] >= max(result["latencies"]) > 0.6
+
+
+def test_what_has_no_reply_at_the_end_costs_no_other_reply(images: Path) -> None:
+    turns, released = itertools.count(), threading.Event()
+
+    def first_only(body: bytes) -> tuple[int, bytes]:
+        if next(turns):
+            released.wait(30)
+        return right(body)
+
+    with answering(first_only) as port:
+        result = load(port, images, "--clients", "2", "--seconds", "0.3", "--grace", "0.1")
+        released.set()
+    assert (len(result["latencies"]), result["errors"], result["unanswered"]) == (1, 0, 2)
+    assert 0 < result["elapsed"] < 0.3
+
+
+@pytest.mark.parametrize("form", ["--json", "--multipart"])
+def test_images_go_in_other_forms(images: Path, form: str) -> None:
+    encoded = {
+        "--json": (b'"aW1hZ2UgYQ=="', b'"aW1hZ2UgYg=="'),
+        "--multipart": (b"\r\nimage a\r\n", b"\r\nimage b\r\n"),
+    }
+
+    def of_either(body: bytes) -> tuple[int, bytes]:
+        first, second = (each in body for each in encoded[form])
+        assert first != second
+        return right(b"image a" if first else b"image b")
+
+    with answering(of_either) as port:
+        result = load(port, images, "--clients", "1", "--seconds", "0.3", form)
+    assert (result["wrong"], result["errors"]) == (0, 0)
 
 
 def test_wrong_captions_are_counted(images: Path) -> None:

@@ -1,0 +1,203 @@
+"""CPU time that a caption costs the server beside the model: in the event loop, and in the whole process.
+
+    python -m benchmarks.http_cost [--form raw] [--clients 64] [--seconds 5] [--rounds 3]
+
+The real application, scheduler and engine behind the real server, in this process, over a runner that only waits: a
+step is over after a fixed time, however fast the machine's device. Clients are in a process of their own. CPU time
+of the threads is what they used, so other work on the machine hardly changes it, as it does latencies and rates.
+
+Where a GPU makes thousands of captions a second the event loop's share is what limits them: one thread runs it.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common import ROOT, environment, scratch
+from benchmarks.report import Report, number
+from benchmarks.workload import open_workload
+from models.preprocess import ImageTransform
+from service import logs
+from service.app import Services, create_app
+from service.assembly import assemble
+from service.bind import bind
+from service.body import BodyLimits
+from service.config import Settings
+from service.engine import Engine
+from service.limits import Limits
+from service.scheduler import Scheduler
+from service.server import Server, make_server
+from warmup.buckets import Bucket, BucketTable
+from warmup.timeline import Timeline
+
+FORMS = ("raw", "json", "multipart")
+TOKENS = 20
+END, WORD = 1, 5
+TABLE = BucketTable.of((1, 4, 16, 64))
+
+
+class WaitingRunner:
+    """A device that takes ``step_s`` seconds a step and nothing for an encode, while the host goes on."""
+
+    runs_ahead = True
+
+    def __init__(self, step_s: float) -> None:
+        self._step_s = step_s
+        self._free = 0.0
+
+    def timer(self) -> "WaitingRunner":
+        return self
+
+    def stop(self) -> "WaitingRunner":
+        return self
+
+    def seconds(self) -> float:
+        return self._step_s
+
+    def encode(self, bucket: Bucket, images: list[Any], first: int) -> None: ...
+
+    def admit(self, first: int, rows: list[Any]) -> None: ...
+
+    def move(self, moves: list[tuple[int, int]]) -> None: ...
+
+    def decode_step(self, bucket: Bucket, needs: object) -> None:
+        self._free = max(self._free, time.perf_counter()) + self._step_s
+
+    def read_tokens(self, rows: int, beams: bool) -> "WaitingTokens":
+        return WaitingTokens(self._free, rows)
+
+
+@dataclass(frozen=True)
+class WaitingTokens:
+    """The tokens of a step that ends at a moment of ``time.perf_counter``."""
+
+    end: float
+    rows: int
+
+    def result(self) -> list[int]:
+        time.sleep(max(self.end - time.perf_counter(), 0.0))
+        return [WORD] * self.rows
+
+    def hypotheses(self) -> dict[int, list[int]]:
+        return {}
+
+
+class Words:
+    """A tokenizer whose every caption is one word."""
+
+    def encode(self, text: str) -> list[int]:
+        return [WORD] * len(text.split())
+
+    def decode(self, ids: list[int]) -> str:
+        return "caption"
+
+
+def assembled(step_s: float) -> tuple[Services, threading.Thread]:
+    """A server's parts, ready to caption, and the device thread."""
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(os.fdopen(os.dup(nowhere.fileno()), "w")):
+        logs.configure("text", "info")  # a line a request, as in production
+    services = assemble(Settings(), Timeline.since_exec())
+    limits = Limits(cache_length=64, default_new_tokens=TOKENS, eos_ids=frozenset({END}))
+    engine = Engine(Scheduler(TABLE, limits, Settings().queue.size), services.metrics)
+    runner: Any = WaitingRunner(step_s)
+    device = threading.Thread(target=engine.run, args=(runner, lambda rows: "none"), daemon=True)
+    device.start()
+    words: Any = Words()
+    services.captioner.attach(engine, ImageTransform(size=(224, 224)), words, "none")
+    services.readiness.ready()
+    return services, device
+
+
+def measure(port: int, images: Path, options: argparse.Namespace, clocks: list[Callable[[], float]]) -> list[float]:
+    """CPU milliseconds a request by each clock, under one stretch of load."""
+    command = [sys.executable, "-m", "benchmarks.load", "--port", str(port), "--images", str(images)]
+    command += ["--clients", str(options.clients), "--seconds", str(options.seconds)]
+    command += [] if options.form == "raw" else [f"--{options.form}"]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as client:
+        assert client.stdin is not None
+        assert client.stdout is not None
+        client.stdout.readline()  # connected
+        before = [clock() for clock in clocks]
+        counted = json.loads(client.communicate("go\n")[0])
+        after = [clock() for clock in clocks]
+    answered = len(counted["latencies"])
+    if counted["errors"] or counted["wrong"] or not answered:
+        raise RuntimeError(f"{counted['errors']} errors {counted['statuses']}, {counted['wrong']} wrong captions")
+    return [(end - start) / answered * 1000 for start, end in zip(before, after, strict=True)]
+
+
+def clock_of(thread: threading.Thread) -> Callable[[], float]:
+    """CPU seconds of a thread of this process."""
+    assert thread.ident is not None
+    return partial(time.clock_gettime, time.pthread_getcpuclockid(thread.ident))
+
+
+def run(options: argparse.Namespace, images: Path) -> list[list[float]]:
+    """The rounds, on a thread beside the server, which has this process's main thread, as it has in production."""
+    services, device = assembled(options.step / 1000)
+    clocks = [clock_of(threading.main_thread()), clock_of(device), time.process_time]
+    listener = bind("127.0.0.1", 0)
+    outcome: list[list[float]] = []
+    errors: list[Exception] = []
+
+    def load() -> None:
+        try:
+            port = listener.getsockname()[1]
+            # The first is not counted: connections, caches and threads come to be.
+            outcome.extend([measure(port, images, options, clocks) for _ in range(options.rounds + 1)][1:])
+        except Exception as error:
+            errors.append(error)
+        finally:
+            server.should_exit = True
+
+    app = create_app(services, BodyLimits(10 << 20, 5.0))
+    thread = threading.Thread(target=load)
+    server: Server = make_server(app, Settings().http, services.readiness, thread.start)
+    server.run(sockets=[listener])
+    thread.join()
+    services.captioner.close()
+    if errors:
+        raise errors[0]
+    return outcome
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--form", choices=FORMS, default="raw", help="how the image is sent to /v1/caption")
+    parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--step", type=float, default=0.5, help="milliseconds of the device for a decode step")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the table and every round")
+    options = parser.parse_args()
+    with scratch() as folder:
+        images = open_workload("demo", folder).write_images(folder / "images")
+        captions = dict.fromkeys(json.loads((images / "captions.json").read_text()))
+        (images / "captions.json").write_text(json.dumps(captions))
+        rounds = run(options, images)
+    names = ("event loop", "device thread", "process")
+    rows = [
+        [name, *(number(pick(values), 3) for pick in (statistics.median, min, max))]
+        for name, values in zip(names, zip(*rounds, strict=True), strict=True)
+    ]
+    report = Report()
+    note = f"{options.form} JPEGs, {options.clients} clients, {options.rounds} rounds of {options.seconds:g} s"
+    report.add("CPU milliseconds a request", ["of", "median", "least", "most"], rows, note)
+    report.write(options.json, {"rounds": rounds, "of": names})
+
+
+if __name__ == "__main__":
+    main()
