@@ -98,6 +98,8 @@ def explain(error: Exception) -> str:
 
 def unexpected(error: Exception) -> Exception | None:
     """The error when it is not one that names its remedy itself: then the log must have its trace."""
+    if isinstance(error, ImportError):
+        return error  # the installation is broken, perhaps in one of these modules
     # Here: all of them are in modules that the start has imported by now.
     from models.checkpoint_file import WeightsError  # noqa: PLC0415
     from models.config import ConfigError  # noqa: PLC0415

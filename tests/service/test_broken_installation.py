@@ -1,0 +1,31 @@
+"""A module of the program that cannot be imported ends the start: a server that is alive for ever helps nobody."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.server_process import clean_environment
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("module", ["warmup/startup.py", "models/regions.py", "warmup/runner.py"])
+def test_a_module_that_cannot_be_imported_fails_the_start_with_its_name(module: str, tmp_path: Path) -> None:
+    for package in ("models", "warmup", "service"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    with (tmp_path / module).open("a") as file:
+        file.write("\nfrom warmup import no_such_module\n")
+    run = subprocess.run(
+        [sys.executable, "-m", "service.cli", "serve", "--port", "0", "--backend", "eager", "--cache-dir", "cache"],
+        env=clean_environment(),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert run.returncode == 1, run.stderr
+    assert "ImportError: cannot import name 'no_such_module' from 'warmup'" in run.stderr
+    assert "Traceback" in run.stderr
