@@ -95,9 +95,9 @@ def _engine_table(report: Report, engine: Mapping[str, Any]) -> None:
     rows = []
     for name, case in engine.items():
         ((size, measured),) = case["concurrency"].items()
-        rows.append(
-            [engine_title(name), size, number(measured["captions_per_s"], 0), number(measured["p50_ms"], 1)]
-        )
+        rate = measured["captions_per_s"]
+        digits = 0 if rate >= 100 else 1
+        rows.append([engine_title(name), size, number(rate, digits), number(measured["p50_ms"], 1)])
     note = "In one process, images decoded before; of transformers, whole batches of that size."
     report.add("Without HTTP", ["", "clients", "captions/s", "p50 ms"], rows, note)
 

@@ -5,6 +5,7 @@ from ever being chosen.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 from benchmarks.random_models.tensors import MATRIX_STD, POSITION_STD, Files, Shapes, TensorSpec, linear, norm
 from benchmarks.random_models.word_pieces import PADDING, SEP, start_id, word_piece_tokenizer
@@ -90,7 +91,7 @@ def files(shapes: Shapes) -> Files:
         "eos_token_id": SEP,
         "pad_token_id": PADDING,
     }
-    small = {
+    small: dict[str, dict[str, Any]] = {
         "config.json": {
             "architectures": ["BlipForConditionalGeneration"],
             "model_type": "blip",

@@ -4,6 +4,7 @@ It has no end token at all.
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 from benchmarks.random_models.byte_pairs import byte_pair_tokenizer
 from benchmarks.random_models.tensors import MATRIX_STD, POSITION_STD, Files, Shapes, TensorSpec, linear, norm
@@ -93,7 +94,7 @@ def files(shapes: Shapes) -> Files:
         "tie_word_embeddings": True,
         **no_end,
     }
-    small = {
+    small: dict[str, dict[str, Any]] = {
         "config.json": {
             "architectures": ["VisionEncoderDecoderModel"],
             "model_type": "vision-encoder-decoder",
