@@ -1,16 +1,16 @@
 """One step of beam search for every group of rows at once, of any sizes, beside rows that are no beams.
 
 It is `_beam_search` of transformers, for a request alone, over rows in any slots: fixed shapes, and nothing that
-the host must decide, so that a CUDA graph holds all of it. Each row works out the choice of its whole
-group, which is small once its members' best tokens are known, and keeps its own part.
+the host must decide, so that a CUDA graph holds all of it. Each row works out the choice of its whole group, which
+is small once its members' best tokens are known, and keeps its own part.
 """
 
 import torch
 from torch import Tensor
 
-from models.beam_state import BeamState
-
 _NEVER = float("-inf")
+# A row of a large vocabulary is searched in parts of this size by as many programs.
+_PART = 1024
 
 
 def select(
@@ -18,70 +18,91 @@ def select(
     tokens: Tensor,  # [b] int64: the greedy choice or the prompt's token; replaced in beams
     positions: Tensor,  # [b] int64: already that of `tokens`
     forced: Tensor,  # [b, L] int64, -1 where generation is free
-    eos: Tensor,  # [E] int64
-    state: BeamState,  # its first b slots are read and changed
+    ends: Tensor,  # [V] bool: the tokens that end a hypothesis; at most as many as M, or see `per_row`
+    members: Tensor,  # [b, M] int64, as all that follow what `BeamState` says; read
+    inside: Tensor,  # [b, M] bool; read
+    ranks: Tensor,  # [b, 2] int64; read
+    lasts: Tensor,  # [b] int64; read
+    divisors: Tensor,  # [b, 2, L] fp32; read
+    limits: Tensor,  # [b] fp32; read
+    scores: Tensor,  # [b] fp32; replaced
+    finished: Tensor,  # [b] fp32; replaced
+    sequences: Tensor,  # [2, slots, L + 1] int64; the first b slots are replaced
+    outcomes: Tensor,  # [b, L + 1] int64; replaced
+    per_row: int = 0,
 ) -> Tensor:  # [b] int64: the slot whose K/V each row goes on from; its own where it is no beam, or in its prompt
     """Choose each group's next tokens, keep the best of its finished hypotheses, and see whether its search ends.
 
-    Once it has ended, ``state.outcomes`` of the group's first row holds the best hypothesis. What a step after that
-    makes of it nobody reads.
-    """
-    rows = tokens.shape[0]
-    at = positions.unsqueeze(1)
-    own = torch.arange(rows, device=tokens.device)
-    # A padding row may still hold a group of slots that this bucket has not.
-    members, inside = state.members[:rows].clamp(max=rows - 1), state.inside[:rows]
-    rank, ranks = state.ranks[:rows, :1], state.ranks[:rows]
-    beams = members.shape[1]
-    active = (forced.gather(1, at) < 0) & inside[:, :1]
+    Once it has ended, ``outcomes`` of the group's first row holds the best hypothesis. What a step after that makes
+    of it nobody reads.
 
-    # As many of the best as leave enough to go on if every row's continuations include every end.
-    keep = min(max(2, 1 + eos.shape[0]) * beams, log_probs.shape[1])
-    values, ids = log_probs.topk(keep)
-    totals = (values + state.scores[:rows].unsqueeze(1))[members].masked_fill(~inside.unsqueeze(2), _NEVER)
-    best, index = totals.flatten(1).topk(keep)
-    parents = members.gather(1, index // keep)
-    chosen = ids[parents, index % keep]
-    last = at + 1 >= state.ends[:rows].unsqueeze(1)
-    ended = (chosen.unsqueeze(2) == eos).any(dim=2) | last
+    Args:
+        per_row: each row's continuations that are looked at: M, and as many as there are ends. 0 is 2 M.
+    """
+    rows, beams = members.shape
+    at = positions.unsqueeze(1)
+    own = torch.arange(rows, device=tokens.device).unsqueeze(1)
+    # A padding row may still hold a group of slots that this bucket has not.
+    members = members.clamp(max=rows - 1)
+    rank = ranks[:, :1]
+    active = (forced.gather(1, at) < 0) & inside[:, :1]
+    last = at >= lasts.unsqueeze(1)
+
+    # All continuations of a group, as many of each row as could be among its best.
+    values, ids = _best_tokens(log_probs, min(per_row or 2 * beams, log_probs.shape[1]))
+    each = values.shape[1]
+    totals = (values + scores.unsqueeze(1))[members].masked_fill(~inside.unsqueeze(2), _NEVER).flatten(1)
+    continued = ids[members].flatten(1)
+    ending = ends[continued]
 
     # The beam of rank r goes on with continuation number r of those that do not end.
-    going = (~ended).cumsum(dim=1)
-    wanted = torch.cat((rank, torch.zeros_like(rank)), dim=1)  # its own, and the group's best
-    place = (going.unsqueeze(1) <= wanted.unsqueeze(2)).sum(dim=2).clamp(max=keep - 1)
-    running = best.gather(1, place)
-    own_place = place[:, :1]
-    parent = torch.where(active, parents.gather(1, own_place), own.unsqueeze(1))
-    token = torch.where(active, chosen.gather(1, own_place), tokens.unsqueeze(1))
-    score = torch.where(active.squeeze(1), running[:, 0], state.scores[:rows])
+    running, which = totals.masked_fill(ending, _NEVER).topk(beams)
+    chosen = which.gather(1, rank)
+    parent = torch.where(active, members.gather(1, chosen // each), own)
+    token = torch.where(active, continued.gather(1, chosen), tokens.unsqueeze(1))
+    score = torch.where(active, running.gather(1, rank), scores.unsqueeze(1))
 
     # A continuation that ends is a hypothesis if it is among the group's best; the best hypotheses are kept.
-    divisors = state.divisors[:rows].gather(2, at.unsqueeze(2).expand(-1, 2, -1)).squeeze(2)
-    fresh = ended[:, :beams] & inside & active
-    new = (best[:, :beams] / divisors[:, :1]).masked_fill(~fresh, _NEVER)
-    old = state.finished[members].masked_fill(~inside, _NEVER)
-    kept, which = torch.cat((old, new), dim=1).topk(beams)
-    own_which = which.gather(1, rank)
-    finished = kept.gather(1, ranks)  # its own, and the group's worst
-    sources = torch.cat((members + state.slots, parents[:, :beams]), dim=1).gather(1, own_which)
-    end_token = chosen.gather(1, (own_which - beams).clamp(min=0))
+    best, which = totals.topk(beams)
+    divisor = divisors.gather(2, at.unsqueeze(2).expand(-1, 2, -1)).squeeze(2)
+    fresh = (ending.gather(1, which) | last) & inside & active
+    new = (best / divisor[:, :1]).masked_fill(~fresh, _NEVER)
+    old = finished[members].masked_fill(~inside, _NEVER)
+    kept, places = torch.cat((old, new), dim=1).topk(beams)
+    place = places.gather(1, rank)
+    is_new = place >= beams
+    # One that had finished before is shorter, so that what is written at this position is past its end.
+    source = which.gather(1, (place - beams).clamp(min=0))
+    held = torch.where(is_new, members.gather(1, source // each), members.gather(1, place.clamp(max=beams - 1)))
+    end = continued.gather(1, source)
 
-    sequences = state.sequences.index_select(0, torch.cat((parent, sources)).squeeze(1))
-    # One that had finished before is shorter, so that this token is past its end.
-    sequences.scatter_(1, torch.cat((at, at)), torch.cat((token, end_token)))
-    hypotheses = sequences[rows:]
-    length = torch.where(own_which < beams, hypotheses[:, -1:], at + 1)
-    hypotheses[:, -1:] = length
-    worst = finished[:, 1:]
-    hopeless = running[:, 1:] / divisors[:, 1:] <= worst
-    over = hopeless | (worst > state.limits[:rows].unsqueeze(1)) | last
+    half = torch.cat((torch.zeros_like(own), (~is_new).to(own.dtype)))
+    rewritten = sequences[half.squeeze(1), torch.cat((parent, held)).squeeze(1)]
+    rewritten = rewritten.scatter(1, torch.cat((at, at)), torch.cat((token, end)))
+    length = torch.where(is_new, at + 1, rewritten[rows:, -1:])
+    hypotheses = torch.cat((rewritten[rows:, :-1], length), dim=1)
+
+    worst = kept.gather(1, ranks[:, 1:])
+    hopeless = running[:, :1] / divisor[:, 1:] <= worst
+    over = (hopeless | (worst > limits.unsqueeze(1)) | last) & active & (rank == 0)
 
     tokens.copy_(token.squeeze(1))
-    state.scores[:rows].copy_(score)
-    state.finished[:rows].copy_(finished[:, 0])
-    state.sequences[:rows].copy_(sequences[:rows])
-    state.sequences[state.slots : state.slots + rows].copy_(hypotheses)
-    outcomes = state.outcomes[:rows]
-    outcomes.copy_(hypotheses)
-    outcomes[:, -1:] = torch.where(over & (rank == 0) & active, length, 0)
+    scores.copy_(score.squeeze(1))
+    finished.copy_(kept.gather(1, rank).squeeze(1))
+    sequences[0, :rows].copy_(rewritten[:rows])
+    sequences[1, :rows].copy_(hypotheses)
+    outcomes.copy_(torch.cat((hypotheses[:, :-1], torch.where(over, length, 0)), dim=1))
     return parent.squeeze(1)
+
+
+def _best_tokens(log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The largest of each row, in descending order, and the tokens they are of: [b, count]."""
+    rows, vocabulary = log_probs.shape
+    if not log_probs.is_cuda or vocabulary < 8 * _PART:
+        return log_probs.topk(count)
+    # On CUDA a few long rows take a dozen launches; many short ones take one.
+    parts = -(-vocabulary // _PART)
+    padded = torch.nn.functional.pad(log_probs, (0, parts * _PART - vocabulary), value=_NEVER)
+    values, within = padded.view(rows * parts, _PART).topk(count, sorted=False)
+    best, index = values.view(rows, parts * count).topk(count)
+    return best, index // count * _PART + within.view(rows, parts * count).gather(1, index)

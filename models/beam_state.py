@@ -10,6 +10,21 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from models.dimensions import MAX_BEAMS
+
+SELECT_INPUTS = (
+    "members",
+    "inside",
+    "ranks",
+    "lasts",
+    "divisors",
+    "limits",
+    "scores",
+    "finished",
+    "sequences",
+    "outcomes",
+)
+
 
 @dataclass(frozen=True)
 class BeamState:
@@ -22,19 +37,22 @@ class BeamState:
     members: Tensor  # [slots, M] int64: the slots of the row's group, by rank; places past the group hold any slot
     inside: Tensor  # [slots, M] bool: that place is one of the group's; all False where the row is no beam
     ranks: Tensor  # [slots, 2] int64: the row's own place, and the group's last
-    ends: Tensor  # [slots] int64: tokens, prompt and start included, after which generation ends
+    lasts: Tensor  # [slots] int64: position of the last token that may be generated
     divisors: Tensor  # [slots, 2, L] fp32: by position, of a hypothesis that ends there, and of what may come
     limits: Tensor  # [slots] fp32: a worst finished score above it ends the search; inf: none does
     scores: Tensor  # [slots] fp32: log-probability of the row's tokens
     finished: Tensor  # [slots] fp32: score of the finished hypothesis of the row's rank; -inf without one
-    sequences: Tensor  # [2 x slots, L + 1] int64: each row's tokens, then finished hypotheses; last the length
+    sequences: (
+        Tensor  # [2, slots, L + 1] int64: the rows' tokens, and finished hypotheses, whose last is their length
+    )
     outcomes: Tensor  # [slots, L + 1] int64: the best hypothesis, last its length, which is 0 until the search ends
     penalty: Tensor  # [slots] fp32: of repetition; 1 is none
     ngrams: Tensor  # [slots] int64: size of the n-grams that must not repeat; 0 is none
 
     @classmethod
-    def allocate(cls, slots: int, beams: int, cache_length: int, device: torch.device) -> "BeamState":
-        """For groups of so many ``beams`` at most; no row is a beam yet."""
+    def allocate(cls, slots: int, cache_length: int, device: torch.device) -> "BeamState":
+        """No row is a beam yet."""
+        beams = min(MAX_BEAMS, slots)
 
         def whole(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int64, device=device)
@@ -46,12 +64,12 @@ class BeamState:
             members=whole(slots, beams),
             inside=torch.zeros(slots, beams, dtype=torch.bool, device=device),
             ranks=whole(slots, 2),
-            ends=whole(slots),
+            lasts=whole(slots),
             divisors=real(slots, 2, cache_length, fill=1.0),
             limits=real(slots),
             scores=real(slots),
             finished=real(slots),
-            sequences=whole(2 * slots, cache_length + 1),
+            sequences=whole(2, slots, cache_length + 1),
             outcomes=whole(slots, cache_length + 1),
             penalty=real(slots, fill=1.0),
             ngrams=whole(slots),
@@ -65,12 +83,18 @@ class BeamState:
     def cache_length(self) -> int:
         return self.outcomes.shape[1] - 1
 
+    def inputs(self, rows: int) -> tuple[Tensor, ...]:
+        """What `models.beam_search.select` takes of the first ``rows`` slots, in the order of ``SELECT_INPUTS``."""
+        return tuple(
+            self.sequences if name == "sequences" else getattr(self, name)[:rows] for name in SELECT_INPUTS
+        )
+
     def start(self, slots: slice, start_id: int) -> None:
         """Rows at their first token, greedy or sampled, without penalties."""
         self.inside[slots] = False
         self.penalty[slots] = 1.0
         self.ngrams[slots] = 0
-        self.sequences[slots, 0] = start_id
+        self.sequences[0, slots, 0] = start_id
 
     def group(
         self,
@@ -97,7 +121,7 @@ class BeamState:
         put(self.members, torch.tensor([[*slots, *padding]] * beams))
         put(self.inside, (torch.arange(self.members.shape[1]) < beams).expand(beams, -1))
         put(self.ranks, torch.stack((torch.arange(beams), torch.full((beams,), beams - 1)), dim=1))
-        put(self.ends, torch.full((beams,), prompt_length + new_tokens))
+        put(self.lasts, torch.full((beams,), prompt_length + new_tokens - 1))
         far = early_stopping == "never" and length_penalty > 0
         table = _divisors(self.cache_length, prompt_length, new_tokens, length_penalty, far)
         put(self.divisors, table.expand(beams, -1, -1))
@@ -106,7 +130,7 @@ class BeamState:
         put(self.scores, torch.tensor([0.0] + [-1e9] * (beams - 1)))
         put(self.finished, torch.full((beams,), float("-inf")))
         # A search that finds nothing, as all is banned, ends all the same: an outcome has a length.
-        self.sequences[:, -1].index_fill_(0, target + self.slots, prompt_length)
+        self.sequences[1, :, -1].index_fill_(0, target, prompt_length)
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy what each source slot holds into its target slot; no slot is both. Groups follow their rows."""
@@ -117,8 +141,7 @@ class BeamState:
             if each.name not in ("sequences", "outcomes"):
                 buffer = getattr(self, each.name)
                 buffer.index_copy_(0, target, buffer.index_select(0, source))
-        halves = self.sequences.view(2, self.slots, -1)
-        halves.index_copy_(1, target, halves.index_select(1, source))
+        self.sequences.index_copy_(1, target, self.sequences.index_select(1, source))
         places = torch.arange(self.slots, device=device).index_copy_(0, source, target)
         self.members.copy_(places[self.members])
 

@@ -1,6 +1,5 @@
 """Beams go on from other rows' caches: move their K/V, in place."""
 
-import torch
 from torch import Tensor
 
 
@@ -11,13 +10,15 @@ def reorder(
     positions: Tensor,  # [b] int64: that of the next token; what is cached stands before it
 ) -> None:
     """Give each row its parent's cache. On CUDA by launches alone; a CPU moves only what must be moved."""
-    rows = parents.shape[0]
     if key.is_cuda:
+        rows = parents.shape[0]
         for cache in (key.mT, value):  # there a key's memory is as a value's
             cache[:, :rows].copy_(cache.index_select(1, parents))
         return
-    moved = (parents != torch.arange(rows)).nonzero().squeeze(1)
-    if moved.numel():
-        source, filled = parents[moved], int(positions.max())
-        for cache in (key.mT[..., :filled, :], value[..., :filled, :]):
-            cache.index_copy_(1, moved, cache.index_select(1, source))
+    moves = [(source, target) for target, source in enumerate(parents.tolist()) if source != target]
+    if moves:
+        filled = int(positions.max())
+        for cache in (key[..., :filled], value[..., :filled, :]):
+            held = [cache[:, source].clone() for source, _ in moves]
+            for (_, target), row in zip(moves, held, strict=True):
+                cache[:, target].copy_(row)

@@ -167,9 +167,8 @@ def region_inputs(
         return (torch.zeros(rows, *vision.image_size, 3, dtype=torch.uint8, device=device),)
     if region.component == "encoder":
         hidden = torch.zeros(rows, vision.sequence_length, vision.hidden_size, dtype=dtype, device=device)
-        if region.name == "encoder_block":
-            return (hidden,)
-        return hidden, torch.arange(rows, device=device), state.cross_key, state.cross_value
+        caches = (torch.arange(rows, device=device), state.cross_key, state.cross_value)
+        return (hidden,) if region.name == "encoder_block" else (hidden, *caches)
     if region.name == "decoder_before":
         return tokens, positions
     if region.name == "decoder_beams":

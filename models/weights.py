@@ -57,6 +57,7 @@ def load_weights(
         if isinstance(vision, BeitConfig)
         else tuple(vit_weights.block(take, vision, layer) for layer in range(vision.num_layers)),
         **_decoder(take, config),
+        "decoder_beams": ((),),
     }
     take.finish()
     return Weights(sets)

@@ -4,12 +4,12 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
+from models.dimensions import MAX_BEAMS
 from service.engine import Engine, EngineObserver
 from service.limits import Limits
 from service.scheduler import Scheduler
 from warmup.buckets import Bucket, BucketTable
 from warmup.options import StartOptions
-from warmup.row import MAX_BEAMS
 from warmup.startup import Loaded, load
 from warmup.status import StartupStatus
 from warmup.timeline import Timeline

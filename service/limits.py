@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from models.dimensions import MAX_BEAMS
 from service.errors import InvalidOption, PromptTooLong
-from warmup.row import MAX_BEAMS
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def start_all(commands: list[tuple[str, ...]], samples: dict[Path, str]) -> list
         ends = [build_state(server) for server in servers]
     for server, end in zip(servers, ends, strict=True):
         # "building" names the package count and is logged by whoever begins to build.
-        assert (" building packages=12 " in server.log()) == (end == "published")
+        assert (" building packages=14 " in server.log()) == (end == "published")
     return sorted(ends)
 
 

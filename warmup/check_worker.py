@@ -48,9 +48,15 @@ def example_inputs(model: LoadedModel, region: Region, bucket: Bucket, padding: 
     generator = torch.Generator().manual_seed(bucket.size + 1000 * padding)
     length, vocabulary = model.state.cache_length, model.config.decoder.vocab_size
 
-    def random_like(tensor: Tensor) -> Tensor:
+    def random_like(name: str, tensor: Tensor) -> Tensor:
         if tensor.dtype == torch.uint8:
             return torch.randint(0, 256, tensor.shape, generator=generator, dtype=torch.uint8)
+        if name == "ends":
+            return torch.rand(tensor.shape, generator=generator) < 0.1
+        if name == "inside":  # whole groups: a place outside has the score of minus infinity
+            return torch.ones(tensor.shape, dtype=torch.bool)
+        if name == "divisors":
+            return torch.rand(tensor.shape, generator=generator) + 0.5
         return torch.randn(tensor.shape, generator=generator)
 
     def integers(name: str, shape: torch.Size) -> Tensor:
@@ -65,14 +71,15 @@ def example_inputs(model: LoadedModel, region: Region, bucket: Bucket, padding: 
         if name == "forced":
             free = torch.rand(shape, generator=generator) < 0.5
             return torch.where(free, -1, torch.randint(0, vocabulary, shape, generator=generator))
-        return torch.randint(0, vocabulary, shape, generator=generator)
+        bound = {"members": bucket.size, "ranks": shape[-1], "lasts": length}.get(name, vocabulary)
+        return torch.randint(0, bound, shape, generator=generator)
 
     names = region.input_names
     own = model.inputs(region, bucket)[: len(names)]
     examples = [
         # With the strides it has when serving: a package knows no others.
         torch.empty_like(tensor).copy_(
-            integers(name, tensor.shape) if tensor.dtype == torch.int64 else random_like(tensor)
+            integers(name, tensor.shape) if tensor.dtype == torch.int64 else random_like(name, tensor)
         )
         for name, tensor in zip(names, own, strict=True)
     ]

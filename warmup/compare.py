@@ -55,7 +55,7 @@ def compare_call(
 
 def _ties(logits: Tensor, ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> bool:
     """Whether every differing token has a logit within rounding of the eager choice's."""
-    if ours.shape != logits.shape[:1]:
+    if logits.dim() != 2 or ours.shape != logits.shape[:1]:
         return False
     rows = torch.nonzero(ours != theirs).flatten()
     chosen = logits[rows, ours[rows]].double()

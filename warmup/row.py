@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-MAX_BEAMS = 8  # what each row of a bucket bears in mind for its group grows with it
-
 EarlyStopping = bool | Literal["never"]
 
 

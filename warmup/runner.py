@@ -24,11 +24,13 @@ from warmup.token_choice import TokenChoice
 
 
 class Callables(NamedTuple):
-    """What runs one component at one bucket: the part before the blocks, every block, the part after them."""
+    """What runs one component at one bucket: the part before the blocks, every block, the part after them, and in a
+    decoder what chooses the tokens of beams."""
 
     before: RegionFunction
     block: RegionFunction
     after: RegionFunction
+    beams: RegionFunction | None = None
 
 
 def open_callables(regions: Regions, component: Component, bucket: Bucket, backend: Backend) -> Callables:
@@ -92,7 +94,7 @@ class Runner:
         self._step: dict[Bucket, _StepPlan] = {}
         self._graph_pool: Any = None  # made with the first graph; all share it, as only one runs at a time
         self._readback = TokenReadback(state.tokens)
-        self._choice = TokenChoice(state, config.generation)
+        self._choice = TokenChoice(state, config.generation, config.decoder.vocab_size)
 
     @property
     def device(self) -> torch.device:
@@ -214,23 +216,27 @@ class Runner:
         """
         plan = self._step[bucket]
         if needs.penalties or needs.beams:
-            scores = self._chosen(plan, bucket.size, replace(needs, sampling=False))
+            scores = self._chosen(plan, replace(needs, sampling=False))
         else:
             scores = plan.captured.replay() if plan.captured else self._run_decoder(plan)
         if needs.sampling:
             self._choice.sample(scores, bucket.size, needs)
         return scores
 
-    def _chosen(self, plan: _StepPlan, rows: int, needs: Needs) -> Tensor:
+    def _chosen(self, plan: _StepPlan, needs: Needs) -> Tensor:
         """A step with penalties and beams, on CUDA as one graph. That is recorded here, not at the start, which
         those who never use beams would wait for; it takes no compiler, and the step is made all the same."""
         if needs in plan.choices:
             return plan.choices[needs].replay()
         if plan.captured is None:
-            return self._choice.apply(self._run_decoder(plan), rows, needs)
-        scores = self._choice.apply(plan.captured.replay(), rows, needs)
-        plan.choices[needs] = self._record(lambda: self._choice.apply(self._run_decoder(plan), rows, needs))
+            return self._apply(plan, self._run_decoder(plan), needs)
+        scores = self._apply(plan, plan.captured.replay(), needs)
+        plan.choices[needs] = self._record(lambda: self._apply(plan, self._run_decoder(plan), needs))
         return scores
+
+    def _apply(self, plan: _StepPlan, logits: Tensor, needs: Needs) -> Tensor:
+        beams = plan.run.beams or self.regions.decoder_beams.function
+        return self._choice.apply(logits, len(plan.tokens), needs, beams)
 
     @property
     def runs_ahead(self) -> bool:

@@ -1,19 +1,20 @@
 """How a step's tokens are chosen where a row wants more than the most likely one: penalties, sampling, beams."""
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
-from models.beam_search import select
+from models import beam_search
 from models.beam_state import BeamState
 from models.dimensions import GenerationConfig
 from models.kv_cache import DecodeState
 from models.kv_reorder import reorder
 from models.logits import ban_repeated_ngrams, penalise_repetition
+from models.regions import RegionFunction
 from models.sampling import sample
-from warmup.row import MAX_BEAMS, Needs, Row, Search
+from warmup.row import Needs, Row, Search
 
 
 class TokenChoice:
@@ -22,22 +23,25 @@ class TokenChoice:
     What only beams and penalties need is allocated when a row asks for them first; until then it costs nothing.
     """
 
-    def __init__(self, state: DecodeState, generation: GenerationConfig) -> None:
+    def __init__(self, state: DecodeState, generation: GenerationConfig, vocabulary: int) -> None:
         self._state = state
         self._generation = generation
+        self._vocabulary = vocabulary
         self._used = False
+        self._views: dict[int, tuple[Tensor, ...]] = {}
 
     @cached_property
     def beams(self) -> BeamState:
         """The buffers, zeroed."""
         self._used = True
         state = self._state
-        beams = min(MAX_BEAMS, state.slots)
-        return BeamState.allocate(state.slots, beams, state.cache_length, state.tokens.device)
+        return BeamState.allocate(state.slots, state.cache_length, state.tokens.device)
 
     @cached_property
-    def _eos(self) -> Tensor:
-        return torch.tensor(self._generation.eos_ids, dtype=torch.int64, device=self._state.tokens.device)
+    def _ends(self) -> Tensor:
+        ends = torch.zeros(self._vocabulary, dtype=torch.bool)
+        ends[list(self._generation.eos_ids)] = True
+        return ends.to(self._state.tokens.device)
 
     def start(self, first_slot: int, rows: Sequence[Row]) -> None:
         """Requests take the slots from the first one on, a slot each."""
@@ -63,27 +67,37 @@ class TokenChoice:
         if self._used:
             self.beams.move(sources, targets)
 
-    def apply(self, logits: Tensor, rows: int, needs: Needs) -> Tensor:
+    def apply(self, logits: Tensor, rows: int, needs: Needs, select: RegionFunction) -> Tensor:
         """Penalties and beams, by launches alone: what the greedy tokens are replaced with.
 
         Args:
             logits: [rows, V].
+            select: what runs the region of beams at this bucket.
 
         Returns:
             The scores [rows, V] fp32 that sampling goes on with.
         """
-        state, beams = self._state, self.beams
-        tokens, positions, forced = state.tokens[:rows], state.positions[:rows], state.forced[:rows]
         if needs.penalties:
             scores = self._penalised(logits, rows, needs.beams)
         else:
             scores = logits.log_softmax(dim=-1, dtype=torch.float32)
         if needs.beams:
-            parents = select(scores, tokens, positions, forced, self._eos, beams)
-            reorder(state.key, state.value, parents, positions)
+            most, ends = self.beams.members.shape[1], len(self._generation.eos_ids)
+            if ends > most:  # more than the compiled region looks at
+                select = partial(beam_search.select, per_row=most + ends)
+            parents = select(scores, *self._select_inputs(rows))
+            reorder(self._state.key, self._state.value, parents, self._state.positions[:rows])
         else:
             self._record(rows)
         return scores
+
+    def _select_inputs(self, rows: int) -> tuple[Tensor, ...]:
+        """All but the scores. They are the same at every step, so that a CPU need not make the views again."""
+        if rows not in self._views:
+            state = self._state
+            own = (state.tokens[:rows], state.positions[:rows], state.forced[:rows], self._ends)
+            self._views[rows] = (*own, *self.beams.inputs(rows))
+        return self._views[rows]
 
     def _penalised(self, logits: Tensor, rows: int, with_beams: bool) -> Tensor:
         state, beams = self._state, self.beams
@@ -93,7 +107,7 @@ class TokenChoice:
         searched = beams.inside[:rows, :1]
         if with_beams:  # transformers changes a beam's log-probabilities, and a lone row's logits
             scores = torch.where(searched, scores.log_softmax(dim=-1), scores)
-        sequences = beams.sequences[:rows, : state.cache_length]
+        sequences = beams.sequences[0, :rows, : state.cache_length]
         penalise_repetition(scores, sequences, positions, penalty)
         ban_repeated_ngrams(scores, sequences, positions, ngrams)
         free = state.forced[:rows].gather(1, positions.unsqueeze(1)).squeeze(1) < 0
@@ -121,4 +135,4 @@ class TokenChoice:
         """Tokens that the rows hold from now on."""
         state = self._state
         at = state.positions[:rows].unsqueeze(1)
-        self.beams.sequences[:rows].scatter_(1, at, state.tokens[:rows].unsqueeze(1))
+        self.beams.sequences[0, :rows].scatter_(1, at, state.tokens[:rows].unsqueeze(1))

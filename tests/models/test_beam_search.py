@@ -18,7 +18,7 @@ EOS = (3, 7)
 
 @dataclass(frozen=True)
 class Asked:
-    """One search. The language is a table of scores by the last token: what follows it, for this request."""
+    """One search. The language is a table of scores, for this request."""
 
     table: torch.Tensor
     beams: int
@@ -29,9 +29,12 @@ class Asked:
 
 
 def table(seed: int, ends: float) -> torch.Tensor:
-    """Log-probabilities [V, V]; the larger ``ends``, the likelier an end."""
-    scores = torch.randn(VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(seed))
-    scores[:, list(EOS)] += ends
+    """Log-probabilities [L, V, V] by the position and the token there; the larger ``ends``, the likelier an end.
+
+    By the position as well, or orders of the same transitions would score alike.
+    """
+    scores = torch.randn(LENGTH, VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(seed))
+    scores[..., list(EOS)] += ends
     return scores.log_softmax(-1)
 
 
@@ -42,7 +45,7 @@ def expected(asked: Asked) -> list[int]:
     finished: list[tuple[float, list[int]]] = []
     for generated in range(1, asked.new_tokens + 1):
         continued = [
-            (score + asked.table[tokens[-1], token].item(), [*tokens, token])
+            (score + asked.table[len(tokens) - 1, tokens[-1], token].item(), [*tokens, token])
             for score, tokens in running
             for token in range(VOCABULARY)
         ]
@@ -65,11 +68,13 @@ class Device:
     """Slots whose cache is the tokens that they hold."""
 
     def __init__(self) -> None:
-        self.state = BeamState.allocate(SLOTS, 8, LENGTH, torch.device("cpu"))
+        self.state = BeamState.allocate(SLOTS, LENGTH, torch.device("cpu"))
         self.tokens = torch.zeros(SLOTS, dtype=torch.int64)
         self.positions = torch.zeros(SLOTS, dtype=torch.int64)
         self.forced = torch.full((SLOTS, LENGTH), -1)
         self.cache = torch.full((SLOTS, LENGTH), -1)
+        self.ends = torch.zeros(VOCABULARY, dtype=torch.bool)
+        self.ends[list(EOS)] = True
 
     def put(self, prompt: tuple[int, ...], slots: list[int], asked: Asked | None) -> None:
         for slot in slots:
@@ -84,11 +89,11 @@ class Device:
         rows = torch.arange(bucket)
         tokens, positions = self.tokens[:bucket], self.positions[:bucket]
         self.cache[rows, positions] = tokens
-        log_probs = torch.stack([languages[slot][token] for slot, token in enumerate(tokens.tolist())])
+        log_probs = torch.stack([languages[slot][positions[slot], tokens[slot]] for slot in range(bucket)])
         positions.add_(1).clamp_(max=LENGTH - 1)  # as every decoder does
         prompt = self.forced[rows, positions]
         tokens.copy_(torch.where(prompt >= 0, prompt, log_probs.argmax(-1)))
-        parents = select(log_probs, tokens, positions, self.forced[:bucket], torch.tensor(EOS), self.state)
+        parents = select(log_probs, tokens, positions, self.forced[:bucket], self.ends, *self.state.inputs(bucket))
         self.cache[:bucket] = self.cache[parents]
         outcomes = self.state.outcomes[:bucket]
         return {slot: row[: row[-1]].tolist() for slot, row in enumerate(outcomes) if row[-1]}
@@ -161,7 +166,7 @@ def test_searches_of_any_sizes_beside_greedy_rows_give_what_each_gives_alone(see
                 continue
             for slot in slots:  # what is cached is what the row holds
                 at = int(device.positions[slot])
-                assert device.cache[slot, :at].tolist() == device.state.sequences[slot, :at].tolist()
+                assert device.cache[slot, :at].tolist() == device.state.sequences[0, slot, :at].tolist()
             if free and luck.random() < 0.3:
                 moved, target = luck.randrange(len(slots)), free.pop()
                 device.move(slots[moved], target)
@@ -172,14 +177,14 @@ def test_searches_of_any_sizes_beside_greedy_rows_give_what_each_gives_alone(see
             break
     assert results == {each: expected(asked) for each, asked in enumerate(waiting)}
     token, want = START, []
-    for _ in written:
-        token = int(greedy[token].argmax())
+    for position in range(len(written)):
+        token = int(greedy[position, token].argmax())
         want.append(token)
     assert written == want
 
 
 def test_a_penalty_too_large_for_a_float_is_no_error() -> None:
-    state = BeamState.allocate(4, 4, LENGTH, torch.device("cpu"))
+    state = BeamState.allocate(4, LENGTH, torch.device("cpu"))
     state.group([0, 1], 1, 9, 1e6, "never")
     assert state.divisors[0, 0, 1] == 1
     assert math.isfinite(state.divisors[0, 0, 2])
@@ -188,6 +193,6 @@ def test_a_penalty_too_large_for_a_float_is_no_error() -> None:
 def test_a_search_that_finds_nothing_ends_all_the_same() -> None:
     device = Device()
     device.put((9,), [0, 1], Asked(table(0, 0.0), 2, (9,), 3, 1.0, False))
-    nothing = [torch.full((VOCABULARY, VOCABULARY), float("-inf"))] * SLOTS
+    nothing = [torch.full((LENGTH, VOCABULARY, VOCABULARY), float("-inf"))] * SLOTS
     ended = [device.step(2, nothing) for _ in range(4)]
     assert next(each for each in ended if each)[0][:2] == [START, 9]

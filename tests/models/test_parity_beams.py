@@ -101,6 +101,13 @@ def test_a_pairs_beams_equal_transformers_over_a_matrix(
     assert 5 < sum(stopped) < 55, "some must end by an end token, and some by length"
 
 
+def test_more_ends_than_beams_equal_transformers(make_captioner: Callable[..., Any], tmp_path: Path) -> None:
+    model = make_captioner({}, {}, seed=3, eos_token_id=[2, *range(20, 44)])
+    model.save_pretrained(tmp_path)
+    runner = build_runner(tmp_path, TABLE)
+    assert any(assert_equal(runner, partial(pair_reference, model), rows_of(12, 6, ())))
+
+
 def test_a_pair_without_an_end_equals_transformers(make_captioner: Callable[..., Any], tmp_path: Path) -> None:
     model = make_captioner({}, {}, eos_token_id=None)
     model.save_pretrained(tmp_path)

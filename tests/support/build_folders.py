@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-LAST = "aot/decoder_after.b4"
+LAST = "aot/decoder_beams.b4"
 
 
 def nearly_built(built_cache: Path, store: Path, missing: Sequence[str] = (LAST,)) -> Path:
