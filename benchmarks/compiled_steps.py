@@ -118,16 +118,15 @@ class CompiledSteps:
         return partial(run, *views, caches, *self._weights("decoder"))
 
     def _parts(self, component: str, rows: int) -> list[Callable[..., Any]]:
-        """The component's three regions."""
+        """The component's three regions that a greedy caption runs."""
         import torch
 
         from models.fused import compiled_function
 
         way = self._how.of(component)
         parts = []
-        for region in self._model.regions:
-            if region.component != component:
-                continue
+        for name in (f"{component}_before", f"{component}_block", f"{component}_after"):
+            region = getattr(self._model.regions, name)
             function = region.function
             if way == "jit":
                 function = compiled_function(region, self._device, self._model.dtype)
