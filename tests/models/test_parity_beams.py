@@ -10,17 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from support import random_captioners
-from support.beams import search
-from support.parity import build_runner, pixel_values, random_images
+from support.beams import blip_reference, pair_reference, search
+from support.parity import build_runner, random_images
 
 from warmup.buckets import BucketTable
 from warmup.row import EarlyStopping, Row, Search
 from warmup.runner import Runner
 
 TABLE = BucketTable.of((1, 4, 8))
-NEW_TOKENS = 12
+NEW_TOKENS = 12  # of a search, and of the reference's rows without one
 STEPS = NEW_TOKENS + 4
 
 BEAMS = (2, 3, 4, 5, 8)
@@ -44,35 +43,6 @@ def rows_of(count: int, seed: int, prompt: tuple[int, ...]) -> list[Row]:
         )
         for beams, length_penalty, early, ngram, repetition in chosen
     ]
-
-
-def settings(row: Row) -> dict[str, Any]:
-    """What transformers calls a row's options."""
-    common = {
-        "no_repeat_ngram_size": row.no_repeat_ngram_size,
-        "repetition_penalty": row.repetition_penalty,
-        "max_new_tokens": NEW_TOKENS,
-        "do_sample": False,
-    }
-    if row.search is None:
-        return common
-    return common | {
-        "num_beams": row.search.num_beams,
-        "length_penalty": row.search.length_penalty,
-        "early_stopping": row.search.early_stopping,
-    }
-
-
-def pair_reference(model: Any, image: np.ndarray, row: Row) -> list[int]:
-    start = torch.tensor([[model.generation_config.decoder_start_token_id, *row.prompt]])
-    output = model.generate(pixel_values([image]), decoder_input_ids=start, **settings(row))
-    return output[0, start.shape[1] :].tolist()
-
-
-def blip_reference(model: Any, image: np.ndarray, row: Row) -> list[int]:
-    ids = torch.tensor([[1, *row.prompt, 2]]) if row.prompt else None
-    output = model.generate(pixel_values([image]), input_ids=ids, **settings(row))
-    return output[0, 1 + len(row.prompt) :].tolist()
 
 
 def assert_equal(runner: Runner, reference: Callable[[np.ndarray, Row], list[int]], rows: list[Row]) -> list[bool]:

@@ -1,9 +1,11 @@
-"""Beam searches over a runner, without an engine: groups of rows in one bucket, each to its end."""
+"""Beam searches over a runner without an engine, groups of rows in one bucket; and those of transformers."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from support.parity import pixel_values
 
 from warmup.buckets import BucketTable
 from warmup.row import Needs, Row
@@ -57,3 +59,36 @@ def search(
         tokens[number][len(row.prompt) :] if row.search is None else ended[number][1 + len(row.prompt) :]
         for number, (_, row) in enumerate(asked)
     ]
+
+
+def settings(row: Row, new_tokens: int) -> dict[str, Any]:
+    """What transformers calls a row's options."""
+    common = {
+        "no_repeat_ngram_size": row.no_repeat_ngram_size,
+        "repetition_penalty": row.repetition_penalty,
+        "max_new_tokens": new_tokens if row.search is None else row.search.new_tokens,
+        "do_sample": False,
+    }
+    if row.search is None:
+        return common
+    return common | {
+        "num_beams": row.search.num_beams,
+        "length_penalty": row.search.length_penalty,
+        "early_stopping": row.search.early_stopping,
+    }
+
+
+def pair_reference(model: Any, image: np.ndarray, row: Row, new_tokens: int = 12, **more: Any) -> list[int]:
+    """What a `VisionEncoderDecoderModel` generates after the prompt, with its end."""
+    start = torch.tensor([[model.generation_config.decoder_start_token_id, *row.prompt]], device=model.device)
+    output = model.generate(
+        pixel_values([image]).to(model.device), decoder_input_ids=start, **settings(row, new_tokens), **more
+    )
+    return output[0, start.shape[1] :].tolist()
+
+
+def blip_reference(model: Any, image: np.ndarray, row: Row, new_tokens: int = 12) -> list[int]:
+    """What a `BlipForConditionalGeneration` generates after the prompt, with its end."""
+    ids = torch.tensor([[1, *row.prompt, 2]]) if row.prompt else None
+    output = model.generate(pixel_values([image]), input_ids=ids, **settings(row, new_tokens))
+    return output[0, 1 + len(row.prompt) :].tolist()

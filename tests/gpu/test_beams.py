@@ -1,0 +1,59 @@
+"""Beam search on a GPU: transformers' tokens in fp32, from eager regions and compiled ones, as graphs."""
+
+from typing import Any
+
+import pytest
+import torch
+from support.beams import pair_reference, search
+from support.device_cases import PROMPT, Captioner, open_model, open_runner, plan_of
+
+from warmup.backends.aot import AotBackend
+from warmup.backends.eager import EagerBackend
+from warmup.row import Row, Search
+
+pytestmark = pytest.mark.timeout(600)  # compiling
+NEW_TOKENS = 14
+STEPS = NEW_TOKENS + len(PROMPT)
+ROWS = (
+    Row(search=Search(2, NEW_TOKENS)),
+    Row(search=Search(3, NEW_TOKENS, 2.0, "never"), no_repeat_ngram_size=2),
+    Row(PROMPT, search=Search(4, NEW_TOKENS, early_stopping=True)),
+    Row(search=Search(4, NEW_TOKENS, 0.5), repetition_penalty=1.3),
+    Row(repetition_penalty=1.3, no_repeat_ngram_size=1),
+)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot"])
+def test_searches_equal_transformers(
+    backend: str,
+    captioners: dict[str, Captioner],
+    references: dict[tuple[str, str], Any],
+    packages: Any,
+    device: torch.device,
+) -> None:
+    captioner, reference = captioners["vit-gpt2"], references["vit-gpt2", "float32"]
+    plan = plan_of(device, "float32", (1, 4))  # as conftest.SETS
+    model = open_model(captioner, plan)
+    if backend == "eager":
+        runner = open_runner(model, plan, EagerBackend())
+    else:
+        built = packages.of("vit-gpt2", "float32")
+        runner = open_runner(model, plan, AotBackend(built.files, built.signatures, model))
+    for image in captioner.images(4):
+        for row in ROWS:
+            (tokens,) = search(runner, plan.table, [(image, row)], STEPS)
+            ends = list(captioner.config.generation.eos_ids)
+            expected = pair_reference(reference, image, row, NEW_TOKENS, eos_token_id=ends)
+            assert tokens[: len(expected)] == expected, row
+
+
+def test_a_search_beside_others_gives_what_it_gives_alone(
+    captioners: dict[str, Captioner], device: torch.device
+) -> None:
+    captioner = captioners["vit-gpt2"]
+    plan = plan_of(device, "float32", (1, 4, 16))
+    runner = open_runner(open_model(captioner, plan), plan, EagerBackend())
+    asked = list(zip(captioner.images(5), ROWS, strict=True))
+    asked.insert(2, (captioner.images(6)[5], Row()))
+    alone = [search(runner, plan.table, [each], STEPS)[0] for each in asked]
+    assert search(runner, plan.table, asked, STEPS) == alone
