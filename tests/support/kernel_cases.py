@@ -53,31 +53,10 @@ def step_cases(rows: int) -> Iterator[tuple[str, Any, list[Tensor]]]:
     ]
     hidden, square, norm = torch.randn(rows, WIDTH), (WIDTH, WIDTH), ((WIDTH,), (WIDTH,))
     common = {"eps": EPS, "scale": HEAD_DIM**-0.5}
-    gpt2_shapes = [
-        *norm,
-        (WIDTH, 3 * WIDTH),
-        (3 * WIDTH,),
-        square,
-        (WIDTH,),
-        *norm,
-        square,
-        (WIDTH,),
-        square,
-        (WIDTH,),
-    ]
+    attention = [square, (WIDTH,), *norm, square, (WIDTH,), square, (WIDTH,)]  # from its end to the cross one's
+    gpt2_shapes = [*norm, (WIDTH, 3 * WIDTH), (3 * WIDTH,), *attention]
     gpt2_shapes += [*norm, (WIDTH, INNER), (INNER,), (INNER, WIDTH), (WIDTH,)]
-    bert_shapes = [
-        (3 * WIDTH, WIDTH),
-        (3 * WIDTH,),
-        square,
-        (WIDTH,),
-        *norm,
-        square,
-        (WIDTH,),
-        square,
-        (WIDTH,),
-        *norm,
-    ]
+    bert_shapes = [(3 * WIDTH, WIDTH), (3 * WIDTH,), *attention, *norm]
     bert_shapes += [(INNER, WIDTH), (INNER,), (WIDTH, INNER), (WIDTH,), *norm]
     for name in ("gelu_new", "relu"):
         block = partial(gpt2.block, act=activation(name), **common)
