@@ -75,7 +75,7 @@ def head(take: WeightSource, decoder: BertConfig, token: Tensor) -> WeightSet:
             *take.affine("decoder.transform", width, width),
             *take.affine("decoder.transform_norm", width),
         )
-    weight = take.head("decoder.head.weight", "decoder.token", token, decoder.tied_head)
+    weight = take.head("decoder.head.weight", token, decoder.tied_head)
     return *transform, weight, _head_bias(take, decoder)
 
 

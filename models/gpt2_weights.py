@@ -47,5 +47,5 @@ def block(take: WeightSource, decoder: Gpt2Config, layer: int) -> WeightSet:
 
 def head(take: WeightSource, decoder: Gpt2Config, token: torch.Tensor) -> WeightSet:
     """For ``gpt2.head``; ``token`` is the embedding on the device."""
-    weight = take.head("decoder.lm_head.weight", "decoder.wte.weight", token, decoder.tied_head)
+    weight = take.head("decoder.lm_head.weight", token, decoder.tied_head)
     return *take.affine("decoder.ln_f", decoder.hidden_size), weight

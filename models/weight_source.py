@@ -16,25 +16,24 @@ class WeightSource:
 
     def __init__(self, tensors: dict[str, Tensor], device: torch.device, dtype: torch.dtype) -> None:
         self._tensors = tensors
-        self._left = set(tensors)
+        self._names = frozenset(tensors)
         self._device = device
         self._dtype = dtype
 
     def has(self, name: str) -> bool:
-        return name in self._tensors
+        return name in self._names
 
     def raw(self, name: str, *shape: int) -> Tensor:
-        """The tensor as the file has it.
+        """The tensor as the file has it; it is given once, so that its memory is free when it is of no more use.
 
         Raises:
             WeightsError: it is not there, or has another shape than this.
         """
-        tensor = self._tensors.get(name)
+        tensor = self._tensors.pop(name, None)
         if tensor is None:
             raise WeightsError(f"the checkpoint has no tensor {name!r}; is it what its config.json says?")
         if tuple(tensor.shape) != shape:
             raise WeightsError(f"tensor {name!r} has shape {tuple(tensor.shape)}, config.json implies {shape}")
-        self._left.discard(name)
         return tensor
 
     def place(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -54,7 +53,7 @@ class WeightSource:
         """The tensors of these names, one under the other."""
         return self.place(torch.cat([self.raw(name, *shape) for name in names]))
 
-    def head(self, name: str, token: str, placed_token: Tensor, tied: bool) -> Tensor:
+    def head(self, name: str, placed_token: Tensor, tied: bool) -> Tensor:
         """The head's weight: the token embedding itself where the two are tied.
 
         A tied checkpoint may hold the head as well. As in transformers, a copy is the embedding, and one that
@@ -64,16 +63,14 @@ class WeightSource:
             if tied:
                 return placed_token
             raise WeightsError(f"the checkpoint has no {name}, and tie_word_embeddings is false")
-        shape = tuple(placed_token.shape)
-        own, embedding = self.raw(name, *shape), self.raw(token, *shape)
-        if tied and (own.data_ptr() == embedding.data_ptr() or torch.equal(own, embedding)):
-            return placed_token
-        return self.place(own)
+        own = self(name, *placed_token.shape)
+        same = own.data_ptr() == placed_token.data_ptr()
+        return placed_token if tied and (same or torch.equal(own, placed_token)) else own
 
     def finish(self) -> None:
         """Raises:
         WeightsError: a tensor was never asked for.
         """
-        if self._left:
-            names = ", ".join(sorted(self._left)[:5])
-            raise WeightsError(f"the checkpoint holds {len(self._left)} tensors that no region uses: {names}")
+        if self._tensors:
+            names = ", ".join(sorted(self._tensors)[:5])
+            raise WeightsError(f"the checkpoint holds {len(self._tensors)} tensors that no region uses: {names}")
