@@ -101,13 +101,12 @@ def load(options: StartOptions, timeline: Timeline, status: StartupStatus) -> Lo
         status.expect(plan.buckets, plan.device, plan.dtype)
         with timeline.phase("load_artifacts"):
             backend = _backend(options, artifacts, plan, model, jit) or EagerBackend()
-            packages = backend.name == "aot"
-            with loading_library_kernels(model, plan.table) if packages else contextlib.nullcontext():
+            buckets, packages = plan.table.buckets, backend.name == "aot"
+            # Others are ready at once when they are warm: eager has nothing worth leaving for later, and jit would
+            # compile on the device thread while it serves.
+            now = buckets[:1] if options.ready_when == "first" and packages else buckets
+            with loading_library_kernels(model, now) if packages else contextlib.nullcontext():
                 warmer.assign(backend)
-        buckets = plan.table.buckets
-        # Others are ready at once when they are warm: eager has nothing worth leaving for later, and jit would
-        # compile on the device thread while it serves.
-        now = buckets[:1] if options.ready_when == "first" and backend.name == "aot" else buckets
         warmer.warm(now)
         if jit is not None:
             jit.settle()

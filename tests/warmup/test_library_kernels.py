@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 import torch
 
-from warmup.buckets import BucketTable
+from warmup.buckets import Bucket
 from warmup.library_kernels import loading_library_kernels, run_encoder_blocks
 from warmup.model import LoadedModel, load_model
 from warmup.options import StartOptions, StoreOptions
 from warmup.plan import make_plan
 from warmup.prepare import read_checkpoint
 
-TABLE = BucketTable.of((1, 2))
+BUCKETS = (Bucket(1), Bucket(2))
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     folder: Path = tmp_path_factory.mktemp("model")
-    options = StartOptions("demo", folder, StoreOptions(folder), device="cpu", buckets=TABLE.sizes)
+    options = StartOptions("demo", folder, StoreOptions(folder), device="cpu", buckets=(1, 2))
     checkpoint = read_checkpoint(options)
     plan = make_plan(checkpoint.config, options)
     cpu = torch.device("cpu")
@@ -43,7 +43,7 @@ def test_one_layer_runs_at_every_bucket(model: LoadedModel) -> None:
         rows.append((result.shape[0], torch.is_grad_enabled()))
         return result
 
-    run_encoder_blocks(with_block(model, block), TABLE)
+    run_encoder_blocks(with_block(model, block), BUCKETS)
     assert rows == [(2, False), (1, False)]
 
 
@@ -52,7 +52,7 @@ def test_a_failure_is_a_line_in_the_log(model: LoadedModel, caplog: pytest.LogCa
         raise RuntimeError("no kernel image")
 
     with caplog.at_level(logging.WARNING, "snapcap.start"):
-        run_encoder_blocks(with_block(model, block), TABLE)
+        run_encoder_blocks(with_block(model, block), BUCKETS)
     assert [record.fields for record in caplog.records] == [{"error": "no kernel image"}]  # type: ignore[attr-defined]
 
 
@@ -60,5 +60,5 @@ def test_a_cpu_has_nothing_to_load(model: LoadedModel) -> None:
     def block(*_inputs: torch.Tensor) -> torch.Tensor:
         raise AssertionError("the packages are all that runs")
 
-    with loading_library_kernels(with_block(model, block), TABLE):
+    with loading_library_kernels(with_block(model, block), BUCKETS):
         pass
