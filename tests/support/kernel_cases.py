@@ -18,6 +18,7 @@ from models.fused import compiled_function
 from models.regions import Region, RegionFunction
 
 WIDTH, HEADS, HEAD_DIM, INNER, LENGTH, TOKENS, VOCABULARY, LAYERS = 64, 2, 32, 96, 70, 33, 150, 2
+LARGE_TOKENS = 577  # of a ViT-B/16 at 384 pixels: more than cross-attention holds at once
 EPS = 1e-5
 
 
@@ -63,6 +64,9 @@ def step_cases(rows: int) -> Iterator[tuple[str, Any, list[Tensor]]]:
         yield f"gpt2_block_{name}", block, [hidden, positions, *caches, *weights(*gpt2_shapes)]
     block = partial(bert.block, num_heads=HEADS, act=activation("gelu"), **common)
     yield "bert_block", block, [hidden, positions, *caches, *weights(*bert_shapes)]
+    large = [torch.randn(rows, HEADS, LARGE_TOKENS, HEAD_DIM).mT, torch.randn(rows, HEADS, LARGE_TOKENS, HEAD_DIM)]
+    inputs = [hidden, positions, *caches[:2], *large, *weights(*bert_shapes)]
+    yield "bert_block_blip_base", block, inputs
 
     forced = torch.full((rows, LENGTH), -1)
     forced[0, 1] = 7
