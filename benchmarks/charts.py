@@ -59,7 +59,7 @@ def draw_waterfall(bars: Sequence[Bar], file: Path, title: str) -> None:
     pyplot = require_matplotlib()
     ends = [bar.segments[-1].end for bar in bars]
     short = [bar for bar, end in zip(bars, ends, strict=True) if end <= ZOOM_SHARE * max(ends)]
-    panels = [short, bars] if short else [bars]
+    panels = [short, bars] if len(short) > 1 else [bars]  # one alone has nothing to be compared with
     rows = [len(panel) + 1.5 for panel in panels]
     figure, axes = pyplot.subplots(
         len(panels), figsize=(11, 1.4 + 0.42 * sum(rows)), height_ratios=rows, layout="constrained", squeeze=False

@@ -21,8 +21,9 @@ def test_a_waterfall_is_a_png(tmp_path: Path) -> None:
 
 def test_starts_of_very_different_length_are_drawn_on_two_axes(tmp_path: Path) -> None:
     short, long = [Segment("import_torch", 0.0, 1.0)], [Segment("compile", 0.0, 60.0)]
-    draw_waterfall([Bar("ours", short, 0.9, 5)], tmp_path / "one.png", "demo on cpu")
-    draw_waterfall([Bar("ours", short, 0.9, 5), Bar("theirs", long, None, 1)], tmp_path / "two.png", "demo on cpu")
+    two = [Bar("ours", short, 0.9, 5), Bar("floor", short, None, 5)]
+    draw_waterfall(two, tmp_path / "one.png", "demo on cpu")
+    draw_waterfall([*two, Bar("theirs", long, None, 1)], tmp_path / "two.png", "demo on cpu")
     heights = [struct.unpack(">I", (tmp_path / name).read_bytes()[20:24])[0] for name in ("one.png", "two.png")]
     assert heights[1] > heights[0] + 100
 
