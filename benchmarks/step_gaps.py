@@ -24,6 +24,7 @@ from benchmarks.arguments import count, counts
 from benchmarks.common import build_store, scratch
 from benchmarks.engine import Opened, ask, captioned_right, open_engine
 from benchmarks.measurements import percentile
+from benchmarks.random_checkpoint import RANDOM_MODELS
 from benchmarks.report import Report, number
 from benchmarks.workload import open_workload
 
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from warmup.runner import Runner
 
 REPLAYS, SERIES = 20, 5
-RANDOM = ("vit-b16-gpt2",)  # a caption of fixed length, so that rows end together
 
 
 class Event(Protocol):
@@ -158,7 +158,7 @@ def report(found: dict[tuple[int, str], Gaps]) -> Report:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=RANDOM, default=RANDOM[0])
+    parser.add_argument("--model", choices=tuple(RANDOM_MODELS), default="vit-b16-gpt2")
     parser.add_argument("--rows", type=counts, default="1,4,16,64", help="as 1,64 (default: %(default)s)")
     parser.add_argument("--rounds", type=count, default=20, help="captions of each row (default: %(default)s)")
     parser.add_argument("--backend", choices=("aot", "eager"), default="aot")
