@@ -55,12 +55,13 @@ def select(
     continued = ids[members].flatten(1)
     ending = ends[continued]
 
-    # The beam of rank r goes on with continuation number r of those that do not end.
+    # As many go on as there are beams, the best of those that do not end.
     running, which = totals.masked_fill(ending, _NEVER).topk(beams)
-    chosen = which.gather(1, rank)
+    number = _continuation_of(which // each, inside, rank)
+    chosen = which.gather(1, number)
     parent = torch.where(active, members.gather(1, chosen // each), own)
     token = torch.where(active, continued.gather(1, chosen), tokens.unsqueeze(1))
-    score = torch.where(active, running.gather(1, rank), scores.unsqueeze(1))
+    score = torch.where(active, running.gather(1, number), scores.unsqueeze(1))
 
     # A continuation that ends is a hypothesis if it is among the group's best; the best hypotheses are kept.
     best, which = totals.topk(beams)
@@ -93,6 +94,24 @@ def select(
     sequences[1, :rows].copy_(hypotheses)
     outcomes.copy_(torch.cat((hypotheses[:, :-1], torch.where(over, length, 0)), dim=1))
     return parent.squeeze(1)
+
+
+def _continuation_of(origins: Tensor, inside: Tensor, rank: Tensor) -> Tensor:
+    """Which of its group's continuations [b, M] a row goes on with: [b, 1].
+
+    A row that one of them comes from (``origins``, by rank) keeps the first of these, and its K/V stay where they
+    are; the others go to the rows that none comes from. So no row that is moved from is moved into.
+    """
+    places = torch.arange(origins.shape[1], device=origins.device)
+    from_place = (origins.unsqueeze(1) == places.unsqueeze(1)) & inside.unsqueeze(1)  # [b, place, continuation]
+    keeps = from_place.any(dim=2)
+    own = from_place.gather(1, rank.unsqueeze(2).expand(-1, -1, len(places))).squeeze(1)
+    first = (own.cumsum(dim=1) < 1).sum(dim=1, keepdim=True)
+    earlier = places.unsqueeze(0) < places.unsqueeze(1)  # [continuation, one before it]
+    others = ((origins.unsqueeze(2) == origins.unsqueeze(1)) & earlier).any(dim=2) & inside
+    empty_before = (~keeps & inside & (places < rank)).sum(dim=1, keepdim=True)
+    other = (others.cumsum(dim=1) <= empty_before).sum(dim=1, keepdim=True)
+    return torch.where(keeps.gather(1, rank), first, other).clamp(max=len(places) - 1)
 
 
 def _best_tokens(log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Beams go on from other rows' caches: move their K/V, in place."""
+"""Beams go on from other rows' caches: copy their K/V."""
 
 from torch import Tensor
 
@@ -6,10 +6,10 @@ from torch import Tensor
 def reorder(
     key: Tensor,  # [N, slots, H, d, L]
     value: Tensor,  # [N, slots, H, L, d]
-    parents: Tensor,  # [b] int64: the slot that each of the first b goes on from
+    parents: Tensor,  # [b] int64: the slot that each of the first b goes on from; one that is left goes on itself
     positions: Tensor,  # [b] int64: that of the next token; what is cached stands before it
 ) -> None:
-    """Give each row its parent's cache. On CUDA by launches alone; a CPU moves only what must be moved."""
+    """Give each row its parent's cache. On CUDA by launches alone; a CPU copies only what must be copied."""
     if key.is_cuda:
         rows = parents.shape[0]
         for cache in (key.mT, value):  # there a key's memory is as a value's
@@ -19,6 +19,5 @@ def reorder(
     if moves:
         filled = int(positions.max())
         for cache in (key[..., :filled], value[..., :filled, :]):
-            held = [cache[:, source].clone() for source, _ in moves]
-            for (_, target), row in zip(moves, held, strict=True):
-                cache[:, target].copy_(row)
+            for source, target in moves:
+                cache[:, target].copy_(cache[:, source])

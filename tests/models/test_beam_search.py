@@ -75,6 +75,7 @@ class Device:
         self.cache = torch.full((SLOTS, LENGTH), -1)
         self.ends = torch.zeros(VOCABULARY, dtype=torch.bool)
         self.ends[list(EOS)] = True
+        self.parents: list[int] = []
 
     def put(self, prompt: tuple[int, ...], slots: list[int], asked: Asked | None) -> None:
         for slot in slots:
@@ -95,6 +96,7 @@ class Device:
         tokens.copy_(torch.where(prompt >= 0, prompt, log_probs.argmax(-1)))
         parents = select(log_probs, tokens, positions, self.forced[:bucket], self.ends, *self.state.inputs(bucket))
         self.cache[:bucket] = self.cache[parents]
+        self.parents = parents.tolist()
         outcomes = self.state.outcomes[:bucket]
         return {slot: row[: row[-1]].tolist() for slot, row in enumerate(outcomes) if row[-1]}
 
@@ -164,6 +166,10 @@ def test_searches_of_any_sizes_beside_greedy_rows_give_what_each_gives_alone(see
                 results[each] = ended[done[0]]
                 free += places.pop(each)
                 continue
+            for slot in slots:  # a row that another goes on from has stayed where it was
+                parent = device.parents[slot]
+                assert parent in slots
+                assert device.parents[parent] == parent
             for slot in slots:  # what is cached is what the row holds
                 at = int(device.positions[slot])
                 assert device.cache[slot, :at].tolist() == device.state.sequences[0, slot, :at].tolist()
