@@ -1,11 +1,11 @@
 """The FastAPI application: routers over what is handed in. It starts nothing and imports nothing heavy.
 
-FastAPI routes, handles exceptions and documents. Endpoints return finished responses, so that no reply is validated
-and serialised a second time. Importing FastAPI comes after the
-bind and before torch, and delays the first /livez by about a seventh of what importing torch takes.
+FastAPI documents all routes and serves those that are asked for seldom; captions go past it (`routes/direct.py`).
+Endpoints return finished responses, so that no reply is validated and serialised a second time. Importing FastAPI
+comes after the bind and before torch, and delays the first /livez by about a seventh of what importing torch takes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,8 @@ from fastapi import FastAPI
 from fastapi.routing import APIRouter
 from prometheus_client import CollectorRegistry
 from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service import openapi
 from service.api import Api, Apis
@@ -29,6 +31,7 @@ from service.problem_handler import ProblemHandler
 from service.readiness import Readiness
 from service.request_scope import RequestScope
 from service.routes.caption import CaptionRoutes
+from service.routes.direct import DirectDispatch
 from service.routes.health import health_router
 from service.routes.huggingface import HuggingFaceRoutes
 from service.routes.metrics import metrics_router
@@ -39,6 +42,11 @@ from service.routes.v2 import V2Routes
 from warmup.status import StartupStatus
 from warmup.timeline import Timeline
 from warmup.version import snapcap_version
+
+# FastAPI would look for OpenTelemetry's configuration in the environment, for each request.
+_UNTRACED: dict[str, Any] = {
+    "telemetry": {"tracing": False, "metrics": False, "logs": False, "operation_spans": False}
+}
 
 
 @dataclass(frozen=True)
@@ -64,10 +72,18 @@ class Exposure:
 
 
 class Application(FastAPI):
-    """FastAPI with a document that also holds what FastAPI cannot know."""
+    """FastAPI within what is around every request, and with a document that also holds what FastAPI cannot know."""
 
     apis: Apis
     keys: bool
+    around: ASGIApp
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.around(scope, receive, send)
+
+    async def fastapi(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """What has no way of its own."""
+        await super().__call__(scope, receive, send)
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
@@ -86,26 +102,29 @@ def create_app(services: Services, limits: BodyLimits, exposure: Exposure = Expo
         redoc_url=None,
         redirect_slashes=False,
         generate_unique_id_function=lambda route: route.name,
+        **_UNTRACED,
     )
     apis = Apis()
     handler = ProblemHandler(services.metrics, apis)
     apis.add(app.router)
+    routes: list[BaseRoute] = []
     for router, api in _routers(services, limits, exposure, handler):
         app.include_router(router)
         apis.add(router, api)
+        routes += router.routes
     app.apis, app.keys = apis, exposure.keys is not None
-    surround(app, services.metrics, handler, exposure.keys)
+    app.around = _around(app, routes, services.metrics, handler, exposure.keys)
     return app
 
 
-def create_metrics_app(services: Services) -> FastAPI:
+def create_metrics_app(services: Services) -> ASGIApp:
     """The application of the port that has the metrics, and nothing else."""
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app = Application(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, **_UNTRACED)
     apis = Apis()
     router = metrics_router(services.registry)
     app.include_router(router)
     apis.add(router)
-    surround(app, services.metrics, ProblemHandler(services.metrics, apis), None)
+    app.around = _around(app, (), services.metrics, ProblemHandler(services.metrics, apis), None)
     return app
 
 
@@ -127,10 +146,13 @@ def _routers(
     yield page_router(exposure.metrics), None
 
 
-def surround(app: FastAPI, metrics: Metrics, handler: ProblemHandler, keys: ApiKeys | None) -> None:
+def _around(
+    app: Application, routes: Iterable[BaseRoute], metrics: Metrics, handler: ProblemHandler, keys: ApiKeys | None
+) -> ASGIApp:
     """What is around every request of an application, the outermost last."""
     for kind in (ServiceError, HTTPException):
         app.add_exception_handler(kind, handler)
+    inner: ASGIApp = DirectDispatch(routes, app.fastapi)
     if keys is not None:
-        app.add_middleware(Authentication, keys=keys)
-    app.add_middleware(RequestScope, metrics=metrics, handler=handler)
+        inner = Authentication(inner, keys)
+    return RequestScope(inner, metrics, handler)

@@ -31,14 +31,16 @@ class BodyLimits:
 
 async def read_body(request: Request, limits: BodyLimits) -> bytes:
     """The whole body. Raises PayloadTooLarge, BodyTimeout, ClientDisconnected, UnsupportedMediaType."""
-    return b"".join([chunk async for chunk in stream_body(request, limits)])
+    body = _Incoming(request, limits)
+    chunks = []
+    while body.more:
+        chunks.append(await body.chunk())
+    return b"".join(chunks)
 
 
 async def read_multipart(request: Request, limits: BodyLimits) -> list[tuple[str, str | UploadFile]]:
     """The parts in order, files held in memory. Raises what `read_body` raises, and InvalidMultipart."""
-    parser = MultiPartParser(
-        request.headers, stream_body(request, limits), max_files=_MAX_PARTS, max_fields=_MAX_PARTS
-    )
+    parser = MultiPartParser(request.headers, _chunks(request, limits), max_files=_MAX_PARTS, max_fields=_MAX_PARTS)
     # By default parts above 1 MB go to files in the temp folder, which may be read-only. The body fits in memory.
     parser.spool_max_size = limits.max_bytes + 1
     try:
@@ -50,30 +52,44 @@ async def read_multipart(request: Request, limits: BodyLimits) -> list[tuple[str
         ) from None
 
 
-async def stream_body(request: Request, limits: BodyLimits) -> AsyncGenerator[bytes, None]:
+class _Incoming:
     """The chunks as they arrive. An announced length is refused before a byte is read; the real one is counted."""
-    if request.headers.get("content-encoding", "identity") != "identity":
-        raise UnsupportedMediaType("Compressed bodies are not read; send it without Content-Encoding.")
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > limits.max_bytes:
-        raise _too_large(limits)
-    received, more = 0, True
-    start = asyncio.get_running_loop().time()
-    while more:
+
+    def __init__(self, request: Request, limits: BodyLimits) -> None:
+        """Raises PayloadTooLarge, UnsupportedMediaType."""
+        for name, value in request.scope["headers"]:
+            if name == b"content-encoding" and value != b"identity":
+                raise UnsupportedMediaType("Compressed bodies are not read; send it without Content-Encoding.")
+            if name == b"content-length" and value.isdigit() and int(value) > limits.max_bytes:
+                raise _too_large(limits)
+        self.more = True
+        self._receive = request.receive
+        self._limits = limits
+        self._received = 0
+        self._end = asyncio.get_running_loop().time() + limits.timeout
+
+    async def chunk(self) -> bytes:
+        """The next one. Raises PayloadTooLarge, BodyTimeout, ClientDisconnected."""
         try:
-            # Around each message, not around the loop: no timer may be left armed while the consumer runs.
-            async with asyncio.timeout_at(start + limits.timeout + received / MIN_BYTES_PER_S):
-                message = await request.receive()
+            # Around each message: no timer may be left armed while the consumer runs.
+            async with asyncio.timeout_at(self._end + self._received / MIN_BYTES_PER_S):
+                message = await self._receive()
         except TimeoutError:
-            raise BodyTimeout(f"The body stalled after {received} bytes; send it faster.") from None
+            raise BodyTimeout(f"The body stalled after {self._received} bytes; send it faster.") from None
         if message["type"] == "http.disconnect":
             raise ClientDisconnected
         chunk: bytes = message.get("body", b"")
-        more = message.get("more_body", False)
-        received += len(chunk)
-        if received > limits.max_bytes:
-            raise _too_large(limits)
-        yield chunk
+        self.more = message.get("more_body", False)
+        self._received += len(chunk)
+        if self._received > self._limits.max_bytes:
+            raise _too_large(self._limits)
+        return chunk
+
+
+async def _chunks(request: Request, limits: BodyLimits) -> AsyncGenerator[bytes, None]:
+    body = _Incoming(request, limits)
+    while body.more:
+        yield await body.chunk()
 
 
 def _too_large(limits: BodyLimits) -> PayloadTooLarge:

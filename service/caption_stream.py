@@ -4,9 +4,10 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
+from service.arrivals import Arrivals
 from service.caption_text import CaptionText
 from service.errors import DeadlineExceeded
 
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
 
 
 class CaptionStream:
-    """Belongs to the event loop that made it. `push` gives the text of one more token, `end` of what was held back.
+    """Belongs to the event loop of its `arrivals`. `push` gives the text of one more token, `end` of what was held
+    back.
 
     `deadline` is a moment of `time.monotonic`."""
 
@@ -26,6 +28,7 @@ class CaptionStream:
         text: CaptionText,
         prompt_tokens: int,
         deadline: float,
+        arrivals: Arrivals,
     ) -> None:
         self.prompt_tokens = prompt_tokens
         self.completion_tokens = 0
@@ -34,8 +37,8 @@ class CaptionStream:
         self._push = push
         self._end = end
         self._text = text
-        self._loop = asyncio.get_running_loop()
-        self._deadline = self._loop.time() + deadline - time.monotonic()
+        self._arrivals = arrivals
+        self._deadline = arrivals.loop.time() + deadline - time.monotonic()
         self._arrived: asyncio.Queue[int | None] = asyncio.Queue()
         self.future.add_done_callback(lambda _: self._hand_over(None))
 
@@ -65,8 +68,7 @@ class CaptionStream:
         self.future.cancel()
 
     def _hand_over(self, token: int | None) -> None:
-        with suppress(RuntimeError):  # the loop has been closed: the process ends
-            self._loop.call_soon_threadsafe(self._arrived.put_nowait, token)
+        self._arrivals.call(partial(self._arrived.put_nowait, token))
 
     async def _next_token(self) -> int | None:
         try:

@@ -3,28 +3,23 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from service.arrivals import Arrivals
 from service.caption_options import CaptionOptions
 from service.caption_stream import CaptionStream
 from service.caption_text import CaptionText
-from service.errors import (
-    DeadlineExceeded,
-    InvalidOption,
-    ModelNotFound,
-    NotReady,
-    Overloaded,
-    UnprocessableImage,
-)
+from service.decoding import Decoding, Prepared
+from service.errors import InvalidOption, ModelNotFound, NotReady
 from service.metrics import Metrics
 from service.readiness import Readiness, State
 from warmup.cpus import available_cpus
 from warmup.timeline import Timeline
 
 if TYPE_CHECKING:
-    from models.preprocess import DecodedImage, ImageTransform
+    from models.preprocess import ImageTransform
     from models.tokenizer import Tokenizer
     from service.engine import Engine
     from service.request import Completion
@@ -64,29 +59,22 @@ class _Model:
     created: float
 
 
-@dataclass(frozen=True)
-class _Prepared:
-    image: "DecodedImage"
-    prompt_ids: tuple[int, ...]
-    decode_s: float
-
-
 class Captioner:
     """Safe to attach from any thread; captions on the event loop."""
 
     def __init__(self, limits: CaptionLimits, readiness: Readiness, metrics: Metrics, timeline: Timeline) -> None:
         self._limits = limits
         self._readiness = readiness
-        self._metrics = metrics
         self._timeline = timeline
         self._model: _Model | None = None
-        self._decoding = 0
-        self._pool = ThreadPoolExecutor(limits.decode_threads or available_cpus(), thread_name_prefix="decode")
+        self._captioned = False
+        self._decoding = Decoding(limits.decode_threads or available_cpus(), limits.queue_size, metrics)
+        self._arrivals_of_loop: Arrivals | None = None
 
     @property
-    def pool(self) -> ThreadPoolExecutor:
+    def pool(self) -> Executor:
         """The threads for work on request data that would hold up the event loop."""
-        return self._pool
+        return self._decoding.pool
 
     @property
     def model_name(self) -> str | None:
@@ -111,8 +99,7 @@ class Captioner:
     def check_admission(self) -> None:
         """Refuses before any work is done, such as reading the body. Raises NotReady, Overloaded."""
         self._servable()
-        if self._decoding >= self._limits.queue_size:
-            raise Overloaded
+        self._decoding.check_admission()
 
     async def caption(self, image: bytes, options: CaptionOptions, request_id: str) -> CaptionResult:
         """The caption of one encoded image.
@@ -121,14 +108,35 @@ class Captioner:
         DeadlineExceeded, UnprocessableImage, PromptTooLong, InvalidOption, EngineFailed."""
         started = time.monotonic()
         self.check_admission()
-        timeout = self._timeout(options)
-        try:
-            async with asyncio.timeout(timeout):
-                result = await self._caption(image, options, request_id, started, started + timeout)
-        except TimeoutError:
-            raise DeadlineExceeded from None
-        self._timeline.mark("first_caption")
-        return result
+        model, deadline = self._servable(), started + self._timeout(options)
+        future: Future[Completion] = Future()
+        preparations: list[Prepared] = []
+
+        def submit(prepared: Prepared) -> None:
+            # From the thread that decodes straight to the device's: the event loop has its turn at the end.
+            preparations.append(prepared)
+            _submit(model, prepared, options, request_id, deadline, future)
+
+        self._start(model, image, options, future, submit)
+        completion = await self._arrivals().result(future, deadline)
+        prepared = preparations[0]
+        text = model.tokenizer.decode([*prepared.prompt_ids, *completion.tokens])
+        if not self._captioned:
+            self._mark_first()
+        return CaptionResult(
+            caption=text,
+            model=model.name,
+            tokens=len(completion.tokens),
+            finish_reason=completion.finish_reason,
+            backend=completion.backend,
+            timings={
+                "queue": _ms(prepared.began - started + completion.queue_s),
+                "decode_image": _ms(prepared.decode_s),
+                "encode": _ms(completion.encode_s),
+                "decode": _ms(completion.decode_s),
+                "total": _ms(time.monotonic() - started),
+            },
+        )
 
     async def stream(
         self, image: bytes, options: CaptionOptions, request_id: str, stop: Sequence[str] = (), *, live: bool
@@ -141,98 +149,51 @@ class Captioner:
         if live and options.num_beams > 1:
             raise InvalidOption("num_beams", "be 1 for a stream; a beam search has no token before its end")
         self.check_admission()
-        timeout = self._timeout(options)
-        try:
-            async with asyncio.timeout(timeout):
-                model, prepared = await self._prepared(image, options)
-        except TimeoutError:
-            raise DeadlineExceeded from None
+        model, deadline, arrivals = self._servable(), started + self._timeout(options), self._arrivals()
+        decoded: Future[Prepared] = Future()
+        self._start(model, image, options, decoded, decoded.set_result)
+        prepared = await arrivals.result(decoded, deadline)
         text = model.tokenizer.stream(prepared.prompt_ids)
         shown = CaptionText(stop, keep_leading_space=bool(prepared.prompt_ids))
-        stream = CaptionStream(text.push, text.end, shown, len(prepared.prompt_ids), started + timeout)
-        stream.future.add_done_callback(self._mark_first)
+        stream = CaptionStream(text.push, text.end, shown, len(prepared.prompt_ids), deadline, arrivals)
+        stream.future.add_done_callback(self._mark_first_of)
         # A stop sequence ends the generation at once, so it needs each token at once too. A search has none.
         on_token = stream.feed if live or (stop and options.num_beams == 1) else None
-        self._submit(model, prepared, options, request_id, started + timeout, stream.future, on_token)
+        _submit(model, prepared, options, request_id, deadline, stream.future, on_token)
         return stream
 
     def close(self) -> None:
         """Ends the decode threads as they become free."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._decoding.close()
 
-    async def _caption(
-        self, image: bytes, options: CaptionOptions, request_id: str, started: float, deadline: float
-    ) -> CaptionResult:
-        model, prepared = await self._prepared(image, options)
-        waited_s = time.monotonic() - started - prepared.decode_s
-        future: Future[Completion] = Future()
-        self._submit(model, prepared, options, request_id, deadline, future)
-        completion = await asyncio.wrap_future(future)
-        text = model.tokenizer.decode([*prepared.prompt_ids, *completion.tokens])
-        return CaptionResult(
-            caption=text,
-            model=model.name,
-            tokens=len(completion.tokens),
-            finish_reason=completion.finish_reason,
-            backend=completion.backend,
-            timings={
-                "queue": _ms(waited_s + completion.queue_s),
-                "decode_image": _ms(prepared.decode_s),
-                "encode": _ms(completion.encode_s),
-                "decode": _ms(completion.decode_s),
-                "total": _ms(time.monotonic() - started),
-            },
-        )
-
-    async def _prepared(self, image: bytes, options: CaptionOptions) -> tuple[_Model, _Prepared]:
-        model = self._servable()
-        self._decoding += 1
-        try:
-            prepared = await asyncio.wrap_future(self._pool.submit(self._prepare, model, image, options.prompt))
-        finally:
-            self._decoding -= 1
-        wanted = None if options.clamp else options.max_new_tokens
-        model.engine.limits.check(len(prepared.prompt_ids), wanted, options.num_beams)
-        return model, prepared
-
-    def _submit(
+    def _start(
         self,
         model: _Model,
-        prepared: _Prepared,
+        image: bytes,
         options: CaptionOptions,
-        request_id: str,
-        deadline: float,
-        future: "Future[Completion]",
-        on_token: Callable[[int], None] | None = None,
+        future: "Future[Any]",
+        then: Callable[[Prepared], object],
     ) -> None:
-        # Here, because it imports numpy, which the first second of the process must not wait for.
-        from service.request import CaptionRequest, SamplingParams  # noqa: PLC0415
+        parts = (model.transform, model.tokenizer, model.engine.limits)
+        self._decoding.start(image, options, parts, future, then)
 
-        params = SamplingParams.of(options)
-        pixels, prompt_ids = prepared.image.pixels, prepared.prompt_ids
-        model.engine.submit(CaptionRequest(request_id, pixels, prompt_ids, params, deadline, future, on_token))
-
-    def _prepare(self, model: _Model, image: bytes, prompt: str) -> _Prepared:
-        """In a thread of the pool: decode the image, tokenise the prompt."""
-        from models.preprocess import ImageError  # noqa: PLC0415 - PIL and numpy, imported by now
-
-        started = time.monotonic()
-        try:
-            decoded = model.transform.decode(image)
-        except ImageError as error:
-            self._metrics.image_decode_failures.labels(error.reason).inc()
-            raise UnprocessableImage(_sentence(str(error)), error.reason) from None
-        seconds = time.monotonic() - started
-        self._metrics.image_decode.labels(decoded.format).observe(seconds)
-        prompt_ids = tuple(model.tokenizer.encode(prompt)) if prompt else ()
-        return _Prepared(decoded, prompt_ids, seconds)
+    def _arrivals(self) -> Arrivals:
+        """Those of the event loop that runs this."""
+        loop = asyncio.get_running_loop()
+        if self._arrivals_of_loop is None or self._arrivals_of_loop.loop is not loop:
+            self._arrivals_of_loop = Arrivals(loop)
+        return self._arrivals_of_loop
 
     def _timeout(self, options: CaptionOptions) -> float:
         return min(options.timeout or self._limits.timeout, self._limits.timeout)
 
-    def _mark_first(self, future: "Future[Completion]") -> None:
+    def _mark_first(self) -> None:
+        self._timeline.mark("first_caption")
+        self._captioned = True
+
+    def _mark_first_of(self, future: "Future[Completion]") -> None:
         if not future.cancelled() and future.exception() is None:
-            self._timeline.mark("first_caption")
+            self._mark_first()
 
     def _servable(self) -> _Model:
         if self._model is None or self._readiness.state is State.FAILED:
@@ -240,8 +201,21 @@ class Captioner:
         return self._model
 
 
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}."
+def _submit(
+    model: _Model,
+    prepared: Prepared,
+    options: CaptionOptions,
+    request_id: str,
+    deadline: float,
+    future: "Future[Completion]",
+    on_token: Callable[[int], None] | None = None,
+) -> None:
+    # Here, because it imports numpy, which the first second of the process must not wait for.
+    from service.request import CaptionRequest, SamplingParams  # noqa: PLC0415
+
+    params = SamplingParams.of(options)
+    pixels, prompt_ids = prepared.image.pixels, prepared.prompt_ids
+    model.engine.submit(CaptionRequest(request_id, pixels, prompt_ids, params, deadline, future, on_token))
 
 
 def _ms(seconds: float) -> float:

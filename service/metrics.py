@@ -4,6 +4,8 @@ Who writes what: the engine, through the methods of `EngineObserver`, its steps,
 `queue_*` and `device_memory_allocated`; the captioner `image_decode*`; the request scope the `request*`.
 """
 
+from typing import Any, TypeVar
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from service.errors import (
@@ -29,6 +31,8 @@ _REQUEST_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.
 _WAIT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _DECODE_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 _STEP_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+Instrument = TypeVar("Instrument", Counter, Histogram)
+
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -36,6 +40,8 @@ class Metrics:
     """The instruments, each named as on /metrics without the prefix `snapcap_` and without the unit."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        self._children: dict[tuple[Any, tuple[str, ...]], Any] = {}
+
         def counter(name: str, text: str, *labels: str) -> Counter:
             return Counter(f"snapcap_{name}", text, labels, registry=registry)
 
@@ -97,6 +103,15 @@ class Metrics:
             self.rows.labels(component)
             self.padding_rows.labels(component)
 
+    def request_ended(self, api: str, status: int, seconds: float) -> None:
+        """Counts a request, by the label of its API."""
+        self._child(self.requests, api, str(status)).inc()
+        self._child(self.request_duration, api).observe(seconds)
+
+    def image_decoded(self, kind: str, seconds: float) -> None:
+        """Counts an image, by its format."""
+        self._child(self.image_decode, kind).observe(seconds)
+
     def queue_waited(self, seconds: float) -> None:
         """Part of `service.engine.EngineObserver`, as are the next three."""
         self.queue_wait.observe(seconds)
@@ -113,9 +128,17 @@ class Metrics:
         self.generated_tokens.inc(count)
 
     def _step(self, component: str, bucket: int, rows: int, seconds: float) -> None:
-        self.rows.labels(component).inc(bucket)
-        self.padding_rows.labels(component).inc(bucket - rows)
-        self.step_duration.labels(component, str(bucket)).observe(seconds)
+        self._child(self.rows, component).inc(bucket)
+        self._child(self.padding_rows, component).inc(bucket - rows)
+        self._child(self.step_duration, component, str(bucket)).observe(seconds)
+
+    def _child(self, parent: Instrument, *labels: str) -> Instrument:
+        """As `labels` of the parent, which takes longer than to count."""
+        key = (parent, labels)
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = parent.labels(*labels)
+        return child
 
     def count_rejection(self, error: ServiceError) -> None:
         """Counts an error as a rejection if it is one: not the client's mistake in what it asked for."""

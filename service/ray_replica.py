@@ -104,9 +104,7 @@ class Replica:
         http = self._settings.http
         keys = None if http.api_key_file is None else read_api_keys(http.api_key_file)
         limits = BodyLimits(http.max_body_bytes, http.body_timeout)
-        app = create_app(self._services, limits, Exposure(keys, http.image_hosts))
-        app.add_middleware(_RaysRequestId)
-        return app
+        return _RaysRequestId(create_app(self._services, limits, Exposure(keys, http.image_hosts)))
 
     def check_health(self) -> None:
         """Asked by Ray every few seconds; who raises is replaced."""

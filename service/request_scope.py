@@ -4,7 +4,6 @@ import logging
 import time
 
 from fastapi import Request
-from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api import Api
@@ -12,6 +11,7 @@ from service.metrics import Metrics
 from service.problem_handler import ProblemHandler
 from service.request_id import HEADER, identify
 
+_HEADER = HEADER.lower().encode()
 _logger = logging.getLogger("snapcap.access")
 
 
@@ -41,7 +41,7 @@ class RequestScope:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)[HEADER] = identity
+                message = {**message, "headers": [*message.get("headers", ()), (_HEADER, identity.encode())]}
             await send(message)
 
         if api.captions:
@@ -59,8 +59,7 @@ class RequestScope:
             self._record(scope, api, 499 if status is None else status, time.perf_counter() - started, identity)
 
     def _record(self, scope: Scope, api: Api, status: int, seconds: float, identity: str) -> None:
-        self._metrics.requests.labels(api.label, str(status)).inc()
-        self._metrics.request_duration.labels(api.label).observe(seconds)
+        self._metrics.request_ended(api.label, status, seconds)
         level = logging.INFO if api.captions or status >= 400 else logging.DEBUG
         if _logger.isEnabledFor(level):
             # The path as it was sent: a decoded one may hold line breaks.

@@ -5,7 +5,6 @@ import logging
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 
 from service.body import BodyLimits
 from service.caption_forms import NamedImage, read_image, read_images
@@ -13,6 +12,7 @@ from service.caption_options import CaptionOptions
 from service.captioner import Captioner, CaptionResult
 from service.disconnect import unless_disconnected
 from service.errors import EngineFailed, ServiceError
+from service.json_reply import JsonReply
 from service.metrics import Metrics
 from service.openapi import problems, reply
 from service.openapi_caption import CAPTION_PROBLEMS, CAPTIONS_PROBLEMS, caption_request, captions_request
@@ -62,7 +62,7 @@ class CaptionRoutes:
         result = await unless_disconnected(
             request.receive, self._captioner.caption(image, options, request_id(request.scope))
         )
-        return JSONResponse(result.to_dict())
+        return JsonReply(result.to_dict())
 
     async def captions(self, request: Request) -> Response:
         """The file parts are named image or images; the options hold for all. The reply has, in order, a caption
@@ -80,7 +80,7 @@ class CaptionRoutes:
             {"index": index, "filename": image.filename, **self._item(request, outcome)}
             for index, (image, outcome) in enumerate(zip(images, outcomes, strict=True))
         ]
-        return JSONResponse({"captions": items})
+        return JsonReply({"captions": items})
 
     async def _caption_all(
         self, request: Request, images: list[NamedImage], options: CaptionOptions

@@ -1,12 +1,12 @@
 """POST / and POST /models/{name}, as `huggingface_hub.InferenceClient` calls them."""
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 
 from service.body import BodyLimits
 from service.captioner import Captioner
 from service.disconnect import unless_disconnected
 from service.huggingface_request import read_huggingface
+from service.json_reply import JsonReply
 from service.openapi_huggingface import INFER, INFER_MODEL
 from service.request_id import request_id
 from service.routes.direct import DirectRoute
@@ -32,7 +32,7 @@ class HuggingFaceRoutes:
         result = await unless_disconnected(
             request.receive, self._captioner.caption(image, options, request_id(request.scope))
         )
-        return JSONResponse([{"generated_text": result.caption}])
+        return JsonReply([{"generated_text": result.caption}])
 
     async def image_to_text_of_model(self, request: Request) -> Response:
         """As POST /, if the model is the one that is served. Its name may hold slashes."""

@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
 
 from service.body import BodyLimits
 from service.caption_forms import JSON, media_type
@@ -18,6 +17,7 @@ from service.errors import UnsupportedMediaType
 from service.event_stream import EventStream
 from service.image_fetcher import ImageFetcher
 from service.json_body import read_json
+from service.json_reply import JsonReply
 from service.openai_request import ChatRequest, parse_chat
 from service.openapi_openai import MODEL, MODELS, chat
 from service.problem_handler import ProblemHandler
@@ -47,11 +47,11 @@ class OpenAIRoutes:
 
     async def list_models(self, request: Request) -> Response:
         """The one model that is served."""
-        return JSONResponse({"object": "list", "data": [self._model(None)]})
+        return JsonReply({"object": "list", "data": [self._model(None)]})
 
     async def retrieve_model(self, request: Request) -> Response:
         """The model, if it is the one that is served. Its name may hold slashes."""
-        return JSONResponse(self._model(request.path_params["model"]))
+        return JsonReply(self._model(request.path_params["model"]))
 
     async def create_chat_completion(self, request: Request) -> Response:
         """One user message with one image, as a data URI, and optionally a text. The text is not a question: it is
@@ -68,7 +68,7 @@ class OpenAIRoutes:
         head = {"id": identity, "created": int(time.time()), "model": model}
         if wanted.stream:
             return await self._streamed(request, wanted, head)
-        return JSONResponse(await unless_disconnected(request.receive, self._whole(request, wanted, head)))
+        return JsonReply(await unless_disconnected(request.receive, self._whole(request, wanted, head)))
 
     def _model(self, name: str | None) -> dict[str, Any]:
         name, created = self._captioner.served_model(name)

@@ -16,6 +16,7 @@ from service.captioner import Captioner
 from service.disconnect import unless_disconnected
 from service.errors import NotFound, NotReady
 from service.json_body import read_json
+from service.json_reply import JsonReply
 from service.readiness import Readiness
 from service.request_id import request_id
 from service.routes.direct import DirectRoute
@@ -137,7 +138,7 @@ def _reply(name: str, wanted: InferRequest, captions: list[str]) -> Response:
         body["id"] = wanted.id
     if not wanted.binary:
         output["data"] = captions
-        return JSONResponse(body)
+        return JsonReply(body)
     data = bytes_elements(caption.encode() for caption in captions)
     output["parameters"] = {"binary_data_size": len(data)}
     head = json.dumps(body).encode()

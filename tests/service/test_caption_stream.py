@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from service.arrivals import Arrivals
 from service.caption_stream import CaptionStream
 from service.caption_text import CaptionText
 from service.errors import DeadlineExceeded, EngineFailed
@@ -23,7 +24,8 @@ def completion(*tokens: int, reason: Any = "stop") -> Completion:
 def stream(*stop: str, seconds: float = PATIENCE, end: str = "") -> CaptionStream:
     """Each token is the word of its number; `end` is what the detokeniser held back."""
     text = SimpleNamespace(push=lambda token: f" {token}", end=lambda: end)
-    return CaptionStream(text.push, text.end, CaptionText(stop), 3, time.monotonic() + seconds)
+    arrivals = Arrivals(asyncio.get_running_loop())
+    return CaptionStream(text.push, text.end, CaptionText(stop), 3, time.monotonic() + seconds, arrivals)
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
