@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from models.dimensions import MAX_BEAMS
 from models.regions import Region
 from warmup.backends.aot import open_package
 from warmup.buckets import Bucket
@@ -53,8 +54,8 @@ def example_inputs(model: LoadedModel, region: Region, bucket: Bucket, padding: 
             return torch.randint(0, 256, tensor.shape, generator=generator, dtype=torch.uint8)
         if name == "ends":
             return torch.rand(tensor.shape, generator=generator) < 0.1
-        if name == "inside":  # whole groups: a place outside has the score of minus infinity
-            return torch.ones(tensor.shape, dtype=torch.bool)
+        if name == "inside":  # each group has all rows, as far as it may
+            return (torch.arange(tensor.shape[1]) < bucket.size).expand(tensor.shape)
         if name == "divisors":
             return torch.rand(tensor.shape, generator=generator) + 0.5
         return torch.randn(tensor.shape, generator=generator)
@@ -71,7 +72,10 @@ def example_inputs(model: LoadedModel, region: Region, bucket: Bucket, padding: 
         if name == "forced":
             free = torch.rand(shape, generator=generator) < 0.5
             return torch.where(free, -1, torch.randint(0, vocabulary, shape, generator=generator))
-        bound = {"members": bucket.size, "ranks": shape[-1], "lasts": length}.get(name, vocabulary)
+        if name == "members":  # no row twice in a group: equal scores have no order
+            orders = torch.rand(bucket.size, bucket.size, generator=generator).argsort(dim=1)
+            return orders[:, torch.arange(shape[1]) % bucket.size]
+        bound = {"ranks": min(MAX_BEAMS, bucket.size), "lasts": length}.get(name, vocabulary)
         return torch.randint(0, bound, shape, generator=generator)
 
     names = region.input_names
