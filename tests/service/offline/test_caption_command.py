@@ -205,6 +205,25 @@ def test_options_that_do_not_fit(arguments: tuple[str, ...], line: str, capsys: 
     assert capsys.readouterr().err == f"snapcap: {line}\n"
 
 
+def test_captions_by_beam_search(samples: dict[Path, str]) -> None:
+    options = (
+        "--num-beams",
+        "3",
+        "--length-penalty",
+        "2",
+        "--early-stopping",
+        "never",
+        "--no-repeat-ngram-size",
+        "3",
+    )
+    run = snapcap("caption", *map(str, samples), *options, *FAST)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines() == [f"{path}\t{caption}" for path, caption in samples.items()]
+    run = snapcap("caption", str(next(iter(samples))), "--num-beams", "5", *FAST)
+    assert run.returncode == 2
+    assert "must be at most 4, the rows of this server's largest bucket" in run.stderr
+
+
 def test_nothing_is_written_when_the_model_cannot_do_it(samples: dict[Path, str], tmp_path: Path) -> None:
     output = tmp_path / "c.jsonl"
     output.write_text('{"file_name": "a.png", "caption": "kept"}\n')
