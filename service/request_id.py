@@ -1,6 +1,6 @@
 """The id of a request: the client's if it is usable, else a new one."""
 
-import os
+import random
 import re
 
 from starlette.types import Scope
@@ -11,7 +11,8 @@ _VISIBLE_ASCII = re.compile(rb"[\x21-\x7e]{1,128}")
 
 def identify(scope: Scope) -> str:
     """Gives the request its id and returns it."""
-    identity = _accepted(scope) or os.urandom(16).hex()
+    # Not os.urandom: a system call lets go of Python's lock, and then waits behind the decode threads for it.
+    identity = _accepted(scope) or f"{random.getrandbits(128):032x}"
     scope.setdefault("state", {})["request_id"] = identity
     return identity
 
