@@ -27,7 +27,8 @@ RegionFunction = Callable[..., Tensor]
 class Region:
     """A pure function, the names of its activations and caches, and those of its weights, which follow them.
 
-    ``layers`` is the number of weight sets, all of the same shapes.
+    ``layers`` is the number of weight sets, all of the same shapes. ``on_demand``: it runs only when a request asks
+    for what it does, and no start waits for it.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Region:
     input_names: tuple[str, ...]
     weight_names: tuple[str, ...]
     layers: int = 1
+    on_demand: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def build_regions(config: ModelConfig) -> Regions:
     return Regions(
         *_encoder(config),
         *_decoder(config.decoder),
-        Region("decoder_beams", "decoder", beam_search.select, beams, ()),
+        Region("decoder_beams", "decoder", beam_search.select, beams, (), on_demand=True),
     )
 
 

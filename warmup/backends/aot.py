@@ -4,7 +4,8 @@ The raw loader is used because `torch._inductor.aoti_load_package` imports Dynam
 than everything else of a start together.
 """
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ from torch import Tensor
 
 from models.regions import Region, RegionFunction
 from warmup.buckets import Bucket
-from warmup.extracted import discard_folders
+from warmup.extracted import discard_folders, discard_mapped
 from warmup.model import LoadedModel
-from warmup.packages import MODEL_NAME, check_signature, entry_name
+from warmup.packages import MODEL_NAME, SignatureError, check_signature, entry_name
+
+_logger = logging.getLogger("snapcap.start")
 
 
 class PackageError(RuntimeError):
@@ -65,13 +68,42 @@ class AotBackend:
         return "aot"
 
     def callable(self, region: Region, bucket: Bucket) -> RegionFunction:
-        """Raises:
-        PackageError: the set has no such package, or it cannot be opened.
-        SignatureError: it was built for other inputs.
+        """What is called on demand is opened by its first call, and stays eager where it cannot be.
+
+        Raises:
+            PackageError: the set has no such package, or it cannot be opened.
+            SignatureError: it was built for other inputs.
         """
         entry = entry_name(region.name, bucket.size)
         path = self.entries.get(entry)
         if path is None:
             raise PackageError(f"the artifact set has no {entry}")
+        if region.on_demand:
+            return _OnDemand(region.function, entry, lambda: self._open(region, bucket, entry, path))
+        return self._open(region, bucket, entry, path)
+
+    def _open(self, region: Region, bucket: Bucket, entry: str, path: Path) -> RegionFunction:
         check_signature(entry, self.signatures.get(entry), self.model.inputs(region, bucket))
         return open_package(path, self.model.state.tokens.device)
+
+
+class _OnDemand:
+    """A package that its first call opens."""
+
+    def __init__(self, eager: RegionFunction, entry: str, opened: Callable[[], RegionFunction]) -> None:
+        self._eager = eager
+        self._entry = entry
+        self._opened = opened
+        self._run: RegionFunction | None = None
+
+    def __call__(self, *inputs: Tensor) -> Tensor:
+        if self._run is None:
+            try:
+                self._run = self._opened()
+                discard_mapped()
+            except (PackageError, SignatureError) as error:
+                _logger.error(
+                    "package stays eager", extra={"fields": {"package": self._entry, "error": str(error)}}
+                )
+                self._run = self._eager
+        return self._run(*inputs)

@@ -38,9 +38,9 @@ class JitBackend:
         return "jit"
 
     def callable(self, region: Region, bucket: Bucket) -> RegionFunction:
-        """What compiles for the shapes of its first call; a graph break is an error. The region of beams stays as
-        it is: its first call comes with the first request that asks for beams."""
-        if region.name == "decoder_beams":
+        """What compiles for the shapes of its first call; a graph break is an error. What is called on demand stays
+        as it is: no request may wait for a compiler."""
+        if region.on_demand:
             return region.function
         plan = self.plan
         function = own_code(
