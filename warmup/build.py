@@ -11,6 +11,7 @@ nothing, and an interrupted one goes on where it was.
 import contextlib
 import json
 import queue
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -151,6 +152,8 @@ class Builder:
         self._workers = min(workers or available_cpus(), len(self._tasks))
         self._on_event = on_event
         self._environment = {**_COMPILER, **(environment or {})}
+        # Two that embed the same kernel at once would write the same object file in Inductor's cache folder.
+        self._own_caches = plan.device_type == "cuda"
         self._stopped = threading.Event()
         self._progress = _Progress()
 
@@ -207,7 +210,7 @@ class Builder:
 
     def _compile_all(self, missing: "queue.SimpleQueue[Task]", checks: _Checks) -> None:
         """One compiler child, replaced when it dies, until nothing is left to compile."""
-        with self._child("warmup.build_worker", self._environment) as compiler:
+        with self._compiler() as compiler:
             while not self._stopped.is_set():
                 try:
                     task = missing.get_nowait()
@@ -228,6 +231,15 @@ class Builder:
                     with self._failing(task, "record"):
                         self._record(task, compiled.signature)
                         self._on_event(Event("built", task, compiled.seconds))
+
+    @contextlib.contextmanager
+    def _compiler(self) -> Iterator[ReplaceableChild]:
+        with contextlib.ExitStack() as scope:
+            environment = self._environment
+            if self._own_caches:
+                folder = tempfile.TemporaryDirectory(prefix="snapcap-build-", ignore_cleanup_errors=True)
+                environment = {**environment, "TORCHINDUCTOR_CACHE_DIR": scope.enter_context(folder)}
+            yield scope.enter_context(self._child("warmup.build_worker", environment))
 
     @contextlib.contextmanager
     def _child(self, module: str, environment: Mapping[str, str]) -> Iterator[ReplaceableChild]:

@@ -1,6 +1,7 @@
 """The builder over children that only say they compile: what they leave out must not look made."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -48,15 +49,15 @@ class FakeChild:
 
 @pytest.fixture
 def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """``build(write=True, crash="")`` -> a builder of the demo model's bucket 1, its events, and its folder."""
+    """``build(device="cpu", write=True, crash="")`` -> a builder of the demo model's bucket 1, its events, its folder."""
 
-    def make(**behaviour: Any) -> tuple[Builder, list[Event], Path]:
+    def make(device: str = "cpu", **behaviour: Any) -> tuple[Builder, list[Event], Path]:
         monkeypatch.setattr("warmup.build_children.Child", type("Child", (FakeChild,), behaviour))
         monkeypatch.setattr("warmup.build.require_compiler", lambda: "g++")
         options = StartOptions("demo", tmp_path, StoreOptions(tmp_path), buckets=(1,))
         checkpoint = read_checkpoint(options)
         events: list[Event] = []
-        plan = make_plan(checkpoint.config, options)
+        plan = replace(make_plan(checkpoint.config, options), device=device)
         folder, more = tmp_path / "b", {"MORE": "1"}
         builder = Builder(checkpoint, plan, folder, workers=2, on_event=events.append, environment=more)
         return builder, events, folder
@@ -69,7 +70,7 @@ def test_all_packages_are_made_and_a_second_run_keeps_them(build: Any) -> None:
     built = builder.run()
     assert built.complete
     assert set(built.files) == {task.entry for task in builder.tasks} == set(built.signatures)
-    assert [event.kind for event in events].count("built") == len(builder.tasks) == 6
+    assert [event.kind for event in events].count("built") == len(builder.tasks) == 7
     again, events, _ = build(write=False)
     assert again.run().complete
     assert {event.kind for event in events} == {"kept"}
@@ -122,3 +123,25 @@ def test_more_variables_are_for_the_compilers_alone(build: Any) -> None:
     assert environments["warmup.build_worker"]["MORE"] == "1"
     assert environments["warmup.build_worker"]["TORCHINDUCTOR_COMPILE_THREADS"] == "1"
     assert environments["warmup.check_worker"] == {"AOTI_RUNTIME_CHECK_INPUTS": "1"}
+
+
+def test_compilers_for_a_gpu_have_cache_folders_of_their_own_which_end_with_them(build: Any) -> None:
+    builder, _, _ = build()
+    builder.run()
+    assert "TORCHINDUCTOR_CACHE_DIR" not in FakeChild.environments["warmup.build_worker"]
+    seen: list[Path] = []
+    builder, _, _ = build(device="cuda:0", write=True)
+    original = builder._on_event
+
+    def on_event(event: Event) -> None:
+        if event.kind == "compiled" and not seen:
+            seen.append(Path(FakeChild.environments["warmup.build_worker"]["TORCHINDUCTOR_CACHE_DIR"]))
+            assert seen[-1].is_dir()
+        original(event)
+
+    builder._on_event = on_event
+    for record in builder._folder.rglob("*.json"):  # those of the first run
+        record.unlink()
+    assert builder.run().complete
+    assert seen
+    assert not any(folder.exists() for folder in seen)
