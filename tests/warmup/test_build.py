@@ -49,7 +49,7 @@ class FakeChild:
 
 @pytest.fixture
 def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """``build(device="cpu", write=True, crash="")`` -> a builder of the demo model's bucket 1, its events, its folder."""
+    """``build(device, write=True, crash="")`` -> a builder of the demo model's bucket 1, its events, and its folder."""
 
     def make(device: str = "cpu", **behaviour: Any) -> tuple[Builder, list[Event], Path]:
         monkeypatch.setattr("warmup.build_children.Child", type("Child", (FakeChild,), behaviour))
@@ -94,7 +94,7 @@ def test_a_package_that_crashes_its_self_check_is_reported_and_the_rest_goes_on(
     assert not (folder / "aot" / "decoder_block.b1.json").exists()
     again, events, _ = build()
     assert again.run().complete
-    assert sorted(event.kind for event in events) == ["built", "compiled", *["kept"] * 5]
+    assert sorted(event.kind for event in events) == ["built", "compiled", *["kept"] * (len(again.tasks) - 1)]
 
 
 def test_a_package_that_was_changed_after_its_check_is_made_again(build: Any) -> None:
