@@ -49,7 +49,7 @@ class FakeChild:
 
 @pytest.fixture
 def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """``build(device, write=True, crash="")`` -> a builder of the demo model's bucket 1, its events, and its folder."""
+    """``build(device, write=True, crash="")`` -> a builder of the demo's bucket 1, its events, its folder."""
 
     def make(device: str = "cpu", **behaviour: Any) -> tuple[Builder, list[Event], Path]:
         monkeypatch.setattr("warmup.build_children.Child", type("Child", (FakeChild,), behaviour))
