@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
 ARGS ?=
+WORKERS ?= 0
 
 .DEFAULT_GOAL := help
 .PHONY: help setup serve test check format clean
@@ -32,8 +33,8 @@ setup: $(VENV)/.dev  ## install everything for development into .venv
 serve: $(VENV)/.serve  ## run the server with the demo model (ARGS="--port 8001" passes options on)
 	@exec $(BIN)/snapcap serve $(ARGS)
 
-test: $(VENV)/.dev  ## run all tests (ARGS="-k parity" passes options on)
-	$(BIN)/python -m pytest $(ARGS)
+test: $(VENV)/.dev  ## run all tests (ARGS="-k parity" passes options on, WORKERS=4 uses four processes)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: $(VENV)/.dev  ## lint, format and type checks
 	$(BIN)/ruff check .

@@ -1,5 +1,6 @@
 """Fixtures shared by all tests: the demo model with its artifacts, and random captioners of any shape."""
 
+import fcntl
 import json
 import os
 
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 from support.server_process import snapcap
 
-pytest_plugins = ["support.browser", "support.redis_server", "support.s3_servers"]
+pytest_plugins = ["support.browser", "support.distribution", "support.redis_server", "support.s3_servers"]
 
 
 @pytest.fixture(scope="session")
@@ -31,10 +32,18 @@ def samples(demo_folder: Path) -> dict[Path, str]:
 @pytest.fixture(scope="session")
 def built_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache folder whose store has the demo model's artifacts for buckets 1 and 4; built once a run, one to two
-    minutes. Copy it to change it."""
-    cache = tmp_path_factory.mktemp("built")
-    run = snapcap("build", "--cache-dir", str(cache), "--buckets", "1,4", timeout=900)
-    assert run.returncode == 0, run.stderr
+    minutes, by one worker for all. Copy it to change it."""
+    base = tmp_path_factory.getbasetemp()
+    shared = base if "PYTEST_XDIST_WORKER" not in os.environ else base.parent
+    cache, built = shared / "built", shared / "built.done"
+    with (shared / "built.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not built.exists():
+            # Other workers wait for it, so it may have their CPUs.
+            options = ("--cache-dir", str(cache), "--buckets", "1,4", "--build-workers", "2")
+            run = snapcap("build", *options, timeout=900)
+            assert run.returncode == 0, run.stderr
+            built.touch()
     return cache
 
 

@@ -97,7 +97,9 @@ def store(built_cache: Path, folder: Path, tmp_path_factory: pytest.TempPathFact
     cache = tmp_path_factory.mktemp("families")
     shutil.copytree(built_cache, cache, dirs_exist_ok=True)
     (cache / "store").chmod(0o700)
-    run = snapcap("build", "--model", str(folder), "--cache-dir", str(cache), *BUCKETS, timeout=600)
+    run = snapcap(
+        "build", "--model", str(folder), "--cache-dir", str(cache), *BUCKETS, "--build-workers", "2", timeout=600
+    )
     assert run.returncode == 0, run.stderr
     return cache
 

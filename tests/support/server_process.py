@@ -16,8 +16,10 @@ from typing import Any
 
 
 def clean_environment(**extra: str) -> dict[str, str]:
-    """This environment without what configures snapcap."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("SNAPCAP_")}
+    """This environment without what configures snapcap. Byte code is kept, as where it is installed: each process
+    would compile a hundred modules again."""
+    unwanted = ("SNAPCAP_", "PYTHONDONTWRITEBYTECODE")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
     return {**kept, "OMP_NUM_THREADS": "2", **extra}
 
 
