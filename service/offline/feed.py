@@ -54,7 +54,7 @@ class Asked:
 class Feed:
     """Keeps an engine's queue filled.
 
-    A decoded image is held from just before it is decoded until it has its caption, and of these there are
+    An image is counted from just before it is decoded until its outcome is looked at, and of these there are
     ``ahead`` at most. While one large image is decoded, those after it go on and wait for it as tokens only.
     """
 

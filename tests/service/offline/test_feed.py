@@ -91,6 +91,22 @@ def test_no_more_images_are_held_than_was_said(served: Served, paths: list[str])
     assert len(outcomes) == 40
 
 
+def test_what_nobody_takes_holds_up_the_decoders_and_not_the_device(served: Served, paths: list[str]) -> None:
+    decoded: list[int] = []
+
+    def decode(data: bytes) -> int:
+        decoded.append(int(data))
+        return int(data)
+
+    fed = Feed(served.engine, decode, ASKED, threads=1, ahead=AHEAD)  # type: ignore[arg-type]  # one: in order
+    outcomes = fed.outcomes(paths)
+    first = next(outcomes)
+    wait_for(lambda: len(decoded) > AHEAD and not served.scheduler.depth and not served.scheduler.running)
+    time.sleep(0.05)
+    assert decoded == list(range(1 + AHEAD))
+    assert first_tokens([first, *outcomes]) == [100 * number for number in range(40)]
+
+
 def test_what_cannot_be_read_has_a_reason(
     served: Served, paths: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
