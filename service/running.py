@@ -19,21 +19,17 @@ class Running:
     finish_reason: FinishReason | None = None
     steps: int = 0  # decode steps launched for it
     left: bool = False  # its slots are others'
+    # What its parameters say, here because every step asks for every row.
+    slots: int = field(init=False)
+    samples: bool = field(init=False)
+    searches: bool = field(init=False)
+    penalised: bool = field(init=False)  # its tokens so far bear on its next
+    total: int = field(init=False)  # steps until its last token at most
 
-    @property
-    def slots(self) -> int:
-        return self.request.params.num_beams
-
-    @property
-    def samples(self) -> bool:
-        return self.request.params.temperature > 0
-
-    @property
-    def searches(self) -> bool:
-        return self.slots > 1
-
-    @property
-    def penalised(self) -> bool:
-        """Its tokens so far bear on its next."""
+    def __post_init__(self) -> None:
         params = self.request.params
-        return params.repetition_penalty != 1 or params.no_repeat_ngram_size > 0
+        self.slots = params.num_beams
+        self.samples = params.temperature > 0
+        self.searches = params.num_beams > 1
+        self.penalised = params.repetition_penalty != 1 or params.no_repeat_ngram_size > 0
+        self.total = len(self.request.prompt_ids) + self.limit

@@ -4,11 +4,12 @@ Continuous batching: between two decode steps waiting requests take free slots. 
 slots from 0 without a gap, so the smallest bucket that holds them is the one to run.
 """
 
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import InvalidStateError
+from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -49,6 +50,8 @@ class Scheduler:
         self._closed = False
         self._woken = False
         self._held = 0  # steps since a slot was left empty
+        self._cancelled = False  # a request, since it was last looked for
+        self._look_at = math.inf  # no deadline passes before
         self._finished: deque[float] = deque(maxlen=32)
 
     @property
@@ -69,7 +72,9 @@ class Scheduler:
             if len(self._waiting) >= self.capacity:
                 raise Overloaded(self._retry_after())
             self._waiting.append(_Waiting(request, self._clock()))
+            self._look_at = min(self._look_at, request.deadline)
             self._changed.notify()
+        request.future.add_done_callback(self._note_cancelled)
 
     def wait(self) -> None:
         """Sleep until there is a request to serve, or ``wake`` or ``close`` was called."""
@@ -95,10 +100,15 @@ class Scheduler:
         Returns the moves (source slot, target slot) that close the gaps among running rows.
         """
         now = self._clock()
+        if not self._cancelled and now < self._look_at:
+            return []  # at nearly every step
+        self._cancelled = False
         with self._changed:
-            kept = deque(entry for entry in self._waiting if not self._is_lost(entry.request, now))
-            self._waiting = kept
-        return self._compact([row for row in dict.fromkeys(self.running) if self._is_lost(row.request, now)])
+            self._waiting = deque(entry for entry in self._waiting if not self._is_lost(entry.request, now))
+            running = list(dict.fromkeys(self.running))
+            requests = [entry.request for entry in self._waiting] + [row.request for row in running]
+            self._look_at = min((each.deadline for each in requests if each.deadline > now), default=math.inf)
+        return self._compact([row for row in running if self._is_lost(row.request, now)])
 
     def admit(self) -> list[Running]:
         """Give waiting requests the next free slots, first come first served; they run from now on.
@@ -148,7 +158,7 @@ class Scheduler:
 
     def needs_step(self) -> bool:
         """Whether a row may still be without its last token once the steps that were launched are through."""
-        return any(row.steps < len(row.request.prompt_ids) + row.limit for row in self.running)
+        return any(row.steps < row.total for row in self.running)
 
     def launched(self) -> list[Running]:
         """Count a step that the device has been given for all running rows; returns these, in slot order."""
@@ -171,7 +181,7 @@ class Scheduler:
 
         Returns the moves (source slot, target slot) that close the gaps among running rows.
         """
-        finished = []
+        finished, eos_ids = [], self.limits.eos_ids
         for slot, (row, token) in enumerate(zip(rows, tokens, strict=True)):
             if row.left:
                 continue
@@ -183,7 +193,7 @@ class Scheduler:
             if row.prompt_left:
                 row.prompt_left -= 1
                 continue
-            if token in self.limits.eos_ids:
+            if token in eos_ids:
                 row.finish_reason = "stop"
             else:
                 row.tokens.append(token)
@@ -193,7 +203,7 @@ class Scheduler:
                     row.finish_reason = "length"
             if row.finish_reason is not None:
                 finished.append(row)
-        now = self._clock()
+        now = self._clock() if finished else 0.0
         for row in finished:
             self._complete(row, backend, now)
         return self._compact(finished)
@@ -213,6 +223,10 @@ class Scheduler:
         for entry in waiting:
             _set_exception(entry.request, EngineFailed())
         self.fail_running(EngineFailed())
+
+    def _note_cancelled(self, future: "Future[Completion]") -> None:
+        if future.cancelled():
+            self._cancelled = True
 
     def _is_lost(self, request: CaptionRequest, now: float) -> bool:
         if request.future.cancelled():
@@ -240,6 +254,8 @@ class Scheduler:
 
     def _compact(self, gone: list[Running]) -> list[tuple[int, int]]:
         """Fill each freed slot with one of the last running rows, so that rows stay contiguous."""
+        if not gone:
+            return []
         for row in gone:
             row.left = True
         count = sum(not row.left for row in self.running)
