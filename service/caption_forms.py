@@ -55,7 +55,7 @@ async def read_image(request: Request, limits: BodyLimits, pool: Executor) -> tu
     """The one image of /v1/caption and the options, those in the body over those in the query.
 
     Raises the subclasses of BadRequest that say what is wrong."""
-    query = options_from_text(request.query_params.multi_items())
+    query = _query_options(request)
     kind = media_type(request)
     if kind == MULTIPART:
         images, options = await read_images(request, limits, 1)
@@ -73,7 +73,7 @@ async def read_images(
     """The file parts named image or images of a multipart body, at least one, and the options.
 
     Raises the subclasses of BadRequest that say what is wrong."""
-    query = options_from_text(request.query_params.multi_items())
+    query = _query_options(request)
     if media_type(request) != MULTIPART:
         raise UnsupportedMediaType(f"Send the images as {MULTIPART}, as `curl -F image=@photo.jpg` does.")
     parts = await read_multipart(request, limits)
@@ -84,6 +84,12 @@ async def read_images(
     if len(images) > at_most:
         raise TooManyImages(_too_many(len(images), at_most))
     return images, options
+
+
+def _query_options(request: Request) -> CaptionOptions:
+    if not request.scope["query_string"]:
+        return CaptionOptions()
+    return options_from_text(request.query_params.multi_items())
 
 
 def _named_image(name: str, part: UploadFile) -> NamedImage:

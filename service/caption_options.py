@@ -154,6 +154,8 @@ def _number_from_text(name: str, text: str) -> float:
 
 
 def _checked(values: dict[str, Any], base: CaptionOptions) -> CaptionOptions:
+    if not values:
+        return base
     for name, value in values.items():
         if name == "prompt":
             _check_prompt(value)

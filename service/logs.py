@@ -1,27 +1,86 @@
 """Log lines on standard error: one a phase and one a request, as text or JSON.
 
+The lines of requests that went well are written a moment later, many at once: each write is a system call, which
+lets go of Python's lock, and under load the event loop would wait for it at every request. All others are written
+at once, behind those that came before them.
+
 A record may carry `extra={"fields": {...}}`: further members of the JSON line, `key=value` in the text line.
 """
 
 import json
 import logging
+import threading
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TextIO
 
+ACCESS = "snapcap.access"
+DELAY_S = 0.05
 # Lowest level of each logger; None: what the configuration says. Broken multipart bodies are the client's matter.
 _LOGGERS = {"snapcap": None, "uvicorn.error": "WARNING", "python_multipart": "ERROR"}
 
 
 def configure(style: str, level: str) -> None:
     """Sends the logs of snapcap and of the libraries under it to standard error. `style`: text or json."""
-    handler = logging.StreamHandler()
+    handler = LineHandler()
     handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
     for name, lowest in _LOGGERS.items():
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.setLevel(lowest or level.upper())
         logger.propagate = False
+
+
+class LineHandler(logging.StreamHandler[TextIO]):
+    """To standard error. Lines of ``snapcap.access`` below a warning wait for up to ``DELAY_S``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._waiting: deque[logging.LogRecord] = deque()
+        self._due = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        if record.name != ACCESS or record.levelno >= logging.WARNING:
+            return super().handle(record)
+        self._waiting.append(record)
+        if not self._due.is_set():
+            self._due.set()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._write_later, name="log", daemon=True)
+                self._thread.start()
+        return True
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._waiting.append(record)
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what waits."""
+        with self._owned():
+            records = [self._waiting.popleft() for _ in range(len(self._waiting))]
+            try:
+                if records:
+                    self.stream.write("".join(f"{self.format(record)}\n" for record in records))
+                    super().flush()
+            except Exception:
+                self.handleError(records[-1])
+
+    @contextmanager
+    def _owned(self) -> Iterator[None]:
+        self.acquire()
+        try:
+            yield
+        finally:
+            self.release()
+
+    def _write_later(self) -> None:
+        while self._due.wait():
+            time.sleep(DELAY_S)
+            self._due.clear()
+            self.flush()
 
 
 class TextFormatter(logging.Formatter):

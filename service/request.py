@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from warmup.row import EarlyStopping
@@ -37,7 +38,11 @@ class SamplingParams:
     @classmethod
     def of(cls, options: "CaptionOptions") -> "SamplingParams":
         """What a client asked for, as far as it is about tokens."""
-        return cls(**{each.name: getattr(options, each.name) for each in fields(cls)})
+        return cls(*_chosen(options))
+
+
+# Looked up once: every request asks.
+_chosen = attrgetter(*(each.name for each in fields(SamplingParams)))
 
 
 @dataclass(frozen=True)

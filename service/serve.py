@@ -1,6 +1,7 @@
 """`snapcap serve`, in the order that makes the start fast: bind, then import and build what answers."""
 
 import gc
+import logging
 import os
 import socket
 import sys
@@ -57,6 +58,7 @@ def serve(settings: Settings, start: Start) -> int:
 def leave(status: int) -> NoReturn:
     """End the process now. A device thread inside native code, perhaps still importing torch, would crash the
     interpreter as it takes itself apart; nothing is left to do that this skips."""
+    logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)

@@ -1,6 +1,8 @@
 import json
 import logging
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -20,6 +22,12 @@ def restore_loggers() -> Iterator[None]:
         logger.setLevel(level)
 
 
+def written(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The lines, those that wait included."""
+    logging.getLogger("snapcap").handlers[0].flush()
+    return capsys.readouterr().err.splitlines()
+
+
 def test_a_request_is_one_line_of_json(
     client: TestClient, image, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -27,7 +35,7 @@ def test_a_request_is_one_line_of_json(
     client.post("/v1/caption?prompt=a%0Ab", content=image(), headers={"X-Request-Id": "id-1"})
     client.get("/livez")
     client.get("/no%0Awhere")
-    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    lines = [json.loads(line) for line in written(capsys)]
     assert [line["path"] for line in lines] == ["/v1/caption", "/no%0Awhere"]
     first = lines[0]
     assert (first["level"], first["logger"], first["message"]) == ("info", "snapcap.access", "request")
@@ -39,7 +47,7 @@ def test_a_request_is_one_line_of_json(
 def test_probes_are_logged_at_debug_level(client: TestClient, capsys: pytest.CaptureFixture[str]) -> None:
     logs.configure("text", "debug")
     client.get("/livez", headers={"X-Request-Id": "id-2"})
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = written(capsys)
     assert "debug   request method=GET path=/livez status=200 ms=" in line
     assert line.endswith("request_id=id-2")
 
@@ -73,5 +81,30 @@ def test_broken_multipart_bodies_do_not_flood_the_log(
 ) -> None:
     logs.configure("text", "info")
     client.post("/v1/caption", content=b"garbage", headers={"Content-Type": "multipart/form-data; boundary=B"})
-    (line,) = capsys.readouterr().err.splitlines()
+    (line,) = written(capsys)
     assert "status=400" in line
+
+
+def test_lines_of_requests_are_written_soon_and_in_order(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("text", "info")
+    access = logging.getLogger(logs.ACCESS)
+    access.info("first")
+    access.info("second")
+    logging.getLogger("snapcap.engine").error("third")
+    assert [line.split()[-1] for line in capsys.readouterr().err.splitlines()] == ["first", "second", "third"]
+    access.info("fourth")
+    end, lines = time.monotonic() + 30, ""
+    while not lines:
+        assert time.monotonic() < end
+        time.sleep(0.01)
+        lines = capsys.readouterr().err
+    assert lines.split()[-1] == "fourth"
+
+
+def test_the_end_of_the_process_loses_no_line() -> None:
+    program = (
+        "import logging; from service import logs, serve; logs.configure('text', 'info');"
+        "logging.getLogger(logs.ACCESS).info('last'); serve.leave(3)"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stderr.split()[-1]) == (3, "last")
