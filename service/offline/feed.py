@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("snapcap.caption")
 _NEVER = float("inf")
+_LOOK_EVERY_S = 0.03
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,12 @@ class Feed:
         self._decode = decode
         self._asked = asked
         self._threads = threads
+        self._ahead = ahead
         self._room = threading.Semaphore(ahead)
         self._lock = threading.Lock()
         self._next = 0
+        self._hurry = threading.Event()  # the first decode thread does not keep up
+        self._hurry.set()
         self._under_way: dict[int, Future[Completion]] = {}
         self._stopped = False
         # May be put into from a signal handler: SimpleQueue is reentrant, locks and conditions are not.
@@ -83,7 +87,8 @@ class Feed:
     def outcomes(self, paths: Sequence[str]) -> Generator[Outcome, None, None]:
         """The outcome of each image, in order; after `stop` those that are there by then, in order. Called once."""
         for number in range(min(self._threads, len(paths))):
-            threading.Thread(target=self._work, args=(paths,), name=f"decode_{number}", daemon=True).start()
+            arguments = (paths, number > 0)
+            threading.Thread(target=self._work, args=arguments, name=f"decode_{number}", daemon=True).start()
         try:
             yield from self._in_order(len(paths))
         finally:
@@ -93,6 +98,10 @@ class Feed:
         early: dict[int, Outcome] = {}
         due = 0
         while due < count:
+            if self._outcomes.empty() and count - due > self._ahead:
+                # Several at a time: each look wakes the decode threads, and they and this one take Python's lock
+                # from the device thread, which wants it back after every operation.
+                time.sleep(_LOOK_EVERY_S)
             outcome = self._outcomes.get()
             if outcome is None:
                 break
@@ -100,6 +109,7 @@ class Feed:
             # for as long as that thread waits for a CPU.
             self._room.release()
             self._under_way.pop(outcome.index, None)
+            self._set_pace()
             early[outcome.index] = outcome
             while due in early:
                 yield early.pop(due)
@@ -112,9 +122,19 @@ class Feed:
                 early[outcome.index] = outcome
         yield from (early[index] for index in sorted(early))
 
-    def _work(self, paths: Sequence[str]) -> None:
-        """One decode thread."""
+    def _set_pace(self) -> None:
+        """All threads decode where the engine may run out of images; else one is enough, and the others would take
+        CPUs and Python's lock from the device thread."""
+        if self._stopped or len(self._under_way) < self._ahead * 2 // 3:
+            self._hurry.set()
+        else:
+            self._hurry.clear()
+
+    def _work(self, paths: Sequence[str], helps: bool) -> None:
+        """One decode thread; ``helps``: only while there is a hurry."""
         while True:
+            if helps:
+                self._hurry.wait()
             self._room.acquire()
             with self._lock:
                 index = self._next
@@ -159,4 +179,5 @@ class Feed:
         self._stopped = True
         for future in list(self._under_way.values()):
             future.cancel()
+        self._hurry.set()
         self._room.release()

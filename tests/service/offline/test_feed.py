@@ -107,6 +107,18 @@ def test_what_nobody_takes_holds_up_the_decoders_and_not_the_device(served: Serv
     assert first_tokens([first, *outcomes]) == [100 * number for number in range(40)]
 
 
+def test_all_threads_decode_where_one_does_not_keep_up(served: Served, paths: list[str]) -> None:
+    decoded: list[str] = []
+
+    def decode(data: bytes) -> int:
+        time.sleep(0.005)
+        decoded.append(threading.current_thread().name)
+        return int(data)
+
+    assert len(list(feed(served, decode).outcomes(paths))) == 40
+    assert min(decoded.count("decode_0"), decoded.count("decode_1")) >= 10
+
+
 def test_what_cannot_be_read_has_a_reason(
     served: Served, paths: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
