@@ -1,8 +1,10 @@
 """The device thread, from its first import of torch to its last decode step."""
 
+import logging
 import threading
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from models.dimensions import MAX_BEAMS
 from service.engine import Engine, EngineObserver
@@ -13,6 +15,11 @@ from warmup.options import StartOptions
 from warmup.startup import Loaded, load
 from warmup.status import StartupStatus
 from warmup.timeline import Timeline
+
+if TYPE_CHECKING:
+    from warmup.prepared import Checkpoint
+
+_logger = logging.getLogger("snapcap.start")
 
 
 class DeviceThread:
@@ -27,9 +34,13 @@ class DeviceThread:
         queue_size: int,
         on_ready: Callable[[Loaded, Engine, Scheduler], None],
         on_failure: Callable[[Exception], None],
+        rehearse: Callable[[Engine, "Checkpoint"], None] | None = None,
     ) -> None:
         """The callbacks run on the device thread: ``on_ready`` before the first request is served, ``on_failure``
-        when the start, or the device later on, has failed for good."""
+        when the start, or the device later on, has failed for good.
+
+        ``rehearse``, if any, is called before ``on_ready``, on a thread beside this one, with an engine over the
+        model that nobody observes. What it raises is logged."""
         self._options = options
         self._timeline = timeline
         self._status = status
@@ -37,6 +48,7 @@ class DeviceThread:
         self._queue_size = queue_size
         self._on_ready = on_ready
         self._on_failure = on_failure
+        self._rehearse = rehearse
         self._thread = threading.Thread(target=self._run, name="device", daemon=True)
 
     def start(self) -> None:
@@ -48,6 +60,9 @@ class DeviceThread:
     def _run(self) -> None:
         try:
             loaded = load(self._options, self._timeline, self._status)
+            if self._rehearse is not None:
+                with self._timeline.phase("rehearsal"):
+                    self._run_rehearsal(loaded, self._rehearse)
             scheduler = Scheduler(loaded.warm_table, limits(loaded, self._options), self._queue_size)
             engine = Engine(scheduler, self._observer)
             self._on_ready(loaded, engine, scheduler)
@@ -58,10 +73,36 @@ class DeviceThread:
         except Exception as error:
             self._on_failure(error)
 
+    def _run_rehearsal(self, loaded: Loaded, rehearse: Callable[[Engine, "Checkpoint"], None]) -> None:
+        engine = Engine(Scheduler(loaded.warm_table, limits(loaded, self._options), 1), _Nobody())
+
+        def beside() -> None:
+            try:
+                rehearse(engine, loaded.checkpoint)
+            except Exception:
+                _logger.exception("the rehearsal of a request failed")
+            finally:
+                engine.stop()
+
+        threading.Thread(target=beside, name="rehearsal", daemon=True).start()
+        engine.run(loaded.runner, self._status.decoder_backend)
+
     def _warm(self, loaded: Loaded, scheduler: Scheduler, bucket: Bucket) -> None:
         """Make one more bucket ready, for batches that it fits better."""
         loaded.warmer.warm_aside(bucket)
         scheduler.table = BucketTable.of((*scheduler.table.sizes, bucket.size))
+
+
+class _Nobody:
+    """An observer for what is nobody's request."""
+
+    def queue_waited(self, seconds: float) -> None: ...
+
+    def encoded(self, bucket: int, rows: int, seconds: float) -> None: ...
+
+    def decode_stepped(self, bucket: int, rows: int, seconds: float) -> None: ...
+
+    def tokens_generated(self, count: int) -> None: ...
 
 
 def limits(loaded: Loaded, options: StartOptions) -> Limits:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from service.engine import Engine
     from service.scheduler import Scheduler
     from warmup.options import StartOptions
+    from warmup.prepared import Checkpoint
     from warmup.startup import Loaded
 
 _logger = logging.getLogger("snapcap.start")
@@ -79,6 +80,7 @@ def start(settings: Settings, services: "Services", stop: Callable[[], None]) ->
                 settings.queue.size,
                 partial(ready, options),
                 failed,
+                _rehearse,
             ).start()
         except Exception as error:
             failed(error)
@@ -86,6 +88,12 @@ def start(settings: Settings, services: "Services", stop: Callable[[], None]) ->
     # On a thread already for what the start imports before torch: the event loop answers probes meanwhile.
     threading.Thread(target=begin, name="start", daemon=True).start()
     return exits.close
+
+
+def _rehearse(engine: "Engine", checkpoint: "Checkpoint") -> None:
+    from service.rehearsal import rehearse  # noqa: PLC0415  PIL, which has been imported by now
+
+    rehearse(engine, checkpoint)
 
 
 def explain(error: Exception) -> str:

@@ -22,6 +22,7 @@ PHASES = (
     "warm_decoder",
     "capture_graphs",
     "self_test",
+    "rehearsal",  # of the server only
 )
 
 

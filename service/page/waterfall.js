@@ -15,6 +15,7 @@ const PHASES = {
   warm_decoder: ["warm the decoder", "warm", "The part that writes words runs once for each batch size."],
   capture_graphs: ["capture CUDA graphs", "warm", "Whole steps are recorded, to be replayed with one call each."],
   self_test: ["caption a picture", "warm", "A built-in picture is captioned from end to end, as a request would be."],
+  rehearsal: ["rehearse a request", "warm", "A picture goes through the HTTP endpoint and the engine, so that no client's request does anything for the first time."],
 };
 
 const waterfall = {

@@ -77,7 +77,7 @@ def test_the_readme_has_every_alert_with_its_severity(alerts: list[dict[str, Any
 def test_the_readme_has_every_phase_and_recording(rules: list[dict[str, Any]]) -> None:
     text = (PROMETHEUS / "README.md").read_text()
     (phases,) = re.findall(r"^The phases are (.*)\.$", text, re.MULTILINE)
-    assert tuple(re.findall(r"\w+_\w+|interpreter|bind", phases)) == PHASES
+    assert tuple(re.findall(r"\w+_\w+|interpreter|bind|rehearsal", phases)) == PHASES
     assert set(re.findall(r"`(\w+:\w+:\w+)`", text)) <= {rule.get("record") for rule in rules}
 
 
