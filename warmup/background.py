@@ -180,15 +180,13 @@ class BackgroundBuild:
         if event.kind == "failed":
             fields = {"package": event.task.entry, "error": event.error}
             _logger.error("package failed", extra={"fields": fields})
-            return
-        if event.kind == "compiled":
+        if event.kind == "compiled" or (event.kind == "failed" and not event.task.on_demand):
             return
         with self._lock:  # so that the count only grows
             files, signatures = builder.made()
             self._report(state="building", done=len(files), of=len(builder.tasks))
         component, size = event.task.component, event.task.size
-        group = (task.entry for task in builder.tasks if (task.component, task.size) == (component, size))
-        if all(entry in files for entry in group):
+        if builder.is_settled(component, size):
             self._swap(component, size, AotBackend(files, signatures, self._loaded.model))
 
     def _swap(self, component: ComponentName, size: int, backend: AotBackend) -> None:

@@ -51,12 +51,13 @@ class BuildError(RuntimeError):
 
 @dataclass(frozen=True)
 class Task:
-    """One package to make."""
+    """One package to make. Without one that is called ``on_demand`` the set is used all the same."""
 
     entry: str
     region: str
     component: ComponentName
     size: int
+    on_demand: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,15 +85,13 @@ class Event:
 
 @dataclass(frozen=True)
 class Built:
-    """What a build made: files and their input signatures by entry name, and what failed and why."""
+    """What a build made: files and their input signatures by entry name, and what failed and why; ``complete`` when
+    nothing that every start needs has failed."""
 
     files: Mapping[str, Path]
     signatures: Mapping[str, Signature]
     failures: Mapping[str, str]
-
-    @property
-    def complete(self) -> bool:
-        return not self.failures
+    complete: bool
 
 
 @dataclass
@@ -109,8 +108,7 @@ def require_compiler() -> str:
     Raises:
         BuildError: there is none.
     """
-    name = find_compiler()
-    if name is not None:
+    if (name := find_compiler()) is not None:
         return name
     looked_for = " or ".join(compiler_names())
     raise BuildError(
@@ -126,7 +124,7 @@ def tasks_of(checkpoint: Checkpoint, plan: Plan) -> list[Task]:
 
     regions = build_regions(checkpoint.config)
     return [
-        Task(entry, region.name, region.component, bucket.size)
+        Task(entry, region.name, region.component, bucket.size, region.on_demand)
         for region, bucket, entry in entry_names(regions, plan.buckets)
     ]
 
@@ -166,6 +164,15 @@ class Builder:
         with self._progress.lock:
             return dict(self._progress.files), dict(self._progress.signatures)
 
+    def is_settled(self, component: ComponentName, size: int) -> bool:
+        """Whether a bucket of a component has every package that it is going to have, and all that it needs."""
+        with self._progress.lock:
+            return all(
+                task.entry in self._progress.files or (task.on_demand and task.entry in self._progress.failures)
+                for task in self._tasks
+                if (task.component, task.size) == (component, size)
+            )
+
     def run(self) -> Built:
         """Make what is missing.
 
@@ -187,7 +194,9 @@ class Builder:
             except OSError as error:
                 raise BuildError(f"cannot write to {self._folder}: {error.strerror}") from error
             self._make(missing, min(self._workers, count))
-        return Built(*self.made(), dict(self._progress.failures))
+        failures = dict(self._progress.failures)
+        needed = {task.entry for task in self._tasks if not task.on_demand}
+        return Built(*self.made(), failures, complete=not needed & failures.keys())
 
     def stop(self) -> None:
         """End the children; ``run`` returns with what is done."""

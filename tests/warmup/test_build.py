@@ -97,6 +97,22 @@ def test_a_package_that_crashes_its_self_check_is_reported_and_the_rest_goes_on(
     assert sorted(event.kind for event in events) == ["built", "compiled", *["kept"] * (len(again.tasks) - 1)]
 
 
+def test_a_package_that_is_called_on_demand_may_fail(build: Any) -> None:
+    builder, events, _ = build(crash="aot/decoder_beams.b1.pt2")
+    built = builder.run()
+    assert built.complete
+    assert set(built.failures) == {"aot/decoder_beams.b1.pt2"}
+    assert [event.task.on_demand for event in events if event.kind == "failed"] == [True]
+    assert builder.is_settled("decoder", 1)
+    assert builder.is_settled("encoder", 1)
+
+
+def test_a_package_that_every_start_needs_must_not_fail(build: Any) -> None:
+    builder, _, _ = build(crash="aot/decoder_after.b1.pt2")
+    assert not builder.run().complete
+    assert not builder.is_settled("decoder", 1)
+
+
 def test_a_package_that_was_changed_after_its_check_is_made_again(build: Any) -> None:
     builder, _, folder = build()
     builder.run()

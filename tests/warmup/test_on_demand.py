@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from warmup.backends.aot import AotBackend, PackageError
+from warmup.backends.aot import AotBackend
 from warmup.buckets import Bucket
 from warmup.check_worker import example_inputs
 from warmup.compare import compare_call
-from warmup.device import open_device
 from warmup.model import LoadedModel, load_model
 from warmup.options import StartOptions, StoreOptions
 from warmup.packages import entry_name, signature
@@ -27,11 +26,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     options = StartOptions("demo", folder, StoreOptions(folder), device="cpu", buckets=(1, 4), threads=1)
     checkpoint = read_checkpoint(options)
     plan = make_plan(checkpoint.config, options)
-    device, dtype = open_device(plan)
-    return load_model(checkpoint.folder, checkpoint.config, checkpoint.transform, plan, device, dtype)
+    cpu = torch.device("cpu")
+    return load_model(checkpoint.folder, checkpoint.config, checkpoint.transform, plan, cpu, torch.float32)
 
 
-@pytest.mark.parametrize("damage", ["not a package", "of other inputs", "gone"])
+@pytest.mark.parametrize("damage", ["not a package", "of other inputs", "gone", "not in the set"])
 def test_what_cannot_be_opened_stays_eager_and_says_so_once(
     damage: str, model: LoadedModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -41,15 +40,11 @@ def test_what_cannot_be_opened_stays_eager_and_says_so_once(
         path.write_bytes(b"no package")
     built_for = signature(model.inputs(region, FOUR))
     signatures = {ENTRY: built_for[:-1] if damage == "of other inputs" else built_for}
-    run = AotBackend({ENTRY: path}, signatures, model).callable(region, FOUR)
+    entries = {} if damage == "not in the set" else {ENTRY: path}
+    run = AotBackend(entries, signatures, model).callable(region, FOUR)
     assert caplog.records == []
     inputs = example_inputs(model, region, FOUR, padding=False)
     with caplog.at_level(logging.ERROR), torch.no_grad():
         assert [compare_call(region.function, run, inputs, model.dtype) for _ in range(2)] == [0.0, 0.0]
     (record,) = caplog.records
     assert record.fields["package"] == ENTRY  # type: ignore[attr-defined]
-
-
-def test_a_set_without_it_is_refused_at_the_start(model: LoadedModel) -> None:
-    with pytest.raises(PackageError, match=r"has no aot/decoder_beams\.b4\.pt2"):
-        AotBackend({}, {}, model).callable(model.regions.decoder_beams, FOUR)

@@ -75,14 +75,14 @@ class AotBackend:
             SignatureError: it was built for other inputs.
         """
         entry = entry_name(region.name, bucket.size)
+        if region.on_demand:
+            return _OnDemand(region.function, entry, lambda: self._open(region, bucket, entry))
+        return self._open(region, bucket, entry)
+
+    def _open(self, region: Region, bucket: Bucket, entry: str) -> RegionFunction:
         path = self.entries.get(entry)
         if path is None:
             raise PackageError(f"the artifact set has no {entry}")
-        if region.on_demand:
-            return _OnDemand(region.function, entry, lambda: self._open(region, bucket, entry, path))
-        return self._open(region, bucket, entry, path)
-
-    def _open(self, region: Region, bucket: Bucket, entry: str, path: Path) -> RegionFunction:
         check_signature(entry, self.signatures.get(entry), self.model.inputs(region, bucket))
         return open_package(path, self.model.state.tokens.device)
 
