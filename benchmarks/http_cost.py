@@ -12,6 +12,7 @@ Where a GPU makes thousands of captions a second the event loop's share is what 
 import argparse
 import contextlib
 import json
+import logging
 import os
 import statistics
 import subprocess
@@ -107,6 +108,7 @@ def assembled(step_s: float) -> tuple[Services, threading.Thread]:
     """A server's parts, ready to caption, and the device thread."""
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(os.fdopen(os.dup(nowhere.fileno()), "w")):
         logs.configure("text", "info")  # a line a request, as in production
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # as `snapcap serve` has it
     services = assemble(Settings(), Timeline.since_exec())
     limits = Limits(cache_length=64, default_new_tokens=TOKENS, eos_ids=frozenset({END}))
     engine = Engine(Scheduler(TABLE, limits, Settings().queue.size), services.metrics)

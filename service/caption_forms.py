@@ -35,7 +35,12 @@ class NamedImage:
 
 def media_type(request: Request) -> str:
     """The Content-Type without parameters, in lower case; empty when there is none."""
-    return request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    # Not request.headers, which is an object for the whole head: few requests ask for more than this.
+    for name, value in request.scope["headers"]:
+        if name == b"content-type":
+            kind: bytes = value.partition(b";")[0]
+            return kind.decode("latin-1").strip().lower()
+    return ""
 
 
 def is_raw(kind: str) -> bool:

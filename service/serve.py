@@ -31,6 +31,8 @@ def serve(settings: Settings, start: Start) -> int:
     gc.disable()
     timeline = Timeline.since_exec()
     logs.configure(settings.log.format, settings.log.level)
+    # No line of ours names them, and to find them costs a request more than its line (logging's own advice).
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     http = settings.http
     keys: ApiKeys | None = None
     metrics_listener: socket.socket | None = None
