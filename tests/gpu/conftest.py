@@ -56,12 +56,12 @@ def captioners(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Captioner]
 
 
 class Packages:
-    """Builds of several sets at once; on the CPU each begins when it is first asked for."""
+    """Builds of several sets, all ``at_once`` or each when it is first asked for."""
 
-    def __init__(self, captioners: dict[str, Captioner], device: torch.device, folder: Path) -> None:
+    def __init__(self, captioners: dict[str, Captioner], device: torch.device, folder: Path, at_once: bool) -> None:
         self._pool = ThreadPoolExecutor(len(SETS))
         self._builds: dict[tuple[str, str], Future[Built]] = {}
-        workers = max(1, (os.cpu_count() or 1) // (len(SETS) if device.type == "cuda" else 1))
+        workers = max(1, (os.cpu_count() or 1) // (len(SETS) if at_once else 1))
         self._builders = {
             (family, dtype): device_cases.build(
                 captioners[family],
@@ -71,7 +71,7 @@ class Packages:
             )
             for family, dtype, buckets in SETS
         }
-        if device.type == "cuda":
+        if at_once:
             for key in self._builders:
                 self._begin(key)
 
@@ -94,9 +94,14 @@ class Packages:
 
 @pytest.fixture(scope="session")
 def packages(
-    captioners: dict[str, Captioner], device: torch.device, tmp_path_factory: pytest.TempPathFactory
+    captioners: dict[str, Captioner],
+    device: torch.device,
+    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest,
 ) -> Iterator[Packages]:
-    made = Packages(captioners, device, tmp_path_factory.mktemp("packages"))
+    # Tests chosen with -k wait for what they ask for alone.
+    at_once = device.type == "cuda" and not request.config.option.keyword
+    made = Packages(captioners, device, tmp_path_factory.mktemp("packages"), at_once)
     yield made
     made.stop()
 
