@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from service.caption_options import CaptionOptions
@@ -55,25 +56,20 @@ class Decoding:
         cancelled, nothing more is done for it."""
         with self._lock:
             self._count += 1
-        self.pool.submit(self._run, image, options, model, future, then)
+        self.pool.submit(self._run, partial(self._prepare, image, options, *model), future, then)
 
     def close(self) -> None:
         """Ends the threads as they become free."""
         self.pool.shutdown(wait=False, cancel_futures=True)
 
     def _run(
-        self,
-        image: bytes,
-        options: CaptionOptions,
-        model: tuple["ImageTransform", "Tokenizer", "Limits"],
-        future: "Future[Any]",
-        then: Callable[[Prepared], object],
+        self, prepare: Callable[[], Prepared], future: "Future[Any]", then: Callable[[Prepared], object]
     ) -> None:
         try:
             try:
                 if future.cancelled():
                     return
-                prepared = self._prepare(image, options, *model)
+                prepared = prepare()
             finally:
                 with self._lock:
                     self._count -= 1
