@@ -15,8 +15,10 @@ import torch
 from support import device_cases
 from support.device_cases import Captioner
 
+from warmup.backends.aot import AotBackend
 from warmup.build import Built
 from warmup.device import DTYPES
+from warmup.model import LoadedModel
 
 FAMILIES = {"vit-gpt2": device_cases.vit_gpt2, "blip": device_cases.blip}
 # Kernels change at 2 and 3 rows, and at 32.
@@ -78,13 +80,18 @@ class Packages:
     def _begin(self, key: tuple[str, str]) -> None:
         self._builds[key] = self._pool.submit(self._builders[key].run)
 
-    def of(self, family: str, dtype: str) -> Built:
+    def _of(self, family: str, dtype: str) -> Built:
         """The set, once it is made and every package has passed its self-check."""
         if (family, dtype) not in self._builds:
             self._begin((family, dtype))
         built = self._builds[family, dtype].result()
         assert built.complete, built.failures
         return built
+
+    def backend(self, family: str, dtype: str, model: LoadedModel) -> AotBackend:
+        """What opens the set for a model."""
+        built = self._of(family, dtype)
+        return AotBackend(built.files, built.signatures, model)
 
     def stop(self) -> None:
         for builder in self._builders.values():

@@ -24,7 +24,6 @@ from support.device_cases import (
     steps_with_logits,
 )
 
-from warmup.backends.aot import AotBackend
 from warmup.backends.eager import EagerBackend
 from warmup.buckets import Bucket
 from warmup.compare import relative_difference
@@ -104,8 +103,7 @@ def test_results_are_transformers_within_rounding_in_every_bucket(
     plan = plan_of(device, dtype, BUCKETS)
     model = open_model(captioner, plan)
     if backend == "aot":
-        built = packages.of(family, dtype)
-        runner = open_runner(model, plan, AotBackend(built.files, built.signatures, model))
+        runner = open_runner(model, plan, packages.backend(family, dtype, model))
     else:
         runner = open_runner(model, plan, EagerBackend() if backend == "eager" else Direct(model))
     expected = Expected(captioner, references[family, dtype], DTYPES[dtype])

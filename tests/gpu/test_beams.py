@@ -7,7 +7,6 @@ import torch
 from support.beams import pair_reference, search
 from support.device_cases import PROMPT, Captioner, open_model, open_runner, plan_of
 
-from warmup.backends.aot import AotBackend
 from warmup.backends.eager import EagerBackend
 from warmup.row import Row, Search
 
@@ -37,8 +36,7 @@ def test_searches_equal_transformers(
     if backend == "eager":
         runner = open_runner(model, plan, EagerBackend())
     else:
-        built = packages.of("vit-gpt2", "float32")
-        runner = open_runner(model, plan, AotBackend(built.files, built.signatures, model))
+        runner = open_runner(model, plan, packages.backend("vit-gpt2", "float32", model))
     for image in captioner.images(4):
         for row in ROWS:
             (tokens,) = search(runner, plan.table, [(image, row)], STEPS)

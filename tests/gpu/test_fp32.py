@@ -6,7 +6,6 @@ import pytest
 import torch
 from support.device_cases import PROMPT, STEPS, Captioner, open_model, open_runner, plan_of, steps_with_logits
 
-from warmup.backends.aot import AotBackend
 from warmup.backends.eager import EagerBackend
 from warmup.row import Row
 
@@ -33,8 +32,7 @@ def test_tokens_equal_transformers_in_every_bucket(
     if backend == "eager":
         runner = open_runner(model, plan, EagerBackend())
     else:
-        built = packages.of(family, "float32")
-        runner = open_runner(model, plan, AotBackend(built.files, built.signatures, model))
+        runner = open_runner(model, plan, packages.backend(family, "float32", model))
     images = captioner.images(plan.table.largest.size)
     encoded = captioner.encoded(reference, images)
     expected, expected_logits = captioner.generate(reference, images, STEPS, prompt)

@@ -6,7 +6,6 @@ import pytest
 import torch
 from support.device_cases import STEPS, Captioner, open_model, open_runner, plan_of
 
-from warmup.backends.aot import AotBackend
 from warmup.backends.eager import EagerBackend
 from warmup.row import Row
 from warmup.runner import Runner
@@ -47,8 +46,7 @@ def test_running_rows_keep_their_tokens(
                 tokens[row].append(token)
         return tokens
 
-    built = packages.of(family, "float32")
-    backend = AotBackend(built.files, built.signatures, model)
+    backend = packages.backend(family, "float32", model)
     expected = run(runner, [])
     swaps = [(component, bucket) for bucket in (four, one) for component in COMPONENTS]
     before = {key: runner.bound(*key) for key in swaps}

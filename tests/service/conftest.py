@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from starlette.testclient import TestClient
 from support.list_engine import PATIENCE, Served
 from support.live_app import on_a_port
+from support.scheduling import LIMITS, TABLE, Clock
 
 from models.preprocess import ImageTransform
 from service.app import Services, create_app
@@ -25,6 +26,7 @@ from service.limits import Limits
 from service.metrics import Metrics
 from service.readiness import Readiness
 from service.request import CaptionRequest, Completion
+from service.scheduler import Scheduler
 from service.startup_collector import StartupCollector
 from warmup.status import StartupStatus
 from warmup.timeline import Timeline
@@ -199,3 +201,13 @@ def address(services: Services, serve: Callable[..., str]) -> str:
     services.timeline.mark("ready")
     services.status.started()
     return serve(services)
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def scheduler(clock: Clock) -> Scheduler:
+    return Scheduler(TABLE, LIMITS, capacity=6, clock=clock)

@@ -1,54 +1,16 @@
 """Admission, deadlines, compaction and completion, on a clock that the test moves; no torch."""
 
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 from dataclasses import replace
-from typing import Any
 
 import pytest
+from support.scheduling import EOS, TABLE, Clock, names, request, submit
 
 from service.errors import DeadlineExceeded, EngineFailed, NotReady, Overloaded
 from service.limits import Limits
-from service.request import CaptionRequest, Completion, SamplingParams
+from service.request import Completion
 from service.scheduler import Scheduler
 from warmup.buckets import BucketTable
-
-EOS = 2
-LIMITS = Limits(cache_length=20, default_new_tokens=6, eos_ids=frozenset({EOS}))
-TABLE = BucketTable.of((1, 4))
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def scheduler(clock: Clock) -> Scheduler:
-    return Scheduler(TABLE, LIMITS, capacity=6, clock=clock)
-
-
-def request(
-    name: object = "r", prompt: tuple[int, ...] = (), deadline: float = 1e9, **params: Any
-) -> CaptionRequest:
-    pixels: Any = None
-    return CaptionRequest(str(name), pixels, prompt, SamplingParams(**params), deadline, Future())
-
-
-def submit(scheduler: Scheduler, *requests: CaptionRequest) -> None:
-    for each in requests:
-        scheduler.submit(each)
-
-
-def names(scheduler: Scheduler) -> list[str]:
-    return [row.request.id for row in scheduler.running]
 
 
 def test_first_come_is_first_served_into_the_next_free_slots(scheduler: Scheduler) -> None:
@@ -291,91 +253,6 @@ def test_a_closed_scheduler_refuses_new_requests_and_serves_those_it_has(schedul
     scheduler.admit()
     scheduler.advance(scheduler.running, [EOS], "eager")
     assert kept.future.result(0).finish_reason == "stop"
-
-
-# --- beam searches ---
-
-
-def test_a_search_takes_as_many_slots_as_it_has_beams_behind_the_others_first_ones(scheduler: Scheduler) -> None:
-    submit(scheduler, request("a", num_beams=2), request("b", num_beams=2))
-    (first,), (second,) = scheduler.admit(), scheduler.admit()
-    assert names(scheduler) == ["a", "a", "b", "b"]
-    assert (scheduler.slots_of(first), scheduler.slots_of(second)) == ([0, 1], [2, 3])
-
-
-def test_searches_that_are_admitted_together_have_their_first_rows_in_order(clock: Clock) -> None:
-    scheduler = Scheduler(BucketTable.of((2, 8)), LIMITS, 6, clock)
-    submit(scheduler, request("a", num_beams=3), request("b"), request("c", num_beams=2))
-    scheduler.admit()
-    scheduler.admit()
-    assert names(scheduler) == ["a", "b", "a", "a", "c", "c"]
-
-
-def test_a_search_without_room_waits_and_nobody_passes_it(scheduler: Scheduler) -> None:
-    submit(scheduler, request("a"), request("b", num_beams=4), request("c"))
-    assert [row.request.id for row in scheduler.admit()] == ["a"]
-    assert scheduler.admit() == []
-    assert scheduler.depth == 2
-    scheduler.advance(scheduler.running, [EOS], "eager")
-    assert [row.request.id for row in scheduler.admit()] == ["b"]
-    assert scheduler.admit() == []
-    scheduler.advance(scheduler.running, [5] * 4, "eager", {2: [1, 7, EOS]})
-    assert [row.request.id for row in scheduler.admit()] == ["c"]
-
-
-def test_a_search_has_its_tokens_when_it_ends_and_frees_all_its_slots(scheduler: Scheduler) -> None:
-    found, cut, lone = request("found", prompt=(8, 9), num_beams=2), request("cut", num_beams=1), request("lone")
-    submit(scheduler, found, cut, lone)
-    scheduler.admit()
-    scheduler.admit()
-    assert names(scheduler) == ["found", "cut", "lone", "found"]
-    scheduler.advance(scheduler.running, [EOS, 5, 6, EOS], "aot")  # a beam's own tokens are not the search's
-    assert not found.future.done()
-    moves = scheduler.advance(scheduler.running, [1, 5, 6, 1], "aot", {3: [1, 8, 9, 30, 31, EOS]})
-    completion = found.future.result(0)
-    assert (completion.tokens, completion.finish_reason, completion.backend) == ((30, 31), "stop", "aot")
-    assert (moves, names(scheduler)) == ([(2, 0)], ["lone", "cut"])
-
-
-def test_a_search_that_ends_at_its_length_says_so(scheduler: Scheduler) -> None:
-    sent = request(num_beams=2, max_new_tokens=3)
-    scheduler.submit(sent)
-    scheduler.admit()
-    scheduler.advance(scheduler.running, [5, 5], "eager", {0: [1, 30, 31, 32]})
-    completion = sent.future.result(0)
-    assert (completion.tokens, completion.finish_reason) == ((30, 31, 32), "length")
-
-
-@pytest.mark.parametrize("end", ["deadline", "left"])
-def test_a_search_that_is_lost_frees_all_its_slots(scheduler: Scheduler, clock: Clock, end: str) -> None:
-    sent = request("s", deadline=clock.now + (1 if end == "deadline" else 9), num_beams=3)
-    submit(scheduler, sent, request("r"))
-    scheduler.admit()
-    scheduler.admit()
-    clock.now += 1
-    if end == "left":
-        sent.future.cancel()
-    assert scheduler.drop_lost() == [(3, 0)]
-    assert names(scheduler) == ["r"]
-    assert scheduler.advance([*scheduler.running], [7], "eager") == []
-
-
-def test_a_step_counts_once_for_a_search(scheduler: Scheduler) -> None:
-    scheduler.submit(request(num_beams=3, max_new_tokens=4))
-    scheduler.admit()
-    for _ in range(4):
-        assert scheduler.needs_step()
-        assert len(scheduler.launched()) == 3
-    assert not scheduler.needs_step()
-
-
-def test_a_failed_step_fails_a_search_once(scheduler: Scheduler) -> None:
-    sent = request(num_beams=4)
-    scheduler.submit(sent)
-    scheduler.admit()
-    scheduler.fail_running(EngineFailed())
-    assert isinstance(sent.future.exception(0), EngineFailed)
-    assert scheduler.running == []
 
 
 def test_wake_ends_one_wait(scheduler: Scheduler) -> None:

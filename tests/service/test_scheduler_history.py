@@ -1,36 +1,15 @@
 """Random histories of a scheduler over a device of lists: every request gets exactly its own tokens."""
 
 import random
-from concurrent.futures import Future
-from typing import Any
 
 import pytest
+from support.scheduling import EOS, LIMITS, Clock, request
 
 from service.errors import DeadlineExceeded, Overloaded
-from service.limits import Limits
-from service.request import CaptionRequest, SamplingParams
+from service.request import CaptionRequest
 from service.running import Running
 from service.scheduler import Scheduler
 from warmup.buckets import BucketTable
-
-EOS = 2
-LIMITS = Limits(cache_length=20, default_new_tokens=6, eos_ids=frozenset({EOS}))
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def request(
-    name: int, prompt: tuple[int, ...], deadline: float, max_new_tokens: int | None, num_beams: int
-) -> CaptionRequest:
-    pixels: Any = None
-    params = SamplingParams(max_new_tokens, num_beams=num_beams)
-    return CaptionRequest(str(name), pixels, prompt, params, deadline, Future())
 
 
 def own_token(name: str, place: int) -> int:

@@ -7,10 +7,15 @@ from urllib.request import Request, urlopen
 from uuid import uuid4
 
 import pytest
+import torch
 from botocore.exceptions import ClientError
 
 from warmup.folder_store import FolderStore
 from warmup.manifest import Manifest
+from warmup.model import LoadedModel, load_model
+from warmup.options import StartOptions, StoreOptions
+from warmup.plan import make_plan
+from warmup.prepare import read_checkpoint
 from warmup.publish import new_manifest, publish
 from warmup.s3 import S3Options, client
 from warmup.s3_store import S3Store
@@ -130,3 +135,14 @@ def remote(store: ArtifactStore, manifest: Manifest, files: dict[str, Path], sig
     published = publish(store, manifest, files, signer)
     assert published.result == "published", published.reason
     return store
+
+
+@pytest.fixture(scope="session")
+def demo_model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    """The demo model in fp32 on the CPU, with slots for four rows."""
+    folder = tmp_path_factory.mktemp("cache")
+    options = StartOptions("demo", folder, StoreOptions(folder), device="cpu", buckets=(1, 4), threads=1)
+    checkpoint = read_checkpoint(options)
+    plan = make_plan(checkpoint.config, options)
+    cpu = torch.device("cpu")
+    return load_model(checkpoint.folder, checkpoint.config, checkpoint.transform, plan, cpu, torch.float32)

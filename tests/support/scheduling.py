@@ -1,0 +1,37 @@
+"""Requests for a scheduler, and a clock that the test moves. No torch."""
+
+from concurrent.futures import Future
+from typing import Any
+
+from service.limits import Limits
+from service.request import CaptionRequest, SamplingParams
+from service.scheduler import Scheduler
+from warmup.buckets import BucketTable
+
+EOS = 2
+LIMITS = Limits(cache_length=20, default_new_tokens=6, eos_ids=frozenset({EOS}))
+TABLE = BucketTable.of((1, 4))
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def request(
+    name: object = "r", prompt: tuple[int, ...] = (), deadline: float = 1e9, **params: Any
+) -> CaptionRequest:
+    pixels: Any = None
+    return CaptionRequest(str(name), pixels, prompt, SamplingParams(**params), deadline, Future())
+
+
+def submit(scheduler: Scheduler, *requests: CaptionRequest) -> None:
+    for each in requests:
+        scheduler.submit(each)
+
+
+def names(scheduler: Scheduler) -> list[str]:
+    return [row.request.id for row in scheduler.running]
