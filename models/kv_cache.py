@@ -4,7 +4,8 @@ Allocated once. A step of b rows works on the views ``[:b]``, so moving between 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -84,20 +85,33 @@ class DecodeState:
         caches = (self.key, self.value, self.cross_key, self.cross_value)
         return [LayerCache(*(cache[layer, :rows] for cache in caches)) for layer in range(self.key.shape[0])]
 
+    def zeroed(self) -> "DecodeState":
+        """Buffers of the same shapes, strides, dtypes and device, zeroed."""
+        return DecodeState(**{each.name: torch.zeros_like(getattr(self, each.name)) for each in fields(self)})
+
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copy everything each source slot holds into its target slot; no slot is both."""
-        device = self.tokens.device
-        source = torch.tensor(sources).to(device, non_blocking=True)
-        target = torch.tensor(targets).to(device, non_blocking=True)
-        for cache in (self.key, self.value, self.cross_key, self.cross_value):
-            cache.index_copy_(1, target, cache.index_select(1, source))
-        for rows in (
-            self.tokens,
-            self.positions,
-            self.forced,
-            self.uniforms,
-            self.temperature,
-            self.top_k,
-            self.top_p,
-        ):
-            rows.index_copy_(0, target, rows.index_select(0, source))
+        """Copy everything each source slot holds into its target slot: one or more moves, whose order is open.
+
+        On CUDA that is a launch for each 64 parts (`_parts`), without an index to bring there and without a wait.
+
+        Raises:
+            ValueError: a slot is both source and target, or twice a target.
+        """
+        if len({*sources, *targets}) != len({*sources}) + len(targets):
+            raise ValueError(f"moves from {sources} to {targets} overlap")
+        parts = self._parts
+        torch._foreach_copy_(
+            [part for slot in targets for part in parts[slot]], [part for slot in sources for part in parts[slot]]
+        )
+
+    @cached_property
+    def _parts(self) -> list[tuple[Tensor, ...]]:
+        """By slot, everything it holds: contiguous views [n] of one dtype, as CUDA copies only such together."""
+        caches = (self.key, self.value, self.cross_key, self.cross_value)
+        buffers = [
+            *(layer for cache in caches for layer in (cache if cache.is_contiguous() else cache.mT).unbind()),
+            *(self.tokens, self.positions, self.forced),
+            *(self.uniforms, self.temperature, self.top_k, self.top_p),
+        ]
+        by_buffer = (buffer.view(len(buffer), -1).view(torch.int16).unbind() for buffer in buffers)
+        return list(zip(*by_buffer, strict=False))  # the scratch slot is in no other buffer
