@@ -92,26 +92,37 @@ class DecodeState:
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy everything each source slot holds into its target slot: one or more moves, whose order is open.
 
-        On CUDA that is a launch for each 64 parts (`_parts`), without an index to bring there and without a wait.
+        On CUDA that is a launch for each 64 parts (`_held`), without an index to bring there and without a wait.
 
         Raises:
             ValueError: a slot is both source and target, or twice a target.
         """
         if len({*sources, *targets}) != len({*sources}) + len(targets):
             raise ValueError(f"moves from {sources} to {targets} overlap")
-        parts = self._parts
+        parts = {slot: self._held(slot) for slot in (*sources, *targets)}
         torch._foreach_copy_(
             [part for slot in targets for part in parts[slot]], [part for slot in sources for part in parts[slot]]
         )
 
+    def _held(self, slot: int) -> list[Tensor]:
+        """Everything a slot holds: contiguous views [n] of one dtype, as CUDA copies only such together. They are
+        made when a slot is first asked for: those of all slots at once would keep the rows waiting."""
+        parts = self._parts.get(slot)
+        if parts is None:
+            parts = self._parts[slot] = [buffer[slot] for buffer in self._buffers]
+        return parts
+
     @cached_property
-    def _parts(self) -> list[tuple[Tensor, ...]]:
-        """By slot, everything it holds: contiguous views [n] of one dtype, as CUDA copies only such together."""
+    def _parts(self) -> dict[int, list[Tensor]]:
+        return {}
+
+    @cached_property
+    def _buffers(self) -> list[Tensor]:
+        """Each layer's caches and all other buffers as [slots, n] int16; views all of them."""
         caches = (self.key, self.value, self.cross_key, self.cross_value)
         buffers = [
             *(layer for cache in caches for layer in (cache if cache.is_contiguous() else cache.mT).unbind()),
             *(self.tokens, self.positions, self.forced),
             *(self.uniforms, self.temperature, self.top_k, self.top_p),
         ]
-        by_buffer = (buffer.view(len(buffer), -1).view(torch.int16).unbind() for buffer in buffers)
-        return list(zip(*by_buffer, strict=False))  # the scratch slot is in no other buffer
+        return [buffer.view(len(buffer), -1).view(torch.int16) for buffer in buffers]
