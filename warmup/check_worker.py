@@ -48,14 +48,17 @@ def example_inputs(model: LoadedModel, region: Region, bucket: Bucket, padding: 
     """
     generator = torch.Generator().manual_seed(bucket.size + 1000 * padding)
     length, vocabulary = model.state.cache_length, model.config.decoder.vocab_size
+    groups = example_groups(bucket.size, min(MAX_BEAMS, model.state.slots), generator)
 
     def random_like(name: str, tensor: Tensor) -> Tensor:
         if tensor.dtype == torch.uint8:
             return torch.randint(0, 256, tensor.shape, generator=generator, dtype=torch.uint8)
         if name == "ends":
             return torch.rand(tensor.shape, generator=generator) < 0.1
-        if name == "inside":  # each group has all rows, as far as it may
-            return (torch.arange(tensor.shape[1]) < bucket.size).expand(tensor.shape)
+        if name == "normalised":
+            return torch.tensor([padding])
+        if name == "inside":
+            return groups[name]
         if name == "divisors":
             return torch.rand(tensor.shape, generator=generator) + 0.5
         return torch.randn(tensor.shape, generator=generator)
@@ -72,11 +75,9 @@ def example_inputs(model: LoadedModel, region: Region, bucket: Bucket, padding: 
         if name == "forced":
             free = torch.rand(shape, generator=generator) < 0.5
             return torch.where(free, -1, torch.randint(0, vocabulary, shape, generator=generator))
-        if name == "members":  # no row twice in a group: equal scores have no order
-            orders = torch.rand(bucket.size, bucket.size, generator=generator).argsort(dim=1)
-            return orders[:, torch.arange(shape[1]) % bucket.size]
-        bound = {"ranks": min(MAX_BEAMS, bucket.size), "lasts": length}.get(name, vocabulary)
-        return torch.randint(0, bound, shape, generator=generator)
+        if name in groups:
+            return groups[name]
+        return torch.randint(0, length if name == "lasts" else vocabulary, shape, generator=generator)
 
     names = region.input_names
     own = model.inputs(region, bucket)[: len(names)]
@@ -90,6 +91,17 @@ def example_inputs(model: LoadedModel, region: Region, bucket: Bucket, padding: 
     if padding and region.component == "encoder" and bucket.size > 1:
         examples[0][1:] = examples[0][1]
     return (*examples, *model.weights.of(region)[-1])
+
+
+def example_groups(rows: int, most: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """What `BeamState` says of searches of ``most`` rows each, in any order, and one of those that are left."""
+    members = torch.zeros(rows, most, dtype=torch.int64)
+    inside, ranks = members.bool(), members[:, :1].repeat(1, 2)
+    for group in torch.randperm(rows, generator=generator).split(most):
+        members[group, : len(group)] = group
+        inside[group, : len(group)] = True
+        ranks[group] = torch.tensor([[rank, len(group) - 1] for rank in range(len(group))])
+    return {"members": members, "inside": inside, "ranks": ranks}
 
 
 def answer(model: LoadedModel, _plan: Plan, region: Region, bucket: Bucket, path: Path) -> dict[str, Any]:
