@@ -42,13 +42,16 @@ def select(
     of it nobody reads.
 
     Args:
-        per_row: each row's continuations that are looked at: M, and as many as there are ends. 0 is 2 M.
+        per_row: each row's continuations that are looked at: M, and as many as there are ends. 0 is 2 M. Where M is
+            more than b, it is b.
     """
-    rows, beams = members.shape
+    rows = len(members)
+    beams = min(members.shape[1], rows)  # no group has more, whatever other buckets hold
     at = positions.unsqueeze(1)
     own = torch.arange(rows, device=tokens.device).unsqueeze(1)
     # A padding row may still hold a group of slots that this bucket has not.
-    members = members.clamp(max=rows - 1)
+    members, inside = members[:, :beams].clamp(max=rows - 1), inside[:, :beams]
+    ranks = ranks.clamp(max=beams - 1)
     rank = ranks[:, :1]
     active = (forced.gather(1, at) < 0) & inside[:, :1]
     last = at >= lasts.unsqueeze(1)
@@ -60,16 +63,15 @@ def select(
     continued = ids[members].flatten(1)
     ending = ends[continued]
 
-    # As many go on as there are beams, the best of those that do not end.
-    running, which = totals.masked_fill(ending, _NEVER).topk(beams)
-    number = _continuation_of(which // each, inside, rank)
-    chosen = which.gather(1, number)
+    # As many go on as there are beams, the best of those that do not end; in one call with the best of all.
+    (running, best), (going_on, which) = torch.stack((totals.masked_fill(ending, _NEVER), totals)).topk(beams)
+    number = _continuation_of(going_on // each, inside, rank)
+    chosen = going_on.gather(1, number)
     parent = torch.where(active, members.gather(1, chosen // each), own)
     token = torch.where(active, continued.gather(1, chosen), tokens.unsqueeze(1))
     score = torch.where(active, running.gather(1, number), scores.unsqueeze(1))
 
     # A continuation that ends is a hypothesis if it is among the group's best; the best hypotheses are kept.
-    best, which = totals.topk(beams)
     divisor = divisors.gather(2, at.unsqueeze(2).expand(-1, 2, -1)).squeeze(2)
     fresh = (ending.gather(1, which) | last) & inside & active
     new = (best / divisor[:, :1]).masked_fill(~fresh, _NEVER)

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from models import beam_search
 from models.beam_state import BeamState
-from models.dimensions import GenerationConfig
+from models.dimensions import MAX_BEAMS, GenerationConfig
 from models.kv_cache import DecodeState
-from models.kv_reorder import move_rows
+from models.kv_reorder import RowMoves
 from models.logits import ban_repeated_ngrams, penalise_repetition
 from models.regions import RegionFunction
 from models.sampling import sample
@@ -42,6 +42,10 @@ class TokenChoice:
         ends = torch.zeros(self._vocabulary, dtype=torch.bool)
         ends[list(self._generation.eos_ids)] = True
         return ends.to(self._state.tokens.device)
+
+    @cached_property
+    def _moves(self) -> RowMoves:
+        return RowMoves(self._state.key, self._state.value)
 
     @cached_property
     def _normalised(self) -> tuple[Tensor, ...]:
@@ -84,12 +88,12 @@ class TokenChoice:
         """
         scores = self._penalised(logits, rows, needs.beams) if needs.penalties else logits.float()
         if needs.beams:
-            most, ends = self.beams.members.shape[1], len(self._generation.eos_ids)
+            most, ends = min(MAX_BEAMS, rows), len(self._generation.eos_ids)
             if ends > most:  # more than the compiled region looks at
                 select = partial(beam_search.select, per_row=most + ends)
             parents = select(scores, self._normalised[needs.penalties], *self._select_inputs(rows))
             if not parents.is_cuda:
-                move_rows(self._state.key, self._state.value, parents, self._state.positions[:rows])
+                self._moves.move(parents, self._state.positions[:rows])
         else:
             self._record(rows)
         return scores

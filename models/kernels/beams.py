@@ -40,7 +40,7 @@ def select(
     """What `models.beam_search.select` does, where all members of a group agree on who they are."""
     rows, vocabulary = logits.shape
     layers, _, heads, length, width = value_cache.shape
-    beams, slots = members.shape[1], sequences.shape[1]
+    beams, slots = min(members.shape[1], rows), sequences.shape[1]
     padded_length = triton.next_power_of_2(length + 1)
     each = min(2 * beams, vocabulary)
     values, ids = best_tokens(logits, normalised, each)
@@ -76,6 +76,7 @@ def select(
         rows,
         slots,
         length,
+        STRIDE=members.shape[1],
         BEAMS=beams,
         EACH=each,
         PLACES=triton.next_power_of_2(beams),
@@ -139,6 +140,7 @@ def _choose(
     rows,
     slots,
     length,
+    STRIDE: tl.constexpr,
     BEAMS: tl.constexpr,
     EACH: tl.constexpr,
     PLACES: tl.constexpr,
@@ -149,19 +151,20 @@ def _choose(
     row = tl.program_id(0)
     at = tl.load(positions + row)
     rank, lowest = tl.load(ranks + row * 2), tl.load(ranks + row * 2 + 1)
-    active = (tl.load(forced + row * length + at) < 0) & (tl.load(inside + row * BEAMS) != 0)
+    rank, lowest = tl.minimum(rank, BEAMS - 1), tl.minimum(lowest, BEAMS - 1)
+    members += row * STRIDE
+    inside += row * STRIDE
+    active = (tl.load(forced + row * length + at) < 0) & (tl.load(inside) != 0)
     last = at >= tl.load(lasts + row)
 
     place = tl.arange(0, PLACES)
-    running, best = continuations(
-        values, ids, ends, scores, members + row * BEAMS, inside + row * BEAMS, rows, BEAMS, EACH, PLACES, PADDED
-    )
-    within = tl.load(inside + row * BEAMS + place, mask=place < BEAMS, other=0) != 0
-    member = tl.minimum(tl.load(members + row * BEAMS + place, mask=place < BEAMS, other=0), rows - 1)
+    running, best = continuations(values, ids, ends, scores, members, inside, rows, BEAMS, EACH, PLACES, PADDED)
+    within = tl.load(inside + place, mask=place < BEAMS, other=0) != 0
+    member = tl.minimum(tl.load(members + place, mask=place < BEAMS, other=0), rows - 1)
     number = continuation_of(place_of(running) // PADDED, within, place, rank, BEAMS)
     mine = tl.max(tl.where(place == number, running, NOTHING), 0)
     source = place_of(mine)
-    parent = tl.minimum(tl.load(members + row * BEAMS + source // PADDED), rows - 1)
+    parent = tl.minimum(tl.load(members + source // PADDED), rows - 1)
     following = tl.load(ids + parent * EACH + source % PADDED)
     following = tl.where(active, following, tl.load(tokens + row))
     parent = tl.where(active, parent, row)
@@ -172,7 +175,7 @@ def _choose(
     # A continuation that ends is a hypothesis if it is among the group's best; the best hypotheses are kept.
     some = place < BEAMS
     source = place_of(best)
-    origin = tl.minimum(tl.load(members + row * BEAMS + source // PADDED, mask=some, other=0), rows - 1)
+    origin = tl.minimum(tl.load(members + source // PADDED, mask=some, other=0), rows - 1)
     end = tl.load(ids + origin * EACH + source % PADDED, mask=some, other=0)
     fresh = ((tl.load(ends + end, mask=some, other=0) != 0) | last) & within & active
     divisor, later = tl.load(divisors + row * 2 * length + at), tl.load(divisors + (row * 2 + 1) * length + at)

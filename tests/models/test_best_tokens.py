@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.beam_search import _PART, best_log_probs, largest
-from models.kv_reorder import move_rows, reorder
+from models.kv_reorder import RowMoves, reorder
 
 NEVER = float("-inf")
 # Of few different values, so that many are equal, or almost none of them finite.
@@ -75,9 +75,12 @@ def test_both_ways_of_moving_give_each_row_what_its_parent_has_cached(seed: int,
     positions = torch.full((rows,), int(torch.randint(0, length, (), generator=generator)))
     filled = int(positions[0])
     expected = key[:, parents, ..., :filled].clone(), value[:, parents, :, :filled].clone()
-    for move in (reorder, move_rows):
+    for host in (False, True):
         ours = key.clone(), value.clone()
-        move(*ours, parents, positions)
+        if host:
+            RowMoves(*ours).move(parents, positions)
+        else:
+            reorder(*ours, parents, positions)
         assert torch.equal(ours[0][:, :rows, ..., :filled], expected[0])
         assert torch.equal(ours[1][:, :rows, :, :filled], expected[1])
         assert torch.equal(ours[0][:, rows:], key[:, rows:])
