@@ -145,7 +145,7 @@ def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     parts = vocabulary // _PART
     if parts <= 2 * count:
         return scores.topk(count)
-    whole = scores[:, : parts * _PART].unflatten(1, (parts, _PART))
+    whole = scores[:, : parts * _PART].view(len(scores), parts, _PART)
     chosen = whole.amax(dim=2).topk(count, sorted=False).indices.unsqueeze(2)
     places = torch.arange(_PART, device=scores.device)
     ids = torch.cat(

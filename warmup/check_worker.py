@@ -97,7 +97,8 @@ def example_groups(rows: int, most: int, generator: torch.Generator) -> dict[str
     """What `BeamState` says of searches of ``most`` rows each, in any order, and one of those that are left."""
     members = torch.zeros(rows, most, dtype=torch.int64)
     inside, ranks = members.bool(), members[:, :1].repeat(1, 2)
-    for group in torch.randperm(rows, generator=generator).split(most):
+    order = torch.randperm(rows, generator=generator)
+    for group in (order[first : first + most] for first in range(0, rows, most)):
         members[group, : len(group)] = group
         inside[group, : len(group)] = True
         ranks[group] = torch.tensor([[rank, len(group) - 1] for rank in range(len(group))])

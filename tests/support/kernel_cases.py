@@ -130,9 +130,10 @@ def beams_case(rows: int, most: int, vocabulary: int, normalised: bool) -> float
         torch.zeros(rows, LENGTH + 1, dtype=torch.int64),
     ]
     ours, theirs = [t.clone() for t in inputs], [t.clone() for t in inputs]
-    parents = beam_search.select(*theirs)
+    select: RegionFunction = beam_search.select
+    parents = select(*theirs)
     reorder(theirs[6], theirs[7], parents, theirs[3])
-    moved = fused(beam_search.select)(*ours)
+    moved = fused(select)(*ours)
     for *_, sequences, outcomes in (ours, theirs):  # a greedy row has no hypothesis, and nobody reads any
         sequences[1, :rows][greedy] = 0
         outcomes[:, :-1][greedy] = 0
