@@ -10,6 +10,7 @@ cuDNN's plans (45 ms for each bucket's attention), would have to be made again o
 
 import logging
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from models.region_names import ON_DEMAND
 from warmup.aoti import AotiError, Container
@@ -30,17 +31,26 @@ def open_ahead(artifacts: Artifacts, device: str, sizes: Sequence[int]) -> Mappi
     way, and reports what is wrong with it.
     """
     opened: dict[str, Container] = {}
+    libtorch = load_torch_libraries()
+    if libtorch is None:
+        return opened
     try:
-        libtorch = load_torch_libraries()
-        if libtorch is None:
-            return opened
-        zeros = Zeros.on(libtorch, device)
-        for entry, path in artifacts.fetched.entries.items():
-            region, size = region_of(entry)
-            if size in sizes and region not in ON_DEMAND:
-                container = Container.open(path, device)
-                run_on_zeros(container, artifacts.signatures[entry], zeros)
-                opened[entry] = container
+        # Mapped on another thread: what is there can run.
+        with ThreadPoolExecutor(1, thread_name_prefix="snapcap-packages") as pool:
+            opening = {
+                entry: pool.submit(Container.open, path, device)
+                for entry, path in artifacts.fetched.entries.items()
+                if _wanted(entry, sizes)
+            }
+            zeros = Zeros.on(libtorch, device)
+            for entry, container in opening.items():
+                run_on_zeros(container.result(), artifacts.signatures[entry], zeros)
+                opened[entry] = container.result()
     except (AotiError, KeyError, TypeError, ValueError) as error:
         _logger.warning("packages not opened ahead", extra={"fields": {"error": one_line(error)}})
     return opened
+
+
+def _wanted(entry: str, sizes: Sequence[int]) -> bool:
+    region, size = region_of(entry)
+    return size in sizes and region not in ON_DEMAND

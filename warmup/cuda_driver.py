@@ -7,7 +7,7 @@ from warmup.dynamic_library import open_library
 
 _MULTIPROCESSORS, _MAJOR, _MINOR = 16, 75, 76  # CUdevice_attribute
 _NAME_BYTES = 256
-_LIBRARY = "libcuda.so.1"
+LIBRARY = "libcuda.so.1"
 
 
 class CudaDriverError(RuntimeError):
@@ -70,9 +70,9 @@ class _Driver:
     def __init__(self) -> None:
         try:
             # Without Python's lock: it takes 0.1 s and more, as initialising it does.
-            self._library = ctypes.CDLL(_LIBRARY, handle=open_library(_LIBRARY))
+            self._library = ctypes.CDLL(LIBRARY, handle=open_library(LIBRARY))
         except OSError as error:
-            raise CudaDriverError(f"this machine has no CUDA driver ({_LIBRARY})") from error
+            raise CudaDriverError(f"this machine has no CUDA driver ({LIBRARY})") from error
         self.call("cuInit", 0)
 
     def call(self, function: str, *args: object) -> None:

@@ -1,9 +1,11 @@
 """torch's native libraries, loaded apart from the Python module."""
 
+import contextlib
 import os
 from importlib.util import find_spec
 from pathlib import Path
 
+from warmup import cuda_driver
 from warmup.dynamic_library import open_library
 
 
@@ -22,6 +24,9 @@ def load_torch_libraries() -> int | None:
     if os.name != "posix" or torch is None or torch.origin is None:
         return None
     folder = Path(torch.origin).parent / "lib"
+    # The linker loads one library at a time. The driver's first: it is initialised while torch's are loaded.
+    with contextlib.suppress(OSError):
+        open_library(cuda_driver.LIBRARY)
     try:
         # As torch does: its dependencies' symbols for all, its own for itself. Not libtorch_python, which uses
         # Python.
