@@ -2,8 +2,8 @@
 
     thread          import torch ──────────────────────────────┐
     thread          checkpoint ─ plan ─┐                       │ (jit: and the compiler)
-    thread                             ├─ fetch artifacts ─┐   │
-    thread (cuda)                      └─ context ─────────┤   │
+    thread                             └─ fetch artifacts ─┐   │
+    thread (cuda)   driver and context ────────────────────┤   │
     device thread                                (cuda) packages, each run once ─ device ─ weights ─ packages (cpu)
                                                                                   ─ warm ─ self-test ─ ready
 
@@ -83,7 +83,7 @@ def load(options: StartOptions, timeline: Timeline, status: StartupStatus) -> Lo
         # import of torch asks hundreds of times.
         scope.callback(sys.setswitchinterval, sys.getswitchinterval())
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        pool = scope.enter_context(ThreadPoolExecutor(5, thread_name_prefix="snapcap-fetch"))
+        pool = scope.enter_context(ThreadPoolExecutor(4, thread_name_prefix="snapcap-fetch"))
         importing = pool.submit(_import_torch, timeline)
         preparation = prepare(options, timeline, status, pool)
         # The weights need not wait for artifacts that are still on their way when torch is there.

@@ -20,7 +20,7 @@ int cuDeviceGet(int *device, int index) { *device = 10 + index; return index < d
 int cuDeviceGetName(char *name, int length, int device) { name[0] = 'G'; name[1] = '0' + device - 10; return 0; }
 int cuDeviceGetAttribute(int *value, int attribute, int device) { *value = attribute; return 0; }
 int cuDevicePrimaryCtxRetain(void **context, int device) { *context = &retained; retained = device; return 0; }
-int retained_device(void) { return retained; }
+int retained_device(void) { int device = retained; retained = -1; return device; }
 """
 
 
@@ -49,18 +49,23 @@ def test_a_device_says_what_code_is_made_for(driver: ctypes.CDLL) -> None:
     assert cuda_device_count() == 2
 
 
-def test_the_context_is_that_of_the_device(driver: ctypes.CDLL) -> None:
-    open_context(1)
-    assert driver.retained_device() == 11
+@pytest.mark.parametrize(("device", "retained"), [("cuda:1", 11), ("cuda", 10), ("auto", 10)])
+def test_the_context_is_that_of_the_device(device: str, retained: int, driver: ctypes.CDLL) -> None:
+    open_context("cpu")
+    assert driver.retained_device() != retained
+    open_context(device)
+    assert driver.retained_device() == retained
 
 
 def test_a_device_that_is_not_there_is_an_error_with_the_call(driver: ctypes.CDLL) -> None:
     with pytest.raises(CudaDriverError, match="cuDeviceGet failed with code 101"):
-        open_context(2)
+        cuda_device(2)
+    open_context("cuda:2")  # which torch is going to report
 
 
 def test_without_a_driver_there_is_no_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(cuda_driver, "open_library", lambda name: open_library(tmp_path / name))
     assert cuda_device_count() == 0
     with pytest.raises(CudaDriverError, match="no CUDA driver"):
-        open_context(0)
+        cuda_device(0)
+    open_context("auto")
