@@ -1,6 +1,5 @@
 """The CUDA driver without torch: what the key needs to know, and the context, both while torch is imported."""
 
-import contextlib
 import ctypes
 from dataclasses import dataclass
 
@@ -51,20 +50,12 @@ def cuda_device_count() -> int:
     return count.value
 
 
-def open_context(device: str) -> None:
-    """Initialise the driver, and make the context that torch is going to use, which takes 0.3 s without Python's
-    lock. It stays until the process ends; a second call while the first one runs waits for it.
+def open_context(index: int) -> None:
+    """Make the context of ``cuda:index`` that torch is going to use. It stays until the process ends.
 
-    ``device`` is as in the options: for "auto" it is the first device, for "cpu" there is nothing to do, and where
-    there is no driver, no such device, or no memory on it, torch is going to say so.
+    Raises:
+        CudaDriverError: there is no driver, no such device, or no memory on it.
     """
-    kind, _, index = device.partition(":")
-    if kind != "cpu":
-        with contextlib.suppress(CudaDriverError):
-            _open_context(int(index or 0))
-
-
-def _open_context(index: int) -> None:
     driver = _Driver()
     device, context = ctypes.c_int(), ctypes.c_void_p()
     driver.call("cuDeviceGet", ctypes.byref(device), index)

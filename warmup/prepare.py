@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from warmup.artifacts import Fetched, fetch
 from warmup.checkpoint import resolve_checkpoint
-from warmup.cuda_driver import open_context
 from warmup.fetch_process import FetchRequest, fetch_in_child
 from warmup.folder_store import FolderStore
 from warmup.key import artifact_key
@@ -41,8 +40,7 @@ class Preparation:
 def prepare(
     options: StartOptions, timeline: Timeline, status: StartupStatus, pool: ThreadPoolExecutor
 ) -> Preparation:
-    """Begin on three threads of ``pool``."""
-    pool.submit(open_context, options.device)
+    """Begin on two threads of ``pool``."""
     planned: Future[tuple[ModelConfig, Plan]] = Future()
     model = pool.submit(_model, options, timeline, planned)
 

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from warmup.buckets import Bucket, BucketTable
+from warmup.device_context import begin_device_context
 from warmup.options import StartOptions
 from warmup.plan import Plan, StartError
 from warmup.prepare import Preparation, prepare
@@ -83,7 +84,8 @@ def load(options: StartOptions, timeline: Timeline, status: StartupStatus) -> Lo
         # import of torch asks hundreds of times.
         scope.callback(sys.setswitchinterval, sys.getswitchinterval())
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        pool = scope.enter_context(ThreadPoolExecutor(4, thread_name_prefix="snapcap-fetch"))
+        pool = scope.enter_context(ThreadPoolExecutor(3, thread_name_prefix="snapcap-fetch"))
+        begin_device_context(options.device)
         importing = pool.submit(_import_torch, timeline)
         preparation = prepare(options, timeline, status, pool)
         # The weights need not wait for artifacts that are still on their way when torch is there.

@@ -3,13 +3,15 @@
 import ctypes
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from warmup import cuda_driver
+from warmup import cuda_driver, factors
 from warmup.cuda_driver import CudaDriverError, cuda_device, cuda_device_count, open_context
+from warmup.device_context import begin_device_context
 from warmup.dynamic_library import open_library
 
 SOURCE = """
@@ -37,6 +39,14 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What threads raised."""
+    raised: list[str] = []
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: raised.append(str(arguments.exc_value)))
+    return raised
+
+
+@pytest.fixture
 def driver(library: str, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
     opens: Callable[[str], int] = {"libcuda.so.1": open_library(library)}.__getitem__
     monkeypatch.setattr(cuda_driver, "open_library", opens)
@@ -49,23 +59,42 @@ def test_a_device_says_what_code_is_made_for(driver: ctypes.CDLL) -> None:
     assert cuda_device_count() == 2
 
 
-@pytest.mark.parametrize(("device", "retained"), [("cuda:1", 11), ("cuda", 10), ("auto", 10)])
-def test_the_context_is_that_of_the_device(device: str, retained: int, driver: ctypes.CDLL) -> None:
-    open_context("cpu")
-    assert driver.retained_device() != retained
-    open_context(device)
-    assert driver.retained_device() == retained
+def test_the_context_is_that_of_the_device(driver: ctypes.CDLL) -> None:
+    open_context(1)
+    assert driver.retained_device() == 11
 
 
 def test_a_device_that_is_not_there_is_an_error_with_the_call(driver: ctypes.CDLL) -> None:
     with pytest.raises(CudaDriverError, match="cuDeviceGet failed with code 101"):
-        cuda_device(2)
-    open_context("cuda:2")  # which torch is going to report
+        open_context(2)
+
+
+@pytest.mark.parametrize(
+    ("device", "cuda", "retained"),
+    [("cuda:1", "13.0", 11), ("cuda", "13.0", 10), ("auto", "13.0", 10), ("auto", None, -1), ("cpu", "13.0", -1)],
+)
+def test_a_start_begins_the_context_of_the_device_that_it_is_going_to_use(
+    device: str, cuda: str | None, retained: int, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(factors, "_torch_factors", lambda: {"torch.cuda": cuda})
+    driver.retained_device()
+    begin_device_context(device)
+    for thread in threading.enumerate():
+        if thread.name == "device-context":
+            thread.join()
+    assert driver.retained_device() == retained
+
+
+def test_a_context_that_cannot_be_made_is_for_torch_to_report(driver: ctypes.CDLL, threads: list[str]) -> None:
+    begin_device_context("cuda:2")
+    for thread in threading.enumerate():
+        if thread.name == "device-context":
+            thread.join()
+    assert threads == []
 
 
 def test_without_a_driver_there_is_no_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(cuda_driver, "open_library", lambda name: open_library(tmp_path / name))
     assert cuda_device_count() == 0
     with pytest.raises(CudaDriverError, match="no CUDA driver"):
-        cuda_device(0)
-    open_context("auto")
+        open_context(0)
