@@ -119,9 +119,7 @@ def load(options: StartOptions, timeline: Timeline, status: StartupStatus) -> Lo
             backend = _backend(options, artifacts, plan, model, jit, opened) or EagerBackend()
             warmer.assign(backend)
         buckets = plan.table.buckets
-        # Others are ready at once when they are warm: eager has nothing worth leaving for later, and jit would
-        # compile on the device thread while it serves.
-        now = options.before_ready(buckets) if backend.name == "aot" else buckets
+        now = before_ready(backend.name, buckets, options, device.type)
         warmer.warm(now)
         if jit is not None:
             jit.settle()
@@ -130,6 +128,20 @@ def load(options: StartOptions, timeline: Timeline, status: StartupStatus) -> Lo
         publication = None if jit is None else jit.publish()
     cold = buckets[len(now) :]
     return Loaded(checkpoint, plan, model, runner, warmer, artifacts, cold, publication)
+
+
+def before_ready(
+    backend: str, buckets: tuple[Bucket, ...], options: StartOptions, device_type: str
+) -> tuple[Bucket, ...]:
+    """The buckets that are warm before READY; the others are warmed between two steps of the first requests.
+    ``backend`` is what serves, and not what was asked for."""
+    if backend == "aot":
+        return options.before_ready(buckets)
+    if backend == "eager" and options.backend != "eager" and device_type == "cuda":
+        # No artifacts: serve at once. Here each bucket waits for kernels that CUDA loads when they are launched.
+        return buckets[:1]
+    # jit would compile on the device thread while it serves, and on a CPU eager has nothing to wait for.
+    return buckets
 
 
 def _import_torch(timeline: Timeline) -> None:
