@@ -1,6 +1,7 @@
 """The part of a start that needs no torch: bring the checkpoint, decide the plan, bring the artifacts."""
 
 import contextlib
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -34,10 +35,14 @@ class Preparation:
 
 
 def prepare(
-    options: StartOptions, timeline: Timeline, status: StartupStatus, pool: ThreadPoolExecutor
+    options: StartOptions,
+    timeline: Timeline,
+    status: StartupStatus,
+    pool: ThreadPoolExecutor,
+    on_checkpoint: Callable[[Checkpoint], object],
 ) -> Preparation:
-    """Begin on the threads of ``pool``, which must have three."""
-    model = pool.submit(_model, options, timeline)
+    """Begin on the threads of ``pool``, which must have three. One of them calls ``on_checkpoint``."""
+    model = pool.submit(_model, options, timeline, on_checkpoint)
     pool.submit(_open_context, model)
 
     def artifacts() -> Artifacts | None:
@@ -105,9 +110,12 @@ def find_artifacts(checkpoint: Checkpoint, plan: Plan, options: StartOptions, ki
     return Artifacts(key, factors, fetched, signatures)
 
 
-def _model(options: StartOptions, timeline: Timeline) -> tuple[Checkpoint, Plan]:
+def _model(
+    options: StartOptions, timeline: Timeline, on_checkpoint: Callable[[Checkpoint], object]
+) -> tuple[Checkpoint, Plan]:
     with timeline.phase("fetch_weights"):
         checkpoint = read_checkpoint(options)
+    on_checkpoint(checkpoint)
     return checkpoint, make_plan(checkpoint.config, options)
 
 
@@ -118,18 +126,4 @@ def read_checkpoint(options: StartOptions) -> Checkpoint:
         CheckpointError, ConfigError: the source or its files cannot be used.
     """
     folder = resolve_checkpoint(options.model, options.cache_dir, options.s3)
-    # Here and not above: numpy and Pillow, which a server must not wait for before it listens.
-    from models.config import ModelConfig  # noqa: PLC0415
-    from models.preprocess import ImageTransform  # noqa: PLC0415
-    from models.tokenizer import Tokenizer  # noqa: PLC0415
-
-    config = ModelConfig.from_folder(folder)
-    return Checkpoint(
-        name=options.model,
-        folder=folder,
-        config=config,
-        tokenizer=Tokenizer.from_folder(folder),
-        transform=ImageTransform.from_folder(
-            folder, config.vision.image_size, options.max_pixels, config.vision.family
-        ),
-    )
+    return Checkpoint.read(options.model, folder, options.max_pixels)

@@ -11,6 +11,7 @@ Nothing here imports torch before `import_torch`, so a server that has bound its
 import contextlib
 import importlib
 import logging
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -63,8 +64,14 @@ class Loaded:
         return self.artifacts is not None and self.artifacts.hit
 
 
-def load(options: StartOptions, timeline: Timeline, status: StartupStatus) -> Loaded:
-    """Run the start on the calling thread, which becomes the device thread.
+def load(
+    options: StartOptions,
+    timeline: Timeline,
+    status: StartupStatus,
+    on_checkpoint: Callable[[Checkpoint], object] = lambda checkpoint: None,
+) -> Loaded:
+    """Run the start on the calling thread, which becomes the device thread. Another one calls ``on_checkpoint``
+    once the checkpoint is on local disk.
 
     Raises:
         CheckpointError, ConfigError, WeightsError: the model cannot be served.
@@ -72,7 +79,7 @@ def load(options: StartOptions, timeline: Timeline, status: StartupStatus) -> Lo
     """
     with contextlib.ExitStack() as scope:
         pool = scope.enter_context(ThreadPoolExecutor(3, thread_name_prefix="snapcap-fetch"))
-        preparation = prepare(options, timeline, status, pool)
+        preparation = prepare(options, timeline, status, pool, on_checkpoint)
         with timeline.phase("import_torch"):
             load_torch_libraries()
             importlib.import_module("torch")
@@ -111,7 +118,7 @@ def load(options: StartOptions, timeline: Timeline, status: StartupStatus) -> Lo
         if jit is not None:
             jit.settle()
         with timeline.phase("self_test"):
-            self_test(runner, buckets[0], checkpoint)
+            self_test(runner, buckets[0])
         publication = None if jit is None else jit.publish()
     cold = buckets[len(now) :]
     return Loaded(checkpoint, plan, model, runner, warmer, artifacts, cold, publication)

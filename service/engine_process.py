@@ -1,0 +1,187 @@
+"""The engine process: the start, the device thread and the builds behind it, told what to do by the HTTP process.
+
+    socket ─▶ this thread ─▶ scheduler ─▶ device thread ─▶ Turns ─▶ socket
+
+It ends when the other end of the socket is closed.
+"""
+
+import gc
+import logging
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import TYPE_CHECKING
+
+from service.channel import BlockingChannel
+from service.config import Settings
+from service.errors import NotReady
+from service.messages import (
+    Cancel,
+    Failed,
+    Found,
+    Loaded,
+    Message,
+    PhaseSeen,
+    Ready,
+    Rehearsed,
+    StatusSeen,
+    Submit,
+    Turn,
+    Usage,
+)
+from service.request import CaptionRequest, Completion
+from service.shared_pixels import SharedPixels
+from service.start_error import explain, unexpected
+from service.turns import Turns
+from warmup.compile_events import compiler_counts
+from warmup.status import StartupStatus
+from warmup.timeline import Timeline
+from warmup.torch_libraries import load_torch_libraries
+
+if TYPE_CHECKING:
+    from service.engine import Engine
+    from service.scheduler import Scheduler
+    from warmup.options import StartOptions
+    from warmup.prepared import Checkpoint
+    from warmup.startup import Loaded as LoadedModel
+
+_USAGE_S = 1.0
+# The other process sends no more than its queue holds.
+_UNBOUNDED = sys.maxsize
+_logger = logging.getLogger("snapcap.start")
+
+
+def serve_engine(settings: Settings, end: socket.socket, pixels: SharedPixels, origin: float) -> int:
+    """Serve requests until the socket is closed. `origin`: the moment of exec, the zero of the timeline."""
+    # Its code is not Python's: it goes on while this process imports what it needs before torch.
+    threading.Thread(target=load_torch_libraries, name="torch-libraries", daemon=True).start()
+    process = _EngineProcess(settings, BlockingChannel(end), pixels, origin)
+    process.run()
+    return 0
+
+
+class _EngineProcess:
+    def __init__(self, settings: Settings, channel: BlockingChannel, pixels: SharedPixels, origin: float) -> None:
+        self._settings = settings
+        self._channel = channel
+        self._pixels = pixels
+        self._timeline = Timeline(origin)
+        self._status = StartupStatus()
+        self._turns = Turns(channel.send)
+        self._rehearsed = threading.Event()
+        self._ended = threading.Event()
+        self._engine: Engine | None = None
+        self._futures: dict[int, Future[Completion]] = {}
+        self._stop_build: Callable[[], object] = lambda: None
+
+    def run(self) -> None:
+        self._timeline.listen(lambda phase: self._channel.send(PhaseSeen(phase)))
+        self._status.listen(lambda state: self._channel.send(StatusSeen(state)))
+        self._begin()
+        while (messages := self._channel.receive()) is not None:
+            for message in messages:
+                self._take(message)
+        self._ended.set()
+        self._stop_build()
+
+    def _begin(self) -> None:
+        try:
+            from service.device_thread import DeviceThread  # noqa: PLC0415  what fails here is for the log
+            from service.start_options import start_options  # noqa: PLC0415
+
+            options = start_options(self._settings)
+            DeviceThread(
+                options,
+                self._timeline,
+                self._status,
+                self._turns,
+                _UNBOUNDED,
+                partial(self._ready, options),
+                self._failed,
+                self._rehearse,
+                on_checkpoint=self._found,
+                turn_ended=self._turns.end,
+            ).start()
+        except Exception as error:
+            self._failed(error)
+
+    def _take(self, message: Message) -> None:
+        match message:
+            case Submit():
+                self._submit(message)
+            case Cancel():
+                future = self._futures.get(message.number)
+                if future is not None:
+                    future.cancel()
+            case Rehearsed():
+                self._rehearsed.set()
+
+    def _submit(self, message: Submit) -> None:
+        number, turns = message.number, self._turns
+        future: Future[Completion] = Future()
+        request = CaptionRequest(
+            message.request_id,
+            self._pixels.read(message.slot),
+            message.prompt_ids,
+            message.params,
+            message.deadline,
+            future,
+            partial(turns.token, number) if message.streams else None,
+            partial(turns.admitted, number),
+        )
+        self._futures[number] = future
+        future.add_done_callback(partial(self._done, number))
+        try:
+            if self._engine is not None:
+                self._engine.submit(request)
+        except NotReady:  # the engine has failed, as the other process is about to hear
+            del self._futures[number]
+            self._channel.send(Turn.of(failed=[(number, False)]))
+
+    def _done(self, number: int, future: "Future[Completion]") -> None:
+        del self._futures[number]
+        if not future.cancelled():
+            self._turns.done(number, future)
+
+    def _found(self, checkpoint: "Checkpoint") -> None:
+        self._channel.send(Found(checkpoint.folder))
+
+    def _rehearse(self, engine: "Engine", checkpoint: "Checkpoint") -> None:
+        """The request comes from the HTTP process, which is the one to rehearse most."""
+        self._pixels.open(checkpoint.config.vision.image_size)
+        self._engine = engine
+        self._channel.send(Loaded(engine.limits))
+        self._rehearsed.wait()
+
+    def _ready(
+        self, options: "StartOptions", loaded: "LoadedModel", engine: "Engine", _scheduler: "Scheduler"
+    ) -> None:
+        self._engine = engine
+        # `serve` has put collections off. What the imports made stays for good: later ones need not look at it.
+        gc.freeze()
+        gc.enable()
+        self._status.started()
+        threading.Thread(target=self._report_usage, args=(loaded,), name="usage", daemon=True).start()
+        self._channel.send(Ready())
+        from service.build_behind import start_build  # noqa: PLC0415
+
+        self._stop_build = start_build(options, loaded, self._status, engine)
+
+    def _failed(self, error: Exception) -> None:
+        sentence = explain(error)
+        self._status.fail(sentence)
+        _logger.error("failed", extra={"fields": {"error": sentence}}, exc_info=unexpected(error))
+        self._channel.send(Failed(sentence))
+
+    def _report_usage(self, loaded: "LoadedModel") -> None:
+        last = Usage()
+        while True:
+            usage = Usage(loaded.runner.allocated_bytes(), compiler_counts())
+            if usage != last:
+                self._channel.send(usage)
+                last = usage
+            if self._ended.wait(_USAGE_S):
+                return
