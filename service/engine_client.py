@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 from prometheus_client.process_collector import ProcessCollector
 
-from service.channel import LoopChannel
 from service.config import Settings
 from service.engine_fork import EngineProcess
 from service.limits import Limits
+from service.loop_channel import LoopChannel
 from service.messages import (
     Failed,
     Found,

@@ -6,6 +6,7 @@ It ends when the other end of the socket is closed.
 """
 
 import gc
+import importlib
 import logging
 import socket
 import sys
@@ -48,6 +49,9 @@ if TYPE_CHECKING:
     from warmup.prepared import Checkpoint
     from warmup.startup import Loaded as LoadedModel
 
+# What has compiled parts, of what is imported beside torch's libraries: the dynamic linker does one thing at a time,
+# and Python waits for it with its lock held.
+_COMPILED = ("csv", "ctypes", "datetime", "hashlib", "numpy", "queue", "subprocess", "uuid")
 _USAGE_S = 1.0
 # The other process sends no more than its queue holds.
 _UNBOUNDED = sys.maxsize
@@ -56,7 +60,9 @@ _logger = logging.getLogger("snapcap.start")
 
 def serve_engine(settings: Settings, end: socket.socket, pixels: SharedPixels, origin: float) -> int:
     """Serve requests until the socket is closed. `origin`: the moment of exec, the zero of the timeline."""
-    # Its code is not Python's: it goes on while this process imports what it needs before torch.
+    for name in _COMPILED:
+        importlib.import_module(name)
+    # Their code is not Python's: it goes on while this process imports what it needs before torch.
     threading.Thread(target=load_torch_libraries, name="torch-libraries", daemon=True).start()
     process = _EngineProcess(settings, BlockingChannel(end), pixels, origin)
     process.run()

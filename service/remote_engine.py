@@ -26,7 +26,7 @@ class _Sent(NamedTuple):
 
 
 class RemoteEngine:
-    """A `CaptionEngine`. Every request that waits for the device holds a slot of the shared pixels, and there are as
+    """A `CaptionEngine`. Each request that waits for the device holds a slot of the shared pixels, and there are as
     many slots as places in the queue: without a free one the queue is full, which nobody has to be asked for.
 
     ``submit`` from any thread, ``take`` and ``fail`` on the event loop.
@@ -125,8 +125,8 @@ class RemoteEngine:
                 request.future.set_exception(error)
 
     def _forget(self, number: int) -> CaptionRequest | None:
-        """The slot is free even if the device has yet to be told that nobody waits: whatever it makes of pixels that
-        are another's by then goes nowhere."""
+        """The slot is free even if the engine has yet to hear that nobody waits: what it makes of pixels that are
+        another's by then goes nowhere."""
         self._free_slot(number)
         sent = self._sent.pop(number, None)
         return None if sent is None else sent.request

@@ -1,5 +1,5 @@
-"""`snapcap serve`, in the order that makes the start fast: bind, fork the engine process, then import and build what
-answers. Its two processes import side by side, each with an interpreter's lock of its own.
+"""`snapcap serve`, in the order that makes the start fast: bind, fork the engine process, import and build what
+answers. The two processes import side by side, each with an interpreter's lock of its own.
 """
 
 import gc

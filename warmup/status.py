@@ -66,7 +66,7 @@ class StartupStatus:
         self._listeners: list[Callable[[StatusState], None]] = []
 
     def listen(self, listener: Callable[[StatusState], None]) -> None:
-        """Call ``listener`` with the state after each change, in order; it must not keep the state, nor call this."""
+        """Call ``listener`` with the state after each change, in order. It must not keep it, nor call this."""
         with self._lock:
             self._listeners.append(listener)
 
