@@ -98,14 +98,16 @@ class EngineClient:
     def _prepare(self) -> None:
         """Beside the import of torch: read what turns bytes into pixels and tokens into text, then rehearse."""
         try:
-            # Pillow, numpy and tokenizers.
+            # Pillow, numpy and tokenizers: now, as it takes a moment until the folder is known.
+            from models.config import ModelConfig  # noqa: PLC0415
             from models.tokenizer import Tokenizer  # noqa: F401, PLC0415
             from service.rehearsal import rehearse  # noqa: PLC0415
             from warmup.prepared import Checkpoint  # noqa: PLC0415
 
             folder = self._folder.result()
             settings = self._settings
-            checkpoint = Checkpoint.read(settings.model.source, folder, settings.images.max_pixels)
+            config = ModelConfig.from_folder(folder)
+            checkpoint = Checkpoint.of(settings.model.source, folder, config, settings.images.max_pixels)
             _ = checkpoint.tokenizer
             self._process.pixels.open(checkpoint.config.vision.image_size)
             limits = self._limits.result()

@@ -49,9 +49,9 @@ if TYPE_CHECKING:
     from warmup.prepared import Checkpoint
     from warmup.startup import Loaded as LoadedModel
 
-# What has compiled parts, of what is imported beside torch's libraries: the dynamic linker does one thing at a time,
-# and Python waits for it with its lock held.
-_COMPILED = ("csv", "ctypes", "datetime", "hashlib", "numpy", "queue", "subprocess", "uuid")
+# What has compiled parts, of what is imported beside torch's libraries. The dynamic linker does one thing at a
+# time, and Python waits for it with its lock held.
+_COMPILED = ("binascii", "csv", "ctypes", "datetime", "hashlib", "numpy", "queue", "subprocess", "uuid")
 _USAGE_S = 1.0
 # The other process sends no more than its queue holds.
 _UNBOUNDED = sys.maxsize

@@ -1,6 +1,19 @@
 """What a start that failed says of itself."""
 
+import sys
+
 from service.errors import EngineFailed
+
+# Errors that name their remedy themselves, by module: importing these is not for every process.
+_KNOWN = {
+    "models.checkpoint_file": "WeightsError",
+    "models.config_fields": "ConfigError",
+    "service.engine_client": "EngineEndedError",
+    "warmup.build": "BuildError",
+    "warmup.checkpoint_files": "CheckpointError",
+    "warmup.plan": "StartError",
+    "warmup.store": "StoreError",
+}
 
 
 def explain(error: Exception) -> str:
@@ -13,15 +26,6 @@ def explain(error: Exception) -> str:
 
 def unexpected(error: Exception) -> Exception | None:
     """The error when it is not one that names its remedy itself: then the log must have its trace."""
-    if isinstance(error, ImportError):
-        return error  # the installation is broken, perhaps in one of these modules
-    # Here: all of them are in modules that the start has imported by now.
-    from models.checkpoint_file import WeightsError  # noqa: PLC0415
-    from models.config import ConfigError  # noqa: PLC0415
-    from warmup.build import BuildError  # noqa: PLC0415
-    from warmup.checkpoint import CheckpointError  # noqa: PLC0415
-    from warmup.plan import StartError  # noqa: PLC0415
-    from warmup.store import StoreError  # noqa: PLC0415
-
-    known = (CheckpointError, ConfigError, WeightsError, StartError, BuildError, StoreError)
+    # One whose module has not been imported cannot have been raised.
+    known = tuple(getattr(sys.modules.get(module), name, ()) for module, name in _KNOWN.items())
     return None if isinstance(error, known) else error

@@ -126,4 +126,6 @@ def read_checkpoint(options: StartOptions) -> Checkpoint:
         CheckpointError, ConfigError: the source or its files cannot be used.
     """
     folder = resolve_checkpoint(options.model, options.cache_dir, options.s3)
-    return Checkpoint.read(options.model, folder, options.max_pixels)
+    from models.config import ModelConfig  # noqa: PLC0415  a server must not wait for it before it listens
+
+    return Checkpoint.of(options.model, folder, ModelConfig.from_folder(folder), options.max_pixels)

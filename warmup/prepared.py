@@ -24,17 +24,14 @@ class Checkpoint:
     transform: "ImageTransform"
 
     @classmethod
-    def read(cls, name: str, folder: Path, max_pixels: int) -> "Checkpoint":
-        """A checkpoint that captions pictures of up to ``max_pixels``.
+    def of(cls, name: str, folder: Path, config: "ModelConfig", max_pixels: int) -> "Checkpoint":
+        """A checkpoint, for pictures of up to ``max_pixels``.
 
         Raises:
             ConfigError: its files cannot be used.
         """
-        # Here and not above: numpy and Pillow, which a server must not wait for before it listens.
-        from models.config import ModelConfig  # noqa: PLC0415
-        from models.preprocess import ImageTransform  # noqa: PLC0415
+        from models.preprocess import ImageTransform  # noqa: PLC0415  numpy, which no server waits for to listen
 
-        config = ModelConfig.from_folder(folder)
         vision = config.vision
         transform = ImageTransform.from_folder(folder, vision.image_size, max_pixels, vision.family)
         return cls(name, folder, config, transform)
