@@ -60,10 +60,6 @@ _logger = logging.getLogger("snapcap.start")
 
 def serve_engine(settings: Settings, end: socket.socket, pixels: SharedPixels, origin: float) -> int:
     """Serve requests until the socket is closed. `origin`: the moment of exec, the zero of the timeline."""
-    for name in _COMPILED:
-        importlib.import_module(name)
-    # Their code is not Python's: it goes on while this process imports what it needs before torch.
-    threading.Thread(target=load_torch_libraries, name="torch-libraries", daemon=True).start()
     process = _EngineProcess(settings, BlockingChannel(end), pixels, origin)
     process.run()
     return 0
@@ -95,8 +91,13 @@ class _EngineProcess:
 
     def _begin(self) -> None:
         try:
-            from service.device_thread import DeviceThread  # noqa: PLC0415  what fails here is for the log
-            from service.start_options import start_options  # noqa: PLC0415
+            with self._timeline.phase("import_engine"):
+                for name in _COMPILED:
+                    importlib.import_module(name)
+                # Their code is not Python's: it goes on while this process imports what it needs before torch.
+                threading.Thread(target=load_torch_libraries, name="torch-libraries", daemon=True).start()
+                from service.device_thread import DeviceThread  # noqa: PLC0415  what fails here is for the log
+                from service.start_options import start_options  # noqa: PLC0415
 
             options = start_options(self._settings)
             DeviceThread(

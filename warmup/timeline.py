@@ -11,6 +11,7 @@ from pathlib import Path
 PHASES = (
     "interpreter",
     "bind",
+    "import_engine",  # of the server only: in the engine process, as all that follow
     "import_torch",
     "import_compiler",  # of the jit backend only
     "device_init",
