@@ -43,8 +43,8 @@ class Children:
 
 
 def children(pid: int, counts: bool, other_half: int | None = None) -> Children:
-    """What ``pid`` has started so far; ``counts`` is what ``kernel_counts_children`` found. ``other_half``: its child
-    that does a part of its work, which is not counted, but what that one has started is."""
+    """What ``pid`` has started so far; ``counts`` is what ``kernel_counts_children`` found. ``other_half``: its
+    child that does a part of its work, which is not counted, but what that one has started is."""
     halves = [pid] if other_half is None else [pid, other_half]
     found = [fields for fields in map(_stat, halves) if fields]
     ended = any(int(fields[8]) + int(fields[10]) > 0 for fields in found) if counts and found else None
@@ -52,7 +52,7 @@ def children(pid: int, counts: bool, other_half: int | None = None) -> Children:
 
 
 def other_half(pid: int) -> int | None:
-    """The child that a server has forked to run a part of its own program: the first that does. None without one."""
+    """The child that a server has forked to run a part of its program: the first that does. None without one."""
     for child in sorted(child for child, parent in _parents().items() if parent == pid):
         if _arguments(child) == _arguments(pid) != []:
             return child
@@ -164,9 +164,9 @@ def peak_host_bytes(pid: int) -> int | None:
     return None
 
 
-def cpu_seconds(pid: int) -> float:
-    """User and system time of a process and its threads so far (proc(5), stat)."""
-    fields = _stat(pid)
+def cpu_seconds(pid: int, thread: int | None = None) -> float:
+    """User and system time of a process and its threads so far, or of one thread (proc(5), stat)."""
+    fields = _stat(pid if thread is None else f"{pid}/task/{thread}")
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
 
 
@@ -211,7 +211,7 @@ def _smi(query: str) -> list[str]:
     return done.stdout.splitlines() if done.returncode == 0 else []
 
 
-def _stat(pid: int) -> list[str]:
+def _stat(pid: int | str) -> list[str]:
     """The fields of /proc/PID/stat after the program's name: state, parent, …; empty when it has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

@@ -6,13 +6,15 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from service.config import Settings
 from service.shared_pixels import SharedPixels
 from warmup.timeline import Timeline
 
+Serve: TypeAlias = Callable[[Settings, socket.socket, SharedPixels, float], int]
 _PR_SET_PDEATHSIG = 1
 
 
@@ -29,11 +31,14 @@ class EngineProcess:
     pixels: SharedPixels
 
 
-def fork_engine(settings: Settings, timeline: Timeline, listeners: Iterable[socket.socket]) -> EngineProcess:
+def fork_engine(
+    settings: Settings, timeline: Timeline, listeners: Iterable[socket.socket], serve: Serve | None = None
+) -> EngineProcess:
     """Start the engine process. A copy of this one as it is now: it begins to import torch at once, while this
     process imports what answers, and each has a lock of its own for its Python code.
 
-    `listeners`: what the child must not hold open.
+    `listeners`: what the child must not hold open. `serve`: what it does, if not
+    `service.engine_process.serve_engine`; the result is its exit status.
 
     Raises:
         ForkError: this system cannot fork.
@@ -54,9 +59,9 @@ def fork_engine(settings: Settings, timeline: Timeline, listeners: Iterable[sock
         for listener in listeners:
             listener.close()
         _outlive_signals_but_not(parent)
-        from service.engine_process import serve_engine  # noqa: PLC0415  in this process only
-
-        status = serve_engine(settings, theirs, pixels, timeline.origin)
+        if serve is None:
+            from service.engine_process import serve_engine as serve  # noqa: PLC0415  in this process only
+        status = serve(settings, theirs, pixels, timeline.origin)
     except BaseException:
         traceback.print_exc()
     finally:  # never back to the caller, who is the other process

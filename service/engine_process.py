@@ -12,13 +12,12 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING
 
 from service.channel import BlockingChannel
 from service.config import Settings
-from service.errors import NotReady
+from service.intake import Intake
 from service.messages import (
     Cancel,
     Failed,
@@ -30,13 +29,10 @@ from service.messages import (
     Rehearsed,
     StatusSeen,
     Submit,
-    Turn,
     Usage,
 )
-from service.request import CaptionRequest, Completion
 from service.shared_pixels import SharedPixels
 from service.start_error import explain, unexpected
-from service.turns import Turns
 from warmup.compile_events import compiler_counts
 from warmup.status import StartupStatus
 from warmup.timeline import Timeline
@@ -72,11 +68,9 @@ class _EngineProcess:
         self._pixels = pixels
         self._timeline = Timeline(origin)
         self._status = StartupStatus()
-        self._turns = Turns(channel.send)
+        self._intake = Intake(pixels, channel.send)
         self._rehearsed = threading.Event()
         self._ended = threading.Event()
-        self._engine: Engine | None = None
-        self._futures: dict[int, Future[Completion]] = {}
         self._stop_build: Callable[[], object] = lambda: None
 
     def run(self) -> None:
@@ -104,13 +98,13 @@ class _EngineProcess:
                 options,
                 self._timeline,
                 self._status,
-                self._turns,
+                self._intake.turns,
                 _UNBOUNDED,
                 partial(self._ready, options),
                 self._failed,
                 self._rehearse,
                 on_checkpoint=self._found,
-                turn_ended=self._turns.end,
+                turn_ended=self._intake.turns.end,
             ).start()
         except Exception as error:
             self._failed(error)
@@ -118,40 +112,11 @@ class _EngineProcess:
     def _take(self, message: Message) -> None:
         match message:
             case Submit():
-                self._submit(message)
-            case Cancel():
-                future = self._futures.get(message.number)
-                if future is not None:
-                    future.cancel()
+                self._intake.submit(message)
+            case Cancel(number):
+                self._intake.cancel(number)
             case Rehearsed():
                 self._rehearsed.set()
-
-    def _submit(self, message: Submit) -> None:
-        number, turns = message.number, self._turns
-        future: Future[Completion] = Future()
-        request = CaptionRequest(
-            message.request_id,
-            self._pixels.read(message.slot),
-            message.prompt_ids,
-            message.params,
-            message.deadline,
-            future,
-            partial(turns.token, number) if message.streams else None,
-            partial(turns.admitted, number),
-        )
-        self._futures[number] = future
-        future.add_done_callback(partial(self._done, number))
-        try:
-            if self._engine is not None:
-                self._engine.submit(request)
-        except NotReady:  # the engine has failed, as the other process is about to hear
-            del self._futures[number]
-            self._channel.send(Turn.of(failed=[(number, False)]))
-
-    def _done(self, number: int, future: "Future[Completion]") -> None:
-        del self._futures[number]
-        if not future.cancelled():
-            self._turns.done(number, future)
 
     def _found(self, checkpoint: "Checkpoint") -> None:
         self._channel.send(Found(checkpoint.folder))
@@ -159,14 +124,14 @@ class _EngineProcess:
     def _rehearse(self, engine: "Engine", checkpoint: "Checkpoint") -> None:
         """The request comes from the HTTP process, which is the one to rehearse most."""
         self._pixels.open(checkpoint.config.vision.image_size)
-        self._engine = engine
+        self._intake.attach(engine)
         self._channel.send(Loaded(engine.limits))
         self._rehearsed.wait()
 
     def _ready(
         self, options: "StartOptions", loaded: "LoadedModel", engine: "Engine", _scheduler: "Scheduler"
     ) -> None:
-        self._engine = engine
+        self._intake.attach(engine)
         # `serve` has put collections off. What the imports made stays for good: later ones need not look at it.
         gc.freeze()
         gc.enable()

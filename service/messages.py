@@ -83,7 +83,7 @@ class Failed(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """What one turn of the engine has come to: at most one message for a decode step, however many rows it has.
+    """What turns of the engine have come to: at most one message for a decode step, however many rows it has.
 
     ``admitted``: requests whose slots are free again. ``waited``: seconds of each that was admitted.
     ``encoded`` and ``stepped``: bucket, rows and seconds. ``tokens``: of requests that stream. ``failed``: whether

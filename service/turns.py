@@ -1,4 +1,4 @@
-"""What a turn of the engine has come to, gathered on the device thread and sent at its end."""
+"""What the engine's turns come to, gathered on the device thread and sent at the end of a turn."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -7,10 +7,12 @@ from service.errors import DeadlineExceeded
 from service.messages import Turn
 from service.request import Completion
 
+_MOST_STEPS = 64
+
 
 class Turns:
-    """An `EngineObserver` that sends at most one message a turn: to write is a system call, and the other process
-    wakes for each. Device thread only."""
+    """An `EngineObserver` that sends at most one message a turn: to write is a system call, and the other process's
+    event loop wakes for each. What only counts goes with what a request waits for. Device thread only."""
 
     def __init__(self, send: Callable[[Turn], object]) -> None:
         self._send = send
@@ -46,8 +48,8 @@ class Turns:
             self._turn.failed.append((number, isinstance(error, DeadlineExceeded)))
 
     def end(self) -> None:
-        """Send what there is."""
-        turn = self._turn._replace(generated=self._generated)
-        if any(turn):
+        """Send what there is, if a request waits for a part of it, or the counts have become many."""
+        turn = self._turn
+        if turn.admitted or turn.tokens or turn.completed or turn.failed or len(turn.stepped) >= _MOST_STEPS:
+            self._send(turn._replace(generated=self._generated))
             self._turn, self._generated = Turn.of(), 0
-            self._send(turn)

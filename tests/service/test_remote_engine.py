@@ -11,8 +11,8 @@ import pytest
 from support.list_engine import LIMITS, PATIENCE, ListRunner, Observer, result
 
 from service.engine import Engine
-from service.engine_process import _EngineProcess
 from service.errors import DeadlineExceeded, EngineFailed, NotReady, Overloaded
+from service.intake import Intake
 from service.messages import Cancel, Message, Submit, Turn, Unpacker, pack
 from service.remote_engine import RemoteEngine
 from service.request import CaptionRequest, Completion, SamplingParams
@@ -134,14 +134,13 @@ class Behind:
         self.pixels.open((2, 2))
         self.observer = Observer()
         self.remote = RemoteEngine(LIMITS, self.pixels, self._to_engine, self.observer)
-        channel: Any = self
-        settings: Any = None
-        self.process = _EngineProcess(settings, channel, self.pixels, 0.0)
+        self.intake = Intake(self.pixels, self._to_http)
         table = BucketTable.of((1, 4, 8))
         self.runner = Images(table.largest.size)
         self.scheduler = Scheduler(table, LIMITS, 1000)
-        turns = self.process._turns
-        self.engine = self.process._engine = Engine(self.scheduler, turns, turns.end)
+        turns = self.intake.turns
+        self.engine = Engine(self.scheduler, turns, turns.end)
+        self.intake.attach(self.engine)
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
@@ -152,9 +151,12 @@ class Behind:
 
     def _to_engine(self, message: Message) -> None:
         for each in Unpacker().feed(pack(message)):
-            self.process._take(each)
+            if isinstance(each, Submit):
+                self.intake.submit(each)
+            elif isinstance(each, Cancel):
+                self.intake.cancel(each.number)
 
-    def send(self, message: Message) -> None:
+    def _to_http(self, message: Message) -> None:
         (each,) = Unpacker().feed(pack(message))
         assert isinstance(each, Turn)
         self.turns.append(each)
@@ -205,8 +207,9 @@ def test_all_that_end_with_a_step_are_in_one_message(behind: Behind) -> None:
     behind.hold().set()
     assert [len(each.completed) for each in behind.turns if each.completed] == [8]
     assert [len(each.admitted) for each in behind.turns if each.admitted] == [8]
-    # One turn, one message at most: three steps, and the first has the admission as well.
-    assert len(behind.turns) == len(behind.runner.steps)
+    # Of three steps the first has the admission, and the second nothing that anybody waits for.
+    assert [len(each.stepped) for each in behind.turns] == [1, 2]
+    assert len(behind.observer.steps) == len(behind.runner.steps) == 3
 
 
 def test_tokens_of_a_stream_come_with_their_steps(behind: Behind) -> None:
@@ -237,7 +240,7 @@ def test_a_request_that_is_cancelled_leaves_its_slot_in_the_engine(behind: Behin
     behind.hold().set()
     assert behind.scheduler.running == []
     assert len(behind.runner.steps) < 20
-    assert behind.process._futures == {}
+    assert behind.intake._futures == {}
 
 
 def test_a_deadline_passes_in_the_engine_too(behind: Behind) -> None:
