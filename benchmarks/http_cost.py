@@ -197,7 +197,7 @@ def run(options: argparse.Namespace, images: Path) -> list[list[float]]:
     """The rounds, on a thread beside the server, which has this process's main thread, as it has in production."""
     engine = fork_engine(Settings(), Timeline.since_exec(), (), partial(serve_waiting, options.step / 1000))
     services = assembled()
-    clocks = [
+    clocks: list[Callable[[], float]] = [
         clock_of(threading.main_thread()),
         time.process_time,
         partial(cpu_seconds, engine.pid, engine.pid),

@@ -31,14 +31,19 @@ class EngineProcess:
     pixels: SharedPixels
 
 
+def _serve_engine(settings: Settings, end: socket.socket, pixels: SharedPixels, origin: float) -> int:
+    from service.engine_process import serve_engine  # noqa: PLC0415  in the child only
+
+    return serve_engine(settings, end, pixels, origin)
+
+
 def fork_engine(
-    settings: Settings, timeline: Timeline, listeners: Iterable[socket.socket], serve: Serve | None = None
+    settings: Settings, timeline: Timeline, listeners: Iterable[socket.socket], serve: Serve = _serve_engine
 ) -> EngineProcess:
     """Start the engine process. A copy of this one as it is now: it begins to import torch at once, while this
     process imports what answers, and each has a lock of its own for its Python code.
 
-    `listeners`: what the child must not hold open. `serve`: what it does, if not
-    `service.engine_process.serve_engine`; the result is its exit status.
+    `listeners`: what the child must not hold open. `serve`: what it does; the result is its exit status.
 
     Raises:
         ForkError: this system cannot fork.
@@ -59,8 +64,6 @@ def fork_engine(
         for listener in listeners:
             listener.close()
         _outlive_signals_but_not(parent)
-        if serve is None:
-            from service.engine_process import serve_engine as serve  # noqa: PLC0415  in this process only
         status = serve(settings, theirs, pixels, timeline.origin)
     except BaseException:
         traceback.print_exc()

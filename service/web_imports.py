@@ -10,7 +10,6 @@ def import_web() -> None:
     """Import FastAPI, while the engine process imports torch."""
     # Plugins are looked for in the metadata of every installed package. The server's models are documentation.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
-    importlib.import_module("pydantic.fields")
     with _deferred_models():
         importlib.import_module("fastapi")
 
