@@ -42,7 +42,7 @@ from service.body import BodyLimits
 from service.channel import BlockingChannel
 from service.config import Settings
 from service.engine import Engine
-from service.engine_fork import EngineProcess, fork_engine
+from service.engine_fork import ForkedEngine, fork_engine
 from service.intake import Intake
 from service.limits import Limits
 from service.loop_channel import LoopChannel
@@ -151,7 +151,7 @@ def assembled() -> Services:
     return assemble(Settings(), Timeline.since_exec())
 
 
-def attach(services: Services, process: EngineProcess) -> LoopChannel:
+def attach(services: Services, process: ForkedEngine) -> LoopChannel:
     """Make them ready to caption; on the event loop."""
     process.pixels.open(IMAGE_SIZE)
 

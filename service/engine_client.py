@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from prometheus_client.process_collector import ProcessCollector
 
 from service.config import Settings
-from service.engine_fork import EngineProcess
+from service.engine_fork import ForkedEngine
 from service.limits import Limits
 from service.loop_channel import LoopChannel
 from service.messages import (
@@ -44,7 +44,7 @@ class EngineEndedError(RuntimeError):
 
 
 def follow(
-    process: EngineProcess, settings: Settings, services: "Services", stop: Callable[[], None]
+    process: ForkedEngine, settings: Settings, services: "Services", stop: Callable[[], None]
 ) -> Callable[[], object]:
     """Follow the engine process; called on the event loop. Returns what ends it, for when the server has ended.
 
@@ -59,7 +59,7 @@ class EngineClient:
 
     def __init__(
         self,
-        process: EngineProcess,
+        process: ForkedEngine,
         settings: Settings,
         services: "Services",
         stop: Callable[[], None],
@@ -123,6 +123,12 @@ class EngineClient:
         self._channel.send(Rehearsed())
 
     def _take(self, message: Message) -> None:
+        try:
+            self._follow(message)
+        except Exception as error:
+            self._outcome.failed(error)
+
+    def _follow(self, message: Message) -> None:
         services = self._services
         match message:
             case Turn() if self._engine is not None:

@@ -23,7 +23,7 @@ class ForkError(OSError):
 
 
 @dataclass(frozen=True)
-class EngineProcess:
+class ForkedEngine:
     """The child, as its parent has it. `end`: of the socket to it."""
 
     pid: int
@@ -39,7 +39,7 @@ def _serve_engine(settings: Settings, end: socket.socket, pixels: SharedPixels, 
 
 def fork_engine(
     settings: Settings, timeline: Timeline, listeners: Iterable[socket.socket], serve: Serve = _serve_engine
-) -> EngineProcess:
+) -> ForkedEngine:
     """Start the engine process. A copy of this one as it is now: it begins to import torch at once, while this
     process imports what answers, and each has a lock of its own for its Python code.
 
@@ -57,7 +57,7 @@ def fork_engine(
     parent, pid = os.getpid(), os.fork()
     if pid:
         theirs.close()
-        return EngineProcess(pid, ours, pixels)
+        return ForkedEngine(pid, ours, pixels)
     status = 1
     try:
         ours.close()
