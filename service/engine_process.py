@@ -136,8 +136,10 @@ class _EngineProcess:
         gc.freeze()
         gc.enable()
         self._status.started()
-        threading.Thread(target=self._report_usage, args=(loaded,), name="usage", daemon=True).start()
+        usage = _usage(loaded)
+        self._channel.send(usage)  # what the start compiled, before it is over
         self._channel.send(Ready())
+        threading.Thread(target=self._report_usage, args=(loaded, usage), name="usage", daemon=True).start()
         from service.build_behind import start_build  # noqa: PLC0415
 
         self._stop_build = start_build(options, loaded, self._status, engine)
@@ -148,12 +150,13 @@ class _EngineProcess:
         _logger.error("failed", extra={"fields": {"error": sentence}}, exc_info=unexpected(error))
         self._channel.send(Failed(sentence))
 
-    def _report_usage(self, loaded: "LoadedModel") -> None:
-        last = Usage()
-        while True:
-            usage = Usage(loaded.runner.allocated_bytes(), compiler_counts())
+    def _report_usage(self, loaded: "LoadedModel", last: Usage) -> None:
+        while not self._ended.wait(_USAGE_S):
+            usage = _usage(loaded)
             if usage != last:
                 self._channel.send(usage)
                 last = usage
-            if self._ended.wait(_USAGE_S):
-                return
+
+
+def _usage(loaded: "LoadedModel") -> Usage:
+    return Usage(loaded.runner.allocated_bytes(), compiler_counts())
