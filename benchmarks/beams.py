@@ -52,15 +52,16 @@ def start(workload: Workload, options: argparse.Namespace, cache: Path) -> "Load
 
 
 def admit(runner: "Runner", bucket: "Bucket", beams: int, image: Any, search: bool) -> "Needs":
-    """The first b slots: one image's beams, or as many greedy rows."""
+    """The first b slots: one image's beams, or as many greedy rows. The image is encoded for both, as that leaves
+    the CPU's caches without what a step reads."""
     from warmup.row import GREEDY, Needs, Row, Search
 
+    runner.encode(bucket, [image], 0)
     if not search:
         runner.admit(0, [Row()] * beams)
         return GREEDY
     room = runner.state.cache_length - 1
     row = Row(search=Search(beams, room, early_stopping="never"))
-    runner.encode(bucket, [image], 0)
     runner.admit(0, [row])
     assert row.search is not None
     runner.group(range(beams), row, row.search)

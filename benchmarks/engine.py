@@ -135,8 +135,8 @@ def closed_loop(submit: Callable[[int], "Future[Any]"], concurrency: int, second
 
 
 def measure_steps(loaded: Any, images: list[Any]) -> dict[str, dict[str, float]]:
-    """Milliseconds of an encode and of a decode step at every bucket, each the mean of many in a row with one wait
-    for the device at their end. On the device thread, between two requests."""
+    """Milliseconds of an encode, a decode step and a row's move at every bucket, each the mean of many in a row
+    with one wait for the device at their end. On the device thread, between two requests."""
     from warmup.row import Row
 
     runner = loaded.runner
@@ -157,6 +157,9 @@ def measure_steps(loaded: Any, images: list[Any]) -> dict[str, dict[str, float]]
             "encode_ms": _each(encode, rewind, runner.wait),
             "decode_step_ms": _each(step, rewind, runner.wait),
         }
+        if bucket.size > 1:
+            close_gap = partial(runner.move, [(bucket.size - 1, 0)])
+            found[str(bucket.size)]["move_ms"] = _each(close_gap, rewind, runner.wait)
     return found
 
 

@@ -117,12 +117,13 @@ def _steps_table(report: Report, engine: Mapping[str, Any]) -> None:
     sizes = list(dict.fromkeys(size for steps in cases.values() for size in steps))
     rows = [
         [f"{what}, {size} rows", *(number(steps[size][f"{key}_ms"], 3) for steps in cases.values())]
-        for what, key in (("encode", "encode"), ("decode step", "decode_step"))
+        for what, key in (("encode", "encode"), ("decode step", "decode_step"), ("a row's move", "move"))
         for size in sizes
+        if all(f"{key}_ms" in steps[size] for steps in cases.values())
     ]
     columns = ["ms", *(TITLES[name] for name in cases)]
     note = "Of 20 in a row with one wait for the device at their end, the best of three times."
-    report.add("One encode and one decode step", columns, rows, note)
+    report.add("One encode, one decode step, one move", columns, rows, note)
 
 
 def _http_table(report: Report, http: Mapping[str, Any]) -> None:

@@ -8,17 +8,22 @@ is small once its members' best tokens are known, and keeps its own part.
 import torch
 from torch import Tensor
 
+from models.kv_reorder import reorder
+
 _NEVER = float("-inf")
-# A row of a large vocabulary is searched in parts of this size by as many programs.
-_PART = 1024
+# The best tokens of a row are among the parts of this size whose largest score is best.
+_PART = 128
 
 
 def select(
-    log_probs: Tensor,  # [b, V] fp32
+    logits: Tensor,  # [b, V] fp32
+    normalised: Tensor,  # [1] bool: they are log-probabilities, which penalties have changed
     tokens: Tensor,  # [b] int64: the greedy choice or the prompt's token; replaced in beams
     positions: Tensor,  # [b] int64: already that of `tokens`
     forced: Tensor,  # [b, L] int64, -1 where generation is free
     ends: Tensor,  # [V] bool: the tokens that end a hypothesis; at most as many as M, or see `per_row`
+    key_cache: Tensor,  # [N, slots, H, d, L]; on CUDA the rows' K/V are moved, a CPU leaves that to the host
+    value_cache: Tensor,  # [N, slots, H, L, d], likewise
     members: Tensor,  # [b, M] int64, as all that follow what `BeamState` says; read
     inside: Tensor,  # [b, M] bool; read
     ranks: Tensor,  # [b, 2] int64; read
@@ -37,34 +42,36 @@ def select(
     of it nobody reads.
 
     Args:
-        per_row: each row's continuations that are looked at: M, and as many as there are ends. 0 is 2 M.
+        per_row: each row's continuations that are looked at: M, and as many as there are ends. 0 is 2 M. Where M is
+            more than b, it is b.
     """
-    rows, beams = members.shape
+    rows = len(members)
+    beams = min(members.shape[1], rows)  # no group has more, whatever other buckets hold
     at = positions.unsqueeze(1)
     own = torch.arange(rows, device=tokens.device).unsqueeze(1)
     # A padding row may still hold a group of slots that this bucket has not.
-    members = members.clamp(max=rows - 1)
+    members, inside = members[:, :beams].clamp(max=rows - 1), inside[:, :beams]
+    ranks = ranks.clamp(max=beams - 1)
     rank = ranks[:, :1]
     active = (forced.gather(1, at) < 0) & inside[:, :1]
     last = at >= lasts.unsqueeze(1)
 
     # All continuations of a group, as many of each row as could be among its best.
-    values, ids = _best_tokens(log_probs, min(per_row or 2 * beams, log_probs.shape[1]))
+    values, ids = best_log_probs(logits, normalised, min(per_row or 2 * beams, logits.shape[1]))
     each = values.shape[1]
     totals = (values + scores.unsqueeze(1))[members].masked_fill(~inside.unsqueeze(2), _NEVER).flatten(1)
     continued = ids[members].flatten(1)
     ending = ends[continued]
 
-    # As many go on as there are beams, the best of those that do not end.
-    running, which = totals.masked_fill(ending, _NEVER).topk(beams)
-    number = _continuation_of(which // each, inside, rank)
-    chosen = which.gather(1, number)
+    # As many go on as there are beams, the best of those that do not end; in one call with the best of all.
+    (running, best), (going_on, which) = torch.stack((totals.masked_fill(ending, _NEVER), totals)).topk(beams)
+    number = _continuation_of(going_on // each, inside, rank)
+    chosen = going_on.gather(1, number)
     parent = torch.where(active, members.gather(1, chosen // each), own)
     token = torch.where(active, continued.gather(1, chosen), tokens.unsqueeze(1))
     score = torch.where(active, running.gather(1, number), scores.unsqueeze(1))
 
     # A continuation that ends is a hypothesis if it is among the group's best; the best hypotheses are kept.
-    best, which = totals.topk(beams)
     divisor = divisors.gather(2, at.unsqueeze(2).expand(-1, 2, -1)).squeeze(2)
     fresh = (ending.gather(1, which) | last) & inside & active
     new = (best / divisor[:, :1]).masked_fill(~fresh, _NEVER)
@@ -93,7 +100,10 @@ def select(
     sequences[0, :rows].copy_(rewritten[:rows])
     sequences[1, :rows].copy_(hypotheses)
     outcomes.copy_(torch.cat((hypotheses[:, :-1], torch.where(over, length, 0)), dim=1))
-    return parent.squeeze(1)
+    parents = parent.squeeze(1)
+    if key_cache.is_cuda:
+        reorder(key_cache, value_cache, parents, positions)
+    return parents
 
 
 def _continuation_of(origins: Tensor, inside: Tensor, rank: Tensor) -> Tensor:
@@ -114,14 +124,36 @@ def _continuation_of(origins: Tensor, inside: Tensor, rank: Tensor) -> Tensor:
     return torch.where(keeps.gather(1, rank), first, other).clamp(max=len(places) - 1)
 
 
-def _best_tokens(log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The largest of each row, in descending order, and the tokens they are of: [b, count]."""
-    rows, vocabulary = log_probs.shape
-    if not log_probs.is_cuda or vocabulary < 8 * _PART:
-        return log_probs.topk(count)
-    # On CUDA a few long rows take a dozen launches; many short ones take one.
-    parts = -(-vocabulary // _PART)
-    padded = torch.nn.functional.pad(log_probs, (0, parts * _PART - vocabulary), value=_NEVER)
-    values, within = padded.view(rows * parts, _PART).topk(count, sorted=False)
-    best, index = values.view(rows, parts * count).topk(count)
-    return best, index // count * _PART + within.view(rows, parts * count).gather(1, index)
+def best_log_probs(logits: Tensor, normalised: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The largest log-probabilities of each row, in descending order, and the tokens they are of: [b, count].
+
+    A logarithm of the softmax keeps the order of logits, so only those that are chosen need one.
+    """
+    best, ids = largest(logits, count)
+    top = best[:, :1]
+    total = (logits - top).exp().sum(dim=1, keepdim=True)
+    return torch.where(normalised, best, best - top - total.log()), ids
+
+
+def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """What ``scores.topk(count)`` gives, but for the order of equal ones; over a large vocabulary in less time.
+
+    Of parts of it, those with the ``count`` largest maxima hold the ``count`` largest scores: any other part's
+    scores are at most its own maximum, which as many others reach. A last part that is shorter is always searched.
+    """
+    vocabulary = scores.shape[1]
+    parts = vocabulary // _PART
+    if parts <= 2 * count:
+        return scores.topk(count)
+    whole = scores[:, : parts * _PART].view(len(scores), parts, _PART)
+    chosen = whole.amax(dim=2).topk(count, sorted=False).indices.unsqueeze(2)
+    places = torch.arange(_PART, device=scores.device)
+    ids = torch.cat(
+        (
+            (chosen * _PART + places).flatten(1),
+            torch.arange(parts * _PART, vocabulary, device=scores.device).expand(len(scores), -1),
+        ),
+        dim=1,
+    )
+    best, index = scores.gather(1, ids).topk(count)
+    return best, ids.gather(1, index)

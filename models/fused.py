@@ -1,7 +1,7 @@
 """Regions for CUDA in 16 bits, made of `models.kernels`: what is compiled there instead of the plain functions.
 
 Each takes and returns what the function of its name in `models.gpt2`, `models.bert` or `models.vit` does, and a
-build compares it with that. Eager serving, the CPU and fp32 keep the plain functions.
+build compares it with that. Eager serving, the CPU and fp32 keep the plain functions, but for beams in fp32.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models import bert, cross_kv, gpt2, vit
+from models import beam_search, bert, cross_kv, gpt2, vit
 from models.activations import Activation, activation
 from models.regions import Region, RegionFunction
 
@@ -21,6 +21,8 @@ DTYPES = (torch.bfloat16, torch.float16)
 def compiled_function(region: Region, device: torch.device, dtype: torch.dtype) -> RegionFunction:
     """What to compile for a region: its own function, or one of fewer and fatter kernels where there is one."""
     function = region.function
+    if device.type == "cuda" and function is beam_search.select:
+        return _select  # in any dtype: scores are fp32
     if device.type != "cuda" or dtype not in DTYPES:
         return function
     plain = function.func if isinstance(function, partial) else function
@@ -163,6 +165,13 @@ def _cross_kv(
     from models.kernels.cross_kv import cross_kv as write  # noqa: PLC0415  Triton
 
     return cross_kv.cross_kv(hidden, slots, key_cache, value_cache, *weights, eps=eps, write=write)
+
+
+def _select(*inputs: Tensor) -> Tensor:
+    from models.kernels.beams import select  # noqa: PLC0415  Triton
+
+    parents: Tensor = select(*inputs)
+    return parents
 
 
 _FUSED: Mapping[Callable[..., Tensor], Callable[..., Tensor]] = {

@@ -103,7 +103,8 @@ def load_resized(image: Image.Image, resized: Callable[[int, int], tuple[int, in
             # The picture fills only the box: a width of 3001 becomes 375.125 pixels, stored as 376.
             return _upright(rgb.resize(target, Image.Resampling(resample), box=drafted[1]), method)
     rgb = load_upright(image)
-    return rgb.resize(resized(*rgb.size), Image.Resampling(resample))
+    target = resized(*rgb.size)
+    return rgb if rgb.size == target else rgb.resize(target, Image.Resampling(resample))
 
 
 def load_upright(image: Image.Image) -> Image.Image:
@@ -157,7 +158,7 @@ def _rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):  # Pillow's own conversion clips 16 bits to 255 instead of scaling
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
     if not image.has_transparency_data:
-        return image.convert("RGB")
+        return image if image.mode == "RGB" else image.convert("RGB")  # which would copy what is RGB
     rgba = image.convert("RGBA")
     alpha = rgba.getchannel("A")
     if alpha.getextrema() == (255, 255):

@@ -4,7 +4,8 @@ Allocated once. A step of b rows works on the views ``[:b]``, so moving between 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -84,20 +85,53 @@ class DecodeState:
         caches = (self.key, self.value, self.cross_key, self.cross_value)
         return [LayerCache(*(cache[layer, :rows] for cache in caches)) for layer in range(self.key.shape[0])]
 
+    def zeroed(self) -> "DecodeState":
+        """Buffers of the same shapes, strides, dtypes and device, zeroed."""
+        return DecodeState(**{each.name: torch.zeros_like(getattr(self, each.name)) for each in fields(self)})
+
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copy everything each source slot holds into its target slot; no slot is both."""
-        device = self.tokens.device
-        source = torch.tensor(sources).to(device, non_blocking=True)
-        target = torch.tensor(targets).to(device, non_blocking=True)
+        """Copy everything each source slot holds into its target slot: one or more moves, whose order is open.
+
+        On CUDA that is a launch for each 64 views (`_held`), without an index to bring there and without a wait.
+
+        Raises:
+            ValueError: a slot is both source and target, or twice a target.
+        """
+        if len({*sources, *targets}) != len({*sources}) + len(targets):
+            raise ValueError(f"moves from {sources} to {targets} overlap")
+        to, of = [self._held(slot) for slot in targets], [self._held(slot) for slot in sources]
+        for kind in range(len(self._buffers)):
+            torch._foreach_copy_(
+                [view for held in to for view in held[kind]], [view for held in of for view in held[kind]]
+            )
+
+    def _held(self, slot: int) -> list[list[Tensor]]:
+        """Views of everything a slot holds. They are made when a slot is first asked for: those of all slots at
+        once would keep the rows waiting."""
+        held = self._views.get(slot)
+        if held is None:
+            held = self._views[slot] = [[buffer[slot] for buffer in kind] for kind in self._buffers]
+        return held
+
+    @cached_property
+    def _views(self) -> dict[int, list[list[Tensor]]]:
+        return {}
+
+    @cached_property
+    def _buffers(self) -> list[list[Tensor]]:
+        """All buffers, slots first, as int64 those that can be and as int16 the others.
+
+        CUDA copies together what is contiguous and of one dtype, a layer's [slots, n], and large numbers fastest.
+        A CPU copies one after the other, each with all its threads: all layers' [slots, N, n] at once.
+        """
+        rows = (self.tokens, self.positions, self.forced, self.uniforms, self.temperature, self.top_k, self.top_p)
+        buffers = [each.view(self.slots, -1) for each in rows]
         for cache in (self.key, self.value, self.cross_key, self.cross_value):
-            cache.index_copy_(1, target, cache.index_select(1, source))
-        for rows in (
-            self.tokens,
-            self.positions,
-            self.forced,
-            self.uniforms,
-            self.temperature,
-            self.top_k,
-            self.top_p,
-        ):
-            rows.index_copy_(0, target, rows.index_select(0, source))
+            stored = cache if cache.is_contiguous() else cache.mT
+            flat = stored.view(*stored.shape[:2], -1)
+            buffers += flat.unbind() if flat.is_cuda else [flat.transpose(0, 1)]
+        wide = [each.shape[-1] * each.element_size() % 8 == 0 for each in buffers]
+        return [
+            [each.view(torch.int64) for each, fits in zip(buffers, wide, strict=True) if fits],
+            [each.view(torch.int16) for each, fits in zip(buffers, wide, strict=True) if not fits],
+        ]

@@ -69,7 +69,8 @@ class Regions:
 
 def build_regions(config: ModelConfig) -> Regions:
     """Bind a checkpoint's dimensions to the region functions; no tensor is touched."""
-    beams = ("log_probs", "tokens", "positions", "forced", "ends", *SELECT_INPUTS)
+    own = ("logits", "normalised", "tokens", "positions", "forced", "ends", "key_cache", "value_cache")
+    beams = (*own, *SELECT_INPUTS)
     return Regions(
         *_encoder(config),
         *_decoder(config.decoder),
@@ -174,9 +175,10 @@ def region_inputs(
     if region.name == "decoder_before":
         return tokens, positions
     if region.name == "decoder_beams":
-        log_probs = torch.zeros(rows, config.decoder.vocab_size, device=device)
+        logits = torch.zeros(rows, config.decoder.vocab_size, device=device)
         beams = BeamState.allocate(state.slots, state.cache_length, device)
-        return log_probs, tokens, positions, state.forced[:rows], log_probs[0] > 0, *beams.inputs(rows)
+        own = (logits, logits[0, :1] > 0, tokens, positions, state.forced[:rows], logits[0] > 0)
+        return (*own, state.key, state.value, *beams.inputs(rows))
     hidden = torch.zeros(rows, width, dtype=dtype, device=device)
     if region.name == "decoder_block":
         layer = state.layers(rows)[0]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from os.path import commonprefix
 
 # What a byte-level decoder puts in place of bytes that are not, or not yet, a character.
-_INCOMPLETE = "\ufffd"
+INCOMPLETE = "\ufffd"
 # A clean-up joins at most three words ("do n ' t"), and the last of them may be still to come.
 _UNSETTLED_WORDS = 2
 
@@ -23,7 +23,7 @@ class ByteLevelStream:
         """The text that is certain with this token and was not before; often empty."""
         self._pending.append(token)
         text = self._decode(self._pending)
-        if not text.endswith(_INCOMPLETE):
+        if not text.endswith(INCOMPLETE):
             return self._release(text)
         # Bytes that may yet become a character are one sign at the end; what is before it stays as it is.
         piece, self._sent = text[self._sent : -1], len(text) - 1

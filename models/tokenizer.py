@@ -1,5 +1,6 @@
 """Token ids <-> text, from a checkpoint's tokenizer files, without transformers."""
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders
 
-from models.text_stream import ByteLevelStream, WordStream
+from models.text_stream import INCOMPLETE, ByteLevelStream, WordStream
 from models.tokenizer_files import read_backend
 
 # transformers' clean-up of spaces, in its order
@@ -23,6 +24,7 @@ _CLEAN_UP = (
     (" 've", "'ve"),
     (" 're", "'re"),
 )
+_MAY_NEED_CLEAN_UP = re.compile(r" (?:[.?!,']|n't)").search  # every one of these begins so
 
 
 class Tokenizer:
@@ -31,6 +33,8 @@ class Tokenizer:
     def __init__(self, backend: tokenizers.Tokenizer, clean_up: bool) -> None:
         self._backend = backend
         self._clean_up = clean_up
+        joins = isinstance(backend.decoder, decoders.ByteLevel | decoders.WordPiece)
+        self._pieces = _Pieces(backend) if joins else None
 
     @classmethod
     def from_folder(cls, folder: Path) -> "Tokenizer":
@@ -67,11 +71,43 @@ class Tokenizer:
         self._backend.save(str(path))
 
     def _text(self, ids: list[int]) -> str:
-        text = str(self._backend.decode(ids, skip_special_tokens=True))
-        if self._clean_up:
+        text = None if self._pieces is None else self._pieces.text(ids)
+        if text is None:
+            text = str(self._backend.decode(ids, skip_special_tokens=True))
+        if self._clean_up and _MAY_NEED_CLEAN_UP(text):
             for spaced, clean in _CLEAN_UP:
                 text = text.replace(spaced, clean)
         return text
+
+
+class _Pieces(dict[int, str]):
+    """The text of each token that was seen, where it follows another; empty where the token is left out.
+
+    For decoders that look at nothing else: byte-level ones, but for bytes that are no character alone, and those of
+    word pieces. Captions are put together of a few hundred tokens, and to look these up takes the event loop less
+    time than to decode them.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        super().__init__()
+        self._backend = backend
+        self._first: dict[int, str] = {}  # the text of a token that follows none
+
+    def __missing__(self, token: int) -> str:
+        first = self._first[token] = str(self._backend.decode([token], skip_special_tokens=True))
+        both = str(self._backend.decode([token, token], skip_special_tokens=True))
+        self[token] = both.removeprefix(first)
+        return self[token]
+
+    def text(self, ids: list[int]) -> str | None:
+        """The text of tokens, or None where the decoder is needed."""
+        text = "".join(map(self.__getitem__, ids))
+        for token in ids:
+            first, following = self._first[token], self[token]
+            if first or following:  # else it is left out
+                text = first + text[len(following) :]
+                break
+        return None if INCOMPLETE in text else text
 
 
 def _cleans_up(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> bool:

@@ -48,14 +48,17 @@ def example_inputs(model: LoadedModel, region: Region, bucket: Bucket, padding: 
     """
     generator = torch.Generator().manual_seed(bucket.size + 1000 * padding)
     length, vocabulary = model.state.cache_length, model.config.decoder.vocab_size
+    drawn: dict[str, Tensor] = {}
+    if region.name == "decoder_beams":
+        drawn = example_groups(bucket.size, min(MAX_BEAMS, model.state.slots), generator)
+        drawn |= _scores_apart(bucket.size, vocabulary, generator)
+        drawn["normalised"] = torch.tensor([padding])
 
     def random_like(name: str, tensor: Tensor) -> Tensor:
         if tensor.dtype == torch.uint8:
             return torch.randint(0, 256, tensor.shape, generator=generator, dtype=torch.uint8)
         if name == "ends":
             return torch.rand(tensor.shape, generator=generator) < 0.1
-        if name == "inside":  # each group has all rows, as far as it may
-            return (torch.arange(tensor.shape[1]) < bucket.size).expand(tensor.shape)
         if name == "divisors":
             return torch.rand(tensor.shape, generator=generator) + 0.5
         return torch.randn(tensor.shape, generator=generator)
@@ -72,24 +75,43 @@ def example_inputs(model: LoadedModel, region: Region, bucket: Bucket, padding: 
         if name == "forced":
             free = torch.rand(shape, generator=generator) < 0.5
             return torch.where(free, -1, torch.randint(0, vocabulary, shape, generator=generator))
-        if name == "members":  # no row twice in a group: equal scores have no order
-            orders = torch.rand(bucket.size, bucket.size, generator=generator).argsort(dim=1)
-            return orders[:, torch.arange(shape[1]) % bucket.size]
-        bound = {"ranks": min(MAX_BEAMS, bucket.size), "lasts": length}.get(name, vocabulary)
-        return torch.randint(0, bound, shape, generator=generator)
+        return torch.randint(0, length if name == "lasts" else vocabulary, shape, generator=generator)
 
     names = region.input_names
     own = model.inputs(region, bucket)[: len(names)]
+
+    def example(name: str, tensor: Tensor) -> Tensor:
+        if name in drawn:
+            return drawn[name]
+        return integers(name, tensor.shape) if tensor.dtype == torch.int64 else random_like(name, tensor)
+
+    # With the strides it has when serving: a package knows no others.
     examples = [
-        # With the strides it has when serving: a package knows no others.
-        torch.empty_like(tensor).copy_(
-            integers(name, tensor.shape) if tensor.dtype == torch.int64 else random_like(name, tensor)
-        )
-        for name, tensor in zip(names, own, strict=True)
+        torch.empty_like(tensor).copy_(example(name, tensor)) for name, tensor in zip(names, own, strict=True)
     ]
     if padding and region.component == "encoder" and bucket.size > 1:
         examples[0][1:] = examples[0][1]
     return (*examples, *model.weights.of(region)[-1])
+
+
+def example_groups(rows: int, most: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """What `BeamState` says of searches of ``most`` rows each, in any order, and one of those that are left."""
+    members = torch.zeros(rows, most, dtype=torch.int64)
+    inside, ranks = members.bool(), members[:, :1].repeat(1, 2)
+    order = torch.randperm(rows, generator=generator)
+    for group in (order[first : first + most] for first in range(0, rows, most)):
+        members[group, : len(group)] = group
+        inside[group, : len(group)] = True
+        ranks[group] = torch.tensor([[rank, len(group) - 1] for rank in range(len(group))])
+    return {"members": members, "inside": inside, "ranks": ranks}
+
+
+def _scores_apart(rows: int, vocabulary: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """Scores of beams and of their tokens whose sums are apart by more than rounding, as tokens must be equal: each
+    row has the same logits in another order, so that their softmax has the same denominator."""
+    order = torch.rand(rows, vocabulary, generator=generator).argsort(dim=1)
+    scores = torch.randint(-8, 0, (rows,), generator=generator) / 4 + torch.arange(rows) / (16 * rows)
+    return {"logits": order / -16, "scores": scores}
 
 
 def answer(model: LoadedModel, _plan: Plan, region: Region, bucket: Bucket, path: Path) -> dict[str, Any]:

@@ -143,8 +143,7 @@ class Runner:
     def twin(self) -> "Runner":
         """A runner over the same weights with zeroed buffers of its own and nothing bound: for trying things
         while rows are running here."""
-        state = DecodeState(**{name: torch.zeros_like(buffer) for name, buffer in vars(self.state).items()})
-        return Runner(self.config, self.regions, self._weights, state)
+        return Runner(self.config, self.regions, self._weights, self.state.zeroed())
 
     def _encode_plan(self, bucket: Bucket, callables: Callables) -> _EncodePlan:
         known = self._encode.get(bucket)

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from models import beam_search
 from models.beam_state import BeamState
-from models.dimensions import GenerationConfig
+from models.dimensions import MAX_BEAMS, GenerationConfig
 from models.kv_cache import DecodeState
-from models.kv_reorder import reorder
+from models.kv_reorder import RowMoves
 from models.logits import ban_repeated_ngrams, penalise_repetition
 from models.regions import RegionFunction
 from models.sampling import sample
@@ -42,6 +42,15 @@ class TokenChoice:
         ends = torch.zeros(self._vocabulary, dtype=torch.bool)
         ends[list(self._generation.eos_ids)] = True
         return ends.to(self._state.tokens.device)
+
+    @cached_property
+    def _moves(self) -> RowMoves:
+        return RowMoves(self._state.key, self._state.value)
+
+    @cached_property
+    def _normalised(self) -> tuple[Tensor, ...]:
+        """Whether scores are log-probabilities already, by whether there are penalties: [1] bool each."""
+        return torch.tensor([[False], [True]]).to(self._state.tokens.device).unbind()
 
     def start(self, first_slot: int, rows: Sequence[Row]) -> None:
         """Requests take the slots from the first one on, a slot each."""
@@ -77,16 +86,14 @@ class TokenChoice:
         Returns:
             The scores [rows, V] fp32 that sampling goes on with.
         """
-        if needs.penalties:
-            scores = self._penalised(logits, rows, needs.beams)
-        else:
-            scores = logits.log_softmax(dim=-1, dtype=torch.float32)
+        scores = self._penalised(logits, rows, needs.beams) if needs.penalties else logits.float()
         if needs.beams:
-            most, ends = self.beams.members.shape[1], len(self._generation.eos_ids)
+            most, ends = min(MAX_BEAMS, rows), len(self._generation.eos_ids)
             if ends > most:  # more than the compiled region looks at
                 select = partial(beam_search.select, per_row=most + ends)
-            parents = select(scores, *self._select_inputs(rows))
-            reorder(self._state.key, self._state.value, parents, self._state.positions[:rows])
+            parents = select(scores, self._normalised[needs.penalties], *self._select_inputs(rows))
+            if not parents.is_cuda:
+                self._moves.move(parents, self._state.positions[:rows])
         else:
             self._record(rows)
         return scores
@@ -96,7 +103,7 @@ class TokenChoice:
         if rows not in self._views:
             state = self._state
             own = (state.tokens[:rows], state.positions[:rows], state.forced[:rows], self._ends)
-            self._views[rows] = (*own, *self.beams.inputs(rows))
+            self._views[rows] = (*own, state.key, state.value, *self.beams.inputs(rows))
         return self._views[rows]
 
     def _penalised(self, logits: Tensor, rows: int, with_beams: bool) -> Tensor:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 
 import pytest
 import torch
@@ -98,3 +99,28 @@ def test_reading_behind_admission_and_moves_are_launched_without_waiting(
         return seen
 
     assert turn() == turn()
+
+
+def test_rows_go_on_where_they_are_moved_to(
+    runner: Runner, captioners: dict[str, Captioner], device: torch.device
+) -> None:
+    """Several at once, behind a step that is under way."""
+    moves = [(3, 0), (2, 1)]
+    runner.encode(FOUR, captioners["vit-gpt2"].images(4), 0)
+    runner.admit(0, [KINDS["sampled"][0], Row((17, 4)), Row((9,)), Row()])
+    for _ in range(3):
+        runner.decode_step(FOUR)
+    before = runner.tokens(4)
+    with no_waiting(device):
+        runner.decode_step(FOUR)
+        runner.move(moves)
+    for each in fields(runner.state):
+        buffer = getattr(runner.state, each.name)
+        slots = 1 if buffer.dim() == 5 else 0  # a cache has its layers first
+        for source, target in moves:
+            assert torch.equal(buffer.select(slots, source), buffer.select(slots, target)), each.name
+    for _ in range(4):
+        runner.decode_step(FOUR)
+        tokens = runner.tokens(4)
+        assert [tokens[target] for _, target in moves] == [tokens[source] for source, _ in moves]
+    assert len({*before, *tokens}) > 2, "the rows must differ"

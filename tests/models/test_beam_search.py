@@ -75,6 +75,8 @@ class Device:
         self.cache = torch.full((SLOTS, LENGTH), -1)
         self.ends = torch.zeros(VOCABULARY, dtype=torch.bool)
         self.ends[list(EOS)] = True
+        # K/V, which a CPU leaves to the host.
+        self.caches = (torch.empty(1, SLOTS, 1, 1, LENGTH), torch.empty(1, SLOTS, 1, LENGTH, 1))
         self.parents: list[int] = []
 
     def put(self, prompt: tuple[int, ...], slots: list[int], asked: Asked | None) -> None:
@@ -94,7 +96,8 @@ class Device:
         positions.add_(1).clamp_(max=LENGTH - 1)  # as every decoder does
         prompt = self.forced[rows, positions]
         tokens.copy_(torch.where(prompt >= 0, prompt, log_probs.argmax(-1)))
-        parents = select(log_probs, tokens, positions, self.forced[:bucket], self.ends, *self.state.inputs(bucket))
+        own = (torch.tensor([True]), tokens, positions, self.forced[:bucket], self.ends, *self.caches)
+        parents = select(log_probs, *own, *self.state.inputs(bucket))
         self.cache[:bucket] = self.cache[parents]
         self.parents = parents.tolist()
         outcomes = self.state.outcomes[:bucket]

@@ -34,19 +34,28 @@ def test_every_fused_region_gives_what_the_plain_one_does() -> None:
     )
     assert ran.returncode == 0, ran.stderr[-4000:]
     differences: dict[str, float] = json.loads(ran.stdout)
-    assert len(differences) == 30
+    assert len(differences) == 42
     assert {name: d for name, d in differences.items() if not d < 2e-5} == {}
 
 
-def test_only_cuda_in_16_bits_is_compiled_from_kernels() -> None:
+def test_cuda_is_compiled_from_kernels_in_16_bits_and_beams_in_any() -> None:
     regions = build_regions(ModelConfig.from_folder(DEMO))
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     for region in regions:
         assert compiled_function(region, cpu, torch.float32) is region.function
         assert compiled_function(region, cpu, torch.bfloat16) is region.function
-        assert compiled_function(region, cuda, torch.float32) is region.function
-    fused = [r.name for r in regions if compiled_function(r, cuda, torch.bfloat16) is not r.function]
-    assert fused == ["encoder_block", "encoder_after", "decoder_block", "decoder_after"]
+    fused = {
+        dtype: [r.name for r in regions if compiled_function(r, cuda, dtype) is not r.function]
+        for dtype in (torch.float32, torch.bfloat16)
+    }
+    assert fused[torch.float32] == ["decoder_beams"]
+    assert fused[torch.bfloat16] == [
+        "encoder_block",
+        "encoder_after",
+        "decoder_block",
+        "decoder_after",
+        "decoder_beams",
+    ]
 
 
 @pytest.mark.parametrize("relative", [False, True], ids=["vit", "beit"])

@@ -169,6 +169,21 @@ def test_a_large_jpeg_is_drafted_and_stays_close(
     assert difference[:, 2:-2, 2:-2].max() < 6
 
 
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+@pytest.mark.parametrize("size", [(60, 80), (48, 48), (30, 40)], ids=["as it is", "resized", "a half"])
+def test_an_rgb_picture_is_not_copied(monkeypatch: pytest.MonkeyPatch, kind: str, size: tuple[int, int]) -> None:
+    data = encoded(scene(80, 60), kind)
+    expected = np.asarray(Image.open(io.BytesIO(data)).resize(size[::-1], Image.Resampling.BILINEAR))
+
+    def copy(_: Image.Image) -> Image.Image:
+        raise AssertionError("nothing else has these pixels")
+
+    monkeypatch.setattr(Image.Image, "copy", copy)
+    pixels = ImageTransform(size).decode(data).pixels
+    assert pixels.shape == expected.shape
+    assert np.array_equal(pixels, expected)
+
+
 def test_pixels_are_what_the_encoder_takes() -> None:
     decoded = ImageTransform((48, 80)).decode(encoded(scene(33, 44), "WEBP"))
     assert decoded.pixels.shape == (48, 80, 3)

@@ -1,6 +1,8 @@
 """The tokenizers of BLIP, BERT, RoBERTa and TrOCR checkpoints against transformers, fast files and slow."""
 
 import json
+import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ from support.word_pieces import word_piece_vocabulary
 
 from models.config import ConfigError
 from models.tokenizer import Tokenizer
+from models.tokenizer_files import read_backend
 
 TEXTS = [
     "a photography of",
@@ -95,6 +98,20 @@ def test_a_prompt_is_encoded_as_blip_generates_from_it(tmp_path: Path) -> None:
 )
 def test_the_slow_files_of_roberta_are_equal(tmp_path: Path, config: dict[str, Any]) -> None:
     assert_equal_to_transformers(roberta_folder(tmp_path, **config), TEXTS, ABOVE)
+
+
+@pytest.mark.parametrize("make", [bert_folder, roberta_folder])
+def test_the_text_does_not_depend_on_what_was_decoded_before(make: Callable[[Path], Path], tmp_path: Path) -> None:
+    """Single bytes, left-out tokens and pieces of words in every place, decoded again and again."""
+    tokenizer = Tokenizer.from_folder(make(tmp_path))
+    backend, _ = read_backend(tmp_path)
+    luck = random.Random(0)
+    for length in [0, 1, 2, 3, 5, 9] * 300:
+        ids = luck.choices(range(tokenizer.vocab_size + ABOVE), k=length)
+        ids += luck.choices(range(5), k=luck.choice((0, 0, 1)))
+        luck.shuffle(ids)
+        expected = backend.decode(ids, skip_special_tokens=True).strip()
+        assert [tokenizer.decode(ids), tokenizer.decode(ids)] == [expected] * 2
 
 
 @pytest.mark.parametrize("family", ["roberta", "trocr"])

@@ -12,10 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models import bert, cross_kv, gpt2
+from models import beam_search, bert, cross_kv, gpt2
 from models.activations import activation
 from models.fused import compiled_function
+from models.kv_reorder import reorder
 from models.regions import Region, RegionFunction
+from warmup.check_worker import example_groups
 
 WIDTH, HEADS, HEAD_DIM, INNER, LENGTH, TOKENS, VOCABULARY, LAYERS = 64, 2, 32, 96, 70, 33, 150, 2
 LARGE_TOKENS = 577  # of a ViT-B/16 at 384 pixels: more than cross-attention holds at once
@@ -89,6 +91,56 @@ def cross_kv_case(batch: int) -> tuple[Any, list[Tensor]]:
     return partial(cross_kv.cross_kv, eps=EPS), [torch.randn(batch, TOKENS, WIDTH), slots, keys, values, *own]
 
 
+def beams_case(rows: int, most: int, vocabulary: int, normalised: bool) -> float:
+    """Groups of ``most`` rows but for the last one, each at a position of its own."""
+    generator = torch.Generator().manual_seed(rows + vocabulary)
+    slots = rows + 2
+    groups = example_groups(rows, most, generator)
+    members, inside, ranks = groups["members"], groups["inside"], groups["ranks"]
+    leaders = members[:, 0]
+    forced = torch.full((rows, LENGTH), -1)
+    greedy = torch.zeros(rows, dtype=torch.bool)
+    if rows > 2 * most:
+        forced[leaders == leaders[0]] = 7  # a prompt goes on
+        greedy = (leaders != leaders[0]) & (inside.sum(dim=1) < most)
+        inside[greedy] = False
+    ends = torch.zeros(vocabulary, dtype=torch.bool)
+    ends[torch.randint(0, vocabulary, (most,), generator=generator)] = True
+    scores, finished = torch.randn(rows, generator=generator), torch.randn(rows, generator=generator) - 8
+    logits = 3 * torch.randn(rows, vocabulary, generator=generator)
+    logits[:, 1::3] = float("-inf")
+    inputs = [
+        logits,
+        torch.tensor([normalised]),
+        torch.randint(0, vocabulary, (rows,), generator=generator),
+        torch.randint(1, LENGTH, (rows,), generator=generator)[leaders],
+        forced,
+        ends,
+        torch.randn(LAYERS, slots, HEADS, LENGTH, HEAD_DIM).mT,
+        torch.randn(LAYERS, slots, HEADS, LENGTH, HEAD_DIM),
+        members,
+        inside,
+        ranks,
+        torch.randint(1, 2 * LENGTH, (rows,), generator=generator)[leaders],
+        torch.rand(rows, 2, LENGTH, generator=generator) + 0.5,
+        torch.full((rows,), float("inf")),
+        scores,
+        finished,
+        torch.randint(0, vocabulary, (2, slots, LENGTH + 1), generator=generator),
+        torch.zeros(rows, LENGTH + 1, dtype=torch.int64),
+    ]
+    ours, theirs = [t.clone() for t in inputs], [t.clone() for t in inputs]
+    select: RegionFunction = beam_search.select
+    parents = select(*theirs)
+    reorder(theirs[6], theirs[7], parents, theirs[3])
+    moved = fused(select)(*ours)
+    for *_, sequences, outcomes in (ours, theirs):  # a greedy row has no hypothesis, and nobody reads any
+        sequences[1, :rows][greedy] = 0
+        outcomes[:, :-1][greedy] = 0
+    pairs = [(moved, parents), *zip(ours, theirs, strict=True)]
+    return max(float((a.double() - b.double())[a != b].abs().max()) if (a != b).any() else 0.0 for a, b in pairs)
+
+
 def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -100,6 +152,9 @@ def main() -> None:
     for batch in (1, 5):
         function, inputs = cross_kv_case(batch)
         found[f"cross_kv_b{batch}"] = difference(function, inputs)
+    for rows, most, vocabulary in ((1, 1, 50), (2, 2, 3000), (3, 8, 50), (4, 4, 9), (5, 5, 397), (20, 8, 2100)):
+        for normalised in (False, True):
+            found[f"beams_b{rows}_{normalised}"] = beams_case(rows, most, vocabulary, normalised)
     print(json.dumps(found))
 
 
