@@ -6,7 +6,6 @@ It ends when the other end of the socket is closed.
 """
 
 import gc
-import importlib
 import logging
 import socket
 import sys
@@ -45,9 +44,6 @@ if TYPE_CHECKING:
     from warmup.prepared import Checkpoint
     from warmup.startup import Loaded as LoadedModel
 
-# What has compiled parts, of what is imported beside torch's libraries. The dynamic linker does one thing at a
-# time, and Python waits for it with its lock held.
-_COMPILED = ("binascii", "csv", "ctypes", "datetime", "hashlib", "numpy", "queue", "subprocess", "uuid")
 _USAGE_S = 1.0
 # The other process sends no more than its queue holds.
 _UNBOUNDED = sys.maxsize
@@ -86,12 +82,12 @@ class _EngineProcess:
     def _begin(self) -> None:
         try:
             with self._timeline.phase("import_engine"):
-                for name in _COMPILED:
-                    importlib.import_module(name)
-                # Their code is not Python's: it goes on while this process imports what it needs before torch.
-                threading.Thread(target=load_torch_libraries, name="torch-libraries", daemon=True).start()
                 from service.device_thread import DeviceThread  # noqa: PLC0415  what fails here is for the log
                 from service.start_options import start_options  # noqa: PLC0415
+
+                # Alone: with them, whatever has compiled parts would wait for the dynamic linker, which does one
+                # thing at a time, and keep Python's lock meanwhile.
+                load_torch_libraries()
 
             options = start_options(self._settings)
             DeviceThread(
