@@ -56,8 +56,8 @@ def server(
 
 @pytest.fixture(scope="module")
 def families(server: ServerProcess) -> dict[str, Metric]:
-    """What /metrics has of ours, each by the name that it is asked for: a counter ends in _total. What it has of the
-    engine process is the `process_*` that every program has."""
+    """What /metrics has of ours, each by the name that it is asked for: a counter ends in _total. Not ours are the
+    `process_*` that every program has, and so the engine process."""
     found = text_string_to_metric_families(server.call("/metrics")[1])
     ours = [
         family

@@ -1,6 +1,7 @@
 """The two processes of `snapcap serve`: what each has imported, and what becomes of one when the other ends."""
 
 import os
+import shutil
 import signal
 import socket
 import threading
@@ -146,6 +147,21 @@ def test_clients_that_leave_free_their_slots(server: ServerProcess, sample: Path
     reply = server.caption(sample)
     # Those that left were taken out before they cost the device anything.
     assert server.metrics()["snapcap_generated_tokens_total"] - before <= reply["tokens"] + 2
+
+
+def test_what_only_the_http_process_reads_can_fail_the_start(tmp_path: Path, demo_folder: Path) -> None:
+    """The engine process would serve this model."""
+    folder = tmp_path / "model"
+    shutil.copytree(demo_folder, folder, ignore=shutil.ignore_patterns("*.py", "samples", "__pycache__"))
+    (folder / "tokenizer.json").write_text("{")
+    options = ("--backend", "eager", "--cache-dir", str(tmp_path), "--model", str(folder), "--buckets", "1")
+    with ServerProcess(*options) as process:
+        process.wait_for(lambda: process.call("/livez")[0] == 200)
+        engine = process.engine_pid
+        assert process.process.wait(PATIENCE) == 1
+        (line,) = [line for line in process.log().splitlines() if " error " in line]
+    assert "tokenizer.json" in line
+    assert is_gone(engine)
 
 
 def test_a_second_thread_forbids_the_fork() -> None:
