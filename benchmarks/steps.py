@@ -38,7 +38,7 @@ def measure(cache: Path, threads: int, repeats: int) -> tuple[dict[tuple[str, in
     )
     checkpoint = read_checkpoint(options)
     plan = make_plan(checkpoint.config, options)
-    artifacts = find_artifacts(checkpoint, plan, options, "aot")
+    artifacts = find_artifacts(checkpoint.config, plan, options, "aot")
     if not artifacts.hit:
         raise SystemExit(f"no artifacts: {artifacts.fetched.reason}")
     device, dtype = open_device(plan)

@@ -18,6 +18,7 @@ from models.beam_state import SELECT_INPUTS, BeamState
 from models.config import ModelConfig
 from models.dimensions import BeitConfig, BertConfig, DecoderConfig, Gpt2Config
 from models.kv_cache import DecodeState
+from models.region_names import BEAMS, ON_DEMAND
 
 Component = Literal["encoder", "decoder"]
 RegionFunction = Callable[..., Tensor]
@@ -27,8 +28,7 @@ RegionFunction = Callable[..., Tensor]
 class Region:
     """A pure function, the names of its activations and caches, and those of its weights, which follow them.
 
-    ``layers`` is the number of weight sets, all of the same shapes. ``on_demand``: it runs only when a request asks
-    for what it does, and no start waits for it.
+    ``layers`` is the number of weight sets, all of the same shapes.
     """
 
     name: str
@@ -37,7 +37,11 @@ class Region:
     input_names: tuple[str, ...]
     weight_names: tuple[str, ...]
     layers: int = 1
-    on_demand: bool = False
+
+    @property
+    def on_demand(self) -> bool:
+        """Whether it runs only when a request asks for what it does, so that no start waits for it."""
+        return self.name in ON_DEMAND
 
 
 @dataclass(frozen=True)
@@ -74,7 +78,7 @@ def build_regions(config: ModelConfig) -> Regions:
     return Regions(
         *_encoder(config),
         *_decoder(config.decoder),
-        Region("decoder_beams", "decoder", beam_search.select, beams, (), on_demand=True),
+        Region(BEAMS, "decoder", beam_search.select, beams, ()),
     )
 
 
@@ -174,7 +178,7 @@ def region_inputs(
         return (hidden,) if region.name == "encoder_block" else (hidden, *caches)
     if region.name == "decoder_before":
         return tokens, positions
-    if region.name == "decoder_beams":
+    if region.name == BEAMS:
         logits = torch.zeros(rows, config.decoder.vocab_size, device=device)
         beams = BeamState.allocate(state.slots, state.cache_length, device)
         own = (logits, logits[0, :1] > 0, tokens, positions, state.forced[:rows], logits[0] > 0)

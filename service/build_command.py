@@ -53,7 +53,7 @@ def _build(options: StartOptions) -> int:
     checkpoint = read_checkpoint(options)
     _ = checkpoint.tokenizer  # without one the artifacts would be of no use
     plan = make_plan(checkpoint.config, options)
-    artifacts = find_artifacts(checkpoint, plan, options, options.kind)
+    artifacts = find_artifacts(checkpoint.config, plan, options, options.kind)
     console = Console(stderr=True)
     console.print(f"key {artifacts.key}  {plan.device} {plan.dtype}  buckets {','.join(map(str, plan.buckets))}")
     if artifacts.hit and remote is None:

@@ -22,7 +22,7 @@ def explain(settings: Settings) -> int:
     try:
         checkpoint = read_checkpoint(options)
         plan = make_plan(checkpoint.config, options)
-        artifacts = find_artifacts(checkpoint, plan, options, options.kind)
+        artifacts = find_artifacts(checkpoint.config, plan, options, options.kind)
     except Exception as error:
         print(f"snapcap: {one_line(error)}", file=sys.stderr)
         return 1

@@ -140,7 +140,7 @@ class BackgroundBuild:
     def _take_published(self) -> bool:
         """Swap in what somebody has published since this server looked."""
         loaded = self._loaded
-        artifacts = find_artifacts(loaded.checkpoint, loaded.plan, self._options, "aot")
+        artifacts = find_artifacts(loaded.checkpoint.config, loaded.plan, self._options, "aot")
         if not artifacts.hit:
             return False
         self._status.fetched(artifacts)

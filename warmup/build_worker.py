@@ -20,10 +20,14 @@ from models.regions import Region, RegionFunction
 from warmup.buckets import Bucket
 from warmup.model import LoadedModel
 from warmup.modes import inductor_options
-from warmup.packages import signature, slim
+from warmup.packages import is_whole, signature, slim
 from warmup.plan import Plan
 from warmup.region_task import serve_regions
 from warmup.vector_tests import skip_vector_tests
+
+# Inductor writes into its cache folder in place, and may take a file from there that another build on this machine
+# is writing. By the next attempt that is done.
+ATTEMPTS = 3
 
 
 class _RegionModule(torch.nn.Module):
@@ -51,7 +55,10 @@ def compile_region(model: LoadedModel, region: Region, bucket: Bucket, plan: Pla
     )
     options = inductor_options(plan.mode(region.component), plan.device_type)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.pt2")
-    torch._inductor.aoti_compile_and_package(program, package_path=str(temporary), inductor_configs=options)
+    for _ in range(ATTEMPTS):
+        torch._inductor.aoti_compile_and_package(program, package_path=str(temporary), inductor_configs=options)
+        if is_whole(temporary):
+            break
     slim(temporary)
     temporary.replace(path)  # whole or not at all: an interrupted build keeps what is done
 

@@ -33,6 +33,8 @@ def check(model: LoadedModel, region: Region, bucket: Bucket, path: Path) -> flo
     """
     run = open_package(path, model.state.tokens.device)
     discard_mapped()  # now: a package that crashes takes this process along
+    # As a start on a GPU does before it has anything else.
+    run(*(torch.zeros_like(tensor) for tensor in model.inputs(region, bucket)))
     worst = 0.0
     for padding in (False, True):
         inputs = example_inputs(model, region, bucket, padding)

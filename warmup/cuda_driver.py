@@ -3,8 +3,11 @@
 import ctypes
 from dataclasses import dataclass
 
+from warmup.dynamic_library import open_library
+
 _MULTIPROCESSORS, _MAJOR, _MINOR = 16, 75, 76  # CUdevice_attribute
 _NAME_BYTES = 256
+LIBRARY = "libcuda.so.1"
 
 
 class CudaDriverError(RuntimeError):
@@ -66,9 +69,10 @@ class _Driver:
 
     def __init__(self) -> None:
         try:
-            self._library = ctypes.CDLL("libcuda.so.1")
+            # Without Python's lock: it takes 0.1 s and more, as initialising it does.
+            self._library = ctypes.CDLL(LIBRARY, handle=open_library(LIBRARY))
         except OSError as error:
-            raise CudaDriverError("this machine has no CUDA driver (libcuda.so.1)") from error
+            raise CudaDriverError(f"this machine has no CUDA driver ({LIBRARY})") from error
         self.call("cuInit", 0)
 
     def call(self, function: str, *args: object) -> None:

@@ -44,6 +44,7 @@ REGION_SOURCES = (
     "kv_cache.py",
     "kv_reorder.py",
     "next_token.py",
+    "region_names.py",
     "regions.py",
     "vit.py",
 )

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from warmup.manifest import Kind
 from warmup.s3 import S3Options
@@ -11,6 +11,7 @@ from warmup.stores import is_remote
 BackendChoice = Literal["auto", "aot", "jit", "eager"]
 BuildChoice = Literal["auto", "local", "off"]
 ReadyWhen = Literal["all", "first"]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -72,3 +73,7 @@ class StartOptions:
     def kind(self) -> Kind:
         """The kind of artifacts that a start with these options looks for, where it looks for any."""
         return "jit" if self.backend == "jit" else "aot"
+
+    def before_ready(self, buckets: tuple[T, ...]) -> tuple[T, ...]:
+        """Those of an artifact set's buckets, given in ascending order, that READY waits for."""
+        return buckets[:1] if self.ready_when == "first" else buckets

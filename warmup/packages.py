@@ -1,5 +1,6 @@
 """The files of an aot artifact set: one package a region and bucket, and what each expects as inputs."""
 
+import re
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 MODEL_NAME = "model"  # the one model inside each package
 
+_ENTRY = re.compile(r"aot/(?P<region>\w+)\.b(?P<size>\d+)\.pt2")
+
 Signature = list[list[Any]]  # per input: [dtype, shape, strides]
 
 
@@ -24,6 +27,18 @@ class SignatureError(RuntimeError):
 def entry_name(region: str, size: int) -> str:
     """``aot/encoder_block.b4.pt2``"""
     return f"aot/{region}.b{size}.pt2"
+
+
+def region_of(entry: str) -> tuple[str, int]:
+    """What ``entry_name`` was given.
+
+    Raises:
+        ValueError: it is no name of a package.
+    """
+    match = _ENTRY.fullmatch(entry)
+    if match is None:
+        raise ValueError(f"{entry} is no name of a package")
+    return match["region"], int(match["size"])
 
 
 def entry_names(regions: "Regions", sizes: Sequence[int]) -> list[tuple["Region", Bucket, str]]:
@@ -49,6 +64,12 @@ def check_signature(entry: str, expected: object, inputs: Sequence["Tensor"]) ->
     for position, (built, given) in enumerate(zip(expected, actual, strict=True)):
         if built != given:
             raise SignatureError(f"{entry}: input {position} was built as {built}, but is {given}")
+
+
+def is_whole(package: Path) -> bool:
+    """Whether every file of a package has content."""
+    with zipfile.ZipFile(package) as members:
+        return all(member.file_size for member in members.infolist() if not member.is_dir())
 
 
 def slim(package: Path) -> None:

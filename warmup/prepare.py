@@ -4,10 +4,12 @@ import contextlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from warmup.artifacts import Fetched, fetch
 from warmup.checkpoint import resolve_checkpoint
-from warmup.cuda_driver import CudaDriverError, open_context
+from warmup.cuda_driver import CudaDriverError, cuda_device_count, open_context
 from warmup.fetch_process import FetchRequest, fetch_in_child
 from warmup.folder_store import FolderStore
 from warmup.key import artifact_key
@@ -21,15 +23,19 @@ from warmup.store import StoreError, StoreRefusedError
 from warmup.stores import check_store
 from warmup.timeline import Timeline
 
+if TYPE_CHECKING:
+    from models.config import ModelConfig
+
 
 @dataclass(frozen=True)
 class Preparation:
-    """What runs beside the import of torch: first the checkpoint and the plan, then the artifacts and a GPU's
-    context, for which nobody has to wait.
+    """What runs beside the import of torch: first the plan, then the rest of the checkpoint, the artifacts, and a
+    GPU's context, for which nobody has to wait.
 
     ``artifacts`` is None where the backend uses none.
     """
 
+    planned: "Future[tuple[ModelConfig, Plan]]"
     model: "Future[tuple[Checkpoint, Plan]]"
     artifacts: "Future[Artifacts | None]"
 
@@ -41,24 +47,27 @@ def prepare(
     pool: ThreadPoolExecutor,
     on_checkpoint: Callable[[Checkpoint], object],
 ) -> Preparation:
-    """Begin on the threads of ``pool``, which must have three. One of them calls ``on_checkpoint``."""
-    model = pool.submit(_model, options, timeline, on_checkpoint)
-    pool.submit(_open_context, model)
+    """Begin on four threads of ``pool``. One of them calls ``on_checkpoint``."""
+    # The driver takes 0.1 to 0.2 s to initialise: begun now, it need not be waited for by who asks for devices.
+    pool.submit(cuda_device_count)
+    planned: Future[tuple[ModelConfig, Plan]] = Future()
+    model = pool.submit(_model, options, timeline, planned, on_checkpoint)
+    pool.submit(_open_context, planned)
 
     def artifacts() -> Artifacts | None:
         if options.backend == "eager":
             return None
-        checkpoint, plan = model.result()
+        config, plan = planned.result()
         with timeline.phase("fetch_artifacts"):
-            found = find_artifacts(checkpoint, plan, options, options.kind)
+            found = find_artifacts(config, plan, options, options.kind)
         status.fetched(found)
         return found
 
-    return Preparation(model, pool.submit(artifacts))
+    return Preparation(planned, model, pool.submit(artifacts))
 
 
-def _open_context(model: "Future[tuple[Checkpoint, Plan]]") -> None:
-    _, plan = model.result()
+def _open_context(planned: "Future[tuple[ModelConfig, Plan]]") -> None:
+    _, plan = planned.result()
     if plan.device_type == "cuda":
         with contextlib.suppress(CudaDriverError):  # torch is going to say what is wrong
             open_context(int(plan.device.partition(":")[2] or 0))
@@ -79,14 +88,14 @@ def trust_of(options: StartOptions) -> Trust:
     return trust
 
 
-def find_artifacts(checkpoint: Checkpoint, plan: Plan, options: StartOptions, kind: Kind) -> Artifacts:
+def find_artifacts(config: "ModelConfig", plan: Plan, options: StartOptions, kind: Kind) -> Artifacts:
     """Bring the artifact set of this plan to the local folder, verified, or say why there is none.
 
     Raises:
         StartError: the store must not be opened as configured.
     """
     trust = trust_of(options)
-    factors = plan.factors(checkpoint.config, kind)
+    factors = plan.factors(config, kind)
     key = artifact_key(factors)
     store = options.store
     try:
@@ -111,12 +120,24 @@ def find_artifacts(checkpoint: Checkpoint, plan: Plan, options: StartOptions, ki
 
 
 def _model(
-    options: StartOptions, timeline: Timeline, on_checkpoint: Callable[[Checkpoint], object]
+    options: StartOptions,
+    timeline: Timeline,
+    planned: "Future[tuple[ModelConfig, Plan]]",
+    on_checkpoint: Callable[[Checkpoint], object],
 ) -> tuple[Checkpoint, Plan]:
-    with timeline.phase("fetch_weights"):
-        checkpoint = read_checkpoint(options)
-    on_checkpoint(checkpoint)
-    return checkpoint, make_plan(checkpoint.config, options)
+    """``planned`` is there first: for what need not wait for numpy."""
+    try:
+        with timeline.phase("fetch_weights"):
+            folder, config = _described(options)
+            plan = make_plan(config, options)
+            planned.set_result((config, plan))
+            checkpoint = Checkpoint.of(options.model, folder, config, options.max_pixels)
+        on_checkpoint(checkpoint)
+    except BaseException as error:
+        if not planned.done():
+            planned.set_exception(error)
+        raise
+    return checkpoint, plan
 
 
 def read_checkpoint(options: StartOptions) -> Checkpoint:
@@ -125,7 +146,12 @@ def read_checkpoint(options: StartOptions) -> Checkpoint:
     Raises:
         CheckpointError, ConfigError: the source or its files cannot be used.
     """
-    folder = resolve_checkpoint(options.model, options.cache_dir, options.s3)
+    folder, config = _described(options)
+    return Checkpoint.of(options.model, folder, config, options.max_pixels)
+
+
+def _described(options: StartOptions) -> "tuple[Path, ModelConfig]":
     from models.config import ModelConfig  # noqa: PLC0415  a server must not wait for it before it listens
 
-    return Checkpoint.of(options.model, folder, ModelConfig.from_folder(folder), options.max_pixels)
+    folder = resolve_checkpoint(options.model, options.cache_dir, options.s3)
+    return folder, ModelConfig.from_folder(folder)

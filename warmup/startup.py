@@ -1,9 +1,13 @@
 """The start: what overlaps what, from a bare process to a warm runner.
 
-    device thread   import torch ───────────────┐   (jit: and the compiler)
-    thread          checkpoint ─ plan ─┐        ├─ device ─ weights ─┬─ packages ───┬─ warm ─ self-test ─ ready
-    thread                             ├─ fetch artifacts ───────────┤              │
-    thread (cuda)                      └─ context                    └─ libraries' kernels
+    thread          import torch ──────────────────────────────┐
+    thread          checkpoint ─ plan ─┐                       │ (jit: and the compiler)
+    thread                             ├─ fetch artifacts ─┐   │
+    thread (cuda)                      └─ context ─────────┤   │
+    device thread                                (cuda) packages, each run once ─ device ─ weights ─ packages (cpu)
+                                                                                  ─ warm ─ self-test ─ ready
+
+A GPU's packages need no Python module of torch, so they are opened beside its import; a CPU's are opened by it.
 
 Nothing here imports torch before `import_torch`, so a server that has bound its port answers meanwhile.
 """
@@ -11,21 +15,23 @@ Nothing here imports torch before `import_torch`, so a server that has bound its
 import contextlib
 import importlib
 import logging
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+import sys
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from warmup.buckets import Bucket, BucketTable
 from warmup.options import StartOptions
 from warmup.plan import Plan, StartError
-from warmup.prepare import prepare
+from warmup.prepare import Preparation, prepare
 from warmup.prepared import Artifacts, Checkpoint
 from warmup.status import StartupStatus
 from warmup.timeline import Timeline
 from warmup.torch_libraries import load_torch_libraries
 
 if TYPE_CHECKING:
+    from warmup.aoti import Container
     from warmup.backends.base import Backend
     from warmup.jit_start import Jit
     from warmup.loading import Warmer
@@ -33,6 +39,7 @@ if TYPE_CHECKING:
     from warmup.publish import Published
     from warmup.runner import Runner
 
+SWITCH_INTERVAL_S = 0.0001
 _logger = logging.getLogger("snapcap.start")
 
 
@@ -78,11 +85,18 @@ def load(
         StartError: a setting does not fit, or the start is strict and not what was asked for.
     """
     with contextlib.ExitStack() as scope:
-        pool = scope.enter_context(ThreadPoolExecutor(3, thread_name_prefix="snapcap-fetch"))
+        # A thread that waits for Python's lock asks for it after this many seconds, of 0.005. What runs beside the
+        # import of torch asks hundreds of times.
+        scope.callback(sys.setswitchinterval, sys.getswitchinterval())
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        pool = scope.enter_context(ThreadPoolExecutor(5, thread_name_prefix="snapcap-fetch"))
+        importing = pool.submit(_import_torch, timeline)
         preparation = prepare(options, timeline, status, pool, on_checkpoint)
-        with timeline.phase("import_torch"):
-            load_torch_libraries()
-            importlib.import_module("torch")
+        # The weights need not wait for artifacts that are still on their way when torch is there.
+        either: list[Future[Any]] = [importing, preparation.artifacts]
+        wait(either, return_when=FIRST_COMPLETED)
+        opened = _open_ahead(preparation, options, timeline) if preparation.artifacts.done() else {}
+        importing.result()
         jit = None
         if options.backend == "jit":
             from warmup.jit_start import open_compiler  # noqa: PLC0415  of no other start
@@ -92,7 +106,6 @@ def load(
 
         from warmup.backends.eager import EagerBackend  # noqa: PLC0415  these import torch
         from warmup.device import open_device  # noqa: PLC0415
-        from warmup.library_kernels import loading_library_kernels  # noqa: PLC0415
         from warmup.loading import Warmer, self_test  # noqa: PLC0415
         from warmup.model import load_model  # noqa: PLC0415
         from warmup.runner import Runner  # noqa: PLC0415
@@ -107,13 +120,12 @@ def load(
         warmer = Warmer(runner, plan.table, status, timeline, options.strict)
         status.expect(plan.buckets, plan.device, plan.dtype)
         with timeline.phase("load_artifacts"):
-            backend = _backend(options, artifacts, plan, model, jit) or EagerBackend()
-            buckets, packages = plan.table.buckets, backend.name == "aot"
-            # Others are ready at once when they are warm: eager has nothing worth leaving for later, and jit would
-            # compile on the device thread while it serves.
-            now = buckets[:1] if options.ready_when == "first" and packages else buckets
-            with loading_library_kernels(model, now) if packages else contextlib.nullcontext():
-                warmer.assign(backend)
+            backend = _backend(options, artifacts, plan, model, jit, opened) or EagerBackend()
+            warmer.assign(backend)
+        buckets = plan.table.buckets
+        # Others are ready at once when they are warm: eager has nothing worth leaving for later, and jit would
+        # compile on the device thread while it serves.
+        now = options.before_ready(buckets) if backend.name == "aot" else buckets
         warmer.warm(now)
         if jit is not None:
             jit.settle()
@@ -124,8 +136,31 @@ def load(
     return Loaded(checkpoint, plan, model, runner, warmer, artifacts, cold, publication)
 
 
+def _import_torch(timeline: Timeline) -> None:
+    with timeline.phase("import_torch"):
+        load_torch_libraries()
+        importlib.import_module("torch")
+
+
+def _open_ahead(preparation: Preparation, options: StartOptions, timeline: Timeline) -> "Mapping[str, Container]":
+    """The packages that need not wait for torch."""
+    found = preparation.artifacts.result()
+    _, plan = preparation.planned.result()
+    if plan.device_type != "cuda" or found is None or not found.hit or options.kind != "aot":
+        return {}
+    from warmup.ahead import open_ahead  # noqa: PLC0415  of no other start
+
+    with timeline.phase("open_packages"):
+        return open_ahead(found, plan.device, options.before_ready(plan.buckets))
+
+
 def _backend(
-    options: StartOptions, artifacts: Artifacts | None, plan: Plan, model: "LoadedModel", jit: "Jit | None"
+    options: StartOptions,
+    artifacts: Artifacts | None,
+    plan: Plan,
+    model: "LoadedModel",
+    jit: "Jit | None",
+    opened: "Mapping[str, Container]",
 ) -> "Backend | None":
     """What runs compiled code; None where the start stays eager."""
     if artifacts is None or (options.backend == "jit" and jit is None):
@@ -138,7 +173,7 @@ def _backend(
         return None
     from warmup.backends.aot import AotBackend  # noqa: PLC0415  imports torch
 
-    return AotBackend(artifacts.fetched.entries, artifacts.signatures, model)
+    return AotBackend(artifacts.fetched.entries, artifacts.signatures, model, opened)
 
 
 def _report_missing(artifacts: Artifacts, options: StartOptions) -> None:

@@ -17,6 +17,7 @@ PHASES = (
     "device_init",
     "fetch_artifacts",
     "fetch_weights",
+    "open_packages",  # of a compiled start on a GPU only: beside import_torch
     "load_weights",
     "load_artifacts",
     "warm_encoder",

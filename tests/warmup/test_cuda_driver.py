@@ -10,6 +10,7 @@ import pytest
 
 from warmup import cuda_driver
 from warmup.cuda_driver import CudaDriverError, cuda_device, cuda_device_count, open_context
+from warmup.dynamic_library import open_library
 
 SOURCE = """
 static int devices = 2, retained = -1;
@@ -37,10 +38,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def driver(library: str, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
-    opened = ctypes.CDLL(library)
-    opens: Callable[[str], ctypes.CDLL] = {"libcuda.so.1": opened}.__getitem__
-    monkeypatch.setattr(cuda_driver.ctypes, "CDLL", opens)
-    return opened
+    opens: Callable[[str], int] = {"libcuda.so.1": open_library(library)}.__getitem__
+    monkeypatch.setattr(cuda_driver, "open_library", opens)
+    return ctypes.CDLL(library)
 
 
 def test_a_device_says_what_code_is_made_for(driver: ctypes.CDLL) -> None:
@@ -60,10 +60,7 @@ def test_a_device_that_is_not_there_is_an_error_with_the_call(driver: ctypes.CDL
 
 
 def test_without_a_driver_there_is_no_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def missing(name: str) -> ctypes.CDLL:
-        raise OSError(f"{tmp_path / name}: cannot open shared object file")
-
-    monkeypatch.setattr(cuda_driver.ctypes, "CDLL", missing)
+    monkeypatch.setattr(cuda_driver, "open_library", lambda name: open_library(tmp_path / name))
     assert cuda_device_count() == 0
     with pytest.raises(CudaDriverError, match="no CUDA driver"):
         open_context(0)

@@ -1,12 +1,13 @@
 """The `aot` backend: packages that AOTInductor compiled ahead of time, opened without any compiler.
 
-The raw loader is used because `torch._inductor.aoti_load_package` imports Dynamo and Inductor, which takes longer
-than everything else of a start together.
+`torch._inductor.aoti_load_package` imports Dynamo and Inductor, which takes longer than everything else of a start
+together. So a CPU's packages are opened by the raw loader beneath it, whose calls are the fastest there are; and a
+GPU's, whose calls are replayed from a graph, through the C interface, which needs not even torch's Python module.
 """
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import torch
 from torch import Tensor
 
 from models.regions import Region, RegionFunction
+from warmup.aoti import AotiError, Container
+from warmup.aoti_tensors import run_on_tensors
 from warmup.buckets import Bucket
 from warmup.extracted import discard_folders, discard_mapped
 from warmup.model import LoadedModel
@@ -33,13 +36,16 @@ def open_package(path: Path, device: torch.device) -> RegionFunction:
     loader has extracted stays until ``discard_mapped``.
 
     Raises:
-        PackageError: the loader refuses the file.
+        PackageError: the file cannot be opened.
     """
+    if device.type == "cuda":
+        try:
+            return container_function(Container.open(path, str(device)), device)
+        except AotiError as error:
+            raise PackageError(f"{path.name} cannot be opened: {error}") from error
     try:
-        # Single-threaded: nothing else runs this model, and with its own locking a CUDA-graph capture fails.
-        loader = torch._C._aoti.AOTIModelPackageLoader(
-            str(path), MODEL_NAME, True, 1, -1 if device.type == "cpu" else device.index or 0
-        )
+        # Single-threaded: nothing else runs this model.
+        loader = torch._C._aoti.AOTIModelPackageLoader(str(path), MODEL_NAME, True, 1, -1)
     except RuntimeError as error:
         discard_folders(str(error).splitlines())
         raise PackageError(f"{path.name} cannot be opened: {str(error).splitlines()[0]}") from error
@@ -52,16 +58,28 @@ def open_package(path: Path, device: torch.device) -> RegionFunction:
     return call
 
 
+def container_function(container: Container, device: torch.device) -> RegionFunction:
+    """The function of a package that is open, which launches on the current stream of the device."""
+    if device.type == "cpu":
+        return lambda *inputs: run_on_tensors(container, inputs, None)
+    index = device.index or 0
+    # Not `torch.cuda.current_stream`, which makes an object of it.
+    stream = torch._C._cuda_getCurrentRawStream
+    return lambda *inputs: run_on_tensors(container, inputs, stream(index))
+
+
 @dataclass(frozen=True)
 class AotBackend:
     """Opens the package of each region and bucket, after its inputs have been compared with the model's.
 
     ``entries``: entry name to verified local file. ``signatures``: entry name to ``packages.Signature``.
+    ``opened``: entry name to what has been opened before.
     """
 
     entries: Mapping[str, Path]
     signatures: Mapping[str, Any]
     model: LoadedModel
+    opened: Mapping[str, Container] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -84,7 +102,8 @@ class AotBackend:
         if path is None:
             raise PackageError(f"the artifact set has no {entry}")
         check_signature(entry, self.signatures.get(entry), self.model.inputs(region, bucket))
-        return open_package(path, self.model.state.tokens.device)
+        device, container = self.model.state.tokens.device, self.opened.get(entry)
+        return open_package(path, device) if container is None else container_function(container, device)
 
 
 class _OnDemand:

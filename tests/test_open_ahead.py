@@ -1,0 +1,156 @@
+"""Packages that are opened, and run, before and beside the import of torch. On a CPU, where no server does so: the
+C interface is the same, and what only a GPU can show is in tests/gpu."""
+
+import json
+import logging
+import subprocess
+import sys
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from support.server_process import clean_environment
+
+from warmup.ahead import open_ahead
+from warmup.aoti import AotiError, Container
+from warmup.artifacts import Fetched
+from warmup.packages import Signature
+from warmup.prepared import Artifacts
+
+INSIDE = "package/data/aotinductor/model"
+PROGRAM = """
+import json, sys, threading
+from pathlib import Path
+from warmup.ahead import open_ahead
+from warmup.options import StartOptions, StoreOptions
+from warmup.plan import make_plan
+from warmup.prepare import find_artifacts, read_checkpoint
+
+cache, beside = Path(sys.argv[1]), sys.argv[2] == "beside"
+options = StartOptions("demo", cache, StoreOptions(cache / "store"), device="cpu", buckets=(1, 4))
+checkpoint = read_checkpoint(options)
+plan = make_plan(checkpoint.config, options)
+found = find_artifacts(checkpoint.config, plan, options, "aot")
+importing = threading.Thread(target=__import__, args=("torch",))
+if beside:
+    importing.start()
+opened = open_ahead(found, "cpu", (1, 4))
+modules = sorted({"torch", "PIL._imaging"} & set(sys.modules))
+if beside:
+    importing.join()
+
+from warmup.backends.aot import AotBackend
+from warmup.check_worker import example_inputs
+from warmup.compare import compare_call
+from warmup.device import open_device
+from warmup.model import load_model
+from warmup.buckets import Bucket
+
+device, dtype = open_device(plan)
+model = load_model(checkpoint.folder, checkpoint.config, checkpoint.transform, plan, device, dtype)
+backend = AotBackend(dict.fromkeys(opened, Path("nowhere")), found.signatures, model, opened)
+worst = {}
+for region in model.regions:
+    for bucket in (Bucket(1), Bucket(4)):
+        if not region.on_demand:
+            run = backend.callable(region, bucket)
+            inputs = example_inputs(model, region, bucket, padding=False)
+            worst[f"{region.name} {bucket.size}"] = compare_call(region.function, run, inputs, dtype)
+print(json.dumps([sorted(opened), modules, worst]))
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "beside"])
+def test_packages_run_without_torchs_module_and_then_with_its_tensors(
+    when: str, built_cache: Path, tmp_path: Path
+) -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(built_cache), when],
+        env={**clean_environment(), "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stderr
+    opened, modules, worst = json.loads(run.stdout)
+    regions = (
+        "decoder_after",
+        "decoder_before",
+        "decoder_block",
+        "encoder_after",
+        "encoder_before",
+        "encoder_block",
+    )
+    assert opened == [f"aot/{region}.b{size}.pt2" for region in regions for size in (1, 4)]
+    if when == "before":
+        assert "torch" not in modules
+    assert len(worst) == len(opened)
+    assert max(worst.values()) < 1e-4
+    assert list(tmp_path.iterdir()) == []
+
+
+def built(cache: Path) -> tuple[dict[str, Path], dict[str, Signature]]:
+    """The packages and signatures of a build, by entry name."""
+    (folder,) = (cache / "store" / "builds").iterdir()
+    files = {f"aot/{path.name}": path for path in sorted((folder / "aot").glob("*.pt2"))}
+    records = {entry: json.loads(path.with_suffix(".json").read_text()) for entry, path in files.items()}
+    return files, {entry: record["signature"] for entry, record in records.items()}
+
+
+def artifacts(files: Mapping[str, Path], signatures: Mapping[str, Any]) -> Artifacts:
+    return Artifacts("key", {}, cast(Fetched, SimpleNamespace(entries=files)), signatures)
+
+
+def test_only_the_sizes_that_are_asked_for_are_opened(built_cache: Path) -> None:
+    opened = open_ahead(artifacts(*built(built_cache)), "cpu", (4,))
+    assert len(opened) == 6
+    assert all(".b4." in entry for entry in opened)
+
+
+@pytest.mark.parametrize("damage", ["file", "signature", "dtype", "shape"])
+def test_what_cannot_be_opened_is_left_to_the_usual_way(
+    damage: str, built_cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files, signatures = built(built_cache)
+    entry = "aot/decoder_before.b1.pt2"
+    if damage == "file":
+        files[entry] = tmp_path / "cut.pt2"
+        files[entry].write_bytes(b"no package")
+    elif damage == "signature":
+        del signatures[entry]
+    elif damage == "dtype":
+        signatures[entry] = [["float3", [1], [1]]]
+    else:
+        signatures[entry] = [["float32", [1 << 60], [1]]]
+    with caplog.at_level(logging.WARNING, "snapcap.start"):
+        opened = open_ahead(artifacts(files, signatures), "cpu", (1,))
+    assert list(opened) == ["aot/decoder_after.b1.pt2"], "those before it"
+    assert [record.message for record in caplog.records] == ["packages not opened ahead"]
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ([], "holds 0 libraries"),
+        (["a.wrapper.so", "b.wrapper.so"], "holds 2 libraries"),
+        (["a.wrapper.so", "a.wrapper.json"], "calls operators of Python's dispatcher"),
+        (["a.wrapper.so"], "file too short"),
+    ],
+)
+def test_a_package_that_needs_more_is_refused(members: list[str], message: str, tmp_path: Path) -> None:
+    package = tmp_path / "a.pt2"
+    with zipfile.ZipFile(package, "w") as archive:
+        for name in members:
+            archive.writestr(f"{INSIDE}/{name}", b"")
+    with pytest.raises(AotiError, match=message):
+        Container.open(package, "cpu")
+
+
+def test_a_model_on_a_device_that_is_not_there_cannot_be_made(built_cache: Path) -> None:
+    files, _ = built(built_cache)
+    with pytest.raises(AotiError, match="cannot be made on no-such-device"):
+        Container.open(files["aot/decoder_before.b1.pt2"], "no-such-device")

@@ -1,0 +1,56 @@
+"""A GPU's packages, opened and run once while torch is imported.
+
+CUDA loads a kernel when it is first launched: on an H200 the products and the attention of one bucket take 0.1 s,
+and every bucket has its own. The driver needs no lock of Python's for that, nor do packages that are opened through
+their C interface; importing torch holds it nearly all the time. So this is over about when torch has been imported.
+
+It is done on the thread that serves afterwards: what libraries keep for each thread, such as cuBLAS's handle and
+cuDNN's plans (45 ms for each bucket's attention), would have to be made again on another.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from models.region_names import ON_DEMAND
+from warmup.aoti import AotiError, Container
+from warmup.aoti_tensors import Zeros, run_on_zeros
+from warmup.child import one_line
+from warmup.packages import region_of
+from warmup.prepared import Artifacts
+from warmup.torch_libraries import load_torch_libraries
+
+_logger = logging.getLogger("snapcap.start")
+
+
+def open_ahead(artifacts: Artifacts, device: str, sizes: Sequence[int]) -> Mapping[str, Container]:
+    """The containers of the set's packages for buckets of these sizes, by entry name; but for what only some
+    requests need. ``device``: "cpu", or as "cuda:0".
+
+    A failure is logged, and what was opened by then is returned: whoever misses a package opens it in the usual
+    way, and reports what is wrong with it.
+    """
+    opened: dict[str, Container] = {}
+    libtorch = load_torch_libraries()
+    if libtorch is None:
+        return opened
+    try:
+        # Mapped on another thread: what is there can run.
+        with ThreadPoolExecutor(1, thread_name_prefix="snapcap-packages") as pool:
+            opening = {
+                entry: pool.submit(Container.open, path, device)
+                for entry, path in artifacts.fetched.entries.items()
+                if _wanted(entry, sizes)
+            }
+            zeros = Zeros.on(libtorch, device)
+            for entry, container in opening.items():
+                run_on_zeros(container.result(), artifacts.signatures[entry], zeros)
+                opened[entry] = container.result()
+    except (AotiError, KeyError, TypeError, ValueError) as error:
+        _logger.warning("packages not opened ahead", extra={"fields": {"error": one_line(error)}})
+    return opened
+
+
+def _wanted(entry: str, sizes: Sequence[int]) -> bool:
+    region, size = region_of(entry)
+    return size in sizes and region not in ON_DEMAND
