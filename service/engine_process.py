@@ -35,7 +35,6 @@ from service.start_error import explain, unexpected
 from warmup.compile_events import compiler_counts
 from warmup.status import StartupStatus
 from warmup.timeline import Timeline
-from warmup.torch_libraries import load_torch_libraries
 
 if TYPE_CHECKING:
     from service.engine import Engine
@@ -84,10 +83,6 @@ class _EngineProcess:
             with self._timeline.phase("import_engine"):
                 from service.device_thread import DeviceThread  # noqa: PLC0415  what fails here is for the log
                 from service.start_options import start_options  # noqa: PLC0415
-
-                # Alone: with them, whatever has compiled parts would wait for the dynamic linker, which does one
-                # thing at a time, and keep Python's lock meanwhile.
-                load_torch_libraries()
 
             options = start_options(self._settings)
             DeviceThread(
