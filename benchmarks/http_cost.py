@@ -1,19 +1,23 @@
-"""CPU time that a caption costs the server beside the model: in the event loop, and in the whole process.
+"""CPU time that a caption costs the server beside the model: in either process, and in its busiest thread.
 
     python -m benchmarks.http_cost [--form raw] [--clients 64] [--seconds 5] [--rounds 3]
 
-The real application, scheduler and engine behind the real server, in this process, over a runner that only waits: a
-step is over after a fixed time, however fast the machine's device. Clients are in a process of their own. CPU time
-of the threads is what they used, so other work on the machine hardly changes it, as it does latencies and rates.
+The real application behind the real server in this process; the real scheduler and engine in an engine process,
+over a runner that only waits: a step is over after a fixed time, however fast the machine's device. Requests and
+replies go between the two as they do in a server. Clients are in a process of their own. CPU time of the threads is
+what they used, so other work on the machine hardly changes it, as it does latencies and rates.
 
-Where a GPU makes thousands of captions a second the event loop's share is what limits them: one thread runs it.
+Where a GPU makes thousands of captions a second, what a process spends on each is what limits them: its threads
+take turns with one interpreter's lock.
 """
 
 import argparse
+import asyncio
 import contextlib
 import json
 import logging
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -26,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import ROOT, environment, scratch
+from benchmarks.processes import cpu_seconds
 from benchmarks.report import Report, number
 from benchmarks.workload import open_workload
 from models.preprocess import ImageTransform
@@ -34,11 +39,18 @@ from service.app import Services, create_app
 from service.assembly import assemble
 from service.bind import bind
 from service.body import BodyLimits
+from service.channel import BlockingChannel
 from service.config import Settings
 from service.engine import Engine
+from service.engine_fork import ForkedEngine, fork_engine
+from service.intake import Intake
 from service.limits import Limits
+from service.loop_channel import LoopChannel
+from service.messages import Cancel, Message, Submit, Turn
+from service.remote_engine import RemoteEngine
 from service.scheduler import Scheduler
 from service.server import Server, make_server
+from service.shared_pixels import SharedPixels
 from warmup.buckets import Bucket, BucketTable
 from warmup.timeline import Timeline
 
@@ -46,6 +58,8 @@ FORMS = ("raw", "json", "multipart")
 TOKENS = 20
 END, WORD = 1, 5
 TABLE = BucketTable.of((1, 4, 16, 64))
+IMAGE_SIZE = (224, 224)
+LIMITS = Limits(cache_length=64, default_new_tokens=TOKENS, eos_ids=frozenset({END}))
 
 
 class WaitingRunner:
@@ -104,21 +118,53 @@ class Words:
         return "caption"
 
 
-def assembled(step_s: float) -> tuple[Services, threading.Thread]:
-    """A server's parts, ready to caption, and the device thread."""
+def serve_waiting(
+    step_s: float, settings: Settings, end: socket.socket, pixels: SharedPixels, _origin: float
+) -> int:
+    """An engine process whose device only waits. Its main thread is the device thread."""
+    pixels.open(IMAGE_SIZE)
+    channel = BlockingChannel(end)
+    intake = Intake(pixels, channel.send)
+    engine = Engine(Scheduler(TABLE, LIMITS, sys.maxsize), intake.turns, intake.turns.end)
+    intake.attach(engine)
+
+    def receive() -> None:
+        while (messages := channel.receive()) is not None:
+            for message in messages:
+                if isinstance(message, Submit):
+                    intake.submit(message)
+                elif isinstance(message, Cancel):
+                    intake.cancel(message.number)
+        engine.stop()
+
+    threading.Thread(target=receive, daemon=True).start()
+    runner: Any = WaitingRunner(step_s)
+    engine.run(runner, lambda rows: "none")
+    return 0
+
+
+def assembled() -> Services:
+    """A server's parts."""
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(os.fdopen(os.dup(nowhere.fileno()), "w")):
         logs.configure("text", "info")  # a line a request, as in production
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # as `snapcap serve` has it
-    services = assemble(Settings(), Timeline.since_exec())
-    limits = Limits(cache_length=64, default_new_tokens=TOKENS, eos_ids=frozenset({END}))
-    engine = Engine(Scheduler(TABLE, limits, Settings().queue.size), services.metrics)
-    runner: Any = WaitingRunner(step_s)
-    device = threading.Thread(target=engine.run, args=(runner, lambda rows: "none"), daemon=True)
-    device.start()
+    return assemble(Settings(), Timeline.since_exec())
+
+
+def attach(services: Services, process: ForkedEngine) -> LoopChannel:
+    """Make them ready to caption; on the event loop."""
+    process.pixels.open(IMAGE_SIZE)
+
+    def take(message: Message) -> None:
+        if isinstance(message, Turn):
+            engine.take(message)
+
+    channel = LoopChannel(process.end, asyncio.get_running_loop(), take)
+    engine = RemoteEngine(LIMITS, process.pixels, channel.send, services.metrics)
     words: Any = Words()
-    services.captioner.attach(engine, ImageTransform(size=(224, 224)), words, "none")
+    services.captioner.attach(engine, ImageTransform(size=IMAGE_SIZE), words, "none")
     services.readiness.ready()
-    return services, device
+    return channel
 
 
 def measure(port: int, images: Path, options: argparse.Namespace, clocks: list[Callable[[], float]]) -> list[float]:
@@ -149,8 +195,14 @@ def clock_of(thread: threading.Thread) -> Callable[[], float]:
 
 def run(options: argparse.Namespace, images: Path) -> list[list[float]]:
     """The rounds, on a thread beside the server, which has this process's main thread, as it has in production."""
-    services, device = assembled(options.step / 1000)
-    clocks = [clock_of(threading.main_thread()), clock_of(device), time.process_time]
+    engine = fork_engine(Settings(), Timeline.since_exec(), (), partial(serve_waiting, options.step / 1000))
+    services = assembled()
+    clocks: list[Callable[[], float]] = [
+        clock_of(threading.main_thread()),
+        time.process_time,
+        partial(cpu_seconds, engine.pid, engine.pid),
+        partial(cpu_seconds, engine.pid),
+    ]
     listener = bind("127.0.0.1", 0)
     outcome: list[list[float]] = []
     errors: list[Exception] = []
@@ -167,10 +219,18 @@ def run(options: argparse.Namespace, images: Path) -> list[list[float]]:
 
     app = create_app(services, BodyLimits(10 << 20, 5.0))
     thread = threading.Thread(target=load)
-    server: Server = make_server(app, Settings().http, services.readiness, thread.start)
+    channels: list[LoopChannel] = []
+
+    def on_live() -> None:
+        channels.append(attach(services, engine))
+        thread.start()
+
+    server: Server = make_server(app, Settings().http, services.readiness, on_live)
     server.run(sockets=[listener])
     thread.join()
     services.captioner.close()
+    channels[0].close()
+    os.waitpid(engine.pid, 0)
     if errors:
         raise errors[0]
     return outcome
@@ -190,7 +250,7 @@ def main() -> None:
         captions = dict.fromkeys(json.loads((images / "captions.json").read_text()))
         (images / "captions.json").write_text(json.dumps(captions))
         rounds = run(options, images)
-    names = ("event loop", "device thread", "process")
+    names = ("event loop", "HTTP process", "device thread", "engine process")
     rows = [
         [name, *(number(pick(values), 3) for pick in (statistics.median, min, max))]
         for name, values in zip(names, zip(*rounds, strict=True), strict=True)

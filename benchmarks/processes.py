@@ -42,11 +42,21 @@ class Children:
         return self.ended is False and not self.alive
 
 
-def children(pid: int, counts: bool) -> Children:
-    """What ``pid`` has started so far; ``counts`` is what ``kernel_counts_children`` found."""
-    fields = _stat(pid)
-    ended = (int(fields[8]) + int(fields[10])) > 0 if counts and fields else None
-    return Children(ended, tuple(name for _, name in descendants(pid)))
+def children(pid: int, counts: bool, other_half: int | None = None) -> Children:
+    """What ``pid`` has started so far; ``counts`` is what ``kernel_counts_children`` found. ``other_half``: its
+    child that does a part of its work, which is not counted, but what that one has started is."""
+    halves = [pid] if other_half is None else [pid, other_half]
+    found = [fields for fields in map(_stat, halves) if fields]
+    ended = any(int(fields[8]) + int(fields[10]) > 0 for fields in found) if counts and found else None
+    return Children(ended, tuple(name for child, name in descendants(pid) if child not in halves))
+
+
+def other_half(pid: int) -> int | None:
+    """The child that a server has forked to run a part of its program: the first that does. None without one."""
+    for child in sorted(child for child, parent in _parents().items() if parent == pid):
+        if _arguments(child) == _arguments(pid) != []:
+            return child
+    return None
 
 
 def kernel_counts_children() -> bool:
@@ -94,7 +104,9 @@ class Watch:
     """Names every process that ``pid`` starts, as far as it is seen; a context manager."""
 
     def __init__(self, pid: int) -> None:
+        """The other half of ``pid`` is not named, but what it starts is."""
         self._pid = pid
+        self._half: int | None = None
         self._table = ProcessTable()
         self._seen: dict[int, set[str]] = {}
         self._looks = 0
@@ -114,7 +126,8 @@ class Watch:
     def programs(self) -> list[str]:
         """Names of all programs seen; one process may have been several, as fork is followed by exec. Of one
         that was about to end the name was gone already."""
-        return sorted({name for names in self._seen.values() for name in names} - {UNKNOWN})
+        seen = (names for pid, names in self._seen.items() if pid != self._half)
+        return sorted({name for names in seen for name in names} - {UNKNOWN})
 
     @property
     def compilers(self) -> list[str]:
@@ -128,7 +141,10 @@ class Watch:
     def _look(self) -> None:
         began = time.monotonic()
         while not self._over.wait(WATCH_S):
-            for pid, name in self._table.descendants(self._pid):
+            found = self._table.descendants(self._pid)
+            if found and self._half is None:
+                self._half = other_half(self._pid)
+            for pid, name in found:
                 self._seen.setdefault(pid, set()).add(name)
             self._looks += 1
             self._seconds = time.monotonic() - began
@@ -148,9 +164,9 @@ def peak_host_bytes(pid: int) -> int | None:
     return None
 
 
-def cpu_seconds(pid: int) -> float:
-    """User and system time of a process and its threads so far (proc(5), stat)."""
-    fields = _stat(pid)
+def cpu_seconds(pid: int, thread: int | None = None) -> float:
+    """User and system time of a process and its threads so far, or of one thread (proc(5), stat)."""
+    fields = _stat(pid if thread is None else f"{pid}/task/{thread}")
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
 
 
@@ -195,7 +211,7 @@ def _smi(query: str) -> list[str]:
     return done.stdout.splitlines() if done.returncode == 0 else []
 
 
-def _stat(pid: int) -> list[str]:
+def _stat(pid: int | str) -> list[str]:
     """The fields of /proc/PID/stat after the program's name: state, parent, …; empty when it has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -205,14 +221,25 @@ def _stat(pid: int) -> list[str]:
 
 def _program(pid: int) -> str:
     """The name of the program a process runs; Python's is its module where it was started with -m."""
-    try:
-        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
-    except OSError:
-        return UNKNOWN
-    words = [argument.decode(errors="replace") for argument in arguments]
+    words = _arguments(pid)
     if not words:
         return UNKNOWN
     name = words[0].rpartition("/")[2]
     if name.startswith("python") and "-m" in words[:-1]:
         return f"python -m {words[words.index('-m') + 1]}"
     return name
+
+
+def _arguments(pid: int) -> list[str]:
+    """The command line of a process; empty when it has ended."""
+    try:
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
+    except OSError:
+        return []
+    return [argument.decode(errors="replace") for argument in arguments]
+
+
+def _parents() -> dict[int, int]:
+    """The parent of each process."""
+    found = ((int(entry), _stat(int(entry))) for entry in os.listdir("/proc") if entry.isdigit())
+    return {pid: int(fields[1]) for pid, fields in found if fields}

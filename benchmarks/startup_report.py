@@ -70,7 +70,8 @@ def _totals(report: Report, results: Sequence[CaseResult], samples: Mapping[str,
     note = (
         "Medians of alternating runs, each a fresh process with fresh caches, seconds since its spawn. caption: "
         "the first caption, for the floor and `import torch` their end. /peer: to the first caption of FastAPI + "
-        "transformers eager. steady: a lone caption when warm; first: the one asked for at READY. host: VmHWM."
+        "transformers eager. steady: a lone caption when warm; first: the one asked for at READY. host: VmHWM, the "
+        "sum over a server's processes, which counts what they share more than once."
     )
     report.add("Cold start", columns, rows, note)
     problems = [[result.title, result.problem] for result in results if result.problem]
@@ -111,7 +112,8 @@ def _children(report: Report, results: Sequence[CaseResult]) -> None:
     columns = ["until the first captions", "child processes (kernel)", f"seen (every {every:.0f} ms)", "compilers"]
     note = (
         "Kernel: page faults of children that have ended, as proc(5) counts them, and children alive; none means "
-        "that no process was started, however short-lived. Seen: the process table, in one more start."
+        "that no process was started, however short-lived, but the server's own engine process, whose children "
+        "are counted too. Seen: the process table, in one more start."
     )
     report.add("Processes started on the warm path", [*columns, "graphs compiled after READY"], rows, note)
 

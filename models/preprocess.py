@@ -8,17 +8,16 @@ Equal to transformers' image processors of ViT, DeiT, BEiT and BLIP (Pillow back
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from models import processor_fields as fields
 from models.config_fields import ConfigError, json_or_empty, read_json
-from models.image import ImageError, load_resized, load_upright, open_image
 
-__all__ = ["DecodedImage", "ImageError", "ImageTransform"]
+if TYPE_CHECKING:
+    from PIL import Image
 
 _FILE = "preprocessor_config.json"
 _NESTED_FILE = "processor_config.json"  # of transformers 5, with tokenizer and image processor in one
@@ -49,7 +48,7 @@ class ImageTransform:
     """
 
     size: tuple[int, int]
-    resample: int = int(Image.Resampling.BILINEAR)
+    resample: int = fields.BILINEAR
     do_resize: bool = True
     do_rescale: bool = True
     rescale_factor: float = 1 / 255
@@ -88,6 +87,9 @@ class ImageTransform:
         Raises:
             ImageError: the data cannot be used; ``reason`` says why and the message what to do.
         """
+        # Here, because who runs the model needs the numbers above, and no Pillow.
+        from models.image import load_resized, load_upright, open_image  # noqa: PLC0415
+
         image, name = open_image(data, self.max_pixels)
         image = load_resized(image, self._resized, self.resample) if self.do_resize else load_upright(image)
         if self.do_center_crop:
@@ -132,7 +134,7 @@ class ImageTransform:
         target = self.resize_to or self.size
         return target[1], target[0]
 
-    def _crop(self, image: Image.Image) -> Image.Image:
+    def _crop(self, image: "Image.Image") -> "Image.Image":
         height, width = self.size
         if image.width < width or image.height < height:
             raise _wrong_size(image, f"at least {width}×{height}")
@@ -140,7 +142,9 @@ class ImageTransform:
         return image.crop((left, top, left + width, top + height))
 
 
-def _wrong_size(image: Image.Image, expected: str) -> ImageError:
+def _wrong_size(image: "Image.Image", expected: str) -> ValueError:
+    from models.image import ImageError  # noqa: PLC0415
+
     return ImageError(
         "wrong_size",
         f"the image is {image.width}×{image.height} pixels and this model does not resize; send {expected}",

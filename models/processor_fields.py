@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from PIL import Image
-
 from models.config_fields import ConfigError
 
 Channels = tuple[float, ...]
+# Pillow's numbers of resize filters, of which there are six.
+BILINEAR, BICUBIC, FILTERS = 2, 3, range(6)
 _HALF = (0.5, 0.5, 0.5)
 
 
@@ -25,22 +25,21 @@ class ProcessorDefaults:
     """
 
     size: int = 224
-    resample: int = int(Image.Resampling.BILINEAR)
+    resample: int = BILINEAR
     mean: Channels = _HALF
     std: Channels = _HALF
     crop_size: int | None = None
 
 
-_BICUBIC = int(Image.Resampling.BICUBIC)
 _PROCESSORS = {
-    "Beit": ProcessorDefaults(resample=_BICUBIC),
+    "Beit": ProcessorDefaults(resample=BICUBIC),
     "Blip": ProcessorDefaults(
         384,
-        _BICUBIC,
+        BICUBIC,
         mean=(0.48145466, 0.4578275, 0.40821073),  # CLIP's
         std=(0.26862954, 0.26130258, 0.27577711),
     ),
-    "DeiT": ProcessorDefaults(256, _BICUBIC, crop_size=224),
+    "DeiT": ProcessorDefaults(256, BICUBIC, crop_size=224),
     "ViT": ProcessorDefaults(),
 }
 _OF_FAMILY = {"beit": "Beit", "blip": "Blip", "deit": "DeiT", "vit": "ViT"}
@@ -115,6 +114,6 @@ def resample(config: Mapping[str, Any], default: int) -> int:
     value = config.get("resample")
     if value is None:
         return default
-    if isinstance(value, bool) or value not in list(Image.Resampling):
+    if isinstance(value, bool) or value not in FILTERS:
         raise ConfigError("resample", value, "the number of a Pillow filter, 0 to 5, is expected")
     return int(value)

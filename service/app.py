@@ -2,7 +2,7 @@
 
 FastAPI documents all routes and serves those that are asked for seldom; captions go past it (`routes/direct.py`).
 Endpoints return finished responses, so that no reply is validated and serialised a second time. Importing FastAPI
-comes after the bind and before torch, and delays the first /livez by about a seventh of what importing torch takes.
+is what the first /livez waits for; another process imports torch meanwhile.
 """
 
 from collections.abc import Iterable, Iterator

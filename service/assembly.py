@@ -2,7 +2,9 @@
 
 import logging
 import socket
+from collections.abc import Callable
 from contextlib import ExitStack
+from typing import TypeAlias
 
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
@@ -15,13 +17,16 @@ from service.config import Settings
 from service.metrics import Metrics
 from service.port_switch import PortSwitch
 from service.readiness import Readiness
-from service.serve import Start
 from service.server import make_server
 from service.startup_collector import StartupCollector, register_process_collectors
 from warmup.status import StartupStatus
 from warmup.timeline import Timeline
 
 _logger = logging.getLogger("snapcap.server")
+
+# Called on the event loop once /livez answers; it goes on elsewhere and returns at once, with what is to be called
+# when the server has ended. The last argument ends the server, for a start that failed.
+Start: TypeAlias = Callable[[Settings, Services, Callable[[], None]], Callable[[], object]]
 
 
 def assemble(settings: Settings, timeline: Timeline) -> Services:

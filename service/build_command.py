@@ -16,8 +16,8 @@ from rich.progress import (
 
 from service import logs
 from service.config import Settings
+from service.start_error import explain
 from service.start_options import start_options
-from service.startup import explain
 from warmup.build import Builder, BuildError, Built, Event
 from warmup.options import StartOptions
 from warmup.plan import Plan, StartError, make_plan
@@ -51,6 +51,7 @@ def _build(options: StartOptions) -> int:
             "or pass --allow-unsigned here and to every server"
         )
     checkpoint = read_checkpoint(options)
+    _ = checkpoint.tokenizer  # without one the artifacts would be of no use
     plan = make_plan(checkpoint.config, options)
     artifacts = find_artifacts(checkpoint.config, plan, options, options.kind)
     console = Console(stderr=True)

@@ -21,8 +21,7 @@ from warmup.timeline import Timeline
 if TYPE_CHECKING:
     from models.preprocess import ImageTransform
     from models.tokenizer import Tokenizer
-    from service.engine import Engine
-    from service.request import Completion
+    from service.request import CaptionEngine, Completion
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class CaptionResult:
 
 @dataclass(frozen=True)
 class _Model:
-    engine: "Engine"
+    engine: "CaptionEngine"
     transform: "ImageTransform"
     tokenizer: "Tokenizer"
     name: str
@@ -82,7 +81,7 @@ class Captioner:
         return None if self._model is None else self._model.name
 
     def attach(
-        self, engine: "Engine", transform: "ImageTransform", tokenizer: "Tokenizer", model_name: str
+        self, engine: "CaptionEngine", transform: "ImageTransform", tokenizer: "Tokenizer", model_name: str
     ) -> None:
         """From now on captions are served. Called once, by the start."""
         self._model = _Model(engine, transform, tokenizer, model_name, time.time())

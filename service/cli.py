@@ -141,9 +141,8 @@ def _serve(arguments: argparse.Namespace) -> int:
     settings = read_settings(arguments, os.environ)
     # Here, so that a bad option is reported, and help printed, without importing a server.
     from service.serve import leave, serve  # noqa: PLC0415
-    from service.startup import start  # noqa: PLC0415
 
-    leave(serve(settings, start))
+    leave(serve(settings))
 
 
 def _build(arguments: argparse.Namespace) -> int:

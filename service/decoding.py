@@ -86,7 +86,7 @@ class Decoding:
         tokenizer: "Tokenizer",
         limits: "Limits",
     ) -> Prepared:
-        from models.preprocess import ImageError  # noqa: PLC0415 - PIL and numpy, imported by now
+        from models.image import ImageError  # noqa: PLC0415 - PIL and numpy, imported by now
 
         began = time.monotonic()
         try:

@@ -35,12 +35,17 @@ class DeviceThread:
         on_ready: Callable[[Loaded, Engine, Scheduler], None],
         on_failure: Callable[[Exception], None],
         rehearse: Callable[[Engine, "Checkpoint"], None] | None = None,
+        on_checkpoint: Callable[["Checkpoint"], object] = lambda checkpoint: None,
+        turn_ended: Callable[[], object] = lambda: None,
     ) -> None:
         """The callbacks run on the device thread: ``on_ready`` before the first request is served, ``on_failure``
         when the start, or the device later on, has failed for good.
 
         ``rehearse``, if any, is called before ``on_ready``, on a thread beside this one, with an engine over the
-        model that nobody observes. What it raises is logged."""
+        model that nobody observes. What it raises is logged.
+
+        ``on_checkpoint`` is called, on another thread, once the checkpoint is on local disk; ``turn_ended`` after
+        each turn of the engines, that of the rehearsal included."""
         self._options = options
         self._timeline = timeline
         self._status = status
@@ -49,6 +54,8 @@ class DeviceThread:
         self._on_ready = on_ready
         self._on_failure = on_failure
         self._rehearse = rehearse
+        self._on_checkpoint = on_checkpoint
+        self._turn_ended = turn_ended
         self._thread = threading.Thread(target=self._run, name="device", daemon=True)
 
     def start(self) -> None:
@@ -59,12 +66,12 @@ class DeviceThread:
 
     def _run(self) -> None:
         try:
-            loaded = load(self._options, self._timeline, self._status)
+            loaded = load(self._options, self._timeline, self._status, self._on_checkpoint)
             if self._rehearse is not None:
                 with self._timeline.phase("rehearsal"):
                     self._run_rehearsal(loaded, self._rehearse)
             scheduler = Scheduler(loaded.warm_table, limits(loaded, self._options), self._queue_size)
-            engine = Engine(scheduler, self._observer)
+            engine = Engine(scheduler, self._observer, self._turn_ended)
             self._on_ready(loaded, engine, scheduler)
             # On this thread, between two steps, while the first requests are served.
             for bucket in loaded.cold:
@@ -74,7 +81,8 @@ class DeviceThread:
             self._on_failure(error)
 
     def _run_rehearsal(self, loaded: Loaded, rehearse: Callable[[Engine, "Checkpoint"], None]) -> None:
-        engine = Engine(Scheduler(loaded.warm_table, limits(loaded, self._options), 1), _Nobody())
+        scheduler = Scheduler(loaded.warm_table, limits(loaded, self._options), 1)
+        engine = Engine(scheduler, _Nobody(), self._turn_ended)
 
         def beside() -> None:
             try:

@@ -69,9 +69,13 @@ class _Step:
 class Engine:
     """Continuous batching over a runner's slots. ``run`` is the device thread; ``submit`` is for everyone else."""
 
-    def __init__(self, scheduler: Scheduler, observer: EngineObserver) -> None:
+    def __init__(
+        self, scheduler: Scheduler, observer: EngineObserver, turn_ended: Callable[[], object] = lambda: None
+    ) -> None:
+        """``turn_ended`` is called on the device thread after each turn, when everything has been said of it."""
         self._scheduler = scheduler
         self._observer = observer
+        self._turn_ended = turn_ended
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._stopping = False
         self._failures = 0
@@ -133,6 +137,8 @@ class Engine:
                 if self._failures >= MAX_CONSECUTIVE_FAILURES:
                     scheduler.fail_all()
                     raise EngineFailed() from error
+            finally:
+                self._turn_ended()
 
     def _serve_once(self, runner: "Runner", backend_of: Callable[[int], str]) -> None:
         scheduler = self._scheduler
@@ -160,6 +166,8 @@ class Engine:
         timer.stop()
         for row in admitted:
             self._observer.queue_waited(row.admitted - row.submitted)
+            if row.request.on_admitted is not None:
+                row.request.on_admitted()
         return _Encoded(admitted, bucket.size, timer)
 
     def _launch(self, runner: "Runner", encoded: list[_Encoded]) -> _Step:

@@ -7,8 +7,8 @@ from rich.table import Table
 
 from service import logs
 from service.config import Settings
+from service.start_error import explain as one_line
 from service.start_options import start_options
-from service.startup import explain as one_line
 from warmup.describe import describe_model
 from warmup.key import ABSENT
 from warmup.plan import make_plan

@@ -19,7 +19,7 @@ from service.routes.caption import CaptionRoutes
 from warmup.timeline import Timeline
 
 if TYPE_CHECKING:
-    from service.engine import Engine
+    from service.request import CaptionEngine
     from warmup.prepared import Checkpoint
 
 TIMEOUT_S = 30.0
@@ -27,7 +27,7 @@ SIZE = (500, 375)
 _BODY = BodyLimits(1 << 20, TIMEOUT_S)
 
 
-def rehearse(engine: "Engine", checkpoint: "Checkpoint") -> None:
+def rehearse(engine: "CaptionEngine", checkpoint: "Checkpoint") -> None:
     """Send a JPEG through the endpoint of captions, on an event loop of its own and with metrics that nobody reads.
 
     Raises what the endpoint raises."""

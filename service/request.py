@@ -4,8 +4,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, fields
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from service.limits import Limits
 from warmup.row import EarlyStopping
 
 if TYPE_CHECKING:
@@ -66,7 +67,8 @@ class CaptionRequest:
 
     ``on_token``, for a reply that is streamed, is called on the device thread with each token of the completion
     as it is generated, before the future gets its result. All rows wait for it, so it only hands the token on, and
-    an exception from it would fail them all.
+    an exception from it would fail them all. Of ``on_admitted`` this is true as well: it is called when the device
+    has been given the pixels, and nobody looks at them any more.
     """
 
     id: str
@@ -76,3 +78,14 @@ class CaptionRequest:
     deadline: float
     future: "Future[Completion]"
     on_token: Callable[[int], None] | None = None
+    on_admitted: Callable[[], None] | None = None
+
+
+class CaptionEngine(Protocol):
+    """What takes requests: the engine of this process, or what sends them to that of another."""
+
+    @property
+    def limits(self) -> Limits: ...
+
+    def submit(self, request: CaptionRequest) -> None:
+        """Raises Overloaded, NotReady. What comes of the request arrives in its future."""

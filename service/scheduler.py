@@ -16,6 +16,7 @@ from types import MappingProxyType
 
 from service.errors import DeadlineExceeded, EngineFailed, NotReady, Overloaded
 from service.limits import Limits
+from service.pace import Pace
 from service.request import CaptionRequest, Completion
 from service.running import Running
 from warmup.buckets import BucketTable
@@ -52,7 +53,7 @@ class Scheduler:
         self._held = 0  # steps since a slot was left empty
         self._cancelled = False  # a request, since it was last looked for
         self._look_at = math.inf  # no deadline passes before
-        self._finished: deque[float] = deque(maxlen=32)
+        self._pace = Pace()
 
     @property
     def depth(self) -> int:
@@ -70,7 +71,7 @@ class Scheduler:
             if self._closed:
                 raise NotReady("draining")
             if len(self._waiting) >= self.capacity:
-                raise Overloaded(self._retry_after())
+                raise Overloaded(self._pace.retry_after(self.capacity))
             self._waiting.append(_Waiting(request, self._clock()))
             self._look_at = min(self._look_at, request.deadline)
             self._changed.notify()
@@ -276,16 +277,9 @@ class Scheduler:
             encode_s=row.encode_s,
             decode_s=now - row.admitted - row.encode_s,
         )
-        self._finished.append(now)
+        self._pace.completed(now)
         with suppress(InvalidStateError):  # the client left at this very moment
             row.request.future.set_result(completion)
-
-    def _retry_after(self) -> float:
-        """Seconds until a full queue has gone at the rate of the last completions; 1 when that is not known."""
-        if len(self._finished) < 2 or self._finished[-1] <= self._finished[0]:
-            return 1.0
-        rate = (len(self._finished) - 1) / (self._finished[-1] - self._finished[0])
-        return min(max(self.capacity / rate, 1.0), 60.0)
 
 
 def _set_exception(request: CaptionRequest, error: Exception) -> None:

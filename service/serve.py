@@ -1,28 +1,26 @@
-"""`snapcap serve`, in the order that makes the start fast: bind, then import and build what answers."""
+"""`snapcap serve`, in the order that makes the start fast: bind, fork the engine process, import and build what
+answers. The two processes import side by side, each with an interpreter's lock of its own.
+"""
 
 import gc
 import logging
 import os
 import socket
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, NoReturn, TypeAlias
+from functools import partial
+from typing import TYPE_CHECKING, NoReturn
 
 from service import logs
 from service.bind import BindError, bind
 from service.config import Settings
+from service.engine_fork import ForkError, fork_engine
 from warmup.timeline import Timeline
 
 if TYPE_CHECKING:
     from service.api_keys import ApiKeys
-    from service.app import Services
-
-# Called on the event loop once /livez answers; it goes on in a thread and returns at once, with what is to be
-# called when the server has ended. The last argument ends the server, for a start that failed.
-Start: TypeAlias = Callable[[Settings, "Services", Callable[[], None]], Callable[[], object]]
 
 
-def serve(settings: Settings, start: Start) -> int:
+def serve(settings: Settings) -> int:
     """Serves until a signal. Exit status 0, or 1 when the address is taken or the start has failed.
 
     Raises SettingsError when the file of keys cannot be used."""
@@ -45,21 +43,24 @@ def serve(settings: Settings, start: Start) -> int:
             listener = bind(http.host, http.port)
             if http.metrics_port is not None:
                 metrics_listener = bind(http.host, http.metrics_port, "--metrics-port")
-    except BindError as error:
+        listeners = [listener] if metrics_listener is None else [listener, metrics_listener]
+        # Before the first import that takes long, of which there is none before a probe can wait in the backlog.
+        engine = fork_engine(settings, timeline, listeners)
+    except (BindError, ForkError) as error:
         print(f"snapcap: {error}", file=sys.stderr)
         return 1
-    # Only now: from here on a probe waits in the backlog instead of being refused.
     from service.web_imports import import_web  # noqa: PLC0415
 
     import_web()
     from service.assembly import run  # noqa: PLC0415
+    from service.engine_client import follow  # noqa: PLC0415
 
-    return run(settings, listener, metrics_listener, keys, timeline, start)
+    return run(settings, listener, metrics_listener, keys, timeline, partial(follow, engine))
 
 
 def leave(status: int) -> NoReturn:
-    """End the process now. A device thread inside native code, perhaps still importing torch, would crash the
-    interpreter as it takes itself apart; nothing is left to do that this skips."""
+    """End the process now. A thread inside native code, as a device thread of `snapcap caption` may be, would crash
+    the interpreter as it takes itself apart; nothing is left to do that this skips."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -13,7 +13,6 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from service.readiness import Readiness, State
-from warmup.compile_events import cache_counts
 from warmup.status import StartupStatus
 from warmup.timeline import Timeline
 from warmup.version import snapcap_version
@@ -142,11 +141,11 @@ class StartupCollector(Collector):
         cached = CounterMetricFamily(
             "snapcap_compile_cache", "Lookups of the jit backend in torch's compile caches.", labels=["result"]
         )
-        for result, count in zip(("hit", "miss", "bypass"), cache_counts(), strict=True):
+        for result, count in zip(("hit", "miss", "bypass"), self._status.cache_counts(), strict=True):
             cached.add_metric([result], count)
         yield cached
         compiled = CounterMetricFamily(
-            "snapcap_compile_events", "Graphs compiled in this process, before and after READY.", labels=["when"]
+            "snapcap_compile_events", "Graphs compiled, before and after READY.", labels=["when"]
         )
         for when, count in self._status.compile_events().items():
             compiled.add_metric([when], count)

@@ -16,6 +16,18 @@ class CacheCounts(NamedTuple):
     bypasses: int = 0
 
 
+class CompilerCounts(NamedTuple):
+    """Graphs compiled, and lookups."""
+
+    graphs: int = 0
+    caches: CacheCounts = CacheCounts()
+
+
+def compiler_counts() -> CompilerCounts:
+    """Of this process."""
+    return CompilerCounts(compiled_graphs(), cache_counts())
+
+
 def compiled_graphs() -> int:
     """Graphs that Dynamo has compiled; 0 where it was never imported, which is every aot and eager server."""
     return int(_counters().get("stats", {}).get("unique_graphs", 0))

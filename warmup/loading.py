@@ -1,14 +1,11 @@
 """From a checkpoint on disk to a runner whose every bucket has run once."""
 
-import io
 import logging
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from PIL import Image
 
-from models.config import ModelConfig
 from warmup.backends.aot import PackageError
 from warmup.backends.base import Backend
 from warmup.backends.eager import EagerBackend
@@ -17,9 +14,9 @@ from warmup.child import one_line
 from warmup.extracted import discard_mapped
 from warmup.packages import SignatureError
 from warmup.plan import StartError
-from warmup.prepared import Checkpoint
 from warmup.row import Row
 from warmup.runner import Runner, open_callables
+from warmup.staging import Pixels
 from warmup.status import COMPONENTS, BucketState, ComponentName, StartupStatus
 from warmup.timeline import Timeline
 
@@ -132,15 +129,13 @@ class Warmer:
         self.status.update(component, bucket.size, state, known.backend, seconds, started)
 
 
-def self_test(runner: Runner, bucket: Bucket, checkpoint: Checkpoint) -> str:
-    """Caption one built-in image, from PNG bytes to text, as a request would be.
+def self_test(runner: Runner, bucket: Bucket) -> list[int]:
+    """Caption one built-in image, from pixels to tokens, as a request would be.
 
     Raises:
         StartError: the logits are not finite: weights or device are damaged.
     """
-    config: ModelConfig = checkpoint.config
-    pixels = checkpoint.transform.decode(built_in_image(config.vision.image_size)).pixels
-    runner.encode(bucket, [pixels], 0)
+    runner.encode(bucket, [built_in_image(runner.config.vision.image_size)], 0)
     runner.admit(0, [Row()])
     tokens: list[int] = []
     while len(tokens) < min(SELF_TEST_TOKENS, runner.state.cache_length - 1):
@@ -149,18 +144,16 @@ def self_test(runner: Runner, bucket: Bucket, checkpoint: Checkpoint) -> str:
         if not torch.isfinite(logits).all():
             raise StartError("the self-test's logits are not finite: the weights or the device are damaged")
         tokens += runner.tokens(1)
-        if tokens[-1] in config.generation.eos_ids:
+        if tokens[-1] in runner.config.generation.eos_ids:
             break
-    return checkpoint.tokenizer.decode(tokens)
+    return tokens
 
 
-def built_in_image(size: tuple[int, int]) -> bytes:
-    """A PNG of (height, width) with a bright disc on a gradient."""
+def built_in_image(size: tuple[int, int]) -> Pixels:
+    """Pixels [height, width, 3] of a bright disc on a gradient."""
     height, width = size
     y, x = np.mgrid[0:height, 0:width]
     picture = np.stack([x * 255 // width, y * 255 // height, 128 + 0 * x], axis=-1).astype(np.uint8)
     disc = (y - height / 2) ** 2 + (x - width / 2) ** 2 < (min(size) / 4) ** 2
     picture[disc] = (250, 220, 40)
-    stream = io.BytesIO()
-    Image.fromarray(picture).save(stream, "PNG")
-    return stream.getvalue()
+    return picture

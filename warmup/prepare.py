@@ -1,5 +1,6 @@
 """The part of a start that needs no torch: bring the checkpoint, decide the plan, bring the artifacts."""
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,11 +39,15 @@ class Preparation:
 
 
 def prepare(
-    options: StartOptions, timeline: Timeline, status: StartupStatus, pool: ThreadPoolExecutor
+    options: StartOptions,
+    timeline: Timeline,
+    status: StartupStatus,
+    pool: ThreadPoolExecutor,
+    on_checkpoint: Callable[[Checkpoint], object],
 ) -> Preparation:
-    """Begin on two threads of ``pool``."""
+    """Begin on two threads of ``pool``. One of them calls ``on_checkpoint``."""
     planned: Future[tuple[ModelConfig, Plan]] = Future()
-    model = pool.submit(_model, options, timeline, planned)
+    model = pool.submit(_model, options, timeline, planned, on_checkpoint)
 
     def artifacts() -> Artifacts | None:
         if options.backend == "eager":
@@ -103,19 +108,24 @@ def find_artifacts(config: "ModelConfig", plan: Plan, options: StartOptions, kin
 
 
 def _model(
-    options: StartOptions, timeline: Timeline, planned: "Future[tuple[ModelConfig, Plan]]"
+    options: StartOptions,
+    timeline: Timeline,
+    planned: "Future[tuple[ModelConfig, Plan]]",
+    on_checkpoint: Callable[[Checkpoint], object],
 ) -> tuple[Checkpoint, Plan]:
-    """``planned`` is there first: for what need not wait for the tokenizer and for numpy."""
+    """``planned`` is there first: for what need not wait for numpy."""
     try:
         with timeline.phase("fetch_weights"):
             folder, config = _described(options)
             plan = make_plan(config, options)
             planned.set_result((config, plan))
-            return _read(folder, config, options), plan
+            checkpoint = Checkpoint.of(options.model, folder, config, options.max_pixels)
+        on_checkpoint(checkpoint)
     except BaseException as error:
         if not planned.done():
             planned.set_exception(error)
         raise
+    return checkpoint, plan
 
 
 def read_checkpoint(options: StartOptions) -> Checkpoint:
@@ -124,7 +134,8 @@ def read_checkpoint(options: StartOptions) -> Checkpoint:
     Raises:
         CheckpointError, ConfigError: the source or its files cannot be used.
     """
-    return _read(*_described(options), options)
+    folder, config = _described(options)
+    return Checkpoint.of(options.model, folder, config, options.max_pixels)
 
 
 def _described(options: StartOptions) -> "tuple[Path, ModelConfig]":
@@ -132,19 +143,3 @@ def _described(options: StartOptions) -> "tuple[Path, ModelConfig]":
 
     folder = resolve_checkpoint(options.model, options.cache_dir, options.s3)
     return folder, ModelConfig.from_folder(folder)
-
-
-def _read(folder: Path, config: "ModelConfig", options: StartOptions) -> Checkpoint:
-    # Here and not above: numpy and Pillow, for the same reason.
-    from models.preprocess import ImageTransform  # noqa: PLC0415
-    from models.tokenizer import Tokenizer  # noqa: PLC0415
-
-    return Checkpoint(
-        name=options.model,
-        folder=folder,
-        config=config,
-        tokenizer=Tokenizer.from_folder(folder),
-        transform=ImageTransform.from_folder(
-            folder, config.vision.image_size, options.max_pixels, config.vision.family
-        ),
-    )

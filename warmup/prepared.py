@@ -2,27 +2,46 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from warmup.artifacts import Fetched
 
 if TYPE_CHECKING:
     from models.config import ModelConfig
     from models.preprocess import ImageTransform
     from models.tokenizer import Tokenizer
+    from warmup.artifacts import Fetched
     from warmup.key import Factors
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint on local disk, with everything read but its weights."""
+    """A checkpoint on local disk, with everything read but its weights, and its tokenizer when it is asked for."""
 
     name: str
     folder: Path
     config: "ModelConfig"
-    tokenizer: "Tokenizer"
     transform: "ImageTransform"
+
+    @classmethod
+    def of(cls, name: str, folder: Path, config: "ModelConfig", max_pixels: int) -> "Checkpoint":
+        """A checkpoint, for pictures of up to ``max_pixels``.
+
+        Raises:
+            ConfigError: its files cannot be used.
+        """
+        from models.preprocess import ImageTransform  # noqa: PLC0415  numpy, which no server waits for to listen
+
+        vision = config.vision
+        transform = ImageTransform.from_folder(folder, vision.image_size, max_pixels, vision.family)
+        return cls(name, folder, config, transform)
+
+    @cached_property
+    def tokenizer(self) -> "Tokenizer":
+        """Read once. Raises ConfigError."""
+        from models.tokenizer import Tokenizer  # noqa: PLC0415  a native library, which the device does not need
+
+        return Tokenizer.from_folder(self.folder)
 
 
 @dataclass(frozen=True)
@@ -31,7 +50,7 @@ class Artifacts:
 
     key: str
     factors: "Factors"
-    fetched: Fetched
+    fetched: "Fetched"
     signatures: Mapping[str, Any] = field(default_factory=dict)
 
     @property

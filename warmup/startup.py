@@ -16,7 +16,7 @@ import contextlib
 import importlib
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -72,8 +72,14 @@ class Loaded:
         return self.artifacts is not None and self.artifacts.hit
 
 
-def load(options: StartOptions, timeline: Timeline, status: StartupStatus) -> Loaded:
-    """Run the start on the calling thread, which becomes the device thread.
+def load(
+    options: StartOptions,
+    timeline: Timeline,
+    status: StartupStatus,
+    on_checkpoint: Callable[[Checkpoint], object] = lambda checkpoint: None,
+) -> Loaded:
+    """Run the start on the calling thread, which becomes the device thread. Another one calls ``on_checkpoint``
+    once the checkpoint is on local disk.
 
     Raises:
         CheckpointError, ConfigError, WeightsError: the model cannot be served.
@@ -87,7 +93,7 @@ def load(options: StartOptions, timeline: Timeline, status: StartupStatus) -> Lo
         pool = scope.enter_context(ThreadPoolExecutor(3, thread_name_prefix="snapcap-fetch"))
         begin_device_context(options.device)
         importing = pool.submit(_import_torch, timeline)
-        preparation = prepare(options, timeline, status, pool)
+        preparation = prepare(options, timeline, status, pool, on_checkpoint)
         # The weights need not wait for artifacts that are still on their way when torch is there.
         either: list[Future[Any]] = [importing, preparation.artifacts]
         wait(either, return_when=FIRST_COMPLETED)
@@ -124,7 +130,7 @@ def load(options: StartOptions, timeline: Timeline, status: StartupStatus) -> Lo
         if jit is not None:
             jit.settle()
         with timeline.phase("self_test"):
-            self_test(runner, buckets[0], checkpoint)
+            self_test(runner, buckets[0])
         publication = None if jit is None else jit.publish()
     cold = buckets[len(now) :]
     return Loaded(checkpoint, plan, model, runner, warmer, artifacts, cold, publication)

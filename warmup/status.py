@@ -2,10 +2,12 @@
 
 import threading
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from warmup.compile_events import compiled_graphs
+from warmup.compile_events import CacheCounts, CompilerCounts, compiler_counts
 
 if TYPE_CHECKING:
     from warmup.prepared import Artifacts
@@ -40,7 +42,9 @@ class FetchStatus:
 
 
 @dataclass
-class _State:
+class StatusState:
+    """All that a status holds, as it is sent to another process."""
+
     device: str | None = None
     dtype: str | None = None
     tier: str | None = None
@@ -57,7 +61,30 @@ class StartupStatus:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._state = _State()
+        self._state = StatusState()
+        self._compiler = compiler_counts
+        self._listeners: list[Callable[[StatusState], None]] = []
+
+    def listen(self, listener: Callable[[StatusState], None]) -> None:
+        """Call ``listener`` with the state after each change, in order. It must not keep it, nor call this."""
+        with self._lock:
+            self._listeners.append(listener)
+
+    def restore(self, state: StatusState) -> None:
+        """Become what another status has told its listener."""
+        with self._changed():
+            self._state = state
+
+    def compiled_elsewhere(self, counts: CompilerCounts) -> None:
+        """What the process that has the model has compiled, which is not this one."""
+        self._compiler = lambda: counts
+
+    @contextmanager
+    def _changed(self) -> Iterator[None]:
+        with self._lock:
+            yield
+            for listener in self._listeners:
+                listener(self._state)
 
     @property
     def backend(self) -> str | None:
@@ -80,7 +107,7 @@ class StartupStatus:
 
     def expect(self, sizes: tuple[int, ...], device: str, dtype: str) -> None:
         """Every bucket of both components, pending."""
-        with self._lock:
+        with self._changed():
             self._state.device, self._state.dtype = device, dtype
             for component in COMPONENTS:
                 for size in sizes:
@@ -88,40 +115,44 @@ class StartupStatus:
 
     def started(self) -> None:
         """The start is over: what serves now is its tier."""
-        tier, compiled = self.backend, compiled_graphs()
-        with self._lock:
+        tier, compiled = self.backend, self._compiler().graphs
+        with self._changed():
             self._state.tier, self._state.compiled = tier, compiled
 
     def compile_events(self) -> dict[str, int]:
-        """Graphs compiled in this process until the start was over, and since."""
-        total, before = compiled_graphs(), self._state.compiled
+        """Graphs compiled until the start was over, and since."""
+        total, before = self._compiler().graphs, self._state.compiled
         return {"startup": total if before is None else before, "serving": 0 if before is None else total - before}
+
+    def cache_counts(self) -> CacheCounts:
+        """Lookups in torch's compile caches."""
+        return self._compiler().caches
 
     def fetched(self, artifacts: "Artifacts") -> None:
         fetched = artifacts.fetched
         kind = str(artifacts.factors.get("kind"))
-        with self._lock:
+        with self._changed():
             self._state.fetch = FetchStatus(
                 kind, fetched.result, fetched.reason, artifacts.key, fetched.seconds, fetched.bytes_fetched
             )
             self._state.counts["artifact_requests", kind, fetched.result] += 1
 
     def published(self, result: str) -> None:
-        with self._lock:
+        with self._changed():
             self._state.counts["artifact_publish", result] += 1
 
     def swapped(self, result: Literal["swapped", "mismatch", "failed"]) -> None:
-        with self._lock:
+        with self._changed():
             self._state.counts["bucket_swaps", result] += 1
 
     def fell_back(self, region: str, size: int) -> None:
         """A call of the jit backend that none of the region's graphs fitted has run eager."""
-        with self._lock:
+        with self._changed():
             self._state.counts["eager_fallbacks", region, str(size)] += 1
 
     def building(self, **progress: Any) -> None:
         """Members of the background build's progress, over those set before."""
-        with self._lock:
+        with self._changed():
             self._state.build = {**(self._state.build or {}), **progress}
 
     def counts(self, name: str) -> dict[tuple[str, ...], int]:
@@ -130,7 +161,7 @@ class StartupStatus:
             return {labels[1:]: count for labels, count in self._state.counts.items() if labels[0] == name}
 
     def fail(self, error: str) -> None:
-        with self._lock:
+        with self._changed():
             self._state.error = error
 
     def update(
@@ -143,7 +174,7 @@ class StartupStatus:
         start: float | None = None,
     ) -> None:
         """The warm-up stays as it was unless ``seconds`` and ``start`` are given."""
-        with self._lock:
+        with self._changed():
             known = self._state.buckets.get((component, size), BucketStatus(component, size))
             self._state.buckets[component, size] = replace(
                 known,

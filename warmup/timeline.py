@@ -11,6 +11,7 @@ from pathlib import Path
 PHASES = (
     "interpreter",
     "bind",
+    "import_engine",  # of the server only: in the engine process, as all that follow
     "import_torch",
     "import_compiler",  # of the jit backend only
     "device_init",
@@ -54,12 +55,17 @@ class Timeline:
         timeline.add(Phase("interpreter", 0.0, timeline.now()))
         return timeline
 
+    @property
+    def origin(self) -> float:
+        """The moment of exec, on the clock of ``time.monotonic``."""
+        return self._origin
+
     def listen(self, listener: Callable[[Phase], None]) -> None:
-        """Call ``listener`` with every phase that ended before, and with each one as it ends."""
+        """Call ``listener`` with every phase so far, and with each one as it begins and as it ends."""
         with self._lock:
             self._listeners.append(listener)
-            ended = [phase for phase in self._phases if phase.end is not None]
-        for phase in ended:
+            phases = tuple(self._phases)
+        for phase in phases:
             listener(phase)
 
     def now(self) -> float:
@@ -67,25 +73,26 @@ class Timeline:
         return time.monotonic() - self._origin
 
     def add(self, phase: Phase) -> None:
+        """A phase that something else has timed; one that has ended takes the place of itself as it began."""
         with self._lock:
-            self._phases.append(phase)
+            running = replace(phase, end=None)
+            if running in self._phases:
+                self._phases[self._phases.index(running)] = phase
+            else:
+                self._phases.append(phase)
+            listeners = tuple(self._listeners)
+        for listener in listeners:
+            listener(phase)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Record the time inside the block, also when it raises."""
         started = Phase(name, self.now())
-        with self._lock:
-            index = len(self._phases)
-            self._phases.append(started)
+        self.add(started)
         try:
             yield
         finally:
-            ended = replace(started, end=self.now())
-            with self._lock:
-                self._phases[index] = ended
-                listeners = tuple(self._listeners)
-            for listener in listeners:
-                listener(ended)
+            self.add(replace(started, end=self.now()))
 
     def mark(self, name: str) -> None:
         """Record a moment ("live", "ready", "first_caption"); only the first call of a name counts."""

@@ -18,7 +18,7 @@ from service.offline.model import OfflineModel
 from service.offline.outputs import Outputs
 from service.offline.progress import open_progress
 from service.offline.run import Tally, caption_images
-from service.startup import explain
+from service.start_error import explain
 from warmup.cpus import available_cpus
 
 _logger = logging.getLogger("snapcap.caption")

@@ -4,6 +4,7 @@
 const PHASES = {
   interpreter: ["Python", "before", "The interpreter starts."],
   bind: ["bind the port", "before", "From here on a request waits instead of being refused."],
+  import_engine: ["import snapcap", "before", "The engine has a process of its own, which imports its code while the other one imports what answers."],
   import_torch: ["import PyTorch", "import", "The longest part of every start, and the one that cannot be left out. All that can be done beside it is."],
   import_compiler: ["import the compiler", "import", "For the jit backend only, which restores a cache instead of opening finished code."],
   fetch_weights: ["find the model", "fetch", "The checkpoint comes from a folder, the hub or S3; its settings and its tokenizer are read."],

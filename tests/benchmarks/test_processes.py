@@ -19,6 +19,7 @@ from benchmarks.processes import (
     descendants,
     is_compiler,
     kernel_counts_children,
+    other_half,
     peak_host_bytes,
 )
 
@@ -134,3 +135,51 @@ def test_device_memory_is_the_drivers_figure_or_the_growth() -> None:
     before = DeviceMemory(1000, {})
     assert DeviceMemory(5000, {7: 3000, 9: 200}).held_by([7, 9, 10], before) == 3200
     assert DeviceMemory(5000, {8: 3000}).held_by([7], before) == 4000
+
+
+FORK = """
+import os
+if os.fork() == 0:
+    {}
+    sys.stdin.read()
+    os._exit(0)
+import time; time.sleep(0.3)"""
+
+
+@needs_accounting
+def test_the_other_half_of_a_server_is_none_of_its_children() -> None:
+    with child(FORK.format("pass")) as process:
+        half = other_half(process.pid)
+        assert half in [pid for pid, _ in descendants(process.pid)]
+        assert children(process.pid, True, half).none
+        assert not children(process.pid, True).none
+
+
+@needs_accounting
+@pytest.mark.parametrize("command", ["['true']", "['sh', '-c', 'true; true']"])
+def test_what_the_other_half_has_started_is_counted(command: str) -> None:
+    with child(FORK.format(f"subprocess.run({command})")) as process:
+        assert children(process.pid, True, other_half(process.pid)).ended
+
+
+def test_what_the_other_half_starts_is_named_and_a_second_fork_is() -> None:
+    with child(FORK.format("subprocess.Popen(['sleep', '60']); os.fork()")) as process:
+        half = other_half(process.pid)
+        found = children(process.pid, True, half)
+        for pid, name in descendants(process.pid):
+            if name == "sleep":
+                os.kill(pid, 9)
+    assert sorted(found.alive)[-1] == "sleep"
+    assert len(found.alive) == 2
+
+
+def test_a_child_with_another_program_is_no_half() -> None:
+    with child("p = subprocess.Popen(['sleep', '1'])") as process:
+        assert other_half(process.pid) is None
+
+
+def test_the_watch_names_what_the_other_half_starts_and_not_itself() -> None:
+    script = FORK.format("time = __import__('time'); time.sleep(0.2); subprocess.run(['sleep', '0.3'])")
+    with child(script) as process, Watch(process.pid) as watch:
+        time.sleep(0.6)
+    assert watch.programs == ["sleep"]

@@ -36,7 +36,7 @@ def test_the_phases_of_a_start_sum_to_its_total(startup: tuple[str, dict[str, An
         assert segments[0]["start"] == 0.0
         assert sum(s["end"] - s["start"] for s in segments) == pytest.approx(start["total"], abs=1e-6)
     names = {segment["name"] for segment in segments}
-    assert {"interpreter", "http", "import_torch", "warm_encoder", "first_caption"} <= names
+    assert {"interpreter", "import_torch", "warm_encoder", "first_caption"} <= names
 
 
 def test_a_warm_start_compiles_and_starts_nothing(startup: tuple[str, dict[str, Any], Path]) -> None:

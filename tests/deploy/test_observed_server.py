@@ -56,9 +56,14 @@ def server(
 
 @pytest.fixture(scope="module")
 def families(server: ServerProcess) -> dict[str, Metric]:
-    """What /metrics has of ours, each by the name that it is asked for: a counter ends in _total."""
+    """What /metrics has of ours, each by the name that it is asked for: a counter ends in _total. Not ours are the
+    `process_*` that every program has, and so the engine process."""
     found = text_string_to_metric_families(server.call("/metrics")[1])
-    ours = [family for family in found if family.name.startswith("snapcap_")]
+    ours = [
+        family
+        for family in found
+        if family.name.startswith("snapcap_") and not family.name.startswith("snapcap_engine_process_")
+    ]
     return {
         family.name + ("_total" if family.type == "counter" else ""): family
         for family in ours

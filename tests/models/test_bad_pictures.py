@@ -10,7 +10,8 @@ from PIL import Image
 from support.pictures import encoded, scene, write_config
 
 from models.config import ConfigError
-from models.preprocess import ImageError, ImageTransform
+from models.image import ImageError
+from models.preprocess import ImageTransform
 
 
 def bad_pictures() -> dict[str, tuple[bytes, str]]:

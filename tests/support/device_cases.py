@@ -102,7 +102,7 @@ def plan_of(device: torch.device, dtype: str, buckets: tuple[int, ...]) -> Plan:
 def build(captioner: Captioner, plan: Plan, folder: Path, workers: int) -> Builder:
     """The build of all packages; it begins when it is run."""
     transform = _transform(captioner)
-    checkpoint = Checkpoint("random", captioner.folder, captioner.config, None, transform)  # no build reads text
+    checkpoint = Checkpoint("random", captioner.folder, captioner.config, transform)  # no build reads text
     return Builder(checkpoint, plan, folder, workers)
 
 

@@ -60,6 +60,12 @@ class ServerProcess:
         self.process.kill()
         self.process.wait()
 
+    @property
+    def engine_pid(self) -> int:
+        """Of the process that has the model; it is there once /livez has answered."""
+        (pid, *_) = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return int(pid)
+
     def log(self) -> str:
         """Everything it has logged so far."""
         self._log.seek(0)

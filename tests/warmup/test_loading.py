@@ -249,7 +249,8 @@ def test_warming_aside_leaves_running_rows_alone(make_warmer: Any, on_device: An
 def test_the_self_test_captions_a_picture(started: tuple[Loaded, Timeline, StartupStatus], on_device: Any) -> None:
     loaded = started[0]
     for bucket in loaded.plan.table.buckets:
-        assert on_device(self_test, loaded.runner, bucket, loaded.checkpoint).split()
+        tokens = on_device(self_test, loaded.runner, bucket)
+        assert loaded.checkpoint.tokenizer.decode(tokens).split()
 
 
 @pytest.mark.parametrize(

@@ -78,17 +78,31 @@ def test_marks_and_phases_are_copies(timeline: Timeline) -> None:
     assert timeline.phases() == []
 
 
-def test_a_listener_hears_of_each_ended_phase_once_also_of_earlier_ones(timeline: Timeline) -> None:
+def test_a_listener_hears_of_each_phase_as_it_begins_and_ends_also_of_earlier_ones(timeline: Timeline) -> None:
     heard: list[Phase] = []
     with timeline.phase("interpreter"):
         pass
     with timeline.phase("bind"):
         timeline.listen(heard.append)
-        assert [phase.name for phase in heard] == ["interpreter"]
+        assert [(phase.name, phase.end is None) for phase in heard] == [("interpreter", False), ("bind", True)]
     with timeline.phase("import_torch"):
         pass
-    assert [phase.name for phase in heard] == ["interpreter", "bind", "import_torch"]
-    assert all(phase.end is not None for phase in heard)
+    ended = [phase.name for phase in heard if phase.end is not None]
+    assert ended == ["interpreter", "bind", "import_torch"]
+    assert len(heard) == 5
+
+
+def test_a_timeline_that_is_told_all_that_another_hears_is_its_equal(timeline: Timeline) -> None:
+    other = Timeline(timeline.origin)
+    with timeline.phase("bind"):
+        timeline.listen(other.add)
+        assert other.current() == "bind"
+        with timeline.phase("import_torch"):
+            assert other.current() == "import_torch"
+    with timeline.phase("import_torch"):  # again
+        assert other.phases() == timeline.phases()
+    assert other.phases() == timeline.phases()
+    assert other.current() is None
 
 
 def test_a_timeline_of_this_process_begins_with_the_interpreter() -> None:

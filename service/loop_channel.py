@@ -1,0 +1,78 @@
+"""The HTTP process's end of the socket to the engine process."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from service.messages import Message, Unpacker, pack
+
+_AT_ONCE = 1 << 18
+
+
+class LoopChannel:
+    """Nobody waits. Messages arrive on the event loop; the loop also sends what the socket had no room for."""
+
+    def __init__(
+        self, end: socket.socket, loop: asyncio.AbstractEventLoop, take: Callable[[Message], object]
+    ) -> None:
+        end.setblocking(False)
+        self._end = end
+        self._loop = loop
+        self._take = take
+        self._unpacker = Unpacker()
+        self._lock = threading.Lock()
+        self._waiting = bytearray()
+        self._full = False
+        loop.add_reader(end, self.receive)
+
+    def send(self, message: Message) -> None:
+        """From any thread."""
+        data = pack(message)
+        with self._lock:
+            self._waiting += data
+            if not self._full:
+                self._send_waiting()
+                if self._waiting:
+                    self._full = True
+                    with suppress(RuntimeError):  # the loop has been closed: the process ends
+                        self._loop.call_soon_threadsafe(self._loop.add_writer, self._end, self._room)
+
+    def receive(self) -> None:
+        """Take all that has come. On the event loop."""
+        while True:
+            try:
+                data = self._end.recv(_AT_ONCE)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._loop.remove_reader(self._end)
+                return
+            for message in self._unpacker.feed(data):
+                self._take(message)
+            if len(data) < _AT_ONCE:
+                return
+
+    def close(self) -> None:
+        """The other end is told to end, and what it still sends is for nobody. The event loop is over by now."""
+        with suppress(OSError):
+            self._end.shutdown(socket.SHUT_RDWR)
+
+    def _room(self) -> None:
+        with self._lock:
+            self._send_waiting()
+            if not self._waiting:
+                self._full = False
+                self._loop.remove_writer(self._end)
+
+    def _send_waiting(self) -> None:
+        try:
+            sent = self._end.send(self._waiting)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:  # the other process has ended: whoever waits for it hears so
+            sent = len(self._waiting)
+        del self._waiting[:sent]

@@ -1,0 +1,135 @@
+"""What the HTTP process and the engine process say to each other, and how it is put into bytes.
+
+Pickles, as both ends are one program, and nobody else can reach the pair of sockets between them.
+"""
+
+import pickle
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from service.limits import Limits
+from service.request import Completion, SamplingParams
+from warmup.compile_events import CompilerCounts
+from warmup.status import StatusState
+from warmup.timeline import Phase
+
+_LENGTH = struct.Struct("=I")
+
+
+class Submit(NamedTuple):
+    """A request whose pixels are in a slot of the shared memory. ``number`` is its name in all messages,
+    ``deadline`` a moment of ``time.monotonic``, which all processes of a machine share."""
+
+    number: int
+    request_id: str
+    slot: int
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    deadline: float
+    streams: bool
+
+
+class Cancel(NamedTuple):
+    """Nobody waits for this request any more."""
+
+    number: int
+
+
+class Rehearsed(NamedTuple):
+    """The HTTP process is warm: the engine may serve."""
+
+
+class Found(NamedTuple):
+    """The checkpoint is in this folder."""
+
+    folder: Path
+
+
+class Loaded(NamedTuple):
+    """The model is warm, and waits for the rehearsal."""
+
+    limits: Limits
+
+
+class PhaseSeen(NamedTuple):
+    """A phase of the start has begun or ended."""
+
+    phase: Phase
+
+
+class StatusSeen(NamedTuple):
+    """The status of the start or of a build is now this."""
+
+    state: StatusState
+
+
+class Usage(NamedTuple):
+    """Bytes allocated on the device, and what was compiled."""
+
+    device_bytes: int = 0
+    compiler: CompilerCounts = CompilerCounts()
+
+
+class Ready(NamedTuple):
+    """From now on requests are served."""
+
+
+class Failed(NamedTuple):
+    """The model cannot be served, or no longer. It is in the log already."""
+
+    sentence: str
+
+
+class Turn(NamedTuple):
+    """What turns of the engine have come to: at most one message for a decode step, however many rows it has.
+
+    ``admitted``: requests whose slots are free again. ``waited``: seconds of each that was admitted.
+    ``encoded`` and ``stepped``: bucket, rows and seconds. ``tokens``: of requests that stream. ``failed``: whether
+    that is for its deadline.
+    """
+
+    admitted: list[int]
+    waited: list[float]
+    encoded: list[tuple[int, int, float]]
+    stepped: list[tuple[int, int, float]]
+    generated: int
+    tokens: list[tuple[int, int]]
+    completed: list[tuple[int, Completion]]
+    failed: list[tuple[int, bool]]
+
+    @classmethod
+    def of(cls, failed: Iterable[tuple[int, bool]] = ()) -> "Turn":
+        """One that says no more than that."""
+        return cls([], [], [], [], 0, [], [], list(failed))
+
+
+ToEngine: TypeAlias = Submit | Cancel | Rehearsed
+ToHttp: TypeAlias = Found | Loaded | PhaseSeen | StatusSeen | Usage | Ready | Failed | Turn
+Message: TypeAlias = ToEngine | ToHttp
+
+
+def pack(message: Message) -> bytes:
+    """A message behind its length."""
+    data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    return _LENGTH.pack(len(data)) + data
+
+
+class Unpacker:
+    """Takes bytes as they come, and gives the messages that are whole."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+
+    def feed(self, data: bytes) -> list[Message]:
+        held, messages, at = self._held, [], 0
+        held += data
+        while len(held) - at >= _LENGTH.size:
+            end = at + _LENGTH.size + _LENGTH.unpack_from(held, at)[0]
+            if end > len(held):
+                break
+            messages.append(pickle.loads(memoryview(held)[at + _LENGTH.size : end]))  # noqa: S301  our other half's
+            at = end
+        del held[:at]
+        return messages

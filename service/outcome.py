@@ -1,0 +1,73 @@
+"""How a start ends for those outside: READY, or FAILED with a sentence."""
+
+import gc
+import logging
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from service.readiness import State
+from service.start_error import explain, unexpected
+from service.waterfall import waterfall
+from warmup.timeline import Phase
+
+if TYPE_CHECKING:
+    from service.app import Services
+    from service.config import Settings
+    from service.request import CaptionEngine
+    from warmup.prepared import Checkpoint
+
+_logger = logging.getLogger("snapcap.start")
+
+
+class Outcome:
+    """`stop` ends a server whose model cannot be served."""
+
+    def __init__(self, settings: "Settings", services: "Services", stop: Callable[[], None]) -> None:
+        self._settings = settings
+        self._services = services
+        self._stop = stop
+
+    def log_phases(self) -> None:
+        """Those that are over, and each one as it ends."""
+        self._services.timeline.listen(_log_phase)
+
+    def ready(self, engine: "CaptionEngine", checkpoint: "Checkpoint") -> bool:
+        """Captions are served from now on. False when a signal came first."""
+        settings, services, timeline = self._settings, self._services, self._services.timeline
+        name = settings.http.model_name or checkpoint.name
+        services.captioner.attach(engine, checkpoint.transform, checkpoint.tokenizer, name)
+        # `serve` has put collections off. What the imports made stays for good: later ones need not look at it.
+        gc.freeze()
+        gc.enable()
+        if not services.readiness.ready():
+            return False
+        timeline.mark("ready")
+        status = services.status.to_dict()
+        served_by = {name: status[name] for name in ("tier", "device", "dtype")}
+        _logger.info(
+            "ready", extra={"fields": {"s": timeline.marks()["ready"], "model": checkpoint.name, **served_by}}
+        )
+        if settings.log.format == "text" and sys.stderr.isatty():
+            print(waterfall(timeline.phases(), timeline.marks()["ready"]), file=sys.stderr)
+        return True
+
+    def failed(self, error: Exception) -> None:
+        """Say what was wrong, and end."""
+        sentence = explain(error)
+        if self.told_failed(sentence):
+            _logger.error("failed", extra={"fields": {"error": sentence}}, exc_info=unexpected(error))
+
+    def told_failed(self, sentence: str) -> bool:
+        """End, and let others log it. False when it has failed before, or is ending already."""
+        readiness = self._services.readiness
+        self._services.status.fail(sentence)
+        failed = readiness.state is not State.FAILED and readiness.fail(sentence)
+        self._stop()
+        return failed
+
+
+def _log_phase(phase: Phase) -> None:
+    if phase.end is not None:
+        fields = {"phase": phase.name, "start_s": phase.start, "s": phase.end - phase.start}
+        _logger.info("phase", extra={"fields": fields})

@@ -1,0 +1,138 @@
+"""The engine as the HTTP process has it: requests go to another process, and what it says of them comes back."""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, NamedTuple
+
+from service.errors import DeadlineExceeded, EngineFailed, NotReady, Overloaded
+from service.limits import Limits
+from service.messages import Cancel, Submit, ToEngine, Turn
+from service.pace import Pace
+from service.request import CaptionRequest, Completion
+from service.shared_pixels import SharedPixels
+
+if TYPE_CHECKING:
+    from service.engine import EngineObserver
+
+
+class _Sent(NamedTuple):
+    request: CaptionRequest
+    slot: int
+
+
+class RemoteEngine:
+    """A `CaptionEngine`. Each request that waits for the device holds a slot of the shared pixels, and there are as
+    many slots as places in the queue: without a free one the queue is full, which nobody has to be asked for.
+
+    ``submit`` from any thread, ``take`` and ``fail`` on the event loop.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        pixels: SharedPixels,
+        send: Callable[[ToEngine], object],
+        observer: "EngineObserver",
+    ) -> None:
+        self.limits = limits
+        self._pixels = pixels
+        self._send = send
+        self._observer = observer
+        self._lock = threading.Lock()
+        self._numbers = count()
+        # The last one freed is used next: its memory is there.
+        self._free = list(range(pixels.slots))
+        self._sent: dict[int, _Sent] = {}
+        self._holding: dict[int, int] = {}  # slots, by request
+        self._pace = Pace()
+        self._failed = False
+
+    @property
+    def depth(self) -> int:
+        """Requests that wait for the device."""
+        return len(self._holding)
+
+    def submit(self, request: CaptionRequest) -> None:
+        """Send a request; its result or exception arrives in ``request.future``.
+
+        Raises:
+            Overloaded: the queue is full; carries when to try again.
+            NotReady: the engine has ended.
+        """
+        with self._lock:
+            if self._failed:
+                raise NotReady("failed")
+            if not self._free:
+                raise Overloaded(self._pace.retry_after(self._pixels.slots))
+            number, slot = next(self._numbers), self._free.pop()
+            self._holding[number] = slot
+            self._sent[number] = _Sent(request, slot)
+        self._pixels.write(slot, request.pixels)
+        streams = request.on_token is not None
+        self._send(Submit(number, request.id, slot, request.prompt_ids, request.params, request.deadline, streams))
+        request.future.add_done_callback(partial(self._note_cancelled, number))
+
+    def take(self, turn: Turn) -> None:
+        """What a turn of the engine has come to."""
+        self._observe(turn)
+        for number in turn.admitted:
+            self._free_slot(number)
+        for number, token in turn.tokens:
+            sent = self._sent.get(number)
+            if sent is not None and sent.request.on_token is not None:
+                sent.request.on_token(token)
+        now = time.monotonic()
+        for number, completion in turn.completed:
+            self._pace.completed(now)
+            request = self._forget(number)
+            if request is not None:
+                with suppress(InvalidStateError):  # the client left at this very moment
+                    request.future.set_result(completion)
+        for number, late in turn.failed:
+            self._fail(number, DeadlineExceeded() if late else EngineFailed())
+
+    def fail(self) -> None:
+        """The engine has ended: all that was sent fails, and nothing more is."""
+        with self._lock:
+            self._failed = True
+            numbers = list(self._sent)
+        for number in numbers:
+            self._fail(number, EngineFailed())
+
+    def _observe(self, turn: Turn) -> None:
+        for seconds in turn.waited:
+            self._observer.queue_waited(seconds)
+        for bucket, rows, seconds in turn.encoded:
+            self._observer.encoded(bucket, rows, seconds)
+        for bucket, rows, seconds in turn.stepped:
+            self._observer.decode_stepped(bucket, rows, seconds)
+        if turn.generated:
+            self._observer.tokens_generated(turn.generated)
+
+    def _note_cancelled(self, number: int, future: "Future[Completion]") -> None:
+        if future.cancelled() and self._forget(number) is not None:
+            self._send(Cancel(number))
+
+    def _fail(self, number: int, error: Exception) -> None:
+        request = self._forget(number)
+        if request is not None:
+            with suppress(InvalidStateError):
+                request.future.set_exception(error)
+
+    def _forget(self, number: int) -> CaptionRequest | None:
+        """The slot is free even if the engine has yet to hear that nobody waits: what it makes of pixels that are
+        another's by then goes nowhere."""
+        self._free_slot(number)
+        sent = self._sent.pop(number, None)
+        return None if sent is None else sent.request
+
+    def _free_slot(self, number: int) -> None:
+        with self._lock:
+            slot = self._holding.pop(number, None)
+            if slot is not None:
+                self._free.append(slot)

@@ -1,0 +1,31 @@
+"""What a start that failed says of itself."""
+
+import sys
+
+from service.errors import EngineFailed
+
+# Errors that name their remedy themselves, by module: importing these is not for every process.
+_KNOWN = {
+    "models.checkpoint_file": "WeightsError",
+    "models.config_fields": "ConfigError",
+    "service.engine_client": "EngineEndedError",
+    "warmup.build": "BuildError",
+    "warmup.checkpoint_files": "CheckpointError",
+    "warmup.plan": "StartError",
+    "warmup.store": "StoreError",
+}
+
+
+def explain(error: Exception) -> str:
+    """One line for the log, /readyz and /startup."""
+    if isinstance(error, EngineFailed):
+        return "the device failed several times in a row; the log has the cause"
+    text = " ".join(str(error).split()) or type(error).__name__
+    return f"{type(error).__name__}: {text}" if unexpected(error) else text
+
+
+def unexpected(error: Exception) -> Exception | None:
+    """The error when it is not one that names its remedy itself: then the log must have its trace."""
+    # One whose module has not been imported cannot have been raised.
+    known = tuple(getattr(sys.modules.get(module), name, ()) for module, name in _KNOWN.items())
+    return None if isinstance(error, known) else error

@@ -1,0 +1,124 @@
+"""The socket between the two processes: nobody waits on the event loop, and nothing is lost or out of order."""
+
+import asyncio
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.channel import BlockingChannel
+from service.loop_channel import LoopChannel
+from service.messages import Cancel, Failed, Message
+from service.shared_pixels import SharedPixels
+
+PATIENCE = 30.0
+MANY = 5000  # more than a socket holds
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+def received(end: socket.socket, count: int) -> list[Message]:
+    """The next so many messages, and what came with them; fewer at the end of file."""
+    channel, found = BlockingChannel(end), []
+    while len(found) < count and (messages := channel.receive()) is not None:
+        found += messages
+    return found
+
+
+def on_a_loop(end: socket.socket, use: Callable[[LoopChannel], Any], messages: list[Message] | None = None) -> Any:
+    """What a thread makes of a channel whose loop runs meanwhile."""
+
+    async def run() -> Any:
+        channel = LoopChannel(end, asyncio.get_running_loop(), ([] if messages is None else messages).append)
+        return await asyncio.wait_for(asyncio.to_thread(use, channel), PATIENCE)
+
+    return asyncio.run(run())
+
+
+def test_who_sends_does_not_wait_for_an_end_that_does_not_read(ends: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = ends
+
+    def use(channel: LoopChannel) -> list[Message]:
+        for number in range(MANY):
+            channel.send(Cancel(number))  # returns, though nobody has read yet
+        return received(theirs, MANY)
+
+    assert on_a_loop(ours, use) == [Cancel(number) for number in range(MANY)]
+
+
+def test_messages_of_several_threads_stay_whole_and_each_threads_in_order(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, theirs = ends
+
+    def use(channel: LoopChannel) -> list[Message]:
+        def send(thread: int) -> None:
+            for number in range(MANY // 4):
+                channel.send(Cancel(10 * number + thread))
+
+        with ThreadPoolExecutor(5) as pool:
+            reader = pool.submit(received, theirs, MANY)
+            list(pool.map(send, range(4)))
+            return reader.result(PATIENCE)
+
+    numbers = [message.number for message in on_a_loop(ours, use) if isinstance(message, Cancel)]
+    for thread in range(4):
+        assert [n // 10 for n in numbers if n % 10 == thread] == list(range(MANY // 4))
+
+
+def test_what_arrives_is_taken_on_the_loop(ends: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = ends
+    sent = [Failed("x" * size) for size in (1, 100_000, 10, 1_000_000, 1)]
+    taken: list[Message] = []
+
+    def use(_channel: LoopChannel) -> None:
+        channel = BlockingChannel(theirs)
+        for message in sent:
+            channel.send(message)
+        end = threading.Event()
+        while len(taken) < len(sent):
+            end.wait(0.01)
+
+    on_a_loop(ours, use, taken)
+    assert taken == sent
+
+
+def test_the_end_of_one_is_heard_by_the_other(ends: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = ends
+
+    def use(channel: LoopChannel) -> tuple[object, None]:
+        other = BlockingChannel(theirs)
+        channel.close()
+        heard = other.receive()
+        return heard, other.send(Failed("nobody hears it"))  # and it is no error
+
+    assert on_a_loop(ours, use) == (None, None)
+
+
+def test_pixels_written_by_one_process_are_read_by_the_other() -> None:
+    pixels = SharedPixels(4)
+    pixels.open((3, 2))
+    picture = np.arange(18, dtype=np.uint8).reshape(3, 2, 3)
+    pixels.write(2, picture)
+    pid = os.fork()
+    if pid == 0:
+        pixels.open((3, 2))  # as the engine process does it, after the fork
+        os._exit(0 if (pixels.read(2) == picture).all() and not pixels.read(1).any() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_slots_that_were_never_used_take_no_memory() -> None:
+    pixels = SharedPixels(1000)
+    pixels.open((224, 224))
+    pixels.write(999, np.ones((224, 224, 3), dtype=np.uint8))
+    assert os.fstat(pixels._file).st_blocks * 512 < 10 * 224 * 224 * 3

@@ -1,0 +1,177 @@
+"""The two processes of `snapcap serve`: what each has imported, and what becomes of one when the other ends."""
+
+import os
+import shutil
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from support.server_process import ServerProcess
+
+from service.config import Settings
+from service.engine_fork import fork_engine
+from warmup.timeline import Timeline
+
+PATIENCE = 60.0
+
+
+@pytest.fixture
+def sample(samples: dict[Path, str]) -> Path:
+    return next(iter(samples))
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    """Nothing of it is left when the test is over, however it ends."""
+    with ServerProcess("--backend", "eager", "--cache-dir", str(tmp_path), "--buckets", "1") as process:
+        yield process
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return True
+    return state == "Z"  # its new parent has yet to look
+
+
+def wait_until(what: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def libraries(pid: int) -> set[str]:
+    """Names of the native libraries that a process has mapped."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return {Path(line.split()[-1]).name for line in lines if ".so" in line}
+
+
+def test_only_the_engine_process_has_torch(server: ServerProcess, sample: Path) -> None:
+    server.wait_ready()
+    server.caption(sample)
+    http, engine = libraries(server.process.pid), libraries(server.engine_pid)
+    assert {name for name in http if "torch" in name} == set()
+    assert {name for name in engine if name.startswith("libtorch_python")} != set()
+    # And what turns bytes into pixels and tokens into text is in the other one only.
+    for part in ("_imaging.", "tokenizers."):
+        assert any(part in name for name in http), part
+        assert not any(part in name for name in engine), part
+
+
+def test_an_engine_process_that_is_killed_fails_what_waits_and_ends_the_server(
+    server: ServerProcess, sample: Path
+) -> None:
+    server.wait_ready()
+    engine, data = server.engine_pid, sample.read_bytes()
+    os.kill(engine, signal.SIGSTOP)  # in the middle of whatever it does, so that there are requests under way
+    with ThreadPoolExecutor(4) as pool:
+        waiting = [pool.submit(server.call, "/v1/caption", data, timeout=PATIENCE) for _ in range(4)]
+        server.wait_for(lambda: server.metrics()["snapcap_requests_in_flight"] == 4)
+        os.kill(engine, signal.SIGKILL)
+        replies = [reply.result() for reply in waiting]
+    assert [(status, body["code"]) for status, body, _ in replies] == [(500, "internal_error")] * 4
+    assert server.process.wait(PATIENCE) == 1
+    (line,) = [line for line in server.log().splitlines() if " error   failed " in line]
+    assert "the engine process ended by signal SIGKILL" in line
+    assert "EngineEndedError" not in server.log()  # it is a sentence, without a trace
+
+
+def test_an_engine_process_that_ends_during_the_start_ends_the_server(server: ServerProcess) -> None:
+    server.wait_for(lambda: server.call("/livez")[0] == 200)
+    os.kill(server.engine_pid, signal.SIGKILL)
+    assert server.process.wait(PATIENCE) == 1
+    assert "the engine process ended by signal SIGKILL" in server.log()
+
+
+def test_the_engine_process_ends_when_the_other_is_killed(server: ServerProcess) -> None:
+    server.wait_ready()
+    engine = server.engine_pid
+    server.process.kill()
+    server.process.wait()
+    wait_until(lambda: is_gone(engine))
+
+
+def test_a_stopped_engine_process_ends_when_the_other_is_killed(server: ServerProcess) -> None:
+    """One that hangs does not see the end of its socket; the kernel ends it."""
+    server.wait_ready()
+    engine = server.engine_pid
+    os.kill(engine, signal.SIGSTOP)
+    server.process.kill()
+    server.process.wait()
+    wait_until(lambda: is_gone(engine))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_both_processes_drains(server: ServerProcess, sample: Path, number: signal.Signals) -> None:
+    """As Ctrl-C in a terminal, or a supervisor that signals a whole group."""
+    server.wait_ready()
+    engine = server.engine_pid
+    os.kill(engine, number)
+    server.caption(sample)  # the engine process goes on
+    server.process.send_signal(number)
+    assert server.process.wait(PATIENCE) == 0
+    assert is_gone(engine)
+    assert "stopped" in server.log().splitlines()[-1]
+
+
+def test_an_engine_process_that_hangs_does_not_hold_the_exit(server: ServerProcess) -> None:
+    server.wait_ready()
+    engine = server.engine_pid
+    os.kill(engine, signal.SIGSTOP)
+    server.terminate()
+    assert server.process.wait(PATIENCE) == 0
+    assert is_gone(engine)
+
+
+def test_clients_that_leave_free_their_slots(server: ServerProcess, sample: Path) -> None:
+    server.wait_ready()
+    data = sample.read_bytes()
+    head = b"POST /v1/caption?max_new_tokens=40 HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(data)
+    os.kill(server.engine_pid, signal.SIGSTOP)
+    clients = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(4)]
+    for client in clients:
+        client.sendall(head + data)
+    server.wait_for(lambda: server.metrics()["snapcap_queue_depth"] == 4)
+    for client in clients:
+        client.close()
+    server.wait_for(lambda: server.metrics()["snapcap_queue_depth"] == 0)
+    os.kill(server.engine_pid, signal.SIGCONT)
+    before = server.metrics()["snapcap_generated_tokens_total"]
+    reply = server.caption(sample)
+    # Those that left were taken out before they cost the device anything.
+    assert server.metrics()["snapcap_generated_tokens_total"] - before <= reply["tokens"] + 2
+
+
+def test_what_only_the_http_process_reads_can_fail_the_start(tmp_path: Path, demo_folder: Path) -> None:
+    """The engine process would serve this model."""
+    folder = tmp_path / "model"
+    shutil.copytree(demo_folder, folder, ignore=shutil.ignore_patterns("*.py", "samples", "__pycache__"))
+    (folder / "tokenizer.json").write_text("{")
+    options = ("--backend", "eager", "--cache-dir", str(tmp_path), "--model", str(folder), "--buckets", "1")
+    with ServerProcess(*options) as process:
+        process.wait_for(lambda: process.call("/livez")[0] == 200)
+        engine = process.engine_pid
+        assert process.process.wait(PATIENCE) == 1
+        (line,) = [line for line in process.log().splitlines() if " error " in line]
+    assert "tokenizer.json" in line
+    assert is_gone(engine)
+
+
+def test_a_second_thread_forbids_the_fork() -> None:
+    """Whatever lock it held at that moment would stay taken in the child."""
+    over = threading.Event()
+    thread = threading.Thread(target=over.wait)
+    thread.start()
+    try:
+        with pytest.raises(RuntimeError, match="a thread was started before the fork"):
+            fork_engine(Settings(), Timeline.since_exec(), [])
+    finally:
+        over.set()
+        thread.join()

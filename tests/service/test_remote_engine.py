@@ -1,0 +1,266 @@
+"""An engine behind messages: the same replies, one message a step, and a queue that is full without being asked."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+from support.list_engine import LIMITS, PATIENCE, ListRunner, Observer, result
+
+from service.engine import Engine
+from service.errors import DeadlineExceeded, EngineFailed, NotReady, Overloaded
+from service.intake import Intake
+from service.messages import Cancel, Message, Submit, Turn, Unpacker, pack
+from service.remote_engine import RemoteEngine
+from service.request import CaptionRequest, Completion, SamplingParams
+from service.scheduler import Scheduler
+from service.shared_pixels import SharedPixels
+from warmup.buckets import BucketTable
+
+SLOTS = 3
+
+
+def request(image: int, deadline: float = 1e12, **params: Any) -> CaptionRequest:
+    pixels = np.full((2, 2, 3), image, dtype=np.uint8)
+    return CaptionRequest(str(image), pixels, (), SamplingParams(**params), deadline, Future())
+
+
+def turn(**changes: Any) -> Turn:
+    return Turn.of()._replace(**changes)
+
+
+class Sent:
+    """A remote engine whose messages go no further than here."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.pixels = SharedPixels(SLOTS)
+        self.pixels.open((2, 2))
+        self.observer = Observer()
+        self.engine = RemoteEngine(LIMITS, self.pixels, self.messages.append, self.observer)
+
+    def submit(self, image: int) -> tuple[CaptionRequest, Submit]:
+        sent = request(image)
+        self.engine.submit(sent)
+        message = self.messages[-1]
+        assert isinstance(message, Submit)
+        return sent, message
+
+
+@pytest.fixture
+def sent() -> Sent:
+    return Sent()
+
+
+COMPLETION = Completion((7,), "stop", "aot", 0.1, 0.2, 0.3)
+
+
+def test_a_request_is_a_message_and_its_pixels_are_in_shared_memory(sent: Sent) -> None:
+    _, message = sent.submit(9)
+    assert (message.request_id, message.streams, message.deadline) == ("9", False, 1e12)
+    assert (sent.pixels.read(message.slot) == 9).all()
+    assert len(pack(message)) < 1000
+
+
+def test_what_a_turn_says_reaches_whom_it_is_for(sent: Sent) -> None:
+    (first, a), (second, b), (third, c) = (sent.submit(image) for image in (1, 2, 3))
+    sent.engine.take(turn(completed=[(b.number, COMPLETION)], failed=[(a.number, True), (c.number, False)]))
+    assert result(second) == COMPLETION
+    assert isinstance(first.future.exception(0), DeadlineExceeded)
+    assert isinstance(third.future.exception(0), EngineFailed)
+
+
+def test_observations_are_handed_on(sent: Sent) -> None:
+    sent.engine.take(turn(waited=[0.5, 0.6], encoded=[(4, 2, 0.1)], stepped=[(4, 3, 0.2)], generated=5))
+    seen = sent.observer
+    assert (seen.waited, seen.encodes, seen.steps, seen.generated) == ([0.5, 0.6], [(4, 2)], [(4, 3)], 5)
+
+
+def test_a_full_queue_refuses_without_a_message(sent: Sent) -> None:
+    messages = [sent.submit(image)[1] for image in range(SLOTS)]
+    assert sent.engine.depth == SLOTS
+    with pytest.raises(Overloaded):
+        sent.engine.submit(request(9))
+    assert len(sent.messages) == SLOTS
+    sent.engine.take(turn(admitted=[messages[1].number]))
+    assert sent.submit(9)[1].slot == messages[1].slot
+    assert sent.engine.depth == SLOTS
+
+
+@pytest.mark.parametrize("how", ["completed", "failed", "cancelled"])
+def test_a_request_that_ends_frees_its_slot_once(sent: Sent, how: str) -> None:
+    waiting, message = sent.submit(1)
+    if how == "cancelled":
+        assert waiting.future.cancel()
+        assert sent.messages[-1] == Cancel(message.number)
+    else:
+        value: Any = COMPLETION if how == "completed" else False
+        sent.engine.take(turn(**{how: [(message.number, value)]}))
+    assert sent.engine.depth == 0
+    # The engine had already given the device the pixels, and says so now.
+    sent.engine.take(turn(admitted=[message.number], completed=[(message.number, COMPLETION)]))
+    assert len({sent.submit(image)[1].slot for image in range(SLOTS)}) == SLOTS
+    with pytest.raises(Overloaded):
+        sent.engine.submit(request(9))
+
+
+def test_a_result_that_arrives_after_its_client_has_left_goes_nowhere(sent: Sent) -> None:
+    waiting, message = sent.submit(1)
+    waiting.future.cancel()
+    sent.engine.take(turn(completed=[(message.number, COMPLETION)], tokens=[(message.number, 3)]))
+    assert waiting.future.cancelled()
+
+
+def test_an_engine_that_has_ended_fails_what_was_sent_and_takes_nothing_more(sent: Sent) -> None:
+    waiting, _ = sent.submit(1)
+    sent.engine.fail()
+    assert isinstance(waiting.future.exception(0), EngineFailed)
+    with pytest.raises(NotReady):
+        sent.engine.submit(request(2))
+
+
+# --- with an engine behind it ---
+
+
+class Behind:
+    """The engine process's own parts over a runner of lists, and its socket as bytes from hand to hand."""
+
+    def __init__(self) -> None:
+        self.turns: list[Turn] = []
+        self.pixels = SharedPixels(16)
+        self.pixels.open((2, 2))
+        self.observer = Observer()
+        self.remote = RemoteEngine(LIMITS, self.pixels, self._to_engine, self.observer)
+        self.intake = Intake(self.pixels, self._to_http)
+        table = BucketTable.of((1, 4, 8))
+        self.runner = Images(table.largest.size)
+        self.scheduler = Scheduler(table, LIMITS, 1000)
+        turns = self.intake.turns
+        self.engine = Engine(self.scheduler, turns, turns.end)
+        self.intake.attach(self.engine)
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        runner: Any = self.runner
+        with suppress(EngineFailed):
+            self.engine.run(runner, lambda size: f"b{size}")
+
+    def _to_engine(self, message: Message) -> None:
+        for each in Unpacker().feed(pack(message)):
+            if isinstance(each, Submit):
+                self.intake.submit(each)
+            elif isinstance(each, Cancel):
+                self.intake.cancel(each.number)
+
+    def _to_http(self, message: Message) -> None:
+        (each,) = Unpacker().feed(pack(message))
+        assert isinstance(each, Turn)
+        self.turns.append(each)
+        self.remote.take(each)
+
+    def hold(self) -> threading.Event:
+        reached, release = threading.Event(), threading.Event()
+        self.engine.call(lambda: (reached.set(), release.wait(PATIENCE)))
+        assert reached.wait(PATIENCE)
+        return release
+
+
+class Images(ListRunner):
+    """Takes images as pixels, whose value is their number."""
+
+    def encode(self, bucket: Any, images: Any, first_slot: int) -> None:
+        super().encode(bucket, [int(image[0, 0, 0]) for image in images], first_slot)
+
+
+@pytest.fixture
+def behind() -> Iterator[Behind]:
+    behind = Behind()
+    yield behind
+    behind.engine.stop()
+    behind.thread.join(PATIENCE)
+    assert not behind.thread.is_alive()
+
+
+def test_each_request_gets_the_tokens_of_its_own_pixels(behind: Behind) -> None:
+    sent = [request(image, max_new_tokens=4) for image in range(1, 13)]
+    for each in sent:
+        behind.remote.submit(each)
+    for image, each in enumerate(sent, start=1):
+        assert result(each).tokens == tuple(range(100 * image, 100 * image + 4))
+    assert behind.remote.depth == 0
+    assert len(behind.observer.waited) == 12
+    assert behind.observer.generated == 48
+
+
+def test_all_that_end_with_a_step_are_in_one_message(behind: Behind) -> None:
+    release = behind.hold()
+    sent = [request(image, max_new_tokens=3) for image in range(8)]
+    for each in sent:
+        behind.remote.submit(each)
+    release.set()
+    for each in sent:
+        result(each)
+    behind.hold().set()
+    assert [len(each.completed) for each in behind.turns if each.completed] == [8]
+    assert [len(each.admitted) for each in behind.turns if each.admitted] == [8]
+    # Of three steps the first has the admission, and the second nothing that anybody waits for.
+    assert [len(each.stepped) for each in behind.turns] == [1, 2]
+    assert len(behind.observer.steps) == len(behind.runner.steps) == 3
+
+
+def test_tokens_of_a_stream_come_with_their_steps(behind: Behind) -> None:
+    tokens: list[int] = []
+    streamed = request(2, max_new_tokens=3)
+    object.__setattr__(streamed, "on_token", tokens.append)
+    behind.remote.submit(streamed)
+    assert result(streamed).tokens == tuple(tokens) == (200, 201, 202)
+    assert [each.tokens[0][1] for each in behind.turns if each.tokens] == [200, 201, 202]
+
+
+def test_a_request_that_is_cancelled_leaves_its_slot_in_the_engine(behind: Behind) -> None:
+    reached, release = threading.Event(), threading.Event()
+
+    def before_step() -> None:
+        reached.set()
+        release.wait(PATIENCE)
+
+    behind.runner.before_step = before_step
+    running = request(1, max_new_tokens=20)
+    behind.remote.submit(running)
+    assert reached.wait(PATIENCE)
+    running.future.cancel()
+    release.set()
+    following = request(2, max_new_tokens=2)
+    behind.remote.submit(following)
+    assert result(following).tokens == (200, 201)
+    behind.hold().set()
+    assert behind.scheduler.running == []
+    assert len(behind.runner.steps) < 20
+    assert behind.intake._futures == {}
+
+
+def test_a_deadline_passes_in_the_engine_too(behind: Behind) -> None:
+    late = request(1, deadline=0.0)
+    behind.remote.submit(late)
+    assert isinstance(late.future.exception(PATIENCE), DeadlineExceeded)
+
+
+def test_a_device_that_fails_for_good_fails_what_waits(behind: Behind) -> None:
+    def broken() -> None:
+        raise RuntimeError("no device")
+
+    behind.runner.before_step = broken
+    release = behind.hold()
+    sent = [request(image) for image in range(12)]
+    for each in sent:
+        behind.remote.submit(each)
+    release.set()
+    assert all(isinstance(each.future.exception(PATIENCE), EngineFailed) for each in sent)
+    behind.thread.join(PATIENCE)
+    refused = request(1)
+    behind.remote.submit(refused)
+    assert isinstance(refused.future.exception(PATIENCE), EngineFailed)

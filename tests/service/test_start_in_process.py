@@ -1,0 +1,65 @@
+"""The start within one process, as in a replica of Ray's."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from service.app import Services
+from service.assembly import assemble
+from service.caption_options import CaptionOptions
+from service.config import ComputeSettings, ModelSettings, Settings
+from service.readiness import State
+from service.startup import start
+from warmup.timeline import Timeline
+
+PATIENCE = 60.0
+
+
+class Started:
+    """A start that is over."""
+
+    def __init__(self, settings: Settings, exits: ExitStack) -> None:
+        self.stopped = threading.Event()
+        self.services: Services = assemble(settings, Timeline(time.monotonic()))
+        exits.callback(self.services.captioner.close)
+        exits.callback(start(settings, self.services, self.stopped.set))
+        end = time.monotonic() + PATIENCE
+        while self.services.readiness.state is State.STARTING:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def exits() -> Iterator[ExitStack]:
+    with ExitStack() as exits:
+        yield exits
+
+
+def settings(folder: Path, model: str = "demo") -> Settings:
+    compute = ComputeSettings(device="cpu", backend="eager", buckets=(1,), threads=1)
+    return Settings(model=ModelSettings(source=model, cache_dir=folder), compute=compute)
+
+
+def test_captions_are_served_once_it_is_ready(tmp_path: Path, exits: ExitStack, samples: dict[Path, str]) -> None:
+    started = Started(settings(tmp_path), exits)
+    services = started.services
+    assert services.readiness.state is State.READY
+    path, caption = next(iter(samples.items()))
+    result = asyncio.run(services.captioner.caption(path.read_bytes(), CaptionOptions(), "1"))
+    assert (result.caption, result.backend) == (caption, "eager")
+    assert services.status.tier == "eager"
+    assert {"ready", "first_caption"} <= services.timeline.marks().keys()
+    assert services.registry.get_sample_value("snapcap_queue_depth") == 0
+    assert not started.stopped.is_set()
+
+
+def test_a_model_that_cannot_be_served_stops_it_with_a_sentence(tmp_path: Path, exits: ExitStack) -> None:
+    started = Started(settings(tmp_path, str(tmp_path / "nowhere")), exits)
+    assert started.services.readiness.state is State.FAILED
+    assert "nowhere" in str(started.services.readiness.error)
+    assert started.stopped.wait(PATIENCE)
