@@ -79,11 +79,11 @@ def check(output: Path, expected: dict[str, str | None]) -> None:
 
 def measure(opened: Opened, workload: Workload, options: argparse.Namespace) -> tuple[list[dict[str, float]], int]:
     """The rates of each round, and how many images are in a folder."""
+    from service.decoding import decode_threads
     from service.offline.run import images_ahead
-    from warmup.cpus import available_cpus
 
     images = captioned_right(opened, list(workload.images.values()))
-    threads = options.decode_threads or available_cpus()
+    threads = decode_threads(options.decode_threads)
     ahead = images_ahead(opened.loaded.plan.table.largest.size, threads)
     submit = partial(ask, opened, images)
 

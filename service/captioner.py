@@ -11,11 +11,10 @@ from service.arrivals import Arrivals
 from service.caption_options import CaptionOptions
 from service.caption_stream import CaptionStream
 from service.caption_text import CaptionText
-from service.decoding import Decoding, Prepared
+from service.decoding import Decoding, Prepared, decode_threads
 from service.errors import InvalidOption, ModelNotFound, NotReady
 from service.metrics import Metrics
 from service.readiness import Readiness, State
-from warmup.cpus import available_cpus
 from warmup.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class CaptionLimits:
     """`timeout`: seconds of a caption at most. `queue_size`: images that may wait to be decoded.
-    `decode_threads`: 0 is one for each CPU."""
+    `decode_threads`: as `decoding.decode_threads` has it."""
 
     timeout: float
     queue_size: int
@@ -67,7 +66,7 @@ class Captioner:
         self._timeline = timeline
         self._model: _Model | None = None
         self._captioned = False
-        self._decoding = Decoding(limits.decode_threads or available_cpus(), limits.queue_size, metrics)
+        self._decoding = Decoding(decode_threads(limits.decode_threads), limits.queue_size, metrics)
         self._arrivals_of_loop: Arrivals | None = None
 
     @property

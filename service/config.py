@@ -134,7 +134,7 @@ class ImageSettings:
     decode_threads: int = option(
         "decode_threads",
         0,
-        "threads that decode images; 0: one for each CPU",
+        "threads that decode images; 0: one for each CPU, at most 8",
         parse=parse_int(0, 1024),
         metavar="N",
     )

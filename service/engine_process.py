@@ -122,6 +122,8 @@ class _EngineProcess:
     def _ready(
         self, options: "StartOptions", loaded: "LoadedModel", engine: "Engine", _scheduler: "Scheduler"
     ) -> None:
+        from service.build_behind import start_build  # noqa: PLC0415  before the first request, which it would delay
+
         self._intake.attach(engine)
         # `serve` has put collections off. What the imports made stays for good: later ones need not look at it.
         gc.freeze()
@@ -131,8 +133,6 @@ class _EngineProcess:
         self._channel.send(usage)  # what the start compiled, before it is over
         self._channel.send(Ready())
         threading.Thread(target=self._report_usage, args=(loaded, usage), name="usage", daemon=True).start()
-        from service.build_behind import start_build  # noqa: PLC0415
-
         self._stop_build = start_build(options, loaded, self._status, engine)
 
     def _failed(self, error: Exception) -> None:

@@ -10,6 +10,7 @@ from contextlib import closing
 
 from service import logs
 from service.config import Settings
+from service.decoding import decode_threads
 from service.errors import EngineFailed, ServiceError
 from service.offline.failure import Failure
 from service.offline.find import find_images
@@ -19,7 +20,6 @@ from service.offline.outputs import Outputs
 from service.offline.progress import open_progress
 from service.offline.run import Tally, caption_images
 from service.start_error import explain
-from warmup.cpus import available_cpus
 
 _logger = logging.getLogger("snapcap.caption")
 
@@ -48,7 +48,7 @@ def _run(settings: Settings, job: Job, outputs: Outputs) -> Tally:
         if model is None:
             return Tally(error=explain(offline.error or RuntimeError("the start failed")))
         progress.begin(len(outputs.todo), f"{model.checkpoint.name} on {model.device}, {model.backend}")
-        threads = settings.images.decode_threads or available_cpus()
+        threads = decode_threads(settings.images.decode_threads)
         tally = caption_images(model, outputs.todo, job.options, outputs, progress, threads)
     except ServiceError:
         offline.close()
