@@ -39,7 +39,9 @@ def add_cases(parser: argparse.ArgumentParser, names: Iterable[str], default: It
 
 def add_serve(parser: argparse.ArgumentParser) -> None:
     """`--serve`, of the measurements that start servers."""
-    parser.add_argument("--serve", default="", metavar="OPTIONS", help="for snapcap serve, as '--buckets=1,4'")
+    parser.add_argument(
+        "--serve", default="", metavar="OPTIONS", help="for snapcap serve, as --serve=--buckets=1,4"
+    )
 
 
 def count(text: str) -> int:

@@ -128,9 +128,10 @@ class Bench:
         return start
 
     def _server(
-        self, command: tuple[str, ...], extra: Mapping[str, str], backend: str, **further: Any
+        self, command: tuple[str, ...], extra: Mapping[str, str], backend: str, later: bool = False, **further: Any
     ) -> ServerStart:
-        return ServerStart(command, self.workload, self.machine, extra, check=expect(backend), **further)
+        check = expect(backend, later)
+        return ServerStart(command, self.workload, self.machine, extra, check=check, **further)
 
     def _keep(self, cache: Path) -> None:
         """Add the artifact sets of a server's cache folder to those that warm cases start from."""
@@ -149,7 +150,7 @@ class Bench:
             limit = min(BUILD_LIMIT_S, self.end - server.spawned)
             return {"cold": until_compiled(server, self.workload, limit)} if whole_build else {}
 
-        start = self._server(self._serve(empty), extra, "eager", afterwards=finish).run()
+        start = self._server(self._serve(empty), extra, "eager", later=True, afterwards=finish).run()
         compiled = start.facts["cold"]["all_compiled"] if whole_build else None
         if compiled is not None:
             start.values["all_compiled"] = compiled

@@ -1,5 +1,6 @@
 """Where things are, and how processes that are measured are started."""
 
+import argparse
 import contextlib
 import json
 import os
@@ -9,6 +10,8 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+from service.config_reader import BUILD_GROUPS, add_arguments
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = ROOT / "models" / "demo"
@@ -50,9 +53,13 @@ def serve_command(*options: str) -> tuple[str, ...]:
 
 
 def build_store(cache: Path, *options: str, extra: Mapping[str, str] | None = None) -> None:
-    """`snapcap build` into the store of a cache folder; nothing to do when it is there."""
+    """`snapcap build` into the store of a cache folder; nothing to do when it is there. Options that only a server
+    has are left out."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    add_arguments(parser, BUILD_GROUPS)
+    _, of_servers = parser.parse_known_args(options)
     subprocess.run(
-        [*SNAPCAP, "build", "--cache-dir", str(cache), *options],
+        [*SNAPCAP, "build", "--cache-dir", str(cache), *(each for each in options if each not in of_servers)],
         cwd=ROOT,
         env=environment(**(extra or {})),
         stdout=subprocess.DEVNULL,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from service.config import GROUPS
-from service.config_reader import SettingsError, add_arguments, read_settings, suggestion
+from service.config_reader import BUILD_GROUPS, SettingsError, add_arguments, read_settings, suggestion
 from service.errors import ServiceError
 from service.offline.job import add_job_arguments, read_job
 from service.options import options_of
@@ -210,11 +210,11 @@ def _parser() -> _Parser:
     add_arguments(serve, GROUPS)
 
     build = _make(adder, "build", "Compile a model's artifacts here and publish them to a store.", _BUILD)
-    add_arguments(build, ("model", "compute", "store", "s3", "log"))
+    add_arguments(build, BUILD_GROUPS)
     explain = _make(
         adder, "explain", "Show what artifacts a start here needs, and whether there are any.", _EXPLAIN
     )
-    add_arguments(explain, ("model", "compute", "store", "s3", "log"))
+    add_arguments(explain, BUILD_GROUPS)
     keygen = _make(adder, "keygen", "Make a key pair for signing artifacts: KEY and KEY.pub.", _KEYGEN)
     keygen.add_argument("key", metavar="KEY", help="file of the private key; must not exist")
 

@@ -12,6 +12,8 @@ from typing import Any
 from service.config import GROUPS, Settings
 from service.options import Option, options_of
 
+# What `build` and `explain` are told: all that decides about artifacts and where they are.
+BUILD_GROUPS = ("model", "compute", "store", "s3", "log")
 _PREFIX = "SNAPCAP_"
 # What Kubernetes puts in every container of a namespace that has a Service whose name begins with "snapcap".
 _SERVICE_LINK = re.compile(

@@ -51,9 +51,7 @@ def cuda_device_count() -> int:
 
 
 def open_context(index: int) -> None:
-    """Make the context of ``cuda:index`` that torch is going to use, which takes 0.1 to 0.2 s.
-
-    It stays until the process ends.
+    """Make the context of ``cuda:index`` that torch is going to use. It stays until the process ends.
 
     Raises:
         CudaDriverError: there is no driver, no such device, or no memory on it.

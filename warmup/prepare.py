@@ -1,6 +1,5 @@
 """The part of a start that needs no torch: bring the checkpoint, decide the plan, bring the artifacts."""
 
-import contextlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -9,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from warmup.artifacts import Fetched, fetch
 from warmup.checkpoint import resolve_checkpoint
-from warmup.cuda_driver import CudaDriverError, cuda_device_count, open_context
 from warmup.fetch_process import FetchRequest, fetch_in_child
 from warmup.folder_store import FolderStore
 from warmup.key import artifact_key
@@ -47,12 +45,9 @@ def prepare(
     pool: ThreadPoolExecutor,
     on_checkpoint: Callable[[Checkpoint], object],
 ) -> Preparation:
-    """Begin on four threads of ``pool``. One of them calls ``on_checkpoint``."""
-    # The driver takes 0.1 to 0.2 s to initialise: begun now, it need not be waited for by who asks for devices.
-    pool.submit(cuda_device_count)
+    """Begin on two threads of ``pool``. One of them calls ``on_checkpoint``."""
     planned: Future[tuple[ModelConfig, Plan]] = Future()
     model = pool.submit(_model, options, timeline, planned, on_checkpoint)
-    pool.submit(_open_context, planned)
 
     def artifacts() -> Artifacts | None:
         if options.backend == "eager":
@@ -64,13 +59,6 @@ def prepare(
         return found
 
     return Preparation(planned, model, pool.submit(artifacts))
-
-
-def _open_context(planned: "Future[tuple[ModelConfig, Plan]]") -> None:
-    _, plan = planned.result()
-    if plan.device_type == "cuda":
-        with contextlib.suppress(CudaDriverError):  # torch is going to say what is wrong
-            open_context(int(plan.device.partition(":")[2] or 0))
 
 
 def trust_of(options: StartOptions) -> Trust:

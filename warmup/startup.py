@@ -2,8 +2,8 @@
 
     thread          import torch ──────────────────────────────┐
     thread          checkpoint ─ plan ─┐                       │ (jit: and the compiler)
-    thread                             ├─ fetch artifacts ─┐   │
-    thread (cuda)                      └─ context ─────────┤   │
+    thread                             └─ fetch artifacts ─┐   │
+    thread (cuda)   driver and context ────────────────────┤   │
     device thread                                (cuda) packages, each run once ─ device ─ weights ─ packages (cpu)
                                                                                   ─ warm ─ self-test ─ ready
 
@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from warmup.buckets import Bucket, BucketTable
+from warmup.device_context import begin_device_context
 from warmup.options import StartOptions
 from warmup.plan import Plan, StartError
 from warmup.prepare import Preparation, prepare
@@ -89,7 +90,8 @@ def load(
         # import of torch asks hundreds of times.
         scope.callback(sys.setswitchinterval, sys.getswitchinterval())
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        pool = scope.enter_context(ThreadPoolExecutor(5, thread_name_prefix="snapcap-fetch"))
+        pool = scope.enter_context(ThreadPoolExecutor(3, thread_name_prefix="snapcap-fetch"))
+        begin_device_context(options.device)
         importing = pool.submit(_import_torch, timeline)
         preparation = prepare(options, timeline, status, pool, on_checkpoint)
         # The weights need not wait for artifacts that are still on their way when torch is there.
@@ -123,9 +125,7 @@ def load(
             backend = _backend(options, artifacts, plan, model, jit, opened) or EagerBackend()
             warmer.assign(backend)
         buckets = plan.table.buckets
-        # Others are ready at once when they are warm: eager has nothing worth leaving for later, and jit would
-        # compile on the device thread while it serves.
-        now = options.before_ready(buckets) if backend.name == "aot" else buckets
+        now = before_ready(backend.name, buckets, options, device.type)
         warmer.warm(now)
         if jit is not None:
             jit.settle()
@@ -134,6 +134,20 @@ def load(
         publication = None if jit is None else jit.publish()
     cold = buckets[len(now) :]
     return Loaded(checkpoint, plan, model, runner, warmer, artifacts, cold, publication)
+
+
+def before_ready(
+    backend: str, buckets: tuple[Bucket, ...], options: StartOptions, device_type: str
+) -> tuple[Bucket, ...]:
+    """The buckets that are warm before READY; the others are warmed between two steps of the first requests.
+    ``backend`` is what serves, and not what was asked for."""
+    if backend == "aot":
+        return options.before_ready(buckets)
+    if backend == "eager" and options.backend != "eager" and device_type == "cuda":
+        # No artifacts: serve at once. Here each bucket waits for kernels that CUDA loads when they are launched.
+        return buckets[:1]
+    # jit would compile on the device thread while it serves, and on a CPU eager has nothing to wait for.
+    return buckets
 
 
 def _import_torch(timeline: Timeline) -> None:

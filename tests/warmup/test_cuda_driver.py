@@ -3,13 +3,15 @@
 import ctypes
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from warmup import cuda_driver
+from warmup import cuda_driver, factors
 from warmup.cuda_driver import CudaDriverError, cuda_device, cuda_device_count, open_context
+from warmup.device_context import begin_device_context
 from warmup.dynamic_library import open_library
 
 SOURCE = """
@@ -20,7 +22,7 @@ int cuDeviceGet(int *device, int index) { *device = 10 + index; return index < d
 int cuDeviceGetName(char *name, int length, int device) { name[0] = 'G'; name[1] = '0' + device - 10; return 0; }
 int cuDeviceGetAttribute(int *value, int attribute, int device) { *value = attribute; return 0; }
 int cuDevicePrimaryCtxRetain(void **context, int device) { *context = &retained; retained = device; return 0; }
-int retained_device(void) { return retained; }
+int retained_device(void) { int device = retained; retained = -1; return device; }
 """
 
 
@@ -34,6 +36,14 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = folder / "libcuda.so.1"
     subprocess.run([compiler, "-shared", "-fPIC", "-o", path, folder / "driver.c"], check=True)
     return str(path)
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What threads raised."""
+    raised: list[str] = []
+    monkeypatch.setattr(threading, "excepthook", lambda arguments: raised.append(str(arguments.exc_value)))
+    return raised
 
 
 @pytest.fixture
@@ -57,6 +67,30 @@ def test_the_context_is_that_of_the_device(driver: ctypes.CDLL) -> None:
 def test_a_device_that_is_not_there_is_an_error_with_the_call(driver: ctypes.CDLL) -> None:
     with pytest.raises(CudaDriverError, match="cuDeviceGet failed with code 101"):
         open_context(2)
+
+
+@pytest.mark.parametrize(
+    ("device", "cuda", "retained"),
+    [("cuda:1", "13.0", 11), ("cuda", "13.0", 10), ("auto", "13.0", 10), ("auto", None, -1), ("cpu", "13.0", -1)],
+)
+def test_a_start_begins_the_context_of_the_device_that_it_is_going_to_use(
+    device: str, cuda: str | None, retained: int, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(factors, "_torch_factors", lambda: {"torch.cuda": cuda})
+    driver.retained_device()
+    begin_device_context(device)
+    for thread in threading.enumerate():
+        if thread.name == "device-context":
+            thread.join()
+    assert driver.retained_device() == retained
+
+
+def test_a_context_that_cannot_be_made_is_for_torch_to_report(driver: ctypes.CDLL, threads: list[str]) -> None:
+    begin_device_context("cuda:2")
+    for thread in threading.enumerate():
+        if thread.name == "device-context":
+            thread.join()
+    assert threads == []
 
 
 def test_without_a_driver_there_is_no_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ from warmup.backends.aot import PackageError
 from warmup.buckets import Bucket, BucketTable
 from warmup.device import open_device
 from warmup.loading import Warmer, self_test
-from warmup.options import StartOptions, StoreOptions
+from warmup.options import BackendChoice, ReadyWhen, StartOptions, StoreOptions
 from warmup.plan import DEFAULT_BUCKETS, StartError, make_plan
 from warmup.runner import Runner
-from warmup.startup import Loaded, load
+from warmup.startup import Loaded, before_ready, load
 from warmup.status import COMPONENTS, StartupStatus
 from warmup.timeline import Timeline
 
@@ -118,6 +118,27 @@ def test_a_start_warms_every_bucket_and_tells_its_phases(started: tuple[Loaded, 
     assert all(phase.end is not None for phase in timeline.phases())
     # Eager has nothing worth leaving for later, also with `--ready-when first`.
     assert (loaded.cold, loaded.warm_table.sizes, loaded.compiled) == ((), SIZES, False)
+
+
+@pytest.mark.parametrize(
+    ("backend", "asked", "when", "device", "count"),
+    [
+        ("aot", "auto", "all", "cuda", 3),
+        ("aot", "auto", "first", "cuda", 1),
+        ("aot", "aot", "first", "cpu", 1),
+        ("eager", "auto", "all", "cuda", 1),  # no artifacts: serve at once
+        ("eager", "aot", "all", "cuda", 1),
+        ("eager", "auto", "all", "cpu", 3),
+        ("eager", "eager", "first", "cuda", 3),
+        ("jit", "jit", "first", "cuda", 3),
+    ],
+)
+def test_what_ready_waits_for(
+    backend: str, asked: BackendChoice, when: ReadyWhen, device: str, count: int, tmp_path: Path
+) -> None:
+    buckets = (Bucket(1), Bucket(2), Bucket(4))
+    options = replace(options_of(tmp_path, ready_when=when), backend=asked)
+    assert before_ready(backend, buckets, options, device) == buckets[:count]
 
 
 class Recording:

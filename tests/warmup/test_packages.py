@@ -13,9 +13,7 @@ def test_a_name_gives_back_what_it_was_made_of(region: str, size: int) -> None:
     assert region_of(entry_name(region, size)) == (region, size)
 
 
-@pytest.mark.parametrize(
-    "entry", ["encoder_block.b4.pt2", "aot/encoder_block.pt2", "aot/block.b4.json", ""]
-)
+@pytest.mark.parametrize("entry", ["encoder_block.b4.pt2", "aot/encoder_block.pt2", "aot/block.b4.json", ""])
 def test_other_names_are_refused(entry: str) -> None:
     with pytest.raises(ValueError, match="no name of a package"):
         region_of(entry)
