@@ -134,7 +134,9 @@ def test_full_queue_is_429_and_a_passed_deadline_504(tmp_path: Path, samples: di
         assert refused[1]["error"] == refused[1]["detail"]
         assert int({name.title(): value for name, value in refused[2].items()}["Retry-After"]) >= 1
         assert process.call("/v1/caption?timeout=0.0001", data)[0] == 504
-        assert process.call("/v1/caption", data)[0] == 200
+        # Its image, which may still be decoded, has the one place.
+        process.wait_for(lambda: statuses.append(process.call("/v1/caption", data)[0]) or statuses[-1] == 200)
+        assert set(statuses) == {200, 429}
         rejected = process.metrics()
     assert rejected['snapcap_requests_rejected_total{reason="overloaded"}'] == statuses.count(429)
     assert rejected['snapcap_requests_rejected_total{reason="deadline_exceeded"}'] == 1
