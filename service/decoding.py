@@ -33,8 +33,8 @@ class Prepared:
 def decode_threads(asked: int) -> int:
     """How many threads decode: as many as asked for, and where that is 0 one for each CPU, but no more than 8.
 
-    Between two pieces of Pillow's work each needs Python's lock: of 16 threads on 16 CPUs more waited for it than
-    worked, and 8 made 1.29 times as many captions a second.
+    Between two pieces of Pillow's work each needs Python's lock: with 16 threads on 16 CPUs the server captioned
+    less than with 8 (``snapcap bench throughput --serve=--decode-threads=16``).
     """
     return asked or min(available_cpus(), 8)
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from warmup.prepared import Checkpoint
 
 _logger = logging.getLogger("snapcap.start")
+_COLD_AFTER_S = 0.5
 
 
 class DeviceThread:
@@ -73,9 +74,10 @@ class DeviceThread:
             scheduler = Scheduler(loaded.warm_table, limits(loaded, self._options), self._queue_size)
             engine = Engine(scheduler, self._observer, self._turn_ended)
             self._on_ready(loaded, engine, scheduler)
-            # On this thread, between two steps, while the first requests are served.
-            for bucket in loaded.cold:
-                engine.call(partial(self._warm, loaded, scheduler, bucket))
+            if loaded.cold:  # on this thread, between two steps; but whoever waited for READY comes first
+                later = threading.Timer(_COLD_AFTER_S, self._warm_cold, (engine, loaded, scheduler))
+                later.daemon = True
+                later.start()
             engine.run(loaded.runner, self._status.decoder_backend)
         except Exception as error:
             self._on_failure(error)
@@ -94,6 +96,10 @@ class DeviceThread:
 
         threading.Thread(target=beside, name="rehearsal", daemon=True).start()
         engine.run(loaded.runner, self._status.decoder_backend)
+
+    def _warm_cold(self, engine: Engine, loaded: Loaded, scheduler: Scheduler) -> None:
+        for bucket in loaded.cold:
+            engine.call(partial(self._warm, loaded, scheduler, bucket))
 
     def _warm(self, loaded: Loaded, scheduler: Scheduler, bucket: Bucket) -> None:
         """Make one more bucket ready, for batches that it fits better."""

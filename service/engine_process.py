@@ -81,9 +81,16 @@ class _EngineProcess:
     def _begin(self) -> None:
         try:
             with self._timeline.phase("import_engine"):
-                from service.device_thread import DeviceThread  # noqa: PLC0415  what fails here is for the log
-                from service.start_options import start_options  # noqa: PLC0415
+                from warmup.device_context import begin_device_context  # noqa: PLC0415  what fails is for the log
 
+                begin_device_context(self._settings.compute.device)  # the driver takes longer than these imports
+                from service.device_thread import DeviceThread  # noqa: PLC0415
+                from service.start_options import start_options  # noqa: PLC0415
+                from warmup.torch_libraries import load_torch_libraries  # noqa: PLC0415
+
+                # Alone: the dynamic linker does one thing at a time, and Python waits for it with its lock held
+                # where a module has compiled parts. Beside the fetch, that one would wait for the libraries.
+                load_torch_libraries()
             options = start_options(self._settings)
             DeviceThread(
                 options,
