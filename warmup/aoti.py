@@ -46,8 +46,7 @@ class Container:
         try:
             library = _map(package)
             create = library.AOTInductorModelContainerCreateWithDevice
-            # Without it a CUDA graph cannot be captured: see `_run`.
-            _ = library.AOTInductorModelContainerRunSingleThreaded
+            _ = library.AOTInductorModelContainerRunSingleThreaded  # missed now, not by a run
         except (OSError, AttributeError, zipfile.BadZipFile) as error:
             raise AotiError(str(error)) from error
         handle = ctypes.c_void_p()

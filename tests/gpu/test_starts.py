@@ -78,6 +78,8 @@ def test_a_server_with_artifacts_is_compiled_warm_and_right(
     assert (startup["tier"], startup["artifacts"]["result"]) == ("aot", "hit")
     state = "captured" if device.type == "cuda" else "warm"
     assert {(bucket["backend"], bucket["state"]) for bucket in startup["buckets"]} == {("aot", state)}
+    opened = [phase for phase in startup["phases"] if phase["name"] == "open_packages"]
+    assert len(opened) == (device.type == "cuda"), "beside the import of torch"
     assert captions == samples
     assert [metrics[COMPILED.format(when)] for when in ("startup", "serving")] == [0, 0]
 
