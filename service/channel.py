@@ -4,9 +4,7 @@ import socket
 import threading
 from contextlib import suppress
 
-from service.messages import Message, Unpacker, pack
-
-_AT_ONCE = 1 << 18
+from service.messages import RECEIVE_BYTES, Message, Unpacker, pack
 
 
 class BlockingChannel:
@@ -26,7 +24,7 @@ class BlockingChannel:
     def receive(self) -> list[Message] | None:
         """All that has come, which may be no whole message yet; None once the other end is closed."""
         try:
-            data = self._end.recv(_AT_ONCE)
+            data = self._end.recv(RECEIVE_BYTES)
         except ConnectionError:
             return None
         return self._unpacker.feed(data) if data else None

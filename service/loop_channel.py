@@ -6,9 +6,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from service.messages import Message, Unpacker, pack
-
-_AT_ONCE = 1 << 18
+from service.messages import RECEIVE_BYTES, Message, Unpacker, pack
 
 
 class LoopChannel:
@@ -43,7 +41,7 @@ class LoopChannel:
         """Take all that has come. On the event loop."""
         while True:
             try:
-                data = self._end.recv(_AT_ONCE)
+                data = self._end.recv(RECEIVE_BYTES)
             except (BlockingIOError, InterruptedError):
                 return
             except OSError:
@@ -53,7 +51,7 @@ class LoopChannel:
                 return
             for message in self._unpacker.feed(data):
                 self._take(message)
-            if len(data) < _AT_ONCE:
+            if len(data) < RECEIVE_BYTES:
                 return
 
     def close(self) -> None:

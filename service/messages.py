@@ -16,6 +16,8 @@ from warmup.status import StatusState
 from warmup.timeline import Phase
 
 _LENGTH = struct.Struct("=I")
+# What either end asks the socket for at once: more than a turn's message.
+RECEIVE_BYTES = 1 << 18
 
 
 class Submit(NamedTuple):

@@ -6,6 +6,7 @@ import logging
 import subprocess
 import sys
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -147,6 +148,18 @@ def test_a_package_that_needs_more_is_refused(members: list[str], message: str, 
         for name in members:
             archive.writestr(f"{INSIDE}/{name}", b"")
     with pytest.raises(AotiError, match=message):
+        Container.open(package, "cpu")
+
+
+def test_a_package_whose_library_does_not_unpack_is_refused(tmp_path: Path) -> None:
+    package, content = tmp_path / "a.pt2", bytes(range(256)) * 64
+    with zipfile.ZipFile(package, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(f"{INSIDE}/a.wrapper.so", content)
+    packed = zlib.compress(content, wbits=-15)
+    data = package.read_bytes()
+    assert packed in data
+    package.write_bytes(data.replace(packed, b"\xff" * len(packed)))
+    with pytest.raises(AotiError, match="while decompressing data"):
         Container.open(package, "cpu")
 
 

@@ -11,6 +11,7 @@ earlier versions of torch have to work.
 import ctypes
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +48,7 @@ class Container:
             library = _map(package)
             create = library.AOTInductorModelContainerCreateWithDevice
             _ = library.AOTInductorModelContainerRunSingleThreaded  # missed now, not by a run
-        except (OSError, AttributeError, zipfile.BadZipFile) as error:
+        except (OSError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
             raise AotiError(str(error)) from error
         handle = ctypes.c_void_p()
         status = create(ctypes.byref(handle), ctypes.c_size_t(1), device.encode(), None)

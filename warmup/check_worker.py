@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from models.dimensions import MAX_BEAMS
+from models.region_names import BEAMS
 from models.regions import Region
 from warmup.backends.aot import open_package
 from warmup.buckets import Bucket
@@ -51,7 +52,7 @@ def example_inputs(model: LoadedModel, region: Region, bucket: Bucket, padding: 
     generator = torch.Generator().manual_seed(bucket.size + 1000 * padding)
     length, vocabulary = model.state.cache_length, model.config.decoder.vocab_size
     drawn: dict[str, Tensor] = {}
-    if region.name == "decoder_beams":
+    if region.name == BEAMS:
         drawn = example_groups(bucket.size, min(MAX_BEAMS, model.state.slots), generator)
         drawn |= _scores_apart(bucket.size, vocabulary, generator)
         drawn["normalised"] = torch.tensor([padding])
