@@ -1,21 +1,25 @@
-"""A GPU's packages, opened and run once while torch is imported.
+"""A GPU's kernels, launched once while torch is imported: those of packages, or else of torch's own operators.
 
 CUDA loads a kernel when it is first launched: on an H200 the products and the attention of one bucket take 0.1 s,
-and every bucket has its own. The driver needs no lock of Python's for that, nor do packages that are opened through
-their C interface; importing torch holds it nearly all the time. So this is over about when torch has been imported.
+and every bucket has its own. The driver needs no lock of Python's for that, nor do packages and operators that are
+called through their C interfaces; importing torch holds it nearly all the time. So this is over about when torch
+has been imported.
 
 It is done on the thread that serves afterwards: what libraries keep for each thread, such as cuBLAS's handle and
 cuDNN's plans (45 ms for each bucket's attention), would have to be made again on another.
 """
 
+import ctypes
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from models.region_names import ON_DEMAND
 from warmup.aoti import AotiError, Container
+from warmup.aoti_operators import Operators
 from warmup.aoti_tensors import Zeros, run_on_zeros
 from warmup.child import one_line
+from warmup.eager_launches import Launch
 from warmup.packages import region_of
 from warmup.prepared import Artifacts
 from warmup.torch_libraries import load_torch_libraries
@@ -49,6 +53,25 @@ def open_ahead(artifacts: Artifacts, device: str, sizes: Sequence[int]) -> Mappi
     except (AotiError, KeyError, TypeError, ValueError) as error:
         _logger.warning("packages not opened ahead", extra={"fields": {"error": one_line(error)}})
     return opened
+
+
+def launch_ahead(launches: Iterable[Launch], device: str) -> None:
+    """Run operators once each. What fails is logged, and loaded when it is needed."""
+    libtorch = load_torch_libraries()
+    if libtorch is None:
+        return
+    failed = []
+    try:
+        operators = Operators(ctypes.CDLL(None, handle=libtorch), Zeros.on(libtorch, device))
+        for launch in launches:
+            try:
+                operators.run(launch)
+            except AotiError:
+                failed.append(launch.operator)
+    except AotiError as error:
+        failed.append(one_line(error))
+    if failed:
+        _logger.warning("operators not launched ahead", extra={"fields": {"error": ", ".join(failed)}})
 
 
 def _wanted(entry: str, sizes: Sequence[int]) -> bool:

@@ -59,8 +59,8 @@ class Zeros:
             ctypes.c_int64(len(shape)),
             lengths(*shape),
             lengths(*strides),
-            self._function(f"aoti_torch_dtype_{dtype}")(),
-            self._function(f"aoti_torch_device_type_{self.device}")(),
+            exported(self.libtorch, f"aoti_torch_dtype_{dtype}")(),
+            exported(self.libtorch, f"aoti_torch_device_type_{self.device}")(),
             self.index,
             ctypes.byref(tensor),
         )
@@ -72,14 +72,20 @@ class Zeros:
         self._call("aoti_torch_delete_tensor_object", ctypes.c_void_p(tensor))
 
     def _call(self, name: str, *arguments: Any) -> None:
-        if self._function(name)(*arguments) != 0:
+        if exported(self.libtorch, name)(*arguments) != 0:
             raise AotiError(f"{name} failed")
 
-    def _function(self, name: str) -> Any:
-        try:
-            return getattr(self.libtorch, name)
-        except AttributeError as error:
-            raise AotiError(f"libtorch has no {name}") from error
+
+def exported(library: ctypes.CDLL, name: str) -> Any:
+    """A function of libtorch's.
+
+    Raises:
+        AotiError: this version has none of that name.
+    """
+    try:
+        return getattr(library, name)
+    except AttributeError as error:
+        raise AotiError(f"libtorch has no {name}") from error
 
 
 def run_on_zeros(container: Container, signature: Signature, zeros: Zeros) -> None:

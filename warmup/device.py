@@ -28,3 +28,13 @@ def open_device(plan: Plan) -> tuple[torch.device, torch.dtype]:
         device = torch.device("cuda", device.index or 0)
         torch.cuda.set_device(device)
     return device, DTYPES[plan.dtype]
+
+
+def avoid_driver_compilation() -> None:
+    """Of the kernels that torch may choose, leave out those that the driver compiles when they are first launched.
+
+    cuDNN brings its attention as PTX. Where the driver has no cache of its own yet, as in every new container, that
+    is 0.4 s of a first caption on an H200; the others are for this processor already. For region functions: a
+    package's kernels were chosen when it was built, and those of `torch.compile` should be the fastest.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)

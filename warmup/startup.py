@@ -8,6 +8,7 @@
                                                                                   ─ warm ─ self-test ─ ready
 
 A GPU's packages need no Python module of torch, so they are opened beside its import; a CPU's are opened by it.
+Without packages it is torch's own operators that are run there.
 
 Nothing here imports torch before `import_torch`, so a server that has bound its port answers meanwhile.
 """
@@ -97,7 +98,7 @@ def load(
         # The weights need not wait for artifacts that are still on their way when torch is there.
         either: list[Future[Any]] = [importing, preparation.artifacts]
         wait(either, return_when=FIRST_COMPLETED)
-        opened = _open_ahead(preparation, options, timeline) if preparation.artifacts.done() else {}
+        opened = _launch_ahead(preparation, options, timeline) if preparation.artifacts.done() else {}
         importing.result()
         jit = None
         if options.backend == "jit":
@@ -107,13 +108,15 @@ def load(
         checkpoint, plan = preparation.model.result()
 
         from warmup.backends.eager import EagerBackend  # noqa: PLC0415  these import torch
-        from warmup.device import open_device  # noqa: PLC0415
+        from warmup.device import avoid_driver_compilation, open_device  # noqa: PLC0415
         from warmup.loading import Warmer, self_test  # noqa: PLC0415
         from warmup.model import load_model  # noqa: PLC0415
         from warmup.runner import Runner  # noqa: PLC0415
 
         with timeline.phase("device_init"):
             device, dtype = open_device(plan)
+            if jit is None:
+                avoid_driver_compilation()
         with timeline.phase("load_weights"):
             model = load_model(checkpoint.folder, checkpoint.config, checkpoint.transform, plan, device, dtype)
         artifacts = preparation.artifacts.result()
@@ -156,16 +159,22 @@ def _import_torch(timeline: Timeline) -> None:
         importlib.import_module("torch")
 
 
-def _open_ahead(preparation: Preparation, options: StartOptions, timeline: Timeline) -> "Mapping[str, Container]":
-    """The packages that need not wait for torch."""
+def _launch_ahead(preparation: Preparation, options: StartOptions, timeline: Timeline) -> "Mapping[str, Container]":
+    """What a GPU can be given without torch's module: the packages, which are returned, or operators."""
     found = preparation.artifacts.result()
-    _, plan = preparation.planned.result()
-    if plan.device_type != "cuda" or found is None or not found.hit or options.kind != "aot":
+    config, plan = preparation.planned.result()
+    if plan.device_type != "cuda" or options.kind != "aot":
         return {}
-    from warmup.ahead import open_ahead  # noqa: PLC0415  of no other start
+    from warmup.ahead import launch_ahead, open_ahead  # noqa: PLC0415  of no other start
 
-    with timeline.phase("open_packages"):
-        return open_ahead(found, plan.device, options.before_ready(plan.buckets))
+    if found is not None and found.hit:
+        with timeline.phase("open_packages"):
+            return open_ahead(found, plan.device, options.before_ready(plan.buckets))
+    from warmup.eager_launches import eager_launches  # noqa: PLC0415  of no other start
+
+    with timeline.phase("launch_operators"):
+        launch_ahead(eager_launches(config, plan, plan.buckets[0]), plan.device)
+    return {}
 
 
 def _backend(

@@ -18,6 +18,7 @@ PHASES = (
     "fetch_artifacts",
     "fetch_weights",
     "open_packages",  # of a compiled start on a GPU only: beside import_torch
+    "launch_operators",  # of an eager start on a GPU only: likewise
     "load_weights",
     "load_artifacts",
     "warm_encoder",

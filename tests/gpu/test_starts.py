@@ -12,6 +12,7 @@ from support.start_modules import assert_starts_without_a_compiler
 
 ROOT = Path(__file__).parent.parent.parent
 BUCKETS = ("--buckets", "1,4")
+EAGER = ("--backend", "eager", *BUCKETS)
 JIT = ("--backend", "jit", "--buckets", "1", "--strict")
 COMPILED = 'snapcap_compile_events_total{{when="{}"}}'
 Served = tuple[dict[str, Any], dict[str, float], dict[Path, str]]
@@ -82,6 +83,20 @@ def test_a_server_with_artifacts_is_compiled_warm_and_right(
     assert len(opened) == (device.type == "cuda"), "beside the import of torch"
     assert captions == samples
     assert [metrics[COMPILED.format(when)] for when in ("startup", "serving")] == [0, 0]
+
+
+def test_an_eager_start_has_the_driver_compile_nothing(
+    served: None, device: torch.device, samples: dict[Path, str], tmp_path: Path
+) -> None:
+    """A new container has no cache of the driver's, which compiles what it is given as PTX."""
+    with ServerProcess("--device", device.type, *EAGER, CUDA_CACHE_PATH=str(tmp_path / "driver")) as server:
+        server.wait_for(lambda: server.call("/readyz")[0] == 200, seconds=120)
+        assert {path: server.caption(path)["caption"] for path in samples} == samples
+        names = [phase["name"] for phase in server.startup()["phases"]]
+        log = server.log()
+    assert ("launch_operators" in names) == (device.type == "cuda"), "beside the import of torch"
+    assert "not launched ahead" not in log
+    assert not (tmp_path / "driver").exists()
 
 
 def test_a_compiled_start_imports_no_compiler_and_starts_no_process(built: Path, device: torch.device) -> None:

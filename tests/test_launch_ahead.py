@@ -1,0 +1,71 @@
+"""torch's operators, launched before torch is imported: on a CPU, where no server does so (tests/gpu has the rest)."""
+
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from support import device_cases
+from support.recorded_launches import expected_and_run, missing
+from support.server_process import clean_environment
+
+from warmup.ahead import launch_ahead
+from warmup.eager_launches import FP32, Launch, Like
+
+PROGRAM = """
+import ctypes, json, logging, sys
+from pathlib import Path
+from warmup.ahead import launch_ahead
+from warmup.eager_launches import eager_launches
+from warmup.options import StartOptions, StoreOptions
+from warmup.plan import make_plan
+from warmup.prepare import read_checkpoint
+
+logging.basicConfig(format="%(message)s")
+options = StartOptions("demo", Path(), StoreOptions(Path()), device="cpu")
+config = read_checkpoint(options).config
+launches = list(eager_launches(config, make_plan(config, options), 2))
+here = [launch for launch in launches if "attention" not in launch.operator]
+launch_ahead(here, "cpu")
+print(json.dumps([len(launches), len(here), "torch" in sys.modules]))
+"""
+
+
+def test_operators_run_without_torchs_module() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env=clean_environment(),
+        cwd=Path(__file__).parent.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert run.returncode == 0, run.stderr
+    every, here, imported = json.loads(run.stdout)
+    assert here == every - 1, "a CPU has an attention of its own"
+    assert not imported
+    assert run.stderr == "", "nothing failed"
+
+
+@pytest.mark.parametrize("family", ["vit_gpt2", "blip"])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_what_is_launched_ahead_is_what_a_first_caption_runs(family: str, rows: int, tmp_path: Path) -> None:
+    captioner = getattr(device_cases, family)(tmp_path)
+    with torch.no_grad():
+        expected, run = expected_and_run(captioner, torch.device("cpu"), FP32, rows)
+    assert len(expected) > 20
+    assert missing(expected, run, on_cuda=False) == []
+
+
+def test_an_operator_that_fails_is_named_and_the_others_are_run(caplog: pytest.LogCaptureFixture) -> None:
+    row, column = Like(FP32, (1, 2), (2, 1)), Like(FP32, (3, 1), (1, 1))
+    with caplog.at_level(logging.WARNING, "snapcap.start"):
+        launch_ahead(
+            [Launch("mm", (row, column)), Launch("addmm", (row, row, column)), Launch("mm", (column, row))], "cpu"
+        )
+    (record,) = caplog.records
+    assert record.fields == {"error": "mm, addmm"}  # type: ignore[attr-defined]
