@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 # What a snapcap server does on other threads; the start waits for these only where nothing else runs.
-BESIDE = frozenset({"fetch_weights", "fetch_artifacts", "open_packages"})
+BESIDE = frozenset({"fetch_weights", "fetch_artifacts", "open_packages", "launch_operators"})
 HTTP, WAIT, CAPTION = "http", "other", "first_caption"
 
 
