@@ -1,4 +1,4 @@
-"""torch's operators, launched before torch is imported: on a CPU, where no server does so (tests/gpu has the rest)."""
+"""torch's operators, launched before torch is imported: on a CPU here, where no server does so."""
 
 import json
 import logging
