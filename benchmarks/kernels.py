@@ -103,7 +103,7 @@ def main() -> None:
         raise SystemExit("benchmarks.kernels needs a CUDA device; on a CPU benchmarks.steps compares the backends")
     torch._dynamo.config.recompile_limit = 64  # one code object for all buckets
     report, raw = Report(), {}
-    with scratch(options.cache) as folder, torch.inference_mode():
+    with scratch(options.cache) as folder:
         for variant in options.variants.split(","):
             raw[variant] = _variant(variant, options, folder)
     for index, (title, unit) in enumerate((("An encode", "TFLOP/s"), ("A decode step", "TB/s"))):
