@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -60,17 +60,25 @@ class _Model:
 class Captioner:
     """Safe to attach from any thread; captions on the event loop."""
 
-    def __init__(self, limits: CaptionLimits, readiness: Readiness, metrics: Metrics, timeline: Timeline) -> None:
+    def __init__(
+        self,
+        limits: CaptionLimits,
+        readiness: Readiness,
+        metrics: Metrics,
+        timeline: Timeline,
+        pool: ThreadPoolExecutor | None = None,
+    ) -> None:
+        """`pool`: another captioner's threads; then `close` is its."""
         self._limits = limits
         self._readiness = readiness
         self._timeline = timeline
         self._model: _Model | None = None
         self._captioned = False
-        self._decoding = Decoding(decode_threads(limits.decode_threads), limits.queue_size, metrics)
+        self._decoding = Decoding(decode_threads(limits.decode_threads), limits.queue_size, metrics, pool)
         self._arrivals_of_loop: Arrivals | None = None
 
     @property
-    def pool(self) -> Executor:
+    def pool(self) -> ThreadPoolExecutor:
         """The threads for work on request data that would hold up the event loop."""
         return self._decoding.pool
 

@@ -40,10 +40,12 @@ def decode_threads(asked: int) -> int:
 
 
 class Decoding:
-    """`queue_size`: images that may wait or be decoded at a time."""
+    """`queue_size`: images that may wait or be decoded at a time. `pool`: others' threads, which `close` leaves."""
 
-    def __init__(self, threads: int, queue_size: int, metrics: Metrics) -> None:
-        self.pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
+    def __init__(
+        self, threads: int, queue_size: int, metrics: Metrics, pool: ThreadPoolExecutor | None = None
+    ) -> None:
+        self.pool = pool or ThreadPoolExecutor(threads, thread_name_prefix="decode")
         self._queue_size = queue_size
         self._metrics = metrics
         self._lock = threading.Lock()

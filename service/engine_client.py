@@ -7,12 +7,14 @@ import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prometheus_client.process_collector import ProcessCollector
 
 from service.config import Settings
+from service.decoding import decode_threads
 from service.engine_fork import ForkedEngine
 from service.limits import Limits
 from service.loop_channel import LoopChannel
@@ -77,6 +79,7 @@ class EngineClient:
         self._checkpoint: Checkpoint | None = None
         self._engine: RemoteEngine | None = None
         self._closing = False
+        self._threads = decode_threads(settings.images.decode_threads)
 
     def start(self) -> None:
         services, pid = self._services, self._process.pid
@@ -96,12 +99,13 @@ class EngineClient:
             self._waiter.join()
 
     def _prepare(self) -> None:
-        """Beside the import of torch: read what turns bytes into pixels and tokens into text, then rehearse."""
+        """Beside the import of torch: read what turns bytes into pixels and tokens into text, and rehearse with it.
+        Then, with the engine, rehearse a whole request."""
         try:
             # Pillow, numpy and tokenizers: now, as it takes a moment until the folder is known.
             from models.config import ModelConfig  # noqa: PLC0415
             from models.tokenizer import Tokenizer  # noqa: F401, PLC0415
-            from service.rehearsal import rehearse  # noqa: PLC0415
+            from service.rehearsal import Rehearsal  # noqa: PLC0415
             from warmup.prepared import Checkpoint  # noqa: PLC0415
 
             folder = self._folder.result()
@@ -110,17 +114,23 @@ class EngineClient:
             checkpoint = Checkpoint.of(settings.model.source, folder, config, settings.images.max_pixels)
             _ = checkpoint.tokenizer
             self._process.pixels.open(checkpoint.config.vision.image_size)
-            limits = self._limits.result()
-            self._checkpoint = checkpoint
-            self._engine = RemoteEngine(limits, self._process.pixels, self._channel.send, self._services.metrics)
+            with Rehearsal(checkpoint, self._services.captioner.pool) as rehearsal:
+                self._rehearse(partial(rehearsal.without_engine, self._threads))
+                engine = RemoteEngine(
+                    self._limits.result(), self._process.pixels, self._channel.send, self._services.metrics
+                )
+                self._checkpoint, self._engine = checkpoint, engine
+                self._rehearse(partial(rehearsal.ask, engine))
+                self._channel.send(Rehearsed())
         except Exception as error:
             self._outcome.failed(error)
-            return
+
+    def _rehearse(self, ask: Callable[[], None]) -> None:
         try:
-            rehearse(self._engine, checkpoint)
+            ask()
         except Exception:
-            _logger.exception("the rehearsal of a request failed")
-        self._channel.send(Rehearsed())
+            if not self._closing:  # else the threads are gone
+                _logger.exception("the rehearsal of a request failed")
 
     def _take(self, message: Message) -> None:
         try:

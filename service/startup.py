@@ -11,6 +11,8 @@ from service.config import Settings
 from service.outcome import Outcome
 
 if TYPE_CHECKING:
+    from concurrent.futures import ThreadPoolExecutor
+
     from service.app import Services
     from service.engine import Engine
     from service.scheduler import Scheduler
@@ -47,7 +49,7 @@ def start(settings: Settings, services: "Services", stop: Callable[[], None]) ->
                 settings.queue.size,
                 partial(ready, options),
                 outcome.failed,
-                _rehearse,
+                partial(_rehearse, services.captioner.pool),
             ).start()
         except Exception as error:
             outcome.failed(error)
@@ -57,7 +59,7 @@ def start(settings: Settings, services: "Services", stop: Callable[[], None]) ->
     return exits.close
 
 
-def _rehearse(engine: "Engine", checkpoint: "Checkpoint") -> None:
+def _rehearse(pool: "ThreadPoolExecutor", engine: "Engine", checkpoint: "Checkpoint") -> None:
     from service.rehearsal import rehearse  # noqa: PLC0415  PIL, which has been imported by now
 
-    rehearse(engine, checkpoint)
+    rehearse(engine, checkpoint, pool)

@@ -53,6 +53,10 @@ def libraries(pid: int) -> set[str]:
     return {Path(line.split()[-1]).name for line in lines if ".so" in line}
 
 
+def threads(pid: int) -> set[str]:
+    return set(os.listdir(f"/proc/{pid}/task"))
+
+
 def test_only_the_engine_process_has_torch(server: ServerProcess, sample: Path) -> None:
     server.wait_ready()
     server.caption(sample)
@@ -63,6 +67,15 @@ def test_only_the_engine_process_has_torch(server: ServerProcess, sample: Path) 
     for part in ("_imaging.", "tokenizers."):
         assert any(part in name for name in http), part
         assert not any(part in name for name in engine), part
+
+
+def test_the_first_caption_starts_no_thread_that_decodes(server: ServerProcess, sample: Path) -> None:
+    server.wait_ready()
+    for _ in range(2):  # by the second there is a thread that writes the log
+        assert server.call("/v1/caption", b"")[0] == 400
+    before = threads(server.process.pid)
+    server.caption(sample)
+    assert threads(server.process.pid) <= before
 
 
 def test_an_engine_process_that_is_killed_fails_what_waits_and_ends_the_server(

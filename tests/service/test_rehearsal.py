@@ -1,15 +1,20 @@
 """The caption before READY: it takes the way of a request, and nobody counts it."""
 
 import logging
-from concurrent.futures import Future
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
 from support.list_engine import PATIENCE, Observer
 
+from models.config import ModelConfig
+from models.preprocess import ImageTransform
 from service.device_thread import DeviceThread
 from service.engine import Engine
-from service.rehearsal import picture, rehearse
+from service.rehearsal import Rehearsal, picture, rehearse
 from service.request import CaptionRequest, SamplingParams
 from service.routes.caption import CaptionRoutes
 from warmup.options import StartOptions, StoreOptions
@@ -22,7 +27,7 @@ from warmup.timeline import Timeline
 class Start:
     """A start of the demo model with a rehearsal, until it is ready."""
 
-    def __init__(self, folder: Path, rehearsal=rehearse) -> None:
+    def __init__(self, folder: Path, rehearsal) -> None:
         options = StartOptions("demo", folder, StoreOptions(folder), device="cpu", backend="eager", threads=1)
         ready: Future[tuple[Loaded, Engine]] = Future()
         self.timeline = Timeline.since_exec()
@@ -45,7 +50,15 @@ class Start:
         self.thread.join()
 
 
-def test_a_request_is_answered_and_nobody_counts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(3) as pool:
+        yield pool
+
+
+def test_a_request_is_answered_and_nobody_counts_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: ThreadPoolExecutor
+) -> None:
     replies = []
     endpoint = CaptionRoutes.caption
 
@@ -54,7 +67,7 @@ def test_a_request_is_answered_and_nobody_counts_it(tmp_path: Path, monkeypatch:
         return replies[-1]
 
     monkeypatch.setattr(CaptionRoutes, "caption", kept)
-    start = Start(tmp_path)
+    start = Start(tmp_path, partial(rehearse, pool=pool))
     seen = (start.observer.encodes, start.observer.steps, start.observer.waited, start.observer.generated)
     try:
         (reply,) = replies
@@ -81,3 +94,22 @@ def test_a_rehearsal_that_fails_does_not_stop_the_start(tmp_path: Path, caplog: 
         start = Start(tmp_path, fails)
     start.stop()
     assert "no lines learnt" in caplog.text
+
+
+def test_without_an_engine_each_thread_decodes_and_serves_others_later(
+    demo_folder: Path, monkeypatch: pytest.MonkeyPatch, pool: ThreadPoolExecutor
+) -> None:
+    threads, all_of_them = set(), threading.Barrier(3)
+    decode = ImageTransform.decode
+
+    def kept(self, data):
+        all_of_them.wait(PATIENCE)  # none has time for two
+        threads.add(threading.get_ident())
+        return decode(self, data)
+
+    monkeypatch.setattr(ImageTransform, "decode", kept)
+    checkpoint = Checkpoint.of("demo", demo_folder, ModelConfig.from_folder(demo_folder), 1_000_000)
+    with Rehearsal(checkpoint, pool) as rehearsal:
+        rehearsal.without_engine(3)
+    assert len(threads) == 3
+    assert pool.submit(threading.get_ident).result(PATIENCE) in threads
