@@ -1,19 +1,20 @@
 """One caption before READY, as a client's: what a request would be the first to do is done by this one."""
 
 import asyncio
-import io
 import time
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from fastapi import Request
-from PIL import Image
 from prometheus_client import CollectorRegistry
 from starlette.types import Message, Scope
 
 from service.body import BodyLimits
 from service.captioner import Captioner, CaptionLimits
+from service.decoder import Decoder
 from service.metrics import Metrics
 from service.readiness import Readiness
+from service.rehearsal_picture import picture
 from service.request_id import identify
 from service.routes.caption import CaptionRoutes
 from warmup.timeline import Timeline
@@ -23,12 +24,18 @@ if TYPE_CHECKING:
     from warmup.prepared import Checkpoint
 
 TIMEOUT_S = 30.0
-SIZE = (500, 375)
 _BODY = BodyLimits(1 << 20, TIMEOUT_S)
 
 
-def rehearse(engine: "CaptionEngine", checkpoint: "Checkpoint") -> None:
-    """Send a JPEG through the endpoint of captions, on an event loop of its own and with metrics that nobody reads.
+def rehearse(
+    engine: "CaptionEngine",
+    checkpoint: "Checkpoint",
+    decoder: Decoder | None = None,
+    run: Callable[[Coroutine[Any, Any, None]], object] = asyncio.run,
+) -> None:
+    """Send a JPEG through the endpoint of captions, with metrics that nobody reads.
+
+    `decoder` None: a thread decodes. `run`: on which event loop, if not on one of its own.
 
     Raises what the endpoint raises."""
     metrics = Metrics(CollectorRegistry())
@@ -36,17 +43,10 @@ def rehearse(engine: "CaptionEngine", checkpoint: "Checkpoint") -> None:
     readiness.ready()
     captioner = Captioner(CaptionLimits(TIMEOUT_S, 1, 1), readiness, metrics, Timeline(time.monotonic()))
     try:
-        captioner.attach(engine, checkpoint.transform, checkpoint.tokenizer, checkpoint.name)
-        asyncio.run(_ask(CaptionRoutes(captioner, _BODY, metrics), picture()))
+        captioner.attach(engine, checkpoint.transform, checkpoint.tokenizer, checkpoint.name, decoder)
+        run(_ask(CaptionRoutes(captioner, _BODY, metrics), picture()))
     finally:
         captioner.close()
-
-
-def picture() -> bytes:
-    """A JPEG of ``SIZE``, as clients send them."""
-    stream = io.BytesIO()
-    Image.linear_gradient("L").resize(SIZE).convert("RGB").save(stream, "JPEG")
-    return stream.getvalue()
 
 
 async def _ask(routes: CaptionRoutes, image: bytes) -> None:

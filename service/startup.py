@@ -58,6 +58,6 @@ def start(settings: Settings, services: "Services", stop: Callable[[], None]) ->
 
 
 def _rehearse(engine: "Engine", checkpoint: "Checkpoint") -> None:
-    from service.rehearsal import rehearse  # noqa: PLC0415  PIL, which has been imported by now
+    from service.rehearsal import rehearse  # noqa: PLC0415
 
     rehearse(engine, checkpoint)
