@@ -14,7 +14,7 @@ import pytest
 from support.server_process import ServerProcess
 
 from service.config import Settings
-from service.engine_fork import fork_engine
+from service.parts import fork_parts
 from warmup.timeline import Timeline
 
 PATIENCE = 60.0
@@ -171,7 +171,7 @@ def test_a_second_thread_forbids_the_fork() -> None:
     thread.start()
     try:
         with pytest.raises(RuntimeError, match="a thread was started before the fork"):
-            fork_engine(Settings(), Timeline.since_exec(), [])
+            fork_parts(Settings(), Timeline.since_exec(), [])
     finally:
         over.set()
         thread.join()

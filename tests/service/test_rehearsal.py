@@ -9,7 +9,8 @@ from support.list_engine import PATIENCE, Observer
 
 from service.device_thread import DeviceThread
 from service.engine import Engine
-from service.rehearsal import picture, rehearse
+from service.rehearsal import rehearse
+from service.rehearsal_picture import picture
 from service.request import CaptionRequest, SamplingParams
 from service.routes.caption import CaptionRoutes
 from warmup.options import StartOptions, StoreOptions
