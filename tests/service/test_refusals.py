@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from models.preprocess import ImageTransform
 from service.app import Services, create_app
 from service.body import BodyLimits
 from service.errors import DeadlineExceeded, Overloaded
