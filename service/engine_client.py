@@ -147,7 +147,8 @@ class EngineClient:
         threads = ThreadDecoder(self._services.captioner.pool, checkpoint.transform)
         if self._processes is None:
             return threads
-        self._processes.begin(checkpoint.transform, threads)
+        if not self._processes.begin(checkpoint.transform, threads):
+            import models.image  # noqa: F401, PLC0415  which may be why
         return self._processes
 
     def _run(self, rehearsal: Coroutine[Any, Any, None]) -> None:

@@ -90,16 +90,17 @@ class ProcessDecoder:
         self.works = False  # one has answered
         self._notices = NoticeChannel(processes.parent.end, loop, self._began, self._ended, self._parent_ended)
 
-    def begin(self, transform: "ImageTransform", threads: Decoder) -> None:
-        """Let the processes begin, and wait for the first; not on the event loop.
+    def begin(self, transform: "ImageTransform", threads: Decoder) -> bool:
+        """Let the processes begin, and wait for the first; not on the event loop. False when there is none.
 
         `threads`: who decodes where there are no processes."""
         self._threads = threads
         self._notices.send(Setup(transform))
         try:
-            self._up.result(_START_S)
+            return self._up.result(_START_S)
         except TimeoutError:
             self._loop.call_soon_threadsafe(self.give_up, f"none was there after {_START_S:.0f} s")
+            return False
 
     def decode(self, image: bytes, left: Callable[[], bool], done: Done) -> None:
         self._waiting.append(_Job(image, left, done))

@@ -32,7 +32,11 @@ class ThreadDecoder:
         self._pool.submit(self._run, image, left, done)
 
     def _run(self, image: bytes, left: Callable[[], bool], done: Done) -> None:
-        done(NotWanted() if left() else self._decode(image))
+        try:
+            outcome: Outcome = NotWanted() if left() else self._decode(image)
+        except Exception as error:
+            outcome = error
+        done(outcome)
 
     def _decode(self, image: bytes) -> Outcome:
         from models.image import ImageError  # noqa: PLC0415  Pillow and numpy, imported by now
@@ -42,6 +46,4 @@ class ThreadDecoder:
             decoded = self._transform.decode(image)
         except ImageError as error:
             return Unreadable(error.reason, str(error))
-        except Exception as error:
-            return error
         return Picture(decoded.pixels, decoded.format, began, time.monotonic() - began)
