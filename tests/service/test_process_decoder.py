@@ -239,6 +239,21 @@ def test_errors_are_those_of_decoding_in_this_process() -> None:
     play(scene())
 
 
+def test_what_a_process_had_when_it_died_goes_to_an_idle_one_at_once() -> None:
+    async def scene() -> None:
+        world = World()
+        await world.begin()
+        world.ask(1)
+        (killed,) = world.working()
+        killed.die()
+        await turns()
+        (other,) = world.working()
+        assert (other.job() or (0, b"?"))[1][0] == 1
+        world.close()
+
+    play(scene())
+
+
 def test_what_a_process_had_when_it_died_is_tried_once_more_and_then_refused() -> None:
     async def scene() -> None:
         world = World()
@@ -285,6 +300,7 @@ def test_processes_that_died_idle_cost_no_image_an_attempt(caplog: pytest.LogCap
         await turns()
         assert [int(each.request_id) for each in world.submitted] == [1]
         assert not future.done()
+        assert len(world.slots) == SLOTS - 1
         world.close()
 
     play(scene())
