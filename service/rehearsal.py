@@ -1,26 +1,25 @@
 """Captions before READY, as a client's: what a request would be the first to do is done by these."""
 
 import asyncio
-import io
 import time
-from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
-from types import TracebackType
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from fastapi import Request
-from PIL import Image
 from prometheus_client import CollectorRegistry
 from starlette.types import Message, Scope
 
 from service.body import BodyLimits
 from service.captioner import Captioner, CaptionLimits
+from service.decoder import Decoder
 from service.limits import Limits
 from service.metrics import Metrics
 from service.readiness import Readiness
+from service.rehearsal_picture import picture
 from service.request import CaptionRequest, Completion
 from service.request_id import identify
 from service.routes.caption import CaptionRoutes
+from service.shared_pixels import FilledSlot, Slots
 from warmup.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -28,76 +27,48 @@ if TYPE_CHECKING:
     from warmup.prepared import Checkpoint
 
 TIMEOUT_S = 30.0
-SIZE = (500, 375)
 _BODY = BodyLimits(1 << 20, TIMEOUT_S)
 
 
-class Rehearsal:
-    """A client of the endpoint of captions, on an event loop of its own and with metrics that nobody reads."""
+def rehearse(
+    engine: "CaptionEngine",
+    checkpoint: "Checkpoint",
+    decoder: Decoder | None = None,
+    run: Callable[[Coroutine[Any, Any, None]], object] = asyncio.run,
+    times: int = 1,
+) -> None:
+    """Send a JPEG through the endpoint of captions, so many times at once, with metrics that nobody reads.
 
-    def __init__(self, checkpoint: "Checkpoint", pool: ThreadPoolExecutor) -> None:
-        """``pool``: the threads that will decode for clients, which have their memory and their caches once they
-        have done so here."""
-        self._checkpoint = checkpoint
-        self._pool = pool
-        self._metrics = Metrics(CollectorRegistry())
-        self._readiness = Readiness(lambda: "rehearsal")
-        self._readiness.ready()
-        self._runner = asyncio.Runner()
+    `decoder` None: a thread decodes. `run`: on which event loop, if not on one of its own.
 
-    def __enter__(self) -> "Rehearsal":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._runner.close()
-
-    @cached_property
-    def _picture(self) -> bytes:
-        return picture()
-
-    def without_engine(self, threads: int) -> None:
-        """What this process does for a caption, on each of so many threads: while the model is loaded elsewhere
-        there is time for it. Raises what the endpoint raises."""
-        self._ask(_AnswersAtOnce(), threads)
-
-    def ask(self, engine: "CaptionEngine") -> None:
-        """One caption. Raises what the endpoint raises."""
-        self._ask(engine, 1)
-
-    def _ask(self, engine: "CaptionEngine", times: int) -> None:
-        limits = CaptionLimits(TIMEOUT_S, times)
-        captioner = Captioner(limits, self._readiness, self._metrics, Timeline(time.monotonic()), self._pool)
-        checkpoint = self._checkpoint
-        captioner.attach(engine, checkpoint.transform, checkpoint.tokenizer, checkpoint.name)
-        self._runner.run(_ask(CaptionRoutes(captioner, _BODY, self._metrics), self._picture, times))
+    Raises what the endpoint raises."""
+    metrics = Metrics(CollectorRegistry())
+    readiness = Readiness(lambda: "rehearsal")
+    readiness.ready()
+    captioner = Captioner(CaptionLimits(TIMEOUT_S, times, 1), readiness, metrics, Timeline(time.monotonic()))
+    try:
+        captioner.attach(engine, checkpoint.transform, checkpoint.tokenizer, checkpoint.name, decoder)
+        run(_ask(CaptionRoutes(captioner, _BODY, metrics), picture(), times))
+    finally:
+        captioner.close()
 
 
-def rehearse(engine: "CaptionEngine", checkpoint: "Checkpoint", pool: ThreadPoolExecutor) -> None:
-    """One caption of an engine of this process. Raises what the endpoint raises."""
-    with Rehearsal(checkpoint, pool) as rehearsal:
-        rehearsal.ask(engine)
-
-
-class _AnswersAtOnce:
-    """An engine without a model."""
+class AnswersAtOnce:
+    """An engine without a model: with it everything else can be rehearsed while the model is loaded."""
 
     limits = Limits(cache_length=8, default_new_tokens=2, eos_ids=frozenset())
 
+    def __init__(self, slots: Slots) -> None:
+        """`slots`: of the shared pixels, where they are decoded to."""
+        self._slots = slots
+
     def submit(self, request: CaptionRequest) -> None:
+        if isinstance(request.pixels, FilledSlot):
+            self._slots.give_back(request.pixels.number)
         request.future.set_result(Completion((0, 1), "length", "none", 0.0, 0.0, 0.0))
 
 
-def picture() -> bytes:
-    """A JPEG of ``SIZE``, as clients send them."""
-    stream = io.BytesIO()
-    Image.linear_gradient("L").resize(SIZE).convert("RGB").save(stream, "JPEG")
-    return stream.getvalue()
-
-
 async def _ask(routes: CaptionRoutes, image: bytes, times: int) -> None:
-    """So many requests at once."""
     await asyncio.gather(*(_ask_once(routes, image) for _ in range(times)))
 
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from service.build_behind import start_build
 from service.config import Settings
 from service.outcome import Outcome
+from service.thread_decoder import ThreadDecoder
 
 if TYPE_CHECKING:
-    from concurrent.futures import ThreadPoolExecutor
+    from concurrent.futures import Executor
 
     from service.app import Services
     from service.engine import Engine
@@ -59,7 +60,7 @@ def start(settings: Settings, services: "Services", stop: Callable[[], None]) ->
     return exits.close
 
 
-def _rehearse(pool: "ThreadPoolExecutor", engine: "Engine", checkpoint: "Checkpoint") -> None:
-    from service.rehearsal import rehearse  # noqa: PLC0415  PIL, which has been imported by now
+def _rehearse(pool: "Executor", engine: "Engine", checkpoint: "Checkpoint") -> None:
+    from service.rehearsal import rehearse  # noqa: PLC0415
 
-    rehearse(engine, checkpoint, pool)
+    rehearse(engine, checkpoint, ThreadDecoder(pool, checkpoint.transform))

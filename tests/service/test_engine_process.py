@@ -5,16 +5,15 @@ import shutil
 import signal
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.server_process import ServerProcess
+from support.server_process import ServerProcess, is_gone, wait_until
 
 from service.config import Settings
-from service.engine_fork import fork_engine
+from service.parts import fork_parts
 from warmup.timeline import Timeline
 
 PATIENCE = 60.0
@@ -30,21 +29,6 @@ def server(tmp_path: Path) -> Iterator[ServerProcess]:
     """Nothing of it is left when the test is over, however it ends."""
     with ServerProcess("--backend", "eager", "--cache-dir", str(tmp_path), "--buckets", "1") as process:
         yield process
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return True
-    return state == "Z"  # its new parent has yet to look
-
-
-def wait_until(what: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not what():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def libraries(pid: int) -> set[str]:
@@ -184,7 +168,7 @@ def test_a_second_thread_forbids_the_fork() -> None:
     thread.start()
     try:
         with pytest.raises(RuntimeError, match="a thread was started before the fork"):
-            fork_engine(Settings(), Timeline.since_exec(), [])
+            fork_parts(Settings(), Timeline.since_exec(), [])
     finally:
         over.set()
         thread.join()

@@ -1,10 +1,9 @@
 """The caption before READY: it takes the way of a request, and nobody counts it."""
 
+import asyncio
 import logging
 import threading
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,12 @@ from models.config import ModelConfig
 from models.preprocess import ImageTransform
 from service.device_thread import DeviceThread
 from service.engine import Engine
-from service.rehearsal import Rehearsal, picture, rehearse
+from service.rehearsal import AnswersAtOnce, rehearse
+from service.rehearsal_picture import picture
 from service.request import CaptionRequest, SamplingParams
 from service.routes.caption import CaptionRoutes
+from service.shared_pixels import FilledSlot, Slots
+from service.thread_decoder import ThreadDecoder
 from warmup.options import StartOptions, StoreOptions
 from warmup.prepared import Checkpoint
 from warmup.startup import Loaded
@@ -27,7 +29,7 @@ from warmup.timeline import Timeline
 class Start:
     """A start of the demo model with a rehearsal, until it is ready."""
 
-    def __init__(self, folder: Path, rehearsal) -> None:
+    def __init__(self, folder: Path, rehearsal=rehearse) -> None:
         options = StartOptions("demo", folder, StoreOptions(folder), device="cpu", backend="eager", threads=1)
         ready: Future[tuple[Loaded, Engine]] = Future()
         self.timeline = Timeline.since_exec()
@@ -50,15 +52,7 @@ class Start:
         self.thread.join()
 
 
-@pytest.fixture
-def pool() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(3) as pool:
-        yield pool
-
-
-def test_a_request_is_answered_and_nobody_counts_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: ThreadPoolExecutor
-) -> None:
+def test_a_request_is_answered_and_nobody_counts_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replies = []
     endpoint = CaptionRoutes.caption
 
@@ -67,7 +61,7 @@ def test_a_request_is_answered_and_nobody_counts_it(
         return replies[-1]
 
     monkeypatch.setattr(CaptionRoutes, "caption", kept)
-    start = Start(tmp_path, partial(rehearse, pool=pool))
+    start = Start(tmp_path)
     seen = (start.observer.encodes, start.observer.steps, start.observer.waited, start.observer.generated)
     try:
         (reply,) = replies
@@ -96,8 +90,8 @@ def test_a_rehearsal_that_fails_does_not_stop_the_start(tmp_path: Path, caplog: 
     assert "no lines learnt" in caplog.text
 
 
-def test_without_an_engine_each_thread_decodes_and_serves_others_later(
-    demo_folder: Path, monkeypatch: pytest.MonkeyPatch, pool: ThreadPoolExecutor
+def test_without_a_model_each_thread_decodes_and_serves_others_later(
+    demo_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads, all_of_them = set(), threading.Barrier(3)
     decode = ImageTransform.decode
@@ -109,7 +103,15 @@ def test_without_an_engine_each_thread_decodes_and_serves_others_later(
 
     monkeypatch.setattr(ImageTransform, "decode", kept)
     checkpoint = Checkpoint.of("demo", demo_folder, ModelConfig.from_folder(demo_folder), 1_000_000)
-    with Rehearsal(checkpoint, pool) as rehearsal:
-        rehearsal.without_engine(3)
-    assert len(threads) == 3
-    assert pool.submit(threading.get_ident).result(PATIENCE) in threads
+    with ThreadPoolExecutor(3) as pool:
+        rehearse(AnswersAtOnce(Slots(0)), checkpoint, ThreadDecoder(pool, checkpoint.transform), asyncio.run, 3)
+        assert len(threads) == 3
+        assert pool.submit(threading.get_ident).result(PATIENCE) in threads
+
+
+def test_without_a_model_slots_of_the_shared_pixels_are_free_again() -> None:
+    slots, future = Slots(1), Future()
+    pixels = FilledSlot(slots.take())
+    AnswersAtOnce(slots).submit(CaptionRequest("1", pixels, (), SamplingParams(), 1e12, future))
+    assert len(slots) == 1
+    assert future.result().tokens
