@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -129,19 +130,24 @@ class EngineClient:
             self._decoder = self._begin_decoding(checkpoint)
             limits = self._limits.result()
             self._checkpoint = checkpoint
-            self._engine = RemoteEngine(
+            engine = self._engine = RemoteEngine(
                 limits, self._pixels, self._slots, settings.queue.size, self._channel.send, self._services.metrics
             )
         except Exception as error:
             self._outcome.failed(error)
             return
-        try:
-            rehearse(self._engine, checkpoint, self._decoder, self._run)
-        except Exception:
-            _logger.exception("the rehearsal of a request failed")
+        rehearsal = partial(rehearse, engine, checkpoint, self._decoder, self._run)
+        self._rehearse(rehearsal)
         if self._processes is not None and not self._processes.works:
             self._loop.call_soon_threadsafe(self._processes.give_up, "none has answered")
+            self._rehearse(rehearsal)
         self._channel.send(Rehearsed())
+
+    def _rehearse(self, rehearsal: Callable[[], None]) -> None:
+        try:
+            rehearsal()
+        except Exception:
+            _logger.exception("the rehearsal of a request failed")
 
     def _begin_decoding(self, checkpoint: "Checkpoint") -> Decoder:
         threads = ThreadDecoder(self._services.captioner.pool, checkpoint.transform)

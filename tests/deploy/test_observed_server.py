@@ -5,7 +5,9 @@ of the dashboard finds something.
 """
 
 import json
+import os
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,7 +44,17 @@ def server(
     """It has seen all kinds of traffic, and has built, published and swapped in every bucket."""
     folder = tmp_path_factory.mktemp("observed")
     nearly_built(built_cache, folder / "store")
-    options = ("--cache-dir", str(folder), "--buckets", "1,4", "--build", "local", *TIGHT)
+    options = (
+        "--cache-dir",
+        str(folder),
+        "--buckets",
+        "1,4",
+        "--build",
+        "local",
+        "--decode-processes",
+        "1",
+        *TIGHT,
+    )
     picture = next(iter(samples))
     with ServerProcess(*options) as process:
         process.wait_for(lambda: process.call("/livez")[0] == 200)
@@ -50,6 +62,7 @@ def server(
         process.wait_ready()
         captions(process, picture)
         refusals(process, picture)
+        os.kill(process.decode_pids[0], signal.SIGKILL)
         process.wait_for(lambda: process.startup()["build"]["state"] == "published", seconds=300)
         yield process
 
