@@ -44,19 +44,9 @@ def server(
     """It has seen all kinds of traffic, and has built, published and swapped in every bucket."""
     folder = tmp_path_factory.mktemp("observed")
     nearly_built(built_cache, folder / "store")
-    options = (
-        "--cache-dir",
-        str(folder),
-        "--buckets",
-        "1,4",
-        "--build",
-        "local",
-        "--decode-processes",
-        "1",
-        *TIGHT,
-    )
+    options = ("--cache-dir", str(folder), "--buckets", "1,4", "--build", "local", *TIGHT)
     picture = next(iter(samples))
-    with ServerProcess(*options) as process:
+    with ServerProcess(*options, "--decode-processes", "1") as process:
         process.wait_for(lambda: process.call("/livez")[0] == 200)
         assert process.call("/v1/caption", picture.read_bytes())[0] == 503
         process.wait_ready()
