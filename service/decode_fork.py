@@ -24,8 +24,8 @@ def decode_processes(asked: int | None) -> int:
     """How many processes decode: as many as asked for; without a number half of the CPUs and at most 8, and on less
     than 8 CPUs none: threads do it.
 
-    Beside the model an image's decoding is most of a request's CPU time (``python -m benchmarks.http_cost``). What is
-    left of the CPUs is for the HTTP and the engine process, and for background builds.
+    Beside the model, decoding is most of a request's CPU time (``python -m benchmarks.http_cost``). The other CPUs
+    are for the HTTP and the engine process, and for background builds.
     """
     if asked is not None:
         return asked
