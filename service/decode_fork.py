@@ -21,10 +21,11 @@ class DecodeProcesses:
 
 
 def decode_processes(asked: int | None) -> int:
-    """How many processes decode: as many as asked for; without a number half of the CPUs and at most 8, and on
-    less than 8 CPUs none: threads do it, whose memory is the server's own.
+    """How many processes decode: as many as asked for; without a number half of the CPUs and at most 8, and on less
+    than 8 CPUs none: threads do it.
 
-    A decode takes about twice the CPU time of the rest of a request (``python -m benchmarks.http_cost``).
+    Beside the model, decoding is most of a request's CPU time (``python -m benchmarks.http_cost``). The other CPUs
+    are for the HTTP and the engine process, and for background builds.
     """
     if asked is not None:
         return asked

@@ -11,7 +11,7 @@ import socket
 import time
 from contextlib import suppress
 
-from service.child_process import ForkError, fork_child
+from service.child_process import fork_child
 from service.decode_messages import Began, Ended, Notice, Setup
 from service.decode_process import decode_images
 from service.garbage import settle
@@ -50,6 +50,8 @@ def _setup(end: socket.socket) -> Setup | None:
 
 
 class _Family:
+    """The decode processes, as many as there are to be."""
+
     def __init__(self, count: int, end: socket.socket, pixels: SharedPixels, setup: Setup) -> None:
         self._count = count
         self._end = end
@@ -77,8 +79,6 @@ class _Family:
         pixels, transform = self._pixels, self._setup.transform
         try:
             child = fork_child(lambda end: decode_images(end, pixels, transform), [self._end])
-        except ForkError:
-            raise
         except OSError as error:  # no memory, or too many processes
             _logger.warning("no decode process", extra={"fields": {"error": str(error)}})
             time.sleep(1.0)

@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,6 @@ from service.thread_decoder import ThreadDecoder, decode_threads
 
 if TYPE_CHECKING:
     from service.app import Services
-    from service.request import CaptionEngine
     from warmup.prepared import Checkpoint
 
 _END_S = 10.0
@@ -122,7 +122,7 @@ class EngineClient:
                 import models.image  # noqa: F401, PLC0415
             from models.config import ModelConfig  # noqa: PLC0415
             from models.tokenizer import Tokenizer  # noqa: F401, PLC0415
-            from service.rehearsal import AnswersAtOnce  # noqa: PLC0415
+            from service.rehearsal import AnswersAtOnce, rehearse  # noqa: PLC0415
             from warmup.prepared import Checkpoint  # noqa: PLC0415
 
             folder = self._folder.result()
@@ -132,25 +132,24 @@ class EngineClient:
             _ = checkpoint.tokenizer
             self._pixels.open(checkpoint.config.vision.image_size)
             self._decoder = self._begin_decoding(checkpoint)
-            self._rehearse(AnswersAtOnce(self._slots), checkpoint, self._decoders)
+            alone = AnswersAtOnce(self._slots)
+            self._rehearse(partial(rehearse, alone, checkpoint, self._decoder, self._run, self._decoders))
+            if self._processes is not None and not self._processes.works:
+                self._loop.call_soon_threadsafe(self._processes.give_up, "none has answered")
             limits = self._limits.result()
             self._checkpoint = checkpoint
-            self._engine = RemoteEngine(
+            engine = self._engine = RemoteEngine(
                 limits, self._pixels, self._slots, settings.queue.size, self._channel.send, self._services.metrics
             )
         except Exception as error:
             self._outcome.failed(error)
             return
-        self._rehearse(self._engine, checkpoint, 1)
-        if self._processes is not None and not self._processes.works:
-            self._loop.call_soon_threadsafe(self._processes.give_up, "none has answered")
+        self._rehearse(partial(rehearse, engine, checkpoint, self._decoder, self._run))
         self._channel.send(Rehearsed())
 
-    def _rehearse(self, engine: "CaptionEngine", checkpoint: "Checkpoint", times: int) -> None:
-        from service.rehearsal import rehearse  # noqa: PLC0415
-
+    def _rehearse(self, rehearsal: Callable[[], None]) -> None:
         try:
-            rehearse(engine, checkpoint, self._decoder, self._run, times)
+            rehearsal()
         except Exception:
             if not self._closing:  # else who decodes is gone
                 _logger.exception("the rehearsal of a request failed")

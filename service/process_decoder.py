@@ -86,8 +86,8 @@ class ProcessDecoder:
         self._workers: set[_Worker] = set()
         self._idle: list[_Worker] = []
         self._up: Future[bool] = Future()
+        self._answered_once = False
         self._over = False  # no process will come any more
-        self.works = False  # one has answered
         self._notices = NoticeChannel(processes.parent.end, loop, self._began, self._ended, self._parent_ended)
 
     def begin(self, transform: "ImageTransform", threads: Decoder) -> bool:
@@ -101,6 +101,11 @@ class ProcessDecoder:
         except TimeoutError:
             self._loop.call_soon_threadsafe(self.give_up, f"none was there after {_START_S:.0f} s")
             return False
+
+    @property
+    def works(self) -> bool:
+        """Whether a process has answered, or threads decode."""
+        return self._answered_once or self._over
 
     def decode(self, image: bytes, left: Callable[[], bool], done: Done) -> None:
         self._waiting.append(_Job(image, left, done))
@@ -155,7 +160,7 @@ class ProcessDecoder:
 
     def _answered(self, worker: _Worker, answer: Answer) -> None:
         job, worker.job = worker.job, None
-        self.works = True
+        self._answered_once = True
         if job is not None and not job.done(_outcome(answer, worker.slot)):
             self._slots.give_back(worker.slot)
         self._idle.append(worker)
@@ -212,7 +217,7 @@ class ProcessDecoder:
         """Asked while all are busy."""
         earliest = time.monotonic() - STUCK_S
         for worker in self._workers:
-            if worker.since < earliest:
+            if worker.job is not None and worker.since < earliest:
                 _kill(worker.pid)
 
 

@@ -87,11 +87,11 @@ def test_a_process_that_is_killed_is_replaced_and_no_request_is_lost(
         os.kill(before[1], signal.SIGCONT)
         captions = [reply.result()["caption"] for reply in replies]
     assert captions == [samples[path] for path in paths]
+    server.wait_for(lambda: server.metrics()["snapcap_decode_processes"] == 2)
     after = server.decode_pids
     assert len(after) == 2
     assert before[0] not in after
     assert before[1] in after
-    assert server.metrics()["snapcap_decode_processes"] == 2
     (line,) = [line for line in server.log().splitlines() if "decode process ended" in line]
     assert f"pid={before[0]} how=by signal SIGKILL" in line
 

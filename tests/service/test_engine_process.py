@@ -26,8 +26,9 @@ def sample(samples: dict[Path, str]) -> Path:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    """Nothing of it is left when the test is over, however it ends."""
-    with ServerProcess("--backend", "eager", "--cache-dir", str(tmp_path), "--buckets", "1") as process:
+    """Its threads decode. Nothing of it is left when the test is over, however it ends."""
+    options = ("--backend", "eager", "--cache-dir", str(tmp_path), "--buckets", "1", "--decode-processes", "0")
+    with ServerProcess(*options) as process:
         yield process
 
 
