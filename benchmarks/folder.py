@@ -79,8 +79,8 @@ def check(output: Path, expected: dict[str, str | None]) -> None:
 
 def measure(opened: Opened, workload: Workload, options: argparse.Namespace) -> tuple[list[dict[str, float]], int]:
     """The rates of each round, and how many images are in a folder."""
-    from service.decoding import decode_threads
     from service.offline.run import images_ahead
+    from service.thread_decoder import decode_threads
 
     images = captioned_right(opened, list(workload.images.values()))
     threads = decode_threads(options.decode_threads)

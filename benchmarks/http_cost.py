@@ -1,14 +1,15 @@
 """CPU time that a caption costs the server beside the model: in either process, and in its busiest thread.
 
-    python -m benchmarks.http_cost [--form raw] [--clients 64] [--seconds 5] [--rounds 3]
+    python -m benchmarks.http_cost [--form raw] [--clients 64] [--seconds 5] [--rounds 3] [--decode-processes 0,2]
 
 The real application behind the real server in this process; the real scheduler and engine in an engine process,
 over a runner that only waits: a step is over after a fixed time, however fast the machine's device. Requests and
 replies go between the two as they do in a server. Clients are in a process of their own. CPU time of the threads is
 what they used, so other work on the machine hardly changes it, as it does latencies and rates.
 
-Where a GPU makes thousands of captions a second, what a process spends on each is what limits them: its threads
-take turns with one interpreter's lock.
+Where a GPU makes thousands of captions a second, what the HTTP process spends on each is what limits them: its
+threads take turns with one interpreter's lock. So images are decoded by threads and by processes, one after the
+other, each in a server of its own.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import multiprocessing
 import os
 import socket
 import statistics
@@ -24,13 +26,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from benchmarks.common import ROOT, environment, scratch
-from benchmarks.processes import cpu_seconds
+from benchmarks.processes import cpu_seconds, descendants
 from benchmarks.report import Report, number
 from benchmarks.workload import open_workload
 from models.preprocess import ImageTransform
@@ -40,21 +43,24 @@ from service.assembly import assemble
 from service.bind import bind
 from service.body import BodyLimits
 from service.channel import BlockingChannel
-from service.config import Settings
+from service.config import DecodingSettings, Settings
 from service.engine import Engine
-from service.engine_fork import ForkedEngine, fork_engine
 from service.intake import Intake
 from service.limits import Limits
 from service.loop_channel import LoopChannel
 from service.messages import Cancel, Message, Submit, Turn
+from service.parts import Parts, fork_parts
+from service.process_decoder import ProcessDecoder
 from service.remote_engine import RemoteEngine
 from service.scheduler import Scheduler
 from service.server import Server, make_server
-from service.shared_pixels import SharedPixels
+from service.shared_pixels import SharedPixels, Slots
+from service.thread_decoder import ThreadDecoder
 from warmup.buckets import Bucket, BucketTable
 from warmup.timeline import Timeline
 
 FORMS = ("raw", "json", "multipart")
+NAMES = ("event loop", "HTTP process", "device thread", "engine process", "decode processes")
 TOKENS = 20
 END, WORD = 1, 5
 TABLE = BucketTable.of((1, 4, 16, 64))
@@ -151,20 +157,36 @@ def assembled() -> Services:
     return assemble(Settings(), Timeline.since_exec())
 
 
-def attach(services: Services, process: ForkedEngine) -> LoopChannel:
-    """Make them ready to caption; on the event loop."""
-    process.pixels.open(IMAGE_SIZE)
+def attach(services: Services, parts: Parts) -> tuple[Callable[[], None], Callable[[], None]]:
+    """Make them ready to caption; on the event loop. Returns what to call then on another thread, which waits until
+    they are, and what ends the other processes."""
+    parts.pixels.open(IMAGE_SIZE)
+    slots, loop = Slots(parts.pixels.slots), asyncio.get_running_loop()
 
     def take(message: Message) -> None:
         if isinstance(message, Turn):
             engine.take(message)
 
-    channel = LoopChannel(process.end, asyncio.get_running_loop(), take)
-    engine = RemoteEngine(LIMITS, process.pixels, channel.send, services.metrics)
-    words: Any = Words()
-    services.captioner.attach(engine, ImageTransform(size=IMAGE_SIZE), words, "none")
-    services.readiness.ready()
-    return channel
+    channel = LoopChannel(parts.engine.end, loop, take)
+    engine = RemoteEngine(LIMITS, parts.pixels, slots, Settings().queue.size, channel.send, services.metrics)
+    processes = None
+    if parts.decoding is not None:
+        processes = ProcessDecoder(parts.decoding, slots, services.metrics, loop)
+    transform, words = ImageTransform(size=IMAGE_SIZE), cast("Any", Words())
+    threads = ThreadDecoder(services.captioner.pool, transform)
+
+    def begin() -> None:
+        if processes is not None:
+            processes.begin(transform, threads)
+        services.captioner.attach(engine, transform, words, "none", processes or threads)
+        services.readiness.ready()
+
+    def end() -> None:
+        if processes is not None:
+            processes.close()
+        channel.close()
+
+    return begin, end
 
 
 def measure(port: int, images: Path, options: argparse.Namespace, clocks: list[Callable[[], float]]) -> list[float]:
@@ -193,15 +215,26 @@ def clock_of(thread: threading.Thread) -> Callable[[], float]:
     return partial(time.clock_gettime, time.pthread_getcpuclockid(thread.ident))
 
 
-def run(options: argparse.Namespace, images: Path) -> list[list[float]]:
+def decode_seconds(parts: Parts) -> float:
+    """CPU seconds of the decode processes."""
+    if parts.decoding is None:
+        return 0.0
+    parent = parts.decoding.parent.pid
+    return sum(cpu_seconds(pid) for pid in [parent, *(pid for pid, _ in descendants(parent))])
+
+
+def run(options: argparse.Namespace, images: Path, processes: int) -> list[list[float]]:
     """The rounds, on a thread beside the server, which has this process's main thread, as it has in production."""
-    engine = fork_engine(Settings(), Timeline.since_exec(), (), partial(serve_waiting, options.step / 1000))
+    settings = Settings(decoding=DecodingSettings(processes))
+    parts = fork_parts(settings, Timeline.since_exec(), (), partial(serve_waiting, options.step / 1000))
+    engine = parts.engine.pid
     services = assembled()
     clocks: list[Callable[[], float]] = [
         clock_of(threading.main_thread()),
         time.process_time,
-        partial(cpu_seconds, engine.pid, engine.pid),
-        partial(cpu_seconds, engine.pid),
+        partial(cpu_seconds, engine, engine),
+        partial(cpu_seconds, engine),
+        partial(decode_seconds, parts),
     ]
     listener = bind("127.0.0.1", 0)
     outcome: list[list[float]] = []
@@ -209,6 +242,8 @@ def run(options: argparse.Namespace, images: Path) -> list[list[float]]:
 
     def load() -> None:
         try:
+            begin, _ = attached[0]
+            begin()
             port = listener.getsockname()[1]
             # The first is not counted: connections, caches and threads come to be.
             outcome.extend([measure(port, images, options, clocks) for _ in range(options.rounds + 1)][1:])
@@ -219,18 +254,18 @@ def run(options: argparse.Namespace, images: Path) -> list[list[float]]:
 
     app = create_app(services, BodyLimits(10 << 20, 5.0))
     thread = threading.Thread(target=load)
-    channels: list[LoopChannel] = []
+    attached: list[tuple[Callable[[], None], Callable[[], None]]] = []
 
     def on_live() -> None:
-        channels.append(attach(services, engine))
+        attached.append(attach(services, parts))
         thread.start()
 
     server: Server = make_server(app, Settings().http, services.readiness, on_live)
     server.run(sockets=[listener])
     thread.join()
     services.captioner.close()
-    channels[0].close()
-    os.waitpid(engine.pid, 0)
+    attached[0][1]()
+    os.waitpid(engine, 0)
     if errors:
         raise errors[0]
     return outcome
@@ -242,6 +277,13 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--decode-processes",
+        type=lambda text: [int(each) for each in text.split(",")],
+        default=[0, 2],
+        metavar="N,N,…",
+        help="how many processes decode, each in turn; 0: threads do",
+    )
     parser.add_argument("--step", type=float, default=0.5, help="milliseconds of the device for a decode step")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the table and every round")
     options = parser.parse_args()
@@ -249,16 +291,25 @@ def main() -> None:
         images = open_workload("demo", folder).write_images(folder / "images")
         captions = dict.fromkeys(json.loads((images / "captions.json").read_text()))
         (images / "captions.json").write_text(json.dumps(captions))
-        rounds = run(options, images)
-    names = ("event loop", "HTTP process", "device thread", "engine process")
+        rounds = [_apart(options, images, processes) for processes in options.decode_processes]
+    ways = ["threads" if count == 0 else f"{count} processes" for count in options.decode_processes]
+    medians = [[statistics.median(values) for values in zip(*each, strict=True)] for each in rounds]
+    spans = [[f"{min(v):.3f} to {max(v):.3f}" for v in zip(*each, strict=True)] for each in rounds]
     rows = [
-        [name, *(number(pick(values), 3) for pick in (statistics.median, min, max))]
-        for name, values in zip(names, zip(*rounds, strict=True), strict=True)
+        [name, *(cell for m, s in zip(medians, spans, strict=True) for cell in (number(m[row], 3), s[row]))]
+        for row, name in enumerate(NAMES)
     ]
     report = Report()
     note = f"{options.form} JPEGs, {options.clients} clients, {options.rounds} rounds of {options.seconds:g} s"
-    report.add("CPU milliseconds a request", ["of", "median", "least", "most"], rows, note)
-    report.write(options.json, {"rounds": rounds, "of": names})
+    head = ["of", *(cell for way in ways for cell in (f"{way} decode", "rounds"))]
+    report.add("CPU milliseconds a request", head, rows, note)
+    report.write(options.json, {"rounds": dict(zip(ways, rounds, strict=True)), "of": NAMES})
+
+
+def _apart(options: argparse.Namespace, images: Path, processes: int) -> list[list[float]]:
+    """As `run`, in a process of its own: what has a thread cannot be forked again."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
+        return pool.submit(run, options, images, processes).result()
 
 
 if __name__ == "__main__":

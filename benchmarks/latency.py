@@ -44,9 +44,12 @@ def over_http(
     """One server: its first request, every concurrency, and 70 % of its highest rate."""
     image, _ = contenders.workload.first_image
     with contenders.serving(name) as server:
+        connection = server.connect()
+        server.wait_ready(connection)  # accepted, so that this is in neither
         began = time.monotonic()
-        connection = contenders.first_caption(server)
+        reply = server.caption(connection, image)
         first = time.monotonic() - began
+        contenders.workload.check(reply.json())
         steady = steady_caption(server, connection, image)
         connection.close()
 

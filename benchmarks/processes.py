@@ -42,21 +42,27 @@ class Children:
         return self.ended is False and not self.alive
 
 
-def children(pid: int, counts: bool, other_half: int | None = None) -> Children:
-    """What ``pid`` has started so far; ``counts`` is what ``kernel_counts_children`` found. ``other_half``: its
-    child that does a part of its work, which is not counted, but what that one has started is."""
-    halves = [pid] if other_half is None else [pid, other_half]
-    found = [fields for fields in map(_stat, halves) if fields]
+def children(pid: int, counts: bool, parts: Iterable[int] = ()) -> Children:
+    """What ``pid`` has started so far; ``counts`` is what ``kernel_counts_children`` found. ``parts``: processes
+    that do a part of its work, which are not counted, but what they have started is."""
+    own = [pid, *parts]
+    found = [fields for fields in map(_stat, own) if fields]
     ended = any(int(fields[8]) + int(fields[10]) > 0 for fields in found) if counts and found else None
-    return Children(ended, tuple(name for child, name in descendants(pid) if child not in halves))
+    return Children(ended, tuple(name for child, name in descendants(pid) if child not in own))
 
 
-def other_half(pid: int) -> int | None:
-    """The child that a server has forked to run a part of its program: the first that does. None without one."""
-    for child in sorted(child for child, parent in _parents().items() if parent == pid):
-        if _arguments(child) == _arguments(pid) != []:
-            return child
-    return None
+def own_parts(pid: int) -> list[int]:
+    """The processes that a server has forked to run parts of its program: the engine process, which is the first,
+    the parent of those that decode, where there are any, and these. Whatever else is forked, by the engine process
+    for one, is none of them."""
+    parents, arguments = _parents(), _arguments(pid)
+
+    def forks(of: int) -> list[int]:
+        born = sorted(child for child, parent in parents.items() if parent == of)
+        return [child for child in born if _arguments(child) == arguments != []]
+
+    direct = forks(pid)[:2]
+    return [*direct, *(child for parent in direct[1:] for child in forks(parent))]
 
 
 def kernel_counts_children() -> bool:
@@ -104,9 +110,9 @@ class Watch:
     """Names every process that ``pid`` starts, as far as it is seen; a context manager."""
 
     def __init__(self, pid: int) -> None:
-        """The other half of ``pid`` is not named, but what it starts is."""
+        """The parts of ``pid`` are not named, but what they start is."""
         self._pid = pid
-        self._half: int | None = None
+        self._parts: set[int] = set()
         self._table = ProcessTable()
         self._seen: dict[int, set[str]] = {}
         self._looks = 0
@@ -126,7 +132,7 @@ class Watch:
     def programs(self) -> list[str]:
         """Names of all programs seen; one process may have been several, as fork is followed by exec. Of one
         that was about to end the name was gone already."""
-        seen = (names for pid, names in self._seen.items() if pid != self._half)
+        seen = (names for pid, names in self._seen.items() if pid not in self._parts)
         return sorted({name for names in seen for name in names} - {UNKNOWN})
 
     @property
@@ -142,8 +148,8 @@ class Watch:
         began = time.monotonic()
         while not self._over.wait(WATCH_S):
             found = self._table.descendants(self._pid)
-            if found and self._half is None:
-                self._half = other_half(self._pid)
+            if any(pid not in self._seen for pid, _ in found):
+                self._parts.update(own_parts(self._pid))
             for pid, name in found:
                 self._seen.setdefault(pid, set()).add(name)
             self._looks += 1

@@ -17,7 +17,7 @@ from benchmarks.processes import (
     device_memory,
     is_compiler,
     kernel_counts_children,
-    other_half,
+    own_parts,
     peak_host_bytes,
 )
 from benchmarks.segments import CAPTION, HTTP, Segment, from_marks, from_startup, seconds_by_name
@@ -103,9 +103,9 @@ class ServerStart:
                 server.check()  # says how it ended, where that is why
                 raise RuntimeError(f"{error}: {server.last_line()}") from error
             # Counted by the kernel, so what was started and has ended is known without having been seen.
-            engine = other_half(server.pid) if self.api is SNAPCAP_API else None
-            started = children(server.pid, self.machine.counts_children, engine)
-            self._memory(server, engine, start, before)
+            parts = own_parts(server.pid) if self.api is SNAPCAP_API else []
+            started = children(server.pid, self.machine.counts_children, parts)
+            self._memory(server, parts, start, before)
             start.facts["children"] = {"ended": started.ended, "alive": list(started.alive), "none": started.none}
             if watch is not None:
                 start.facts |= {"programs": watch.programs, "watched_every_ms": watch.interval * 1000}
@@ -147,9 +147,9 @@ class ServerStart:
         connection.close()
         return Start(total, segments, values, facts)
 
-    def _memory(self, server: Server, engine: int | None, start: Start, before: DeviceMemory | None) -> None:
-        """Of the server and its engine process; a peer's workers count, a build's compilers do not."""
-        pids = [server.pid] if engine is None else [server.pid, engine]
+    def _memory(self, server: Server, parts: list[int], start: Start, before: DeviceMemory | None) -> None:
+        """Of the server and its own processes; a peer's workers count, a build's compilers do not."""
+        pids = [server.pid, *parts]
         if self.api is not SNAPCAP_API:
             pids += [pid for pid, _ in descendants(server.pid)]
         peaks, after = [peak_host_bytes(pid) for pid in pids], self.machine.memory()

@@ -112,8 +112,8 @@ def _children(report: Report, results: Sequence[CaseResult]) -> None:
     columns = ["until the first captions", "child processes (kernel)", f"seen (every {every:.0f} ms)", "compilers"]
     note = (
         "Kernel: page faults of children that have ended, as proc(5) counts them, and children alive; none means "
-        "that no process was started, however short-lived, but the server's own engine process, whose children "
-        "are counted too. Seen: the process table, in one more start."
+        "that no process was started, however short-lived, but the server's own (engine, decoding), whose "
+        "children are counted too. Seen: the process table, in one more start."
     )
     report.add("Processes started on the warm path", [*columns, "graphs compiled after READY"], rows, note)
 

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from models import processor_fields as fields
 from models.config_fields import ConfigError, json_or_empty, read_json
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
     from PIL import Image
 
 _FILE = "preprocessor_config.json"
@@ -32,7 +31,7 @@ class DecodedImage:
     format: ``jpeg``, ``png`` or ``webp``.
     """
 
-    pixels: NDArray[np.uint8]
+    pixels: "NDArray[np.uint8]"
     format: str
 
 
@@ -82,12 +81,14 @@ class ImageTransform:
     def decode(self, data: bytes) -> DecodedImage:
         """Bytes of a JPEG, PNG or WEBP file -> pixels as the encoder takes them, not yet rescaled.
 
-        Decoding releases the GIL; call it from a pool of threads.
+        Most of it releases the GIL, but not the making and copying of pixels.
 
         Raises:
             ImageError: the data cannot be used; ``reason`` says why and the message what to do.
         """
-        # Here, because who runs the model needs the numbers above, and no Pillow.
+        # Here, because who runs the model or hands images on needs the numbers above, and no numpy or Pillow.
+        import numpy as np  # noqa: PLC0415
+
         from models.image import load_resized, load_upright, open_image  # noqa: PLC0415
 
         image, name = open_image(data, self.max_pixels)
@@ -99,11 +100,13 @@ class ImageTransform:
             raise _wrong_size(image, f"exactly {width}×{height}")
         return DecodedImage(np.asarray(image), name)
 
-    def normalise(self, pixels: NDArray[np.uint8]) -> NDArray[np.float32]:
+    def normalise(self, pixels: "NDArray[np.uint8]") -> "NDArray[np.float32]":
         """uint8 [H, W, 3] -> float32 [3, H, W], ``(x * effective_rescale - effective_mean) / effective_std``.
 
         The encoder does this on the device; here is the definition it follows.
         """
+        import numpy as np  # noqa: PLC0415
+
         x = pixels.astype(np.float32) * np.float32(self.effective_rescale)
         mean, std = (np.array(v, np.float32) for v in (self.effective_mean, self.effective_std))
         normalised: NDArray[np.float32] = ((x - mean) / std).transpose(2, 0, 1)

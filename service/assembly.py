@@ -2,7 +2,7 @@
 
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TypeAlias
 
@@ -45,17 +45,15 @@ def assemble(settings: Settings, timeline: Timeline) -> Services:
 
 def run(
     settings: Settings,
-    listener: socket.socket,
-    metrics_listener: socket.socket | None,
+    listeners: Sequence[socket.socket],
     keys: ApiKeys | None,
     timeline: Timeline,
     start: Start,
 ) -> int:
     """Serves until it is told to exit. Exit status 1 when the start has failed, else 0.
 
-    `metrics_listener`: the metrics are there, and only there. `keys`: clients must show one."""
+    `listeners`: a second one has the metrics, which then are only there. `keys`: clients must show one."""
     services = assemble(settings, timeline)
-    listeners = [listener] if metrics_listener is None else [listener, metrics_listener]
 
     exits = ExitStack()
 
@@ -67,13 +65,13 @@ def run(
         exits.callback(start(settings, services, server.begin_exit))
 
     limits = BodyLimits(settings.http.max_body_bytes, settings.http.body_timeout)
-    exposure = Exposure(keys, settings.http.image_hosts, metrics=metrics_listener is None)
+    exposure = Exposure(keys, settings.http.image_hosts, metrics=len(listeners) == 1)
     app: ASGIApp = create_app(services, limits, exposure)
-    if metrics_listener is not None:
+    for metrics_listener in listeners[1:]:
         app = PortSwitch(metrics_listener.getsockname()[1], create_metrics_app(services), app)
     server = make_server(app, settings.http, services.readiness, on_live)
     with exits:
-        server.run(sockets=listeners)
+        server.run(sockets=list(listeners))
     services.captioner.close()
     _logger.info("stopped")
     return 0 if services.readiness.error is None else 1

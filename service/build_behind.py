@@ -1,23 +1,47 @@
-"""Whether a server that is ready builds what it started without."""
+"""Whether a server that is ready builds what it started without, and when it begins."""
 
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from service.engine import Engine
+    from warmup.background import BackgroundBuild
     from warmup.options import StartOptions
     from warmup.startup import Loaded
     from warmup.status import StartupStatus
 
+# Of minutes. Whoever waited for READY comes first: imports, and the first processes, would hold that request up.
+AFTER_READY_S = 0.5
+
 
 def start_build(
-    options: "StartOptions", loaded: "Loaded", status: "StartupStatus", engine: "Engine"
+    options: "StartOptions",
+    loaded: "Loaded",
+    status: "StartupStatus",
+    engine: "Engine",
+    after_s: float = AFTER_READY_S,
 ) -> Callable[[], object]:
-    """Start the build, if there is something to build, and return what ends it."""
+    """Start the build a moment later, if there is something to build, and return what ends it."""
     if loaded.compiled or options.backend not in ("auto", "aot") or options.build == "off":
         return lambda: None
-    from warmup.background import BackgroundBuild  # noqa: PLC0415  only a start without artifacts
+    builds: list[BackgroundBuild] = []
+    stopped = threading.Event()
 
-    build = BackgroundBuild(loaded, options, status, engine.call)
-    build.start()
-    return build.stop
+    def begin() -> None:
+        from warmup.background import BackgroundBuild  # noqa: PLC0415  only a start without artifacts
+
+        builds.append(BackgroundBuild(loaded, options, status, engine.call))
+        if not stopped.is_set():
+            builds[0].start()
+
+    def stop() -> None:
+        stopped.set()
+        timer.cancel()
+        for build in builds:
+            build.stop()
+
+    timer = threading.Timer(after_s, begin)
+    timer.daemon = True
+    timer.start()
+    return stop

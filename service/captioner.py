@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, InvalidStateError, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +11,12 @@ from service.arrivals import Arrivals
 from service.caption_options import CaptionOptions
 from service.caption_stream import CaptionStream
 from service.caption_text import CaptionText
-from service.decoding import Decoding, Prepared, decode_threads
+from service.decoder import Decoder
+from service.decoding import Decoding, Prepared
 from service.errors import InvalidOption, ModelNotFound, NotReady
 from service.metrics import Metrics
 from service.readiness import Readiness, State
+from service.thread_decoder import ThreadDecoder, decode_threads
 from warmup.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class CaptionLimits:
     """`timeout`: seconds of a caption at most. `queue_size`: images that may wait to be decoded.
-    `decode_threads`: as `decoding.decode_threads` has it."""
+    `decode_threads`: as `thread_decoder.decode_threads` has it."""
 
     timeout: float
     queue_size: int
@@ -51,7 +53,7 @@ class CaptionResult:
 @dataclass(frozen=True)
 class _Model:
     engine: "CaptionEngine"
-    transform: "ImageTransform"
+    decoder: Decoder
     tokenizer: "Tokenizer"
     name: str
     created: float
@@ -66,13 +68,14 @@ class Captioner:
         self._timeline = timeline
         self._model: _Model | None = None
         self._captioned = False
-        self._decoding = Decoding(decode_threads(limits.decode_threads), limits.queue_size, metrics)
+        self._pool = ThreadPoolExecutor(decode_threads(limits.decode_threads), thread_name_prefix="decode")
+        self._decoding = Decoding(limits.queue_size, metrics)
         self._arrivals_of_loop: Arrivals | None = None
 
     @property
     def pool(self) -> Executor:
         """The threads for work on request data that would hold up the event loop."""
-        return self._decoding.pool
+        return self._pool
 
     @property
     def model_name(self) -> str | None:
@@ -80,10 +83,16 @@ class Captioner:
         return None if self._model is None else self._model.name
 
     def attach(
-        self, engine: "CaptionEngine", transform: "ImageTransform", tokenizer: "Tokenizer", model_name: str
+        self,
+        engine: "CaptionEngine",
+        transform: "ImageTransform",
+        tokenizer: "Tokenizer",
+        model_name: str,
+        decoder: Decoder | None = None,
     ) -> None:
-        """From now on captions are served. Called once, by the start."""
-        self._model = _Model(engine, transform, tokenizer, model_name, time.time())
+        """From now on captions are served. Called once, by the start. `decoder` None: `pool` decodes."""
+        decoder = decoder or ThreadDecoder(self._pool, transform)
+        self._model = _Model(engine, decoder, tokenizer, model_name, time.time())
 
     def served_model(self, name: str | None = None) -> tuple[str, float]:
         """The name of the model and since when it is served, in seconds of Unix time.
@@ -111,13 +120,13 @@ class Captioner:
         preparations: list[Prepared] = []
 
         def submit(prepared: Prepared) -> None:
-            # From the thread that decodes straight to the device's: the event loop has its turn at the end.
+            # From where it was decoded straight to the device: the coroutine has its turn at the end.
             preparations.append(prepared)
             _submit(model, prepared, options, request_id, deadline, future)
 
         self._start(model, image, options, future, submit)
         completion = await self._arrivals().result(future, deadline)
-        prepared = preparations[0]
+        prepared, picture = preparations[0], preparations[0].picture
         text = model.tokenizer.decode([*prepared.prompt_ids, *completion.tokens])
         if not self._captioned:
             self._mark_first()
@@ -128,8 +137,8 @@ class Captioner:
             finish_reason=completion.finish_reason,
             backend=completion.backend,
             timings={
-                "queue": _ms(prepared.began - started + completion.queue_s),
-                "decode_image": _ms(prepared.decode_s),
+                "queue": _ms(picture.began - started + completion.queue_s),
+                "decode_image": _ms(picture.seconds),
                 "encode": _ms(completion.encode_s),
                 "decode": _ms(completion.decode_s),
                 "total": _ms(time.monotonic() - started),
@@ -148,21 +157,31 @@ class Captioner:
             raise InvalidOption("num_beams", "be 1 for a stream; a beam search has no token before its end")
         self.check_admission()
         model, deadline, arrivals = self._servable(), started + self._timeout(options), self._arrivals()
-        decoded: Future[Prepared] = Future()
-        self._start(model, image, options, decoded, decoded.set_result)
-        prepared = await arrivals.result(decoded, deadline)
-        text = model.tokenizer.stream(prepared.prompt_ids)
-        shown = CaptionText(stop, keep_leading_space=bool(prepared.prompt_ids))
-        stream = CaptionStream(text.push, text.end, shown, len(prepared.prompt_ids), deadline, arrivals)
-        stream.future.add_done_callback(self._mark_first_of)
-        # A stop sequence ends the generation at once, so it needs each token at once too. A search has none.
-        on_token = stream.feed if live or (stop and options.num_beams == 1) else None
-        _submit(model, prepared, options, request_id, deadline, stream.future, on_token)
-        return stream
+        queued: Future[CaptionStream] = Future()
+
+        def submit(prepared: Prepared) -> None:
+            text = model.tokenizer.stream(prepared.prompt_ids)
+            shown = CaptionText(stop, keep_leading_space=bool(prepared.prompt_ids))
+            stream = CaptionStream(text.push, text.end, shown, len(prepared.prompt_ids), deadline, arrivals)
+            stream.future.add_done_callback(self._mark_first_of)
+            # A stop sequence ends the generation at once, so it needs each token at once too. A search has none.
+            on_token = stream.feed if live or (stop and options.num_beams == 1) else None
+            _submit(model, prepared, options, request_id, deadline, stream.future, on_token)
+            try:
+                queued.set_result(stream)
+            except InvalidStateError:  # the client has left
+                stream.close()
+
+        self._start(model, image, options, queued, submit)
+        try:
+            return await arrivals.result(queued, deadline)
+        except BaseException:
+            queued.add_done_callback(_close_unused)
+            raise
 
     def close(self) -> None:
-        """Ends the decode threads as they become free."""
-        self._decoding.close()
+        """Ends the threads as they become free."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _start(
         self,
@@ -172,7 +191,7 @@ class Captioner:
         future: "Future[Any]",
         then: Callable[[Prepared], object],
     ) -> None:
-        parts = (model.transform, model.tokenizer, model.engine.limits)
+        parts = (model.decoder, model.tokenizer, model.engine.limits)
         self._decoding.start(image, options, parts, future, then)
 
     def _arrivals(self) -> Arrivals:
@@ -212,8 +231,14 @@ def _submit(
     from service.request import CaptionRequest, SamplingParams  # noqa: PLC0415
 
     params = SamplingParams.of(options)
-    pixels, prompt_ids = prepared.image.pixels, prepared.prompt_ids
+    pixels, prompt_ids = prepared.picture.pixels, prepared.prompt_ids
     model.engine.submit(CaptionRequest(request_id, pixels, prompt_ids, params, deadline, future, on_token))
+
+
+def _close_unused(queued: "Future[CaptionStream]") -> None:
+    """A stream that was there at the moment when its client left."""
+    if not queued.cancelled() and queued.exception() is None:
+        queued.result().close()
 
 
 def _ms(seconds: float) -> float:

@@ -13,7 +13,7 @@ class BlockingChannel:
     def __init__(self, end: socket.socket) -> None:
         self._end = end
         self._lock = threading.Lock()
-        self._unpacker = Unpacker()
+        self._unpacker: Unpacker[Message] = Unpacker()
 
     def send(self, message: Message) -> None:
         """From any thread. Without another end nothing happens: this process is about to end, too."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from service.config_store import S3Settings, StoreSettings
 from service.options import (
     option,
+    parse_auto,
     parse_buckets,
     parse_device,
     parse_hosts,
@@ -141,6 +142,20 @@ class ImageSettings:
 
 
 @dataclass(frozen=True)
+class DecodingSettings:
+    """Decoding of images by a server's own processes."""
+
+    processes: int | None = option(
+        "decode_processes",
+        None,
+        "processes that decode images; 0: threads do; auto: half of the CPUs, at most 8, and none below 8 CPUs",
+        parse=parse_auto(parse_int(0, 1024)),
+        metavar="N",
+        default_text="auto",
+    )
+
+
+@dataclass(frozen=True)
 class QueueSettings:
     """Admission of requests."""
 
@@ -251,6 +266,7 @@ class Settings:
     model: ModelSettings = field(default_factory=ModelSettings)
     compute: ComputeSettings = field(default_factory=ComputeSettings)
     images: ImageSettings = field(default_factory=ImageSettings)
+    decoding: DecodingSettings = field(default_factory=DecodingSettings)
     queue: QueueSettings = field(default_factory=QueueSettings)
     http: HttpSettings = field(default_factory=HttpSettings)
     store: StoreSettings = field(default_factory=StoreSettings)
@@ -262,6 +278,7 @@ GROUPS: dict[str, type] = {
     "model": ModelSettings,
     "compute": ComputeSettings,
     "images": ImageSettings,
+    "decoding": DecodingSettings,
     "queue": QueueSettings,
     "http": HttpSettings,
     "store": StoreSettings,

@@ -158,7 +158,7 @@ class Engine:
         first = len(scheduler.running) - sum(row.slots for row in admitted)
         rows = [self._row(row) for row in admitted]
         timer = runner.timer()
-        runner.encode(bucket, [row.request.pixels for row in admitted], first)
+        runner.encode(bucket, [row.request.array for row in admitted], first)
         runner.admit(first, rows)
         for row, content in zip(admitted, rows, strict=True):
             if content.search is not None:

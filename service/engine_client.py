@@ -1,19 +1,22 @@
-"""The engine process as the HTTP process follows it, from its fork to its end."""
+"""The engine process as the HTTP process follows it, from its fork to its end, and the decode processes with it."""
 
 import asyncio
 import logging
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client.process_collector import ProcessCollector
 
+from service.child_process import how_it_ended
 from service.config import Settings
-from service.engine_fork import ForkedEngine
+from service.decode_fork import decode_processes
+from service.decoder import Decoder
 from service.limits import Limits
 from service.loop_channel import LoopChannel
 from service.messages import (
@@ -29,7 +32,11 @@ from service.messages import (
     Usage,
 )
 from service.outcome import Outcome
+from service.parts import Parts
+from service.process_decoder import ProcessDecoder
 from service.remote_engine import RemoteEngine
+from service.shared_pixels import Slots
+from service.thread_decoder import ThreadDecoder, decode_threads
 
 if TYPE_CHECKING:
     from service.app import Services
@@ -44,12 +51,12 @@ class EngineEndedError(RuntimeError):
 
 
 def follow(
-    process: ForkedEngine, settings: Settings, services: "Services", stop: Callable[[], None]
+    parts: Parts, settings: Settings, services: "Services", stop: Callable[[], None]
 ) -> Callable[[], object]:
-    """Follow the engine process; called on the event loop. Returns what ends it, for when the server has ended.
+    """Follow the other processes; called on the event loop. Returns what ends them, for when the server has ended.
 
     When the model cannot be served, say so and call ``stop``."""
-    client = EngineClient(process, settings, services, stop, asyncio.get_running_loop())
+    client = EngineClient(parts, settings, services, stop, asyncio.get_running_loop())
     client.start()
     return client.close
 
@@ -59,24 +66,32 @@ class EngineClient:
 
     def __init__(
         self,
-        process: ForkedEngine,
+        parts: Parts,
         settings: Settings,
         services: "Services",
         stop: Callable[[], None],
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        self._process = process
+        self._process = parts.engine
+        self._pixels = parts.pixels
+        self._slots = Slots(parts.pixels.slots)
         self._settings = settings
         self._services = services
         self._outcome = Outcome(settings, services, stop)
         self._loop = loop
-        self._channel = LoopChannel(process.end, loop, self._take)
+        self._channel = LoopChannel(parts.engine.end, loop, self._take)
+        self._processes: ProcessDecoder | None = None
+        if parts.decoding is not None:
+            self._processes = ProcessDecoder(parts.decoding, self._slots, services.metrics, loop)
         self._waiter = threading.Thread(target=self._wait, name="engine-process", daemon=True)
         self._folder: Future[Path] = Future()
         self._limits: Future[Limits] = Future()
         self._checkpoint: Checkpoint | None = None
         self._engine: RemoteEngine | None = None
+        self._decoder: Decoder | None = None
         self._closing = False
+        asked = settings.decoding.processes, settings.images.decode_threads
+        self._decoders = decode_processes(asked[0]) or decode_threads(asked[1])
 
     def start(self) -> None:
         services, pid = self._services, self._process.pid
@@ -87,21 +102,27 @@ class EngineClient:
         threading.Thread(target=self._prepare, name="start", daemon=True).start()
 
     def close(self) -> None:
-        """End the process, and wait until it has ended. The event loop is over by now."""
+        """End the processes, and wait until they have ended. The event loop is over by now."""
         self._closing = True
         self._channel.close()
+        if self._processes is not None:
+            self._processes.close()
         self._waiter.join(_END_S)
         if self._waiter.is_alive():
             os.kill(self._process.pid, signal.SIGKILL)
             self._waiter.join()
 
     def _prepare(self) -> None:
-        """Beside the import of torch: read what turns bytes into pixels and tokens into text, then rehearse."""
+        """Beside the import of torch: read what turns bytes into pixels and tokens into text, and rehearse with it,
+        on all that decode. Then, with the engine, rehearse a whole request."""
         try:
-            # Pillow, numpy and tokenizers: now, as it takes a moment until the folder is known.
+            # Tokenizers, and where threads decode numpy and Pillow: now, as it takes a moment until the folder is
+            # known.
+            if self._processes is None:
+                import models.image  # noqa: F401, PLC0415
             from models.config import ModelConfig  # noqa: PLC0415
             from models.tokenizer import Tokenizer  # noqa: F401, PLC0415
-            from service.rehearsal import rehearse  # noqa: PLC0415
+            from service.rehearsal import AnswersAtOnce, rehearse  # noqa: PLC0415
             from warmup.prepared import Checkpoint  # noqa: PLC0415
 
             folder = self._folder.result()
@@ -109,18 +130,41 @@ class EngineClient:
             config = ModelConfig.from_folder(folder)
             checkpoint = Checkpoint.of(settings.model.source, folder, config, settings.images.max_pixels)
             _ = checkpoint.tokenizer
-            self._process.pixels.open(checkpoint.config.vision.image_size)
+            self._pixels.open(checkpoint.config.vision.image_size)
+            self._decoder = self._begin_decoding(checkpoint)
+            alone = AnswersAtOnce(self._slots)
+            self._rehearse(partial(rehearse, alone, checkpoint, self._decoder, self._run, self._decoders))
+            if self._processes is not None and not self._processes.works:
+                self._loop.call_soon_threadsafe(self._processes.give_up, "none has answered")
             limits = self._limits.result()
             self._checkpoint = checkpoint
-            self._engine = RemoteEngine(limits, self._process.pixels, self._channel.send, self._services.metrics)
+            engine = self._engine = RemoteEngine(
+                limits, self._pixels, self._slots, settings.queue.size, self._channel.send, self._services.metrics
+            )
         except Exception as error:
             self._outcome.failed(error)
             return
-        try:
-            rehearse(self._engine, checkpoint)
-        except Exception:
-            _logger.exception("the rehearsal of a request failed")
+        self._rehearse(partial(rehearse, engine, checkpoint, self._decoder, self._run))
         self._channel.send(Rehearsed())
+
+    def _rehearse(self, rehearsal: Callable[[], None]) -> None:
+        try:
+            rehearsal()
+        except Exception:
+            if not self._closing:  # else who decodes is gone
+                _logger.exception("the rehearsal of a request failed")
+
+    def _begin_decoding(self, checkpoint: "Checkpoint") -> Decoder:
+        threads = ThreadDecoder(self._services.captioner.pool, checkpoint.transform)
+        if self._processes is None:
+            return threads
+        if not self._processes.begin(checkpoint.transform, threads):
+            import models.image  # noqa: F401, PLC0415  which may be why
+        return self._processes
+
+    def _run(self, rehearsal: Coroutine[Any, Any, None]) -> None:
+        """On the event loop that serves: what decodes belongs to it."""
+        asyncio.run_coroutine_threadsafe(rehearsal, self._loop).result()
 
     def _take(self, message: Message) -> None:
         try:
@@ -145,14 +189,14 @@ class EngineClient:
             case Loaded(limits):
                 self._limits.set_result(limits)
             case Ready() if self._engine is not None and self._checkpoint is not None:
-                self._outcome.ready(self._engine, self._checkpoint)
+                self._outcome.ready(self._engine, self._checkpoint, self._decoder)
             case Failed(sentence):
                 self._outcome.told_failed(sentence)
 
     def _wait(self) -> None:
         try:
             _, status = os.waitpid(self._process.pid, 0)
-            how = _ending(os.waitstatus_to_exitcode(status))
+            how = how_it_ended(os.waitstatus_to_exitcode(status))
         except ChildProcessError:
             how = "in a way that the system does not tell"
         if self._closing:
@@ -167,10 +211,3 @@ class EngineClient:
         if self._engine is not None:
             self._engine.fail()
         self._outcome.failed(EngineEndedError(f"the engine process ended {how}"))
-
-
-def _ending(code: int) -> str:
-    if code >= 0:
-        return f"with status {code}; the log may have the cause"
-    name = signal.Signals(-code).name if -code in {each.value for each in signal.Signals} else str(-code)
-    return f"by signal {name}; where that is SIGKILL, memory may have run out, as the system's log would say"

@@ -5,7 +5,6 @@
 It ends when the other end of the socket is closed.
 """
 
-import gc
 import logging
 import socket
 import sys
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from service.channel import BlockingChannel
 from service.config import Settings
+from service.garbage import settle
 from service.intake import Intake
 from service.messages import (
     Cancel,
@@ -132,9 +132,7 @@ class _EngineProcess:
         from service.build_behind import start_build  # noqa: PLC0415  before the first request, which it would delay
 
         self._intake.attach(engine)
-        # `serve` has put collections off. What the imports made stays for good: later ones need not look at it.
-        gc.freeze()
-        gc.enable()
+        settle()
         self._status.started()
         usage = _usage(loaded)
         self._channel.send(usage)  # what the start compiled, before it is over

@@ -194,7 +194,7 @@ class PromptTooLong(Unprocessable):
 
 
 class UnprocessableImage(Unprocessable):
-    """`reason` is the decoder's: empty, not_an_image, truncated, too_large, zero_size, …"""
+    """`reason` is the decoder's: empty, not_an_image, truncated, too_large, zero_size, crashed, …"""
 
     code = "unprocessable_image"
     title = "Unprocessable image"

@@ -19,7 +19,7 @@ class LoopChannel:
         self._end = end
         self._loop = loop
         self._take = take
-        self._unpacker = Unpacker()
+        self._unpacker: Unpacker[Message] = Unpacker()
         self._lock = threading.Lock()
         self._waiting = bytearray()
         self._full = False

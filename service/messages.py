@@ -7,7 +7,7 @@ import pickle
 import struct
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from service.limits import Limits
 from service.request import Completion, SamplingParams
@@ -110,22 +110,24 @@ class Turn(NamedTuple):
 ToEngine: TypeAlias = Submit | Cancel | Rehearsed
 ToHttp: TypeAlias = Found | Loaded | PhaseSeen | StatusSeen | Usage | Ready | Failed | Turn
 Message: TypeAlias = ToEngine | ToHttp
+M = TypeVar("M")
 
 
-def pack(message: Message) -> bytes:
+def pack(message: object) -> bytes:
     """A message behind its length."""
     data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     return _LENGTH.pack(len(data)) + data
 
 
-class Unpacker:
+class Unpacker(Generic[M]):
     """Takes bytes as they come, and gives the messages that are whole."""
 
     def __init__(self) -> None:
         self._held = bytearray()
 
-    def feed(self, data: bytes) -> list[Message]:
-        held, messages, at = self._held, [], 0
+    def feed(self, data: bytes) -> list[M]:
+        held, at = self._held, 0
+        messages: list[M] = []
         held += data
         while len(held) - at >= _LENGTH.size:
             end = at + _LENGTH.size + _LENGTH.unpack_from(held, at)[0]

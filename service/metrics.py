@@ -95,6 +95,10 @@ class Metrics:
         self.image_decode_failures = counter(
             "image_decode_failures_total", "Images that could not be decoded, by reason.", "reason"
         )
+        self.decode_processes = gauge("decode_processes", "Processes that decode images; 0: threads do.")
+        self.decode_process_deaths = counter(
+            "decode_process_deaths_total", "Decode processes that ended by themselves, and were replaced."
+        )
         # A counter that appears with its first event hides that event from Prometheus, whose increase() and rate()
         # need a value before it.
         for refusal in _REFUSALS:

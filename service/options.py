@@ -89,6 +89,20 @@ def parse_int(low: int, high: int | None = None) -> Callable[[str], int]:
     return parse
 
 
+def parse_auto(parse: Callable[[str], int]) -> Callable[[str], int | None]:
+    """As `parse`, and "auto" to None."""
+
+    def parse_or_auto(text: str) -> int | None:
+        if text == "auto":
+            return None
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise ValueError(f"{error}, or auto") from None
+
+    return parse_or_auto
+
+
 def parse_seconds(low: float = 0.0, *, above: bool = False) -> Callable[[str], float]:
     """`above`: the number must be greater than `low`, not equal to it."""
 

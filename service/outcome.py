@@ -1,11 +1,12 @@
 """How a start ends for those outside: READY, or FAILED with a sentence."""
 
-import gc
 import logging
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from service.decoder import Decoder
+from service.garbage import settle
 from service.readiness import State
 from service.start_error import explain, unexpected
 from service.waterfall import waterfall
@@ -32,14 +33,12 @@ class Outcome:
         """Those that are over, and each one as it ends."""
         self._services.timeline.listen(_log_phase)
 
-    def ready(self, engine: "CaptionEngine", checkpoint: "Checkpoint") -> bool:
-        """Captions are served from now on. False when a signal came first."""
+    def ready(self, engine: "CaptionEngine", checkpoint: "Checkpoint", decoder: Decoder | None = None) -> bool:
+        """Captions are served from now on. False when a signal came first. `decoder` None: threads decode."""
         settings, services, timeline = self._settings, self._services, self._services.timeline
         name = settings.http.model_name or checkpoint.name
-        services.captioner.attach(engine, checkpoint.transform, checkpoint.tokenizer, name)
-        # `serve` has put collections off. What the imports made stays for good: later ones need not look at it.
-        gc.freeze()
-        gc.enable()
+        services.captioner.attach(engine, checkpoint.transform, checkpoint.tokenizer, name, decoder)
+        settle()
         if not services.readiness.ready():
             return False
         timeline.mark("ready")

@@ -25,7 +25,7 @@ from service.api_keys import read_api_keys
 from service.app import Exposure, create_app
 from service.assembly import assemble
 from service.body import BodyLimits
-from service.config import HttpSettings, Settings
+from service.config import DecodingSettings, HttpSettings, Settings
 from service.config_reader import SettingsError, read_settings
 from service.ray_metrics import RayMetrics
 from service.readiness import State
@@ -140,6 +140,8 @@ def _settings(variables: Mapping[str, str]) -> Settings:
             raise SettingsError(
                 f"{field.name} has no meaning on Ray, which listens, drains and is scraped by itself"
             )
+    if settings.decoding != DecodingSettings():
+        raise SettingsError("decode_processes has no meaning on Ray, where threads of the replica decode")
     return settings
 
 

@@ -1,21 +1,25 @@
-"""One caption before READY, as a client's: what a request would be the first to do is done by this one."""
+"""Captions before READY, as a client's: what a request would be the first to do is done by these."""
 
 import asyncio
-import io
 import time
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from fastapi import Request
-from PIL import Image
 from prometheus_client import CollectorRegistry
 from starlette.types import Message, Scope
 
 from service.body import BodyLimits
 from service.captioner import Captioner, CaptionLimits
+from service.decoder import Decoder
+from service.limits import Limits
 from service.metrics import Metrics
 from service.readiness import Readiness
+from service.rehearsal_picture import picture
+from service.request import CaptionRequest, Completion
 from service.request_id import identify
 from service.routes.caption import CaptionRoutes
+from service.shared_pixels import FilledSlot, Slots
 from warmup.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -23,33 +27,52 @@ if TYPE_CHECKING:
     from warmup.prepared import Checkpoint
 
 TIMEOUT_S = 30.0
-SIZE = (500, 375)
 _BODY = BodyLimits(1 << 20, TIMEOUT_S)
 
 
-def rehearse(engine: "CaptionEngine", checkpoint: "Checkpoint") -> None:
-    """Send a JPEG through the endpoint of captions, on an event loop of its own and with metrics that nobody reads.
+def rehearse(
+    engine: "CaptionEngine",
+    checkpoint: "Checkpoint",
+    decoder: Decoder | None = None,
+    run: Callable[[Coroutine[Any, Any, None]], object] = asyncio.run,
+    times: int = 1,
+) -> None:
+    """Send a JPEG through the endpoint of captions, so many times at once, with metrics that nobody reads.
+
+    `decoder` None: a thread decodes. `run`: on which event loop, if not on one of its own.
 
     Raises what the endpoint raises."""
     metrics = Metrics(CollectorRegistry())
     readiness = Readiness(lambda: "rehearsal")
     readiness.ready()
-    captioner = Captioner(CaptionLimits(TIMEOUT_S, 1, 1), readiness, metrics, Timeline(time.monotonic()))
+    captioner = Captioner(CaptionLimits(TIMEOUT_S, times, 1), readiness, metrics, Timeline(time.monotonic()))
     try:
-        captioner.attach(engine, checkpoint.transform, checkpoint.tokenizer, checkpoint.name)
-        asyncio.run(_ask(CaptionRoutes(captioner, _BODY, metrics), picture()))
+        captioner.attach(engine, checkpoint.transform, checkpoint.tokenizer, checkpoint.name, decoder)
+        run(_ask(CaptionRoutes(captioner, _BODY, metrics), picture(), times))
     finally:
         captioner.close()
 
 
-def picture() -> bytes:
-    """A JPEG of ``SIZE``, as clients send them."""
-    stream = io.BytesIO()
-    Image.linear_gradient("L").resize(SIZE).convert("RGB").save(stream, "JPEG")
-    return stream.getvalue()
+class AnswersAtOnce:
+    """An engine without a model: with it everything else can be rehearsed while the model is loaded."""
+
+    limits = Limits(cache_length=8, default_new_tokens=2, eos_ids=frozenset())
+
+    def __init__(self, slots: Slots) -> None:
+        """`slots`: of the shared pixels, where they are decoded to."""
+        self._slots = slots
+
+    def submit(self, request: CaptionRequest) -> None:
+        if isinstance(request.pixels, FilledSlot):
+            self._slots.give_back(request.pixels.number)
+        request.future.set_result(Completion((0, 1), "length", "none", 0.0, 0.0, 0.0))
 
 
-async def _ask(routes: CaptionRoutes, image: bytes) -> None:
+async def _ask(routes: CaptionRoutes, image: bytes, times: int) -> None:
+    await asyncio.gather(*(_ask_once(routes, image) for _ in range(times)))
+
+
+async def _ask_once(routes: CaptionRoutes, image: bytes) -> None:
     messages: list[Message] = [{"type": "http.request", "body": image, "more_body": False}]
     sent: list[Message] = []
 

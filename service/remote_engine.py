@@ -7,27 +7,22 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from service.errors import DeadlineExceeded, EngineFailed, NotReady, Overloaded
 from service.limits import Limits
 from service.messages import Cancel, Submit, ToEngine, Turn
 from service.pace import Pace
 from service.request import CaptionRequest, Completion
-from service.shared_pixels import SharedPixels
+from service.shared_pixels import FilledSlot, SharedPixels, Slots
 
 if TYPE_CHECKING:
     from service.engine import EngineObserver
 
 
-class _Sent(NamedTuple):
-    request: CaptionRequest
-    slot: int
-
-
 class RemoteEngine:
-    """A `CaptionEngine`. Each request that waits for the device holds a slot of the shared pixels, and there are as
-    many slots as places in the queue: without a free one the queue is full, which nobody has to be asked for.
+    """A `CaptionEngine`. Each request that waits for the device holds a slot of the shared pixels: when
+    ``capacity`` do, the queue is full, which nobody has to be asked for. There must be so many slots.
 
     ``submit`` from any thread, ``take`` and ``fail`` on the event loop.
     """
@@ -36,18 +31,20 @@ class RemoteEngine:
         self,
         limits: Limits,
         pixels: SharedPixels,
+        slots: Slots,
+        capacity: int,
         send: Callable[[ToEngine], object],
         observer: "EngineObserver",
     ) -> None:
         self.limits = limits
         self._pixels = pixels
+        self._slots = slots
+        self._capacity = capacity
         self._send = send
         self._observer = observer
         self._lock = threading.Lock()
         self._numbers = count()
-        # The last one freed is used next: its memory is there.
-        self._free = list(range(pixels.slots))
-        self._sent: dict[int, _Sent] = {}
+        self._sent: dict[int, CaptionRequest] = {}
         self._holding: dict[int, int] = {}  # slots, by request
         self._pace = Pace()
         self._failed = False
@@ -67,12 +64,15 @@ class RemoteEngine:
         with self._lock:
             if self._failed:
                 raise NotReady("failed")
-            if not self._free:
-                raise Overloaded(self._pace.retry_after(self._pixels.slots))
-            number, slot = next(self._numbers), self._free.pop()
+            if len(self._holding) >= self._capacity:
+                raise Overloaded(self._pace.retry_after(self._capacity))
+            number = next(self._numbers)
+            pixels = request.pixels
+            slot = pixels.number if isinstance(pixels, FilledSlot) else self._slots.take()
             self._holding[number] = slot
-            self._sent[number] = _Sent(request, slot)
-        self._pixels.write(slot, request.pixels)
+            self._sent[number] = request
+        if not isinstance(pixels, FilledSlot):
+            self._pixels.write(slot, pixels)
         streams = request.on_token is not None
         self._send(Submit(number, request.id, slot, request.prompt_ids, request.params, request.deadline, streams))
         request.future.add_done_callback(partial(self._note_cancelled, number))
@@ -83,16 +83,16 @@ class RemoteEngine:
         for number in turn.admitted:
             self._free_slot(number)
         for number, token in turn.tokens:
-            sent = self._sent.get(number)
-            if sent is not None and sent.request.on_token is not None:
-                sent.request.on_token(token)
+            request = self._sent.get(number)
+            if request is not None and request.on_token is not None:
+                request.on_token(token)
         now = time.monotonic()
         for number, completion in turn.completed:
             self._pace.completed(now)
-            request = self._forget(number)
-            if request is not None:
+            ended = self._forget(number)
+            if ended is not None:
                 with suppress(InvalidStateError):  # the client left at this very moment
-                    request.future.set_result(completion)
+                    ended.future.set_result(completion)
         for number, late in turn.failed:
             self._fail(number, DeadlineExceeded() if late else EngineFailed())
 
@@ -128,11 +128,10 @@ class RemoteEngine:
         """The slot is free even if the engine has yet to hear that nobody waits: what it makes of pixels that are
         another's by then goes nowhere."""
         self._free_slot(number)
-        sent = self._sent.pop(number, None)
-        return None if sent is None else sent.request
+        return self._sent.pop(number, None)
 
     def _free_slot(self, number: int) -> None:
         with self._lock:
             slot = self._holding.pop(number, None)
             if slot is not None:
-                self._free.append(slot)
+                self._slots.give_back(slot)

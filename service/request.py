@@ -7,6 +7,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from service.limits import Limits
+from service.shared_pixels import FilledSlot
 from warmup.row import EarlyStopping
 
 if TYPE_CHECKING:
@@ -62,8 +63,9 @@ class Completion:
 class CaptionRequest:
     """One image on its way to a slot; the result or an exception arrives in ``future``.
 
-    ``pixels`` is uint8 [height, width, 3] at the model's size, ``deadline`` a moment of ``time.monotonic``.
-    Cancelling the future drops the request, waiting or running.
+    ``pixels`` is uint8 [height, width, 3] at the model's size, or, for the engine of another process, the slot of
+    the shared memory that has them already. ``deadline`` is a moment of ``time.monotonic``. Cancelling the future
+    drops the request, waiting or running.
 
     ``on_token``, for a reply that is streamed, is called on the device thread with each token of the completion
     as it is generated, before the future gets its result. All rows wait for it, so it only hands the token on, and
@@ -72,13 +74,20 @@ class CaptionRequest:
     """
 
     id: str
-    pixels: "np.ndarray[Any, np.dtype[np.uint8]]"
+    pixels: "np.ndarray[Any, np.dtype[np.uint8]] | FilledSlot"
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     deadline: float
     future: "Future[Completion]"
     on_token: Callable[[int], None] | None = None
     on_admitted: Callable[[], None] | None = None
+
+    @property
+    def array(self) -> "np.ndarray[Any, np.dtype[np.uint8]]":
+        """The pixels, for the engine of this process."""
+        if isinstance(self.pixels, FilledSlot):
+            raise TypeError("these pixels are in a slot of the shared memory, for the engine of another process")
+        return self.pixels
 
 
 class CaptionEngine(Protocol):
@@ -88,4 +97,5 @@ class CaptionEngine(Protocol):
     def limits(self) -> Limits: ...
 
     def submit(self, request: CaptionRequest) -> None:
-        """Raises Overloaded, NotReady. What comes of the request arrives in its future."""
+        """Takes the request and its pixels over. Raises Overloaded, NotReady; then it has not. What comes of the
+        request arrives in its future."""

@@ -1,5 +1,5 @@
-"""`snapcap serve`, in the order that makes the start fast: bind, fork the engine process, import and build what
-answers. The two processes import side by side, each with an interpreter's lock of its own.
+"""`snapcap serve`, in the order that makes the start fast: bind, fork the other processes, import and build what
+answers. They import side by side, each with an interpreter's lock of its own.
 """
 
 import gc
@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 from service import logs
 from service.bind import BindError, bind
+from service.child_process import ForkError
 from service.config import Settings
-from service.engine_fork import ForkError, fork_engine
+from service.parts import fork_parts
 from warmup.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -33,19 +34,18 @@ def serve(settings: Settings) -> int:
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     http = settings.http
     keys: ApiKeys | None = None
-    metrics_listener: socket.socket | None = None
+    listeners: list[socket.socket] = []
     if http.api_key_file is not None:
         from service.api_keys import read_api_keys  # noqa: PLC0415 - hashlib, which the bind must not wait for
 
         keys = read_api_keys(http.api_key_file)
     try:
         with timeline.phase("bind"):
-            listener = bind(http.host, http.port)
+            listeners.append(bind(http.host, http.port))
             if http.metrics_port is not None:
-                metrics_listener = bind(http.host, http.metrics_port, "--metrics-port")
-        listeners = [listener] if metrics_listener is None else [listener, metrics_listener]
+                listeners.append(bind(http.host, http.metrics_port, "--metrics-port"))
         # Before the first import that takes long, of which there is none before a probe can wait in the backlog.
-        engine = fork_engine(settings, timeline, listeners)
+        parts = fork_parts(settings, timeline, listeners)
     except (BindError, ForkError) as error:
         print(f"snapcap: {error}", file=sys.stderr)
         return 1
@@ -55,7 +55,7 @@ def serve(settings: Settings) -> int:
     from service.assembly import run  # noqa: PLC0415
     from service.engine_client import follow  # noqa: PLC0415
 
-    return run(settings, listener, metrics_listener, keys, timeline, partial(follow, engine))
+    return run(settings, listeners, keys, timeline, partial(follow, parts))
 
 
 def leave(status: int) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Pixels on their way from the threads that decode to the device: memory that both processes see.
+"""Pixels on their way from who decodes to the device: memory that all processes of a server see.
 
 Each request that waits has a slot. Only what was once in use takes memory, and nothing is left behind: the file has
 no name.
@@ -8,6 +8,8 @@ import math
 import mmap
 import os
 import tempfile
+from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -16,29 +18,62 @@ if TYPE_CHECKING:
     Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 
+@dataclass(frozen=True)
+class FilledSlot:
+    """Pixels that are in their slot already."""
+
+    number: int
+
+
 class SharedPixels:
     """Made before the fork; each process opens it when it knows the size of the model's images."""
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self._file = _nameless_file()
+        self._shape: tuple[int, ...] = ()
+        self._memory: mmap.mmap | None = None
         self._views: list[Pixels] = []
 
     def open(self, image_size: tuple[int, int]) -> None:
         """Map the slots, each for an image of (height, width)."""
-        import numpy as np  # noqa: PLC0415  which a server must not wait for before it listens
-
-        shape = (self.slots, *image_size, 3)
-        os.ftruncate(self._file, math.prod(shape))  # by both processes, to the same size
-        memory = mmap.mmap(self._file, math.prod(shape))
-        self._views = list(np.frombuffer(memory, dtype=np.uint8).reshape(shape))
+        self._shape = (self.slots, *image_size, 3)
+        os.ftruncate(self._file, math.prod(self._shape))  # by every process, to the same size
+        self._memory = mmap.mmap(self._file, math.prod(self._shape))
 
     def write(self, slot: int, pixels: "Pixels") -> None:
-        self._views[slot][:] = pixels
+        self.read(slot)[:] = pixels
 
     def read(self, slot: int) -> "Pixels":
         """The slot itself, not a copy."""
+        if not self._views:
+            self._views = self._all()
         return self._views[slot]
+
+    def _all(self) -> "list[Pixels]":
+        import numpy as np  # noqa: PLC0415  which a process that only hands slots on does not need
+
+        if self._memory is None:
+            raise RuntimeError("the slots are not open yet")
+        return list(np.frombuffer(self._memory, dtype=np.uint8).reshape(self._shape))
+
+
+class Slots:
+    """Those that nobody holds, in the HTTP process. From any thread."""
+
+    def __init__(self, count: int) -> None:
+        # The last one given back is taken next: its memory is there.
+        self._free = deque(range(count))
+
+    def __len__(self) -> int:
+        return len(self._free)
+
+    def take(self) -> int:
+        """Raises IndexError where there is none, which `count` must rule out."""
+        return self._free.pop()
+
+    def give_back(self, slot: int) -> None:
+        self._free.append(slot)
 
 
 def _nameless_file() -> int:

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING
 from service.build_behind import start_build
 from service.config import Settings
 from service.outcome import Outcome
+from service.thread_decoder import ThreadDecoder
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from service.app import Services
     from service.engine import Engine
     from service.scheduler import Scheduler
@@ -47,7 +50,7 @@ def start(settings: Settings, services: "Services", stop: Callable[[], None]) ->
                 settings.queue.size,
                 partial(ready, options),
                 outcome.failed,
-                _rehearse,
+                partial(_rehearse, services.captioner.pool),
             ).start()
         except Exception as error:
             outcome.failed(error)
@@ -57,7 +60,7 @@ def start(settings: Settings, services: "Services", stop: Callable[[], None]) ->
     return exits.close
 
 
-def _rehearse(engine: "Engine", checkpoint: "Checkpoint") -> None:
-    from service.rehearsal import rehearse  # noqa: PLC0415  PIL, which has been imported by now
+def _rehearse(pool: "Executor", engine: "Engine", checkpoint: "Checkpoint") -> None:
+    from service.rehearsal import rehearse  # noqa: PLC0415
 
-    rehearse(engine, checkpoint)
+    rehearse(engine, checkpoint, ThreadDecoder(pool, checkpoint.transform))

@@ -10,7 +10,6 @@ from contextlib import closing
 
 from service import logs
 from service.config import Settings
-from service.decoding import decode_threads
 from service.errors import EngineFailed, ServiceError
 from service.offline.failure import Failure
 from service.offline.find import find_images
@@ -20,6 +19,7 @@ from service.offline.outputs import Outputs
 from service.offline.progress import open_progress
 from service.offline.run import Tally, caption_images
 from service.start_error import explain
+from service.thread_decoder import decode_threads
 
 _logger = logging.getLogger("snapcap.caption")
 

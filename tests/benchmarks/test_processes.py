@@ -19,7 +19,7 @@ from benchmarks.processes import (
     descendants,
     is_compiler,
     kernel_counts_children,
-    other_half,
+    own_parts,
     peak_host_bytes,
 )
 
@@ -147,25 +147,27 @@ import time; time.sleep(0.3)"""
 
 
 @needs_accounting
-def test_the_other_half_of_a_server_is_none_of_its_children() -> None:
-    with child(FORK.format("pass")) as process:
-        half = other_half(process.pid)
-        assert half in [pid for pid, _ in descendants(process.pid)]
-        assert children(process.pid, True, half).none
-        assert not children(process.pid, True).none
+def test_the_parts_of_a_server_are_none_of_its_children() -> None:
+    decoding = "import os\nif os.fork() == 0:\n    os.fork() and os.fork()\n    sys.stdin.read()\n    os._exit(0)\n"
+    for script, count in ((FORK.format("pass"), 1), (FORK.format("pass") + "\n" + decoding + "time.sleep(0.3)", 4)):
+        with child(script) as process:
+            parts = own_parts(process.pid)
+            assert len(parts) == count
+            assert {pid for pid, _ in descendants(process.pid)} == set(parts)
+            assert children(process.pid, True, parts).none
+            assert not children(process.pid, True).none
 
 
 @needs_accounting
 @pytest.mark.parametrize("command", ["['true']", "['sh', '-c', 'true; true']"])
-def test_what_the_other_half_has_started_is_counted(command: str) -> None:
+def test_what_a_part_has_started_is_counted(command: str) -> None:
     with child(FORK.format(f"subprocess.run({command})")) as process:
-        assert children(process.pid, True, other_half(process.pid)).ended
+        assert children(process.pid, True, own_parts(process.pid)).ended
 
 
-def test_what_the_other_half_starts_is_named_and_a_second_fork_is() -> None:
+def test_what_the_first_part_starts_is_named_and_its_fork_is() -> None:
     with child(FORK.format("subprocess.Popen(['sleep', '60']); os.fork()")) as process:
-        half = other_half(process.pid)
-        found = children(process.pid, True, half)
+        found = children(process.pid, True, own_parts(process.pid))
         for pid, name in descendants(process.pid):
             if name == "sleep":
                 os.kill(pid, 9)
@@ -173,12 +175,12 @@ def test_what_the_other_half_starts_is_named_and_a_second_fork_is() -> None:
     assert len(found.alive) == 2
 
 
-def test_a_child_with_another_program_is_no_half() -> None:
+def test_a_child_with_another_program_is_no_part() -> None:
     with child("p = subprocess.Popen(['sleep', '1'])") as process:
-        assert other_half(process.pid) is None
+        assert own_parts(process.pid) == []
 
 
-def test_the_watch_names_what_the_other_half_starts_and_not_itself() -> None:
+def test_the_watch_names_what_a_part_starts_and_not_itself() -> None:
     script = FORK.format("time = __import__('time'); time.sleep(0.2); subprocess.run(['sleep', '0.3'])")
     with child(script) as process, Watch(process.pid) as watch:
         time.sleep(0.6)

@@ -5,7 +5,9 @@ of the dashboard finds something.
 """
 
 import json
+import os
 import re
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,12 +46,13 @@ def server(
     nearly_built(built_cache, folder / "store")
     options = ("--cache-dir", str(folder), "--buckets", "1,4", "--build", "local", *TIGHT)
     picture = next(iter(samples))
-    with ServerProcess(*options) as process:
+    with ServerProcess(*options, "--decode-processes", "1") as process:
         process.wait_for(lambda: process.call("/livez")[0] == 200)
         assert process.call("/v1/caption", picture.read_bytes())[0] == 503
         process.wait_ready()
         captions(process, picture)
         refusals(process, picture)
+        os.kill(process.decode_pids[0], signal.SIGKILL)
         process.wait_for(lambda: process.startup()["build"]["state"] == "published", seconds=300)
         yield process
 

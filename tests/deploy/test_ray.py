@@ -178,6 +178,7 @@ def test_ray_exports_the_metrics_of_every_replica(server: RayServer) -> None:
         ({"buckets": "4,1"}, "increasing order"),
         ({"port": 9000}, "port has no meaning on Ray"),
         ({"metrics_port": 9090}, "metrics_port has no meaning on Ray"),
+        ({"decode_processes": 2}, "decode_processes has no meaning on Ray"),
     ],
 )
 def test_an_option_that_is_wrong_stops_the_deployment(options: dict[str, Any], sentence: str) -> None:

@@ -9,16 +9,20 @@ import pytest
 from support.server_process import clean_environment
 
 ROOT = Path(__file__).parents[2]
+# With the processes that decode, which import parts of their own.
+OPTIONS = ("--port", "0", "--backend", "eager", "--cache-dir", "cache", "--decode-processes", "1")
 
 
-@pytest.mark.parametrize("module", ["warmup/startup.py", "models/regions.py", "warmup/runner.py"])
+@pytest.mark.parametrize(
+    "module", ["warmup/startup.py", "models/regions.py", "warmup/runner.py", "models/image.py"]
+)
 def test_a_module_that_cannot_be_imported_fails_the_start_with_its_name(module: str, tmp_path: Path) -> None:
     for package in ("models", "warmup", "service"):
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
     with (tmp_path / module).open("a") as file:
         file.write("\nfrom warmup import no_such_module\n")
     run = subprocess.run(
-        [sys.executable, "-m", "service.cli", "serve", "--port", "0", "--backend", "eager", "--cache-dir", "cache"],
+        [sys.executable, "-m", "service.cli", "serve", *OPTIONS],
         env=clean_environment(),
         cwd=tmp_path,
         capture_output=True,

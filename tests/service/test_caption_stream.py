@@ -2,16 +2,21 @@
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from service.app import Services
 from service.arrivals import Arrivals
+from service.caption_options import CaptionOptions
 from service.caption_stream import CaptionStream
 from service.caption_text import CaptionText
-from service.errors import DeadlineExceeded, EngineFailed
+from service.decoder import Done, Picture
+from service.errors import DeadlineExceeded, EngineFailed, Overloaded
 from service.request import Completion
 
 PATIENCE = 30.0
@@ -122,3 +127,43 @@ def test_a_token_after_the_loop_has_ended_disturbs_nobody() -> None:
     run(scenario())
     kept[0].feed(1)
     kept[0].future.set_result(completion(1))
+
+
+class Immediate:
+    """A decoder that has the picture at once."""
+
+    def __init__(self) -> None:
+        self.taken: list[bool] = []
+
+    def decode(self, image: bytes, left: Callable[[], bool], done: Done) -> None:
+        self.taken.append(done(Picture(np.zeros((8, 8, 3), np.uint8), "png", 0.0, 0.0)))
+
+
+def test_a_client_that_leaves_as_its_stream_begins_frees_the_slot(services: Services, engine: Any) -> None:
+    """The request is with the engine, and nobody has the stream yet."""
+    captioner, decoder = services.captioner, Immediate()
+    model: Any = captioner._model
+    captioner.attach(engine, None, model.tokenizer, "fake", decoder)  # type: ignore[arg-type]
+    engine.gate.clear()
+
+    async def scenario() -> None:
+        beginning = asyncio.create_task(captioner.stream(b"x", CaptionOptions(), "1", live=True))
+        await asyncio.sleep(0)
+        assert decoder.taken == [True]
+        beginning.cancel()
+        with suppress(asyncio.CancelledError):
+            await beginning
+
+    run(scenario())
+    (request,) = engine.requests
+    assert request.future.cancelled()
+
+
+def test_an_engine_that_refuses_a_stream_does_not_have_its_picture(services: Services, engine: Any) -> None:
+    captioner, decoder = services.captioner, Immediate()
+    model: Any = captioner._model
+    captioner.attach(engine, None, model.tokenizer, "fake", decoder)  # type: ignore[arg-type]
+    engine.refuse = Overloaded()
+    with pytest.raises(Overloaded):
+        asyncio.run(captioner.stream(b"x", CaptionOptions(), "1", live=True))
+    assert decoder.taken == [False]

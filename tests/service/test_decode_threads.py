@@ -1,14 +1,26 @@
-"""How many threads decode images."""
+"""How many threads decode images, and how many processes."""
 
 import pytest
 
-from service import decoding
-from service.decoding import decode_threads
+from service import decode_fork, thread_decoder
+from service.decode_fork import decode_processes
+from service.thread_decoder import decode_threads
 
 
 @pytest.mark.parametrize(("asked", "cpus", "threads"), [(0, 2, 2), (0, 8, 8), (0, 64, 8), (1, 64, 1), (24, 2, 24)])
 def test_one_for_each_cpu_up_to_eight_unless_asked(
     asked: int, cpus: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(decoding, "available_cpus", lambda: cpus)
+    monkeypatch.setattr(thread_decoder, "available_cpus", lambda: cpus)
     assert decode_threads(asked) == threads
+
+
+@pytest.mark.parametrize(
+    ("asked", "cpus", "processes"),
+    [(None, 2, 0), (None, 7, 0), (None, 8, 4), (None, 16, 8), (None, 64, 8), (2, 2, 2), (0, 64, 0)],
+)
+def test_processes_leave_half_of_the_cpus_and_need_eight(
+    asked: int | None, cpus: int, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode_fork, "available_cpus", lambda: cpus)
+    assert decode_processes(asked) == processes

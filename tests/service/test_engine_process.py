@@ -5,16 +5,15 @@ import shutil
 import signal
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.server_process import ServerProcess
+from support.server_process import ServerProcess, is_gone, wait_until
 
 from service.config import Settings
-from service.engine_fork import fork_engine
+from service.parts import fork_parts
 from warmup.timeline import Timeline
 
 PATIENCE = 60.0
@@ -27,30 +26,20 @@ def sample(samples: dict[Path, str]) -> Path:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[ServerProcess]:
-    """Nothing of it is left when the test is over, however it ends."""
-    with ServerProcess("--backend", "eager", "--cache-dir", str(tmp_path), "--buckets", "1") as process:
+    """Its threads decode. Nothing of it is left when the test is over, however it ends."""
+    options = ("--backend", "eager", "--cache-dir", str(tmp_path), "--buckets", "1", "--decode-processes", "0")
+    with ServerProcess(*options) as process:
         yield process
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return True
-    return state == "Z"  # its new parent has yet to look
-
-
-def wait_until(what: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not what():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def libraries(pid: int) -> set[str]:
     """Names of the native libraries that a process has mapped."""
     lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     return {Path(line.split()[-1]).name for line in lines if ".so" in line}
+
+
+def threads(pid: int) -> set[str]:
+    return set(os.listdir(f"/proc/{pid}/task"))
 
 
 def test_only_the_engine_process_has_torch(server: ServerProcess, sample: Path) -> None:
@@ -63,6 +52,15 @@ def test_only_the_engine_process_has_torch(server: ServerProcess, sample: Path) 
     for part in ("_imaging.", "tokenizers."):
         assert any(part in name for name in http), part
         assert not any(part in name for name in engine), part
+
+
+def test_the_first_caption_starts_no_thread_that_decodes(server: ServerProcess, sample: Path) -> None:
+    server.wait_ready()
+    for _ in range(2):  # by the second there is a thread that writes the log
+        assert server.call("/v1/caption", b"")[0] == 400
+    before = threads(server.process.pid)
+    server.caption(sample)
+    assert threads(server.process.pid) <= before
 
 
 def test_an_engine_process_that_is_killed_fails_what_waits_and_ends_the_server(
@@ -171,7 +169,7 @@ def test_a_second_thread_forbids_the_fork() -> None:
     thread.start()
     try:
         with pytest.raises(RuntimeError, match="a thread was started before the fork"):
-            fork_engine(Settings(), Timeline.since_exec(), [])
+            fork_parts(Settings(), Timeline.since_exec(), [])
     finally:
         over.set()
         thread.join()

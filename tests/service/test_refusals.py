@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from models.preprocess import ImageTransform
 from service.app import Services, create_app
 from service.body import BodyLimits
 from service.errors import DeadlineExceeded, Overloaded
@@ -225,7 +226,7 @@ def test_images_that_wait_to_be_decoded_are_bounded(make_services, serve_with, e
 
     async def scenario() -> tuple[Connection, Connection]:
         loop = asyncio.get_running_loop()
-        transform = services.captioner._model.transform
+        transform = ImageTransform(size=(8, 8))
         gate = asyncio.run_coroutine_threadsafe
 
         class Slow:

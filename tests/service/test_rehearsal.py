@@ -1,17 +1,24 @@
 """The caption before READY: it takes the way of a request, and nobody counts it."""
 
+import asyncio
 import logging
-from concurrent.futures import Future
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from support.list_engine import PATIENCE, Observer
 
+from models.config import ModelConfig
+from models.preprocess import ImageTransform
 from service.device_thread import DeviceThread
 from service.engine import Engine
-from service.rehearsal import picture, rehearse
+from service.rehearsal import AnswersAtOnce, rehearse
+from service.rehearsal_picture import picture
 from service.request import CaptionRequest, SamplingParams
 from service.routes.caption import CaptionRoutes
+from service.shared_pixels import FilledSlot, Slots
+from service.thread_decoder import ThreadDecoder
 from warmup.options import StartOptions, StoreOptions
 from warmup.prepared import Checkpoint
 from warmup.startup import Loaded
@@ -81,3 +88,30 @@ def test_a_rehearsal_that_fails_does_not_stop_the_start(tmp_path: Path, caplog: 
         start = Start(tmp_path, fails)
     start.stop()
     assert "no lines learnt" in caplog.text
+
+
+def test_without_a_model_each_thread_decodes_and_serves_others_later(
+    demo_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads, all_of_them = set(), threading.Barrier(3)
+    decode = ImageTransform.decode
+
+    def kept(self, data):
+        all_of_them.wait(PATIENCE)  # none has time for two
+        threads.add(threading.get_ident())
+        return decode(self, data)
+
+    monkeypatch.setattr(ImageTransform, "decode", kept)
+    checkpoint = Checkpoint.of("demo", demo_folder, ModelConfig.from_folder(demo_folder), 1_000_000)
+    with ThreadPoolExecutor(3) as pool:
+        rehearse(AnswersAtOnce(Slots(0)), checkpoint, ThreadDecoder(pool, checkpoint.transform), asyncio.run, 3)
+        assert len(threads) == 3
+        assert pool.submit(threading.get_ident).result(PATIENCE) in threads
+
+
+def test_without_a_model_slots_of_the_shared_pixels_are_free_again() -> None:
+    slots, future = Slots(1), Future()
+    pixels = FilledSlot(slots.take())
+    AnswersAtOnce(slots).submit(CaptionRequest("1", pixels, (), SamplingParams(), 1e12, future))
+    assert len(slots) == 1
+    assert future.result().tokens

@@ -17,7 +17,7 @@ from service.messages import Cancel, Message, Submit, Turn, Unpacker, pack
 from service.remote_engine import RemoteEngine
 from service.request import CaptionRequest, Completion, SamplingParams
 from service.scheduler import Scheduler
-from service.shared_pixels import SharedPixels
+from service.shared_pixels import SharedPixels, Slots
 from warmup.buckets import BucketTable
 
 SLOTS = 3
@@ -37,10 +37,11 @@ class Sent:
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
-        self.pixels = SharedPixels(SLOTS)
+        self.pixels = SharedPixels(SLOTS + 1)
         self.pixels.open((2, 2))
         self.observer = Observer()
-        self.engine = RemoteEngine(LIMITS, self.pixels, self.messages.append, self.observer)
+        self.slots = Slots(SLOTS + 1)
+        self.engine = RemoteEngine(LIMITS, self.pixels, self.slots, SLOTS, self.messages.append, self.observer)
 
     def submit(self, image: int) -> tuple[CaptionRequest, Submit]:
         sent = request(image)
@@ -133,7 +134,7 @@ class Behind:
         self.pixels = SharedPixels(16)
         self.pixels.open((2, 2))
         self.observer = Observer()
-        self.remote = RemoteEngine(LIMITS, self.pixels, self._to_engine, self.observer)
+        self.remote = RemoteEngine(LIMITS, self.pixels, Slots(16), 16, self._to_engine, self.observer)
         self.intake = Intake(self.pixels, self._to_http)
         table = BucketTable.of((1, 4, 8))
         self.runner = Images(table.largest.size)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
 from support.server_process import clean_environment
 
 HTTP = """
@@ -32,6 +33,14 @@ web = ("fastapi", "pydantic", "starlette", "uvicorn", "asyncio", "prometheus_cli
 print(json.dumps([name for name in web if name in sys.modules]))
 """
 
+DECODING = """
+import json, sys
+import service.serve
+import service.decode_parent, models.image
+other = ("fastapi", "pydantic", "starlette", "uvicorn", "asyncio", "prometheus_client", "tokenizers", "torch")
+print(json.dumps([name for name in other if name in sys.modules]))
+"""
+
 
 def imports(program: str) -> Any:
     """What a program prints."""
@@ -47,5 +56,6 @@ def test_neither_torch_nor_what_only_documents_is_imported_to_answer() -> None:
     assert (report["heavy"], report["documentation"], report["deferred"]) == ([], [], None)
 
 
-def test_the_engine_process_has_no_part_of_what_answers() -> None:
-    assert imports(ENGINE) == []
+@pytest.mark.parametrize("program", [ENGINE, DECODING], ids=["engine", "decoding"])
+def test_the_other_processes_have_no_part_of_what_answers(program: str) -> None:
+    assert imports(program) == []

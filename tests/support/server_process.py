@@ -35,6 +35,31 @@ def snapcap(*arguments: str, timeout: float = 300, **environment: str) -> "subpr
     )
 
 
+def children(pid: int) -> list[int]:
+    """In the order in which they were started; empty when the process has ended."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return True
+    return state == "Z"  # its new parent has yet to look
+
+
+def wait_until(what: Callable[[], bool], seconds: float = 60) -> None:
+    """Poll until it is true."""
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
 class ServerProcess:
     """`snapcap serve` on a free port; a context manager that kills it."""
 
@@ -63,8 +88,17 @@ class ServerProcess:
     @property
     def engine_pid(self) -> int:
         """Of the process that has the model; it is there once /livez has answered."""
-        (pid, *_) = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        return int(pid)
+        return children(self.process.pid)[0]
+
+    @property
+    def decode_parent_pid(self) -> int:
+        """Of the process that forks those that decode, where there are to be any."""
+        return children(self.process.pid)[1]
+
+    @property
+    def decode_pids(self) -> list[int]:
+        """Of the processes that decode."""
+        return children(self.decode_parent_pid)
 
     def log(self) -> str:
         """Everything it has logged so far."""

@@ -1,0 +1,91 @@
+"""The parent of the decode processes: imports what decodes once for all of them, forks them, and forks another when
+one dies.
+
+It has one thread and no other work, so that it can fork safely at any time, as the HTTP process cannot. It ends
+when that one has closed the socket of each decode process.
+"""
+
+import logging
+import os
+import socket
+import time
+from contextlib import suppress
+
+from service.child_process import fork_child
+from service.decode_messages import Began, Ended, Notice, Setup
+from service.decode_process import decode_images
+from service.garbage import settle
+from service.messages import RECEIVE_BYTES, Unpacker, pack
+from service.rehearsal_picture import picture
+from service.shared_pixels import SharedPixels
+
+# Before another is forked, so that what ends all of them does not keep a CPU busy.
+PAUSE_S = 0.05
+_logger = logging.getLogger("snapcap.decode")
+
+
+def serve_decoding(count: int, end: socket.socket, pixels: SharedPixels) -> int:
+    """Keep so many processes until the server ends. Exit status 0."""
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's threads would not be there after a fork
+    from models.image import ImageError  # noqa: PLC0415  Pillow and numpy, while the checkpoint is looked for
+
+    setup = _setup(end)
+    if setup is None:
+        return 0
+    pixels.open(setup.transform.size)
+    with suppress(ImageError):  # what the first image would be the first to do
+        setup.transform.decode(picture())
+    settle()
+    with suppress(OSError):  # the other end is closed: the server ends, and the kernel ends what is left
+        _Family(count, end, pixels, setup).keep()
+    return 0
+
+
+def _setup(end: socket.socket) -> Setup | None:
+    unpacker: Unpacker[Setup] = Unpacker()
+    while data := end.recv(RECEIVE_BYTES):
+        for setup in unpacker.feed(data):
+            return setup
+    return None
+
+
+class _Family:
+    """The decode processes, as many as there are to be."""
+
+    def __init__(self, count: int, end: socket.socket, pixels: SharedPixels, setup: Setup) -> None:
+        self._count = count
+        self._end = end
+        self._pixels = pixels
+        self._setup = setup
+        self._pids: set[int] = set()
+
+    def keep(self) -> None:
+        """Returns when the server has ended. Raises OSError when it is not there any more."""
+        while True:
+            while len(self._pids) < self._count:
+                self._add()
+            if not self._pids:
+                return
+            pid, status = os.waitpid(-1, 0)
+            self._pids.discard(pid)
+            code = os.waitstatus_to_exitcode(status)
+            if code == 0:  # nothing more is to be decoded: the server ends
+                self._count = 0
+            elif self._count:
+                self._tell(Ended(pid, code))
+                time.sleep(PAUSE_S)
+
+    def _add(self) -> None:
+        pixels, transform = self._pixels, self._setup.transform
+        try:
+            child = fork_child(lambda end: decode_images(end, pixels, transform), [self._end])
+        except OSError as error:  # no memory, or too many processes
+            _logger.warning("no decode process", extra={"fields": {"error": str(error)}})
+            time.sleep(1.0)
+            return
+        self._pids.add(child.pid)
+        with child.end:  # theirs alone from now on: when the process dies its socket is closed
+            self._tell(Began(child.pid), child.end)
+
+    def _tell(self, notice: Notice, *sockets: socket.socket) -> None:
+        socket.send_fds(self._end, [pack(notice)], [each.fileno() for each in sockets])

@@ -1,0 +1,68 @@
+"""The HTTP process's end of the socket to the parent of the decode processes."""
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+from service.decode_messages import Began, Ended, Notice, Setup
+from service.messages import RECEIVE_BYTES, Unpacker, pack
+
+_SOCKETS = 64  # that come with what is received at once, at most
+
+
+class NoticeChannel:
+    """What is heard comes on the event loop: a decode process that has begun, with its socket, one that has ended,
+    and at last that their parent has."""
+
+    def __init__(
+        self,
+        end: socket.socket,
+        loop: asyncio.AbstractEventLoop,
+        began: Callable[[Began, socket.socket], object],
+        ended: Callable[[Ended], object],
+        gone: Callable[[], object],
+    ) -> None:
+        end.setblocking(False)
+        self._end = end
+        self._loop = loop
+        self._began = began
+        self._ended = ended
+        self._gone = gone
+        self._unpacker: Unpacker[Notice] = Unpacker()
+        self._sockets: deque[socket.socket] = deque()
+        loop.add_reader(end, self._receive)
+
+    def send(self, setup: Setup) -> None:
+        """From any thread. The one message to the parent, which its socket has room for."""
+        with suppress(OSError):  # it has ended, as is about to be heard
+            self._end.sendall(pack(setup))
+
+    def close(self) -> None:
+        """Hear nothing more; on the event loop."""
+        self._loop.remove_reader(self._end)
+        self.shut()
+
+    def shut(self) -> None:
+        """As `close`, once the event loop is over."""
+        for each in (self._end, *self._sockets):
+            each.close()
+
+    def _receive(self) -> None:
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self._end, RECEIVE_BYTES, _SOCKETS)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data, descriptors = b"", []
+        self._sockets += [socket.socket(fileno=each) for each in descriptors]
+        if not data:
+            self._loop.remove_reader(self._end)
+            self._gone()
+            return
+        for notice in self._unpacker.feed(data):
+            if isinstance(notice, Began):
+                self._began(notice, self._sockets.popleft())
+            else:
+                self._ended(notice)

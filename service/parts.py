@@ -1,0 +1,39 @@
+"""The processes of a server beside the one that answers, and the memory that they share with it."""
+
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from service.child_process import ChildProcess
+from service.config import Settings
+from service.decode_fork import DecodeProcesses, decode_processes, fork_decoding
+from service.engine_fork import Serve, fork_engine
+from service.shared_pixels import SharedPixels
+from warmup.timeline import Timeline
+
+
+@dataclass(frozen=True)
+class Parts:
+    """As the HTTP process has them. `decoding` None: its own threads decode."""
+
+    engine: ChildProcess
+    decoding: DecodeProcesses | None
+    pixels: SharedPixels
+
+
+def fork_parts(
+    settings: Settings, timeline: Timeline, listeners: Iterable[socket.socket], serve: Serve | None = None
+) -> Parts:
+    """Fork them: as early as can be, since each begins with imports of its own.
+
+    `listeners`: what they must not hold open. `serve`: what the engine process does, if not that.
+
+    Raises:
+        ForkError: this system cannot fork.
+    """
+    count = decode_processes(settings.decoding.processes)
+    # Two for each decode process: one that has died holds its own until that is heard.
+    pixels = SharedPixels(settings.queue.size + 2 * count)
+    listeners = list(listeners)
+    engine = fork_engine(settings, timeline, pixels, listeners, serve)
+    return Parts(engine, fork_decoding(count, pixels, [*listeners, engine.end]), pixels)

@@ -1,0 +1,97 @@
+"""When the build behind a start without artifacts begins, and what ends it."""
+
+import threading
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from service.build_behind import start_build
+from warmup import background
+
+PATIENCE = 30.0
+
+
+class FakeBuild:
+    """In the place of `BackgroundBuild`."""
+
+    def __init__(self, *_: object) -> None:
+        self.started, self.stopped = 0, 0
+        MADE.append(self)
+
+    def start(self) -> None:
+        self.started += 1
+
+    def stop(self) -> None:
+        self.stopped += 1
+
+
+MADE: list[FakeBuild] = []
+
+
+@pytest.fixture(autouse=True)
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeBuild]]:
+    monkeypatch.setattr(background, "BackgroundBuild", FakeBuild)
+    MADE.clear()
+    yield MADE
+    MADE.clear()
+
+
+def begin(after_s: float, *, compiled: bool = False) -> Any:
+    loaded: Any = SimpleNamespace(compiled=compiled)
+    options: Any = SimpleNamespace(backend="auto", build="auto")
+    engine: Any = SimpleNamespace(call=None)
+    status: Any = None
+    return start_build(options, loaded, status, engine, after_s)
+
+
+def test_a_build_begins_on_another_thread_and_is_ended(made: list[FakeBuild]) -> None:
+    stop = begin(0.05)
+    assert not made  # whoever waited for READY comes first
+    end = time.monotonic() + PATIENCE
+    while not (made and made[0].started):
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    stop()
+    assert [(build.started, build.stopped) for build in made] == [(1, 1)]
+
+
+def test_a_server_that_ends_first_builds_nothing(made: list[FakeBuild]) -> None:
+    stop = begin(0.05)
+    stop()
+    _timers_are_over()
+    assert not made
+
+
+def test_one_that_ends_while_the_build_is_made_starts_none(
+    made: list[FakeBuild], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    making, stopped = threading.Event(), threading.Event()
+
+    class SlowBuild(FakeBuild):
+        def __init__(self, *_: object) -> None:
+            making.set()
+            stopped.wait(PATIENCE)
+            super().__init__()
+
+    monkeypatch.setattr(background, "BackgroundBuild", SlowBuild)
+    stop = begin(0.0)
+    assert making.wait(PATIENCE)
+    stop()
+    stopped.set()
+    _timers_are_over()
+    assert [build.started for build in made] == [0]
+
+
+def test_what_is_compiled_is_not_built(made: list[FakeBuild]) -> None:
+    begin(0.0, compiled=True)
+    _timers_are_over()
+    assert not made
+
+
+def _timers_are_over() -> None:
+    for thread in threading.enumerate():
+        if isinstance(thread, threading.Timer):
+            thread.join(PATIENCE)

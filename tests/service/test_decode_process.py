@@ -1,0 +1,103 @@
+"""What a decode process makes of the bytes that it is sent."""
+
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from support.list_engine import PATIENCE
+
+from models.image import ImageError
+from models.preprocess import ImageTransform
+from service.decode_messages import HEAD, Answer, Broken, Decoded, Refused
+from service.decode_process import decode_images
+from service.messages import RECEIVE_BYTES, Unpacker
+from service.rehearsal_picture import picture
+from service.shared_pixels import SharedPixels
+
+TRANSFORM = ImageTransform(size=(16, 12))
+
+
+class Process:
+    """The loop of a decode process on a thread, and the socket to it."""
+
+    def __init__(self, transform: Any = TRANSFORM) -> None:
+        self.pixels = SharedPixels(3)
+        self.pixels.open(TRANSFORM.size)
+        self.end, theirs = socket.socketpair()
+        self.end.settimeout(PATIENCE)
+        self.statuses: list[int] = []
+
+        def run() -> None:
+            self.statuses.append(decode_images(theirs, self.pixels, transform))
+
+        self.thread = threading.Thread(target=run)
+        self.thread.start()
+        self._unpacker: Unpacker[Answer] = Unpacker()
+
+    def answer(self) -> Answer:
+        while True:
+            for answer in self._unpacker.feed(self.end.recv(RECEIVE_BYTES)):
+                return answer
+
+    def ask(self, slot: int, image: bytes) -> Answer:
+        self.end.sendall(HEAD.pack(slot, len(image)) + image)
+        return self.answer()
+
+    def close(self) -> None:
+        self.end.close()
+        self.thread.join(PATIENCE)
+        assert self.statuses == [0]
+
+
+@pytest.fixture
+def process() -> Iterator[Process]:
+    process = Process()
+    yield process
+    process.close()
+
+
+def test_pixels_are_in_the_slot_and_what_it_took_in_the_answer(process: Process) -> None:
+    answer = process.ask(1, picture())
+    assert isinstance(answer, Decoded)
+    assert (answer.format, answer.seconds > 0) == ("jpeg", True)
+    assert np.array_equal(process.pixels.read(1), TRANSFORM.decode(picture()).pixels)
+    assert not process.pixels.read(0).any()
+    assert not process.pixels.read(2).any()
+
+
+@pytest.mark.parametrize("data", [b"", b"nonsense", picture()[:2000], b"GIF89a" + bytes(20)])
+def test_what_cannot_be_decoded_is_refused_as_by_the_transform(process: Process, data: bytes) -> None:
+    with pytest.raises(ImageError) as error:
+        TRANSFORM.decode(data)
+    assert process.ask(0, data) == Refused(error.value.reason, str(error.value))
+    assert isinstance(process.ask(0, picture()), Decoded), "and it goes on"
+
+
+def test_an_image_that_comes_in_pieces_is_put_together(process: Process) -> None:
+    image, sent = picture(), HEAD.pack(2, len(picture())) + picture()
+    for start in range(0, len(sent), 1001):
+        process.end.sendall(sent[start : start + 1001])
+    assert isinstance(process.answer(), Decoded)
+    assert np.array_equal(process.pixels.read(2), TRANSFORM.decode(image).pixels)
+
+
+def test_an_error_of_ours_is_told_with_its_trace() -> None:
+    class Wrong:
+        def decode(self, data: bytes) -> Any:
+            raise MemoryError("no room for it")
+
+    process = Process(Wrong())
+    answer = process.ask(0, b"x")
+    process.close()
+    assert isinstance(answer, Broken)
+    assert "MemoryError: no room for it" in answer.trace
+
+
+@pytest.mark.parametrize("sent", [b"", HEAD.pack(0, 100)[:5], HEAD.pack(0, 100) + b"half"])
+def test_it_ends_with_its_socket_wherever_that_is_cut(sent: bytes) -> None:
+    process = Process()
+    process.end.sendall(sent)
+    process.close()

@@ -1,0 +1,135 @@
+"""A server whose images are decoded by processes: what runs where, and what becomes of requests when they die."""
+
+import base64
+import json
+import os
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from support.server_process import ServerProcess, children, is_gone, wait_until
+
+PATIENCE = 60.0
+JSON = {"Content-Type": "application/json"}
+DEATHS = "snapcap_decode_process_deaths_total"
+
+
+def options(cache: Path) -> tuple[str, ...]:
+    return ("--backend", "eager", "--cache-dir", str(cache), "--buckets", "1,4", "--decode-processes", "2")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with ServerProcess(*options(tmp_path_factory.mktemp("cache"))) as process:
+        yield process.wait_ready()
+
+
+@pytest.fixture
+def sample(samples: dict[Path, str]) -> tuple[Path, str]:
+    return next(iter(samples.items()))
+
+
+def has(pid: int, library: str) -> bool:
+    return library in Path(f"/proc/{pid}/maps").read_text()
+
+
+def test_only_what_decodes_has_pillow(server: ServerProcess, sample: tuple[Path, str]) -> None:
+    server.caption(sample[0])
+    http, engine, decoders = server.process.pid, server.engine_pid, server.decode_pids
+    assert len(decoders) == 2
+    for library, owners in (("_imaging.", decoders), ("libtorch", [engine]), ("tokenizers.", [http])):
+        assert [pid for pid in (http, engine, *decoders) if has(pid, library)] == owners, library
+    assert not has(http, "numpy")
+    assert server.metrics()["snapcap_decode_processes"] == 2
+
+
+def test_captions_and_problems_are_those_of_threads(server: ServerProcess, samples: dict[Path, str]) -> None:
+    """The right captions are what `test_serve_process` finds with threads, and the sentences `test_bad_input`."""
+    before = server.metrics().get('snapcap_image_decode_seconds_count{format="png"}', 0.0)
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda path: server.caption(path)["caption"], samples))
+    assert found == list(samples.values())
+    after = server.metrics()
+    assert after['snapcap_image_decode_seconds_count{format="png"}'] == before + len(samples)
+    status, body, _ = server.call("/v1/caption", b"GIF89a, as if")
+    assert (status, body["reason"]) == (422, "unsupported_format")
+    assert body["detail"] == "GIF images are not read; send JPEG, PNG or WEBP."
+    assert server.metrics()['snapcap_image_decode_failures_total{reason="unsupported_format"}'] == 1
+
+
+def test_a_stream_and_a_large_body(server: ServerProcess, sample: tuple[Path, str]) -> None:
+    path, caption = sample
+    url = "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
+    content = [{"type": "image_url", "image_url": {"url": url}}]
+    asked = {"model": "demo", "stream": True, "messages": [{"role": "user", "content": content}]}
+    status, text, _ = server.call("/v1/chat/completions", json.dumps(asked).encode(), JSON)
+    assert status == 200
+    chunks = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+    assert "".join(each["choices"][0]["delta"].get("content") or "" for each in chunks).strip() == caption
+    large = path.read_bytes() + bytes(12 << 20)  # what follows the end of a PNG is not looked at
+    assert server.call("/v1/caption", large)[1]["caption"] == caption
+
+
+def test_a_process_that_is_killed_is_replaced_and_no_request_is_lost(
+    server: ServerProcess, samples: dict[Path, str]
+) -> None:
+    paths, before = list(samples)[:4], server.decode_pids
+    deaths = server.metrics()[DEATHS]
+    for pid in before:
+        os.kill(pid, signal.SIGSTOP)
+    with ThreadPoolExecutor(4) as pool:
+        replies = [pool.submit(server.caption, path) for path in paths]
+        server.wait_for(lambda: server.metrics()["snapcap_requests_in_flight"] == 4)
+        os.kill(before[0], signal.SIGKILL)
+        server.wait_for(lambda: server.metrics()[DEATHS] == deaths + 1)
+        os.kill(before[1], signal.SIGCONT)
+        captions = [reply.result()["caption"] for reply in replies]
+    assert captions == [samples[path] for path in paths]
+    server.wait_for(lambda: server.metrics()["snapcap_decode_processes"] == 2)
+    after = server.decode_pids
+    assert len(after) == 2
+    assert before[0] not in after
+    assert before[1] in after
+    (line,) = [line for line in server.log().splitlines() if "decode process ended" in line]
+    assert f"pid={before[0]} how=by signal SIGKILL" in line
+
+
+def test_nothing_is_left_when_the_server_is_killed(tmp_path: Path) -> None:
+    with ServerProcess(*options(tmp_path)) as server:
+        server.wait_ready()
+        pids = [server.engine_pid, server.decode_parent_pid, *server.decode_pids]
+        os.kill(pids[-1], signal.SIGSTOP)  # one that hangs does not see the end of its socket
+        server.process.kill()
+        server.process.wait()
+        wait_until(lambda: all(is_gone(pid) for pid in pids))
+    assert len(pids) == 4
+
+
+def test_without_the_processes_a_start_is_ready_with_threads(tmp_path: Path, sample: tuple[Path, str]) -> None:
+    with ServerProcess(*options(tmp_path)) as server:
+        server.wait_for(lambda: server.call("/livez")[0] == 200)
+        os.kill(server.decode_parent_pid, signal.SIGKILL)
+        server.wait_ready()
+        assert server.caption(sample[0])["caption"] == sample[1]
+        assert server.metrics()["snapcap_decode_processes"] == 0
+        (line,) = [line for line in server.log().splitlines() if " error " in line]
+        assert "threads decode from now on" in line
+        server.terminate()
+        assert server.process.wait(PATIENCE) == 0
+
+
+def test_the_end_of_a_server_is_the_end_of_its_processes(tmp_path: Path, sample: tuple[Path, str]) -> None:
+    with ServerProcess(*options(tmp_path)) as server:
+        server.wait_ready()
+        server.caption(sample[0])
+        pids = [server.engine_pid, server.decode_parent_pid, *server.decode_pids]
+        for pid in pids[1:]:
+            os.kill(pid, signal.SIGTERM)  # as a supervisor that signals a whole group
+        server.caption(sample[0])
+        server.terminate()
+        assert server.process.wait(PATIENCE) == 0
+        assert all(is_gone(pid) for pid in pids)
+        assert children(server.process.pid) == []
+        assert " warning " not in server.log()
