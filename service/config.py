@@ -148,7 +148,7 @@ class DecodingSettings:
     processes: int | None = option(
         "decode_processes",
         None,
-        "processes that decode images; 0: threads do; auto: half of the CPUs, at most 8, and none below 8 CPUs",
+        "processes that decode images; 0: threads do; auto: five of eight CPUs, at most 12, and none below 8 CPUs",
         parse=parse_auto(parse_int(0, 1024)),
         metavar="N",
         default_text="auto",

@@ -8,7 +8,7 @@ from service.child_process import ChildProcess, fork_child
 from service.shared_pixels import SharedPixels
 from warmup.cpus import available_cpus
 
-_MOST = 8
+_MOST = 12
 _CPUS_FOR_PROCESSES = 8
 
 
@@ -21,8 +21,8 @@ class DecodeProcesses:
 
 
 def decode_processes(asked: int | None) -> int:
-    """How many processes decode: as many as asked for; without a number half of the CPUs and at most 8, and on less
-    than 8 CPUs none: threads do it.
+    """How many processes decode: as many as asked for; without a number five of eight CPUs and at most 12, and on
+    less than 8 CPUs none: threads do it.
 
     Beside the model, decoding is most of a request's CPU time (``python -m benchmarks.http_cost``). The other CPUs
     are for the HTTP and the engine process, and for background builds.
@@ -30,7 +30,7 @@ def decode_processes(asked: int | None) -> int:
     if asked is not None:
         return asked
     cpus = available_cpus()
-    return min(cpus // 2, _MOST) if cpus >= _CPUS_FOR_PROCESSES else 0
+    return min(cpus * 5 // 8, _MOST) if cpus >= _CPUS_FOR_PROCESSES else 0
 
 
 def fork_decoding(count: int, pixels: SharedPixels, others: Iterable[socket.socket]) -> DecodeProcesses | None:

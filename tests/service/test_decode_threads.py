@@ -17,9 +17,9 @@ def test_one_for_each_cpu_up_to_eight_unless_asked(
 
 @pytest.mark.parametrize(
     ("asked", "cpus", "processes"),
-    [(None, 2, 0), (None, 7, 0), (None, 8, 4), (None, 16, 8), (None, 64, 8), (2, 2, 2), (0, 64, 0)],
+    [(None, 2, 0), (None, 7, 0), (None, 8, 5), (None, 16, 10), (None, 64, 12), (2, 2, 2), (0, 64, 0)],
 )
-def test_processes_leave_half_of_the_cpus_and_need_eight(
+def test_processes_leave_three_of_eight_cpus_and_need_eight(
     asked: int | None, cpus: int, processes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decode_fork, "available_cpus", lambda: cpus)
