@@ -261,7 +261,11 @@ def test_a_device_that_fails_for_good_fails_what_waits(behind: Behind) -> None:
         behind.remote.submit(each)
     release.set()
     assert all(isinstance(each.future.exception(PATIENCE), EngineFailed) for each in sent)
+    last = request(1)  # those were in two batches
+    behind.remote.submit(last)
+    assert isinstance(last.future.exception(PATIENCE), EngineFailed)
     behind.thread.join(PATIENCE)
+    assert not behind.thread.is_alive()
     refused = request(1)
     behind.remote.submit(refused)
     assert isinstance(refused.future.exception(PATIENCE), EngineFailed)
