@@ -96,7 +96,7 @@ def test_an_eager_start_has_the_driver_compile_nothing(
         log = server.log()
     assert ("launch_operators" in names) == (device.type == "cuda"), "beside the import of torch"
     assert "not launched ahead" not in log
-    assert not (tmp_path / "driver").exists()
+    assert [path for path in (tmp_path / "driver").rglob("*") if path.is_file()] == [], "it may make the folder"
 
 
 def test_a_compiled_start_imports_no_compiler_and_starts_no_process(built: Path, device: torch.device) -> None:
