@@ -53,12 +53,16 @@ class Servers:
                 self._servers[name] = server
 
     def run(self, load: HttpLoad, rounds: int) -> dict[str, Samples]:
-        """Every server in turn, again and again."""
+        """Every server in turn, again and again; one whose turn never came is named."""
 
         def case(server: Server) -> Callable[[], Mapping[str, float]]:
             return lambda: load.run(server)
 
-        return interleave(rounds, {name: case(server) for name, server in self._servers.items()})
+        results = interleave(rounds, {name: case(server) for name, server in self._servers.items()})
+        for name in self._servers:
+            if name not in results:
+                self._contenders.problems[name] = "not measured: interrupted"
+        return results
 
 
 def run(options: argparse.Namespace, device: str) -> int:

@@ -1,0 +1,52 @@
+"""Who is under load, and who is named because they were not."""
+
+import contextlib
+import io
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from benchmarks.contenders import Contenders
+from benchmarks.http_load import HttpLoad
+from benchmarks.server import Server
+from benchmarks.throughput import Servers
+from benchmarks.workload import Workload
+
+
+class Load:
+    """The second server's turn is interrupted, as by Ctrl-C."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    def run(self, server: Server) -> dict[str, float]:
+        self.runs += 1
+        if self.runs == 2:
+            raise KeyboardInterrupt
+        return {"captions_per_s": 1.0}
+
+
+def test_a_server_whose_turn_never_came_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    contenders = Contenders(cast(Workload, None), "cpu", tmp_path, tmp_path, (), float("inf"))
+
+    @contextlib.contextmanager
+    def serving(name: str) -> Iterator[Any]:
+        yield name
+
+    monkeypatch.setattr(contenders, "serving", serving)
+    monkeypatch.setattr(contenders, "first_caption", lambda server: io.BytesIO())
+    monkeypatch.setattr("benchmarks.throughput.replace", lambda load, seconds: Warm())
+    with ExitStack() as stack:
+        servers = Servers(contenders, stack)
+        servers.open(["aot", "litserve", "eager"], cast(HttpLoad, Load()))
+        results = servers.run(cast(HttpLoad, Load()), rounds=1)
+    assert list(results) == ["aot"]
+    assert contenders.problems == dict.fromkeys(("litserve", "eager"), "not measured: interrupted")
+
+
+class Warm:
+    def run(self, server: Server) -> dict[str, float]:
+        return {}
