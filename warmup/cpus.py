@@ -1,14 +1,31 @@
 """How many CPUs there are, and how many of them one operation takes. No torch."""
 
+import math
 import os
+from collections.abc import Iterator
+from pathlib import Path
+
+_MOUNTS = Path("/sys/fs/cgroup")
+_MEMBERSHIP = Path("/proc/self/cgroup")
 
 
 def available_cpus() -> int:
-    """CPUs this process may use; in a container, what its affinity leaves."""
+    """CPUs this process may use: those of its affinity, and in a container no more than its limit, rounded up."""
     try:
-        return len(os.sched_getaffinity(0))
+        cpus = len(os.sched_getaffinity(0))
     except AttributeError:  # not on Linux
-        return os.cpu_count() or 1
+        cpus = os.cpu_count() or 1
+    limit = cpu_limit()
+    return cpus if limit is None else min(cpus, max(math.ceil(limit), 1))
+
+
+def cpu_limit(membership: Path = _MEMBERSHIP, mounts: Path = _MOUNTS) -> float | None:
+    """The CPUs' worth of time that control groups give this process, as `docker run --cpus` and Kubernetes' limits
+    set it; None without a limit. A group's is also that of the groups in it.
+
+    cgroups(7): `cpu.max` of version 2, `cpu.cfs_quota_us` and `cpu.cfs_period_us` of version 1.
+    """
+    return min((limit for group in _groups(membership, mounts) for limit in _limits(group)), default=None)
 
 
 def default_threads() -> int:
@@ -19,3 +36,32 @@ def default_threads() -> int:
     spin (benchmarks/README.md).
     """
     return max(available_cpus() - 1, 1)
+
+
+def _groups(membership: Path, mounts: Path) -> Iterator[Path]:
+    """The folders of the process's groups and of those around them. A container may see its own group as the root,
+    whatever it is called outside: what is not there is left out by who reads it."""
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:  # not on Linux
+        return
+    for line in lines:
+        number, controllers, name = line.split(":", 2)
+        if number == "0" and not controllers:
+            roots = (mounts, mounts / "unified")
+        elif "cpu" in controllers.split(","):
+            roots = (mounts / controllers, mounts / "cpu")
+        else:
+            continue
+        group = Path(name.lstrip("/"))
+        yield from (root / part for root in roots for part in (group, *group.parents))
+
+
+def _limits(group: Path) -> Iterator[float]:
+    for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+        try:
+            quota, period = (word for name in names for word in (group / name).read_text().split())
+            if quota not in ("max", "-1"):
+                yield int(quota) / int(period)
+        except (OSError, ValueError, ZeroDivisionError):  # not there, or not as the kernel writes it
+            continue

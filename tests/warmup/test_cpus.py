@@ -1,0 +1,70 @@
+"""How many CPUs a process may use, by its affinity and its control groups."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from warmup import cpus
+from warmup.cpus import available_cpus, cpu_limit, default_threads
+
+
+def write(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text + "\n")
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "limit"),
+    [
+        pytest.param("0::/", {"cpu.max": "400000 100000"}, 4.0, id="a container of version 2"),
+        pytest.param("0::/", {"cpu.max": "max 100000"}, None, id="without a limit"),
+        pytest.param("0::/", {"cpu.max": "50000 100000"}, 0.5, id="less than one"),
+        pytest.param("0::/", {}, None, id="no such controller"),
+        pytest.param(
+            "0::/a/b", {"a/b/cpu.max": "max 100000", "a/cpu.max": "250000 100000"}, 2.5, id="of the outer"
+        ),
+        pytest.param(
+            "0::/a/b", {"a/b/cpu.max": "100000 100000", "a/cpu.max": "250000 100000"}, 1.0, id="the least"
+        ),
+        pytest.param("0::/a", {"unified/a/cpu.max": "200000 100000"}, 2.0, id="beside version 1"),
+        pytest.param(
+            "4:cpu,cpuacct:/docker/1",
+            {"cpu,cpuacct/cpu.cfs_quota_us": "300000", "cpu,cpuacct/cpu.cfs_period_us": "100000"},
+            3.0,
+            id="version 1, where the container's group is its root",
+        ),
+        pytest.param(
+            "1:cpu:/a",
+            {"cpu/a/cpu.cfs_quota_us": "-1", "cpu/a/cpu.cfs_period_us": "100000"},
+            None,
+            id="version 1 without a limit",
+        ),
+        pytest.param("5:memory:/", {"memory/cpu.max": "100000 100000"}, None, id="of another controller"),
+        pytest.param("0::/", {"cpu.max": "400000"}, None, id="not as the kernel writes it"),
+        pytest.param("0::/", {"cpu.max": "400000 0"}, None, id="no period"),
+    ],
+)
+def test_the_limit_is_that_of_the_control_groups(
+    membership: str, files: dict[str, str], limit: float | None, tmp_path: Path
+) -> None:
+    write(tmp_path / "membership", membership)
+    for name, text in files.items():
+        write(tmp_path / "mounts" / name, text)
+    assert cpu_limit(tmp_path / "membership", tmp_path / "mounts") == limit
+
+
+def test_a_system_without_control_groups_has_no_limit(tmp_path: Path) -> None:
+    assert cpu_limit(tmp_path / "membership", tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("limit", "available", "threads"), [(None, 16, 15), (0.5, 1, 1), (2.0, 2, 1), (2.5, 3, 2), (64.0, 16, 15)]
+)
+def test_cpus_are_those_of_affinity_and_limit(
+    limit: float | None, available: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
+    monkeypatch.setattr(cpus, "cpu_limit", lambda: limit)
+    assert available_cpus() == available
+    assert default_threads() == threads
