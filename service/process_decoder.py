@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 # No image within the default limits takes a tenth of it: a process that does is stuck in a codec.
 STUCK_S = 60.0
+_LOOK_S = 1.0  # how often it is looked for, while images wait
 _START_S = 30.0
 _END_S = 5.0
 _ATTEMPTS = 2
@@ -88,6 +89,7 @@ class ProcessDecoder:
         self._up: Future[bool] = Future()
         self._answered_once = False
         self._over = False  # no process will come any more
+        self._looking = False  # for those that are stuck
         self._notices = NoticeChannel(processes.parent.end, loop, self._began, self._ended, self._parent_ended)
 
     def begin(self, transform: "ImageTransform", threads: Decoder) -> bool:
@@ -111,7 +113,7 @@ class ProcessDecoder:
         self._waiting.append(_Job(image, left, done))
         if self._over or self._idle:
             self._feed()
-        else:
+        elif not self._looking:
             self._end_stuck()
 
     def give_up(self, why: str) -> None:
@@ -214,11 +216,16 @@ class ProcessDecoder:
             time.sleep(0.005)
 
     def _end_stuck(self) -> None:
-        """Asked while all are busy."""
+        """While images wait, which is while all are busy; also when nobody asks for more: a full queue refuses them
+        before they come here."""
+        self._looking = bool(self._waiting)
+        if not self._looking:
+            return
         earliest = time.monotonic() - STUCK_S
         for worker in self._workers:
             if worker.job is not None and worker.since < earliest:
                 _kill(worker.pid)
+        self._loop.call_later(_LOOK_S, self._end_stuck)
 
 
 def _outcome(answer: Answer, slot: int) -> Outcome:

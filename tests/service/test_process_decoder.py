@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
-from support.list_engine import LIMITS, Observer
+from support.list_engine import LIMITS, PATIENCE, Observer
 
 from models.preprocess import ImageTransform
 from service import process_decoder
@@ -329,22 +329,30 @@ def test_without_their_parent_threads_decode(caplog: pytest.LogCaptureFixture) -
     assert "threads decode from now on" in caplog.text
 
 
-def test_a_process_that_is_stuck_is_killed_when_all_are_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_is_stuck_is_killed_while_images_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     killed: list[int] = []
 
     async def scene() -> None:
         monkeypatch.setattr(process_decoder, "_kill", killed.append)
+        monkeypatch.setattr(process_decoder, "_LOOK_S", 0.001)
         world = World()
         await world.begin(1)
         world.ask(1)
         world.ask(2)
+        await asyncio.sleep(0.02)
         assert killed == []
         monkeypatch.setattr(process_decoder, "STUCK_S", -1.0)
-        world.ask(3)
-        assert killed == [world.processes[0].pid]
+        while not killed:  # though nobody asks: the queue may be full
+            await asyncio.sleep(0.001)
+        assert set(killed) == {world.processes[0].pid}
+        world.processes[0].answer()
+        await turns()
+        killed.clear()
+        await asyncio.sleep(0.02)
+        assert killed == [], "nothing waits"
         world.close()
 
-    play(scene())
+    play(asyncio.wait_for(scene(), PATIENCE))
 
 
 def test_processes_that_never_come_leave_it_to_threads(monkeypatch: pytest.MonkeyPatch) -> None:
