@@ -36,6 +36,8 @@ def fork_child(serve: Callable[[socket.socket], int], others: Iterable[socket.so
         raise ForkError(f"`snapcap serve` needs a system with fork(2), which {sys.platform} does not have")
     if threading.active_count() > 1:
         raise RuntimeError("a thread was started before the fork; its locks would be copied as they are")
+    # Who started this process may have left it ignored; a child's end could then not be waited for.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     ours, theirs = socket.socketpair()
     parent, pid = os.getpid(), os.fork()
     if pid:
