@@ -21,6 +21,8 @@ from service.shared_pixels import SharedPixels
 
 # Before another is forked, so that what ends all of them does not keep a CPU busy.
 PAUSE_S = 0.05
+# Where something has run out: memory, processes, the server's open files.
+FULL_S = 1.0
 _logger = logging.getLogger("snapcap.decode")
 
 
@@ -69,11 +71,22 @@ class _Family:
             pid, status = os.waitpid(-1, 0)
             self._pids.discard(pid)
             code = os.waitstatus_to_exitcode(status)
-            if code == 0:  # nothing more is to be decoded: the server ends
-                self._count = 0
-            elif self._count:
+            if code and self._count:
                 self._tell(Ended(pid, code))
                 time.sleep(PAUSE_S)
+            elif self._alone():  # their sockets are closed
+                self._count = 0
+            else:  # its own only: the server had no room for one more open file
+                time.sleep(FULL_S)
+
+    def _alone(self) -> bool:
+        """Whether the server has ended, or is about to: it closes this socket first."""
+        try:
+            return not self._end.recv(1, socket.MSG_DONTWAIT)  # after the setup it says nothing
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def _add(self) -> None:
         pixels, transform = self._pixels, self._setup.transform
@@ -81,7 +94,7 @@ class _Family:
             child = fork_child(lambda end: decode_images(end, pixels, transform), [self._end])
         except OSError as error:  # no memory, or too many processes
             _logger.warning("no decode process", extra={"fields": {"error": str(error)}})
-            time.sleep(1.0)
+            time.sleep(FULL_S)
             return
         self._pids.add(child.pid)
         with child.end:  # theirs alone from now on: when the process dies its socket is closed

@@ -1,6 +1,8 @@
 """The HTTP process's end of the socket to the parent of the decode processes."""
 
 import asyncio
+import logging
+import os
 import socket
 from collections import deque
 from collections.abc import Callable
@@ -10,6 +12,7 @@ from service.decode_messages import Began, Ended, Notice, Setup
 from service.messages import RECEIVE_BYTES, Unpacker, pack
 
 _SOCKETS = 64  # that come with what is received at once, at most
+_logger = logging.getLogger("snapcap.decode")
 
 
 class NoticeChannel:
@@ -56,13 +59,17 @@ class NoticeChannel:
             return
         except OSError:
             data, descriptors = b"", []
-        self._sockets += [socket.socket(fileno=each) for each in descriptors]
+        for each in descriptors:
+            os.set_inheritable(each, False)  # which Python leaves to whoever receives them
+            self._sockets.append(socket.socket(fileno=each))
         if not data:
             self._loop.remove_reader(self._end)
             self._gone()
             return
         for notice in self._unpacker.feed(data):
-            if isinstance(notice, Began):
-                self._began(notice, self._sockets.popleft())
-            else:
+            if isinstance(notice, Ended):
                 self._ended(notice)
+            elif self._sockets:
+                self._began(notice, self._sockets.popleft())
+            else:  # this process may open no more files: the other one ends, and is replaced
+                _logger.warning("no socket to a decode process", extra={"fields": {"pid": notice.pid}})

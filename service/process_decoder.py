@@ -136,9 +136,9 @@ class ProcessDecoder:
         if self._over:
             return
         self._over = True
+        self._notices.shut()  # first, so that their parent replaces none of them
         for worker in self._workers:
             worker.channel.shut()
-        self._notices.shut()
         self._end_parent(_END_S)
 
     def _feed(self) -> None:

@@ -333,7 +333,13 @@ def test_a_process_that_is_stuck_is_killed_while_images_wait(monkeypatch: pytest
     killed: list[int] = []
 
     async def scene() -> None:
-        monkeypatch.setattr(process_decoder, "_kill", killed.append)
+        heard = asyncio.Event()
+
+        def kill(pid: int) -> None:
+            killed.append(pid)
+            heard.set()
+
+        monkeypatch.setattr(process_decoder, "_kill", kill)
         monkeypatch.setattr(process_decoder, "_LOOK_S", 0.001)
         world = World()
         await world.begin(1)
@@ -342,8 +348,7 @@ def test_a_process_that_is_stuck_is_killed_while_images_wait(monkeypatch: pytest
         await asyncio.sleep(0.02)
         assert killed == []
         monkeypatch.setattr(process_decoder, "STUCK_S", -1.0)
-        while not killed:  # though nobody asks: the queue may be full
-            await asyncio.sleep(0.001)
+        await heard.wait()  # though nobody asks: the queue may be full
         assert set(killed) == {world.processes[0].pid}
         world.processes[0].answer()
         await turns()

@@ -1,0 +1,114 @@
+"""The parent of the decode processes, and the sockets that it hands over, as the HTTP process gets them."""
+
+import asyncio
+import logging
+import os
+import resource
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.list_engine import PATIENCE
+from support.server_process import clean_environment
+
+from service.decode_messages import Began, Notice
+from service.messages import RECEIVE_BYTES, Unpacker, pack
+from service.notice_channel import NoticeChannel
+
+PROGRAM = """
+import socket, sys
+from models.preprocess import ImageTransform
+from service import decode_parent
+from service.decode_messages import Setup
+from service.shared_pixels import SharedPixels
+decode_parent.FULL_S = 0.01
+pixels = SharedPixels(2)
+family = decode_parent._Family(1, socket.socket(fileno=int(sys.argv[1])), pixels, Setup(ImageTransform((2, 2))))
+family.keep()
+"""
+
+
+def test_a_process_whose_socket_was_lost_is_replaced_until_the_server_ends() -> None:
+    ours, theirs = socket.socketpair()
+    ours.settimeout(PATIENCE)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(theirs.fileno())],
+        env=clean_environment(),
+        cwd=Path(__file__).parents[2],
+        pass_fds=[theirs.fileno()],
+    )
+    theirs.close()
+    seen = set()
+    for _ in range(3):
+        data, descriptors, _, _ = socket.recv_fds(ours, RECEIVE_BYTES, 4)
+        (notice,) = Unpacker[Notice]().feed(data)
+        assert isinstance(notice, Began)
+        seen.add(notice.pid)
+        (end,) = descriptors
+        if len(seen) == 3:
+            ours.close()
+        os.close(end)  # with status 0 it ends
+    assert len(seen) == 3
+    assert parent.wait(PATIENCE) == 0
+
+
+class Heard:
+    """A NoticeChannel and what it says."""
+
+    def __init__(self) -> None:
+        ours, self.theirs = socket.socketpair()
+        self.began: list[socket.socket] = []
+        self.channel = NoticeChannel(
+            ours,
+            asyncio.get_running_loop(),
+            lambda notice, end: self.began.append(end),
+            lambda notice: None,
+            lambda: None,
+        )
+
+    async def tell(self, pid: int) -> None:
+        end, _ = socket.socketpair()
+        socket.send_fds(self.theirs, [pack(Began(pid))], [end.fileno()])
+        end.close()
+        for _ in range(4):
+            await asyncio.sleep(0)
+
+    def close(self) -> None:
+        self.channel.close()
+        for each in (self.theirs, *self.began):
+            each.close()
+
+
+def test_a_socket_to_a_decode_process_is_not_for_other_programs() -> None:
+    async def scene() -> None:
+        heard = Heard()
+        await heard.tell(7)
+        (end,) = heard.began
+        assert not end.get_inheritable()
+        heard.close()
+
+    asyncio.run(scene())
+
+
+def test_without_room_for_a_socket_the_next_one_is_still_heard(caplog: pytest.LogCaptureFixture) -> None:
+    async def scene() -> None:
+        heard = Heard()
+        end, _ = socket.socketpair()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        socket.send_fds(heard.theirs, [pack(Began(7))], [end.fileno()])
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # no more than there are
+            for _ in range(4):
+                await asyncio.sleep(0)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert heard.began == []
+        await heard.tell(8)
+        assert len(heard.began) == 1
+        heard.close()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(scene())
+    assert [each.getMessage() for each in caplog.records] == ["no socket to a decode process"]
