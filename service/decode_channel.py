@@ -76,6 +76,7 @@ class DecodeChannel:
             sent = len(self._rest)
         self._rest = self._rest[sent:]
         if not self._rest:
+            self._rest = memoryview(b"")  # an empty part of the image would hold all of it
             self._loop.remove_writer(self._end)
 
     def _forget(self) -> None:
