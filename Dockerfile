@@ -94,6 +94,7 @@ FROM runtime AS server
 COPY --from=server-packages /opt/snapcap /opt/snapcap
 # There is nothing to build with: without artifacts the server stays eager, and its log says which command to run.
 ENV SNAPCAP_BUILD=off
-# PID 1 is the HTTP process, which waits for its one child, the engine process: no init is needed.
+# PID 1 is the HTTP process, which waits for its children, the engine process and the parent of those that decode:
+# no init is needed.
 CMD ["serve"]
 # No HEALTHCHECK: Kubernetes ignores it and asks /livez and /readyz itself; it would start a Python every few seconds.
