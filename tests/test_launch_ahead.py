@@ -1,9 +1,11 @@
 """torch's operators, launched before torch is imported: on a CPU here, where no server does so."""
 
+import ctypes
 import json
 import logging
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,11 @@ from support.recorded_launches import expected_and_run, missing
 from support.server_process import clean_environment
 
 from warmup.ahead import launch_ahead
+from warmup.aoti import AotiError
+from warmup.aoti_operators import Operators
+from warmup.aoti_tensors import Zeros
 from warmup.eager_launches import FP32, Launch, Like
+from warmup.torch_libraries import load_torch_libraries
 
 PROGRAM = """
 import ctypes, json, logging, sys
@@ -69,3 +75,25 @@ def test_an_operator_that_fails_is_named_and_the_others_are_run(caplog: pytest.L
         )
     (record,) = caplog.records
     assert record.fields == {"error": "mm, addmm"}  # type: ignore[attr-defined]
+
+
+def test_an_operator_that_libtorch_does_not_have_keeps_no_tensors() -> None:
+    held: list[int] = []
+
+    class Counted(Zeros):
+        def make(self, dtype: str, shape: Sequence[int], strides: Sequence[int]) -> int:
+            held.append(super().make(dtype, shape, strides))
+            return held[-1]
+
+        def drop(self, tensor: int) -> None:
+            held.remove(tensor)
+            super().drop(tensor)
+
+    libtorch = load_torch_libraries()
+    assert libtorch is not None
+    operators = Operators(ctypes.CDLL(None, handle=libtorch), Counted.on(libtorch, "cpu"))
+    part = Like(FP32, (1, 2, 3, 4), (24, 12, 4, 1))
+    with pytest.raises(AotiError, match="has no aoti_torch_cpu__scaled"):  # which is CUDA's
+        operators.run(Launch("_scaled_dot_product_efficient_attention", (part, part, part)))
+    operators.run(Launch("addmm", (Like(FP32, (2,), (1,)), Like(FP32, (3, 2), (2, 1)), Like(FP32, (2, 2), (2, 1)))))
+    assert held == []

@@ -72,14 +72,16 @@ class Operators:
 
     def _call(self, name: str, inputs: Sequence[int], *others: Any, results: int = 0) -> None:
         """Call a C function, which leaves its inputs to the caller."""
-        function = exported(self.libtorch, f"aoti_torch_{self.zeros.device}_{name}")
         made = (ctypes.c_void_p * results)()
         places = [ctypes.byref(made, place * ctypes.sizeof(ctypes.c_void_p)) for place in range(results)]
-        failed = function(*map(ctypes.c_void_p, inputs), *others, *places)
-        # Of flash attention's results two are lengths.
-        tensors = (each for place, each in enumerate(made) if results != _FLASH_RESULTS or place not in (4, 5))
-        for tensor in (*inputs, *filter(None, tensors)):
-            self.zeros.drop(tensor)
+        try:
+            function = exported(self.libtorch, f"aoti_torch_{self.zeros.device}_{name}")
+            failed = function(*map(ctypes.c_void_p, inputs), *others, *places)
+        finally:
+            # Of flash attention's results two are lengths.
+            tensors = (each for place, each in enumerate(made) if results != _FLASH_RESULTS or place not in (4, 5))
+            for tensor in (*inputs, *filter(None, tensors)):
+                self.zeros.drop(tensor)
         if failed:
             raise AotiError(f"{name} failed")
 
