@@ -2,7 +2,7 @@
 one dies.
 
 It has one thread and no other work, so that it can fork safely at any time, as the HTTP process cannot. It ends
-when that one has closed the socket of each decode process.
+when that one has closed the socket to it, and then that of each decode process.
 """
 
 import logging
