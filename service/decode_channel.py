@@ -5,7 +5,7 @@ import socket
 from collections.abc import Callable
 
 from service.decode_messages import HEAD, Answer
-from service.messages import RECEIVE_BYTES, Unpacker
+from service.messages import Unpacker, receive
 
 
 class DecodeChannel:
@@ -54,12 +54,9 @@ class DecodeChannel:
         self._end.close()
 
     def _receive(self) -> None:
-        try:
-            data = self._end.recv(RECEIVE_BYTES)
-        except (BlockingIOError, InterruptedError):
+        data = receive(self._end)
+        if data is None:
             return
-        except OSError:
-            data = b""
         if not data:
             self.close()
             self._ended()

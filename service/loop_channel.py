@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from service.messages import RECEIVE_BYTES, Message, Unpacker, pack
+from service.messages import RECEIVE_BYTES, Message, Unpacker, pack, receive
 
 
 class LoopChannel:
@@ -39,13 +39,7 @@ class LoopChannel:
 
     def receive(self) -> None:
         """Take all that has come. On the event loop."""
-        while True:
-            try:
-                data = self._end.recv(RECEIVE_BYTES)
-            except (BlockingIOError, InterruptedError):
-                return
-            except OSError:
-                data = b""
+        while (data := receive(self._end)) is not None:
             if not data:
                 self._loop.remove_reader(self._end)
                 return

@@ -4,6 +4,7 @@ Pickles, as both ends are one program, and nobody else can reach the pair of soc
 """
 
 import pickle
+import socket
 import struct
 from collections.abc import Iterable
 from pathlib import Path
@@ -118,6 +119,16 @@ def pack(message: object) -> bytes:
     """A message behind its length."""
     data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     return _LENGTH.pack(len(data)) + data
+
+
+def receive(end: socket.socket) -> bytes | None:
+    """What has come, without waiting: None for nothing yet, and no bytes once the other end is closed."""
+    try:
+        return end.recv(RECEIVE_BYTES)
+    except (BlockingIOError, InterruptedError):
+        return None
+    except OSError:
+        return b""
 
 
 class Unpacker(Generic[M]):
