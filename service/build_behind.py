@@ -1,5 +1,6 @@
 """Whether a server that is ready builds what it started without, and when it begins."""
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 # Of minutes. Whoever waited for READY comes first: imports, and the first processes, would hold that request up.
 AFTER_READY_S = 0.5
+_logger = logging.getLogger("snapcap.build")
 
 
 def start_build(
@@ -29,9 +31,14 @@ def start_build(
     stopped = threading.Event()
 
     def begin() -> None:
-        from warmup.background import BackgroundBuild  # noqa: PLC0415  only a start without artifacts
+        try:
+            from warmup.background import BackgroundBuild  # noqa: PLC0415  only a start without artifacts
 
-        builds.append(BackgroundBuild(loaded, options, status, engine.call))
+            builds.append(BackgroundBuild(loaded, options, status, engine.call))
+        except Exception as error:  # nobody waits for this thread
+            status.building(state="failed", error=f"{type(error).__name__}: {error}")
+            _logger.exception("build failed unexpectedly; eager goes on serving")
+            return
         if not stopped.is_set():
             builds[0].start()
 

@@ -39,11 +39,10 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeBuild]]:
     MADE.clear()
 
 
-def begin(after_s: float, *, compiled: bool = False) -> Any:
+def begin(after_s: float, *, compiled: bool = False, status: Any = None) -> Any:
     loaded: Any = SimpleNamespace(compiled=compiled)
     options: Any = SimpleNamespace(backend="auto", build="auto")
     engine: Any = SimpleNamespace(call=None)
-    status: Any = None
     return start_build(options, loaded, status, engine, after_s)
 
 
@@ -89,6 +88,22 @@ def test_what_is_compiled_is_not_built(made: list[FakeBuild]) -> None:
     begin(0.0, compiled=True)
     _timers_are_over()
     assert not made
+
+
+def test_a_build_that_cannot_begin_is_in_the_status_and_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class NoBuild(FakeBuild):
+        def __init__(self, *_: object) -> None:
+            raise ImportError("no compiler's module")
+
+    monkeypatch.setattr(background, "BackgroundBuild", NoBuild)
+    seen: list[dict[str, str]] = []
+    stop = begin(0.0, status=SimpleNamespace(building=lambda **progress: seen.append(progress)))
+    _timers_are_over()
+    stop()
+    assert seen == [{"state": "failed", "error": "ImportError: no compiler's module"}]
+    assert "eager goes on serving" in caplog.text
 
 
 def _timers_are_over() -> None:
