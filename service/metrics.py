@@ -97,7 +97,8 @@ class Metrics:
         )
         self.decode_processes = gauge("decode_processes", "Processes that decode images; 0: threads do.")
         self.decode_process_deaths = counter(
-            "decode_process_deaths_total", "Decode processes that ended by themselves, and were replaced."
+            "decode_process_deaths_total",
+            "Decode processes that nobody ended; they are replaced, or threads take over.",
         )
         # A counter that appears with its first event hides that event from Prometheus, whose increase() and rate()
         # need a value before it.

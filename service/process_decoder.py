@@ -165,7 +165,8 @@ class ProcessDecoder:
         self._answered_once = True
         if job is not None and not job.done(_outcome(answer, worker.slot)):
             self._slots.give_back(worker.slot)
-        self._idle.append(worker)
+        if not self._over:  # else it is about to be ended
+            self._idle.append(worker)
         self._feed()
 
     def _began(self, notice: Began, end: socket.socket) -> None:

@@ -49,6 +49,9 @@ def serve(settings: Settings) -> int:
     except (BindError, ForkError) as error:
         print(f"snapcap: {error}", file=sys.stderr)
         return 1
+    except OSError as error:  # too many processes, or no memory for one more
+        print(f"snapcap: the server's processes cannot be started: {error}", file=sys.stderr)
+        return 1
     from service.web_imports import import_web  # noqa: PLC0415
 
     import_web()

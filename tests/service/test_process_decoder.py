@@ -331,6 +331,27 @@ def test_without_their_parent_threads_decode(caplog: pytest.LogCaptureFixture) -
     assert "threads decode from now on" in caplog.text
 
 
+def test_a_process_that_outlives_their_parent_is_given_no_more() -> None:
+    async def scene() -> None:
+        world = World()
+        await world.begin(1)
+        world.ask(1)
+        await turns()
+        (process,) = world.working()
+        world.parent.kill()
+        world.control.close()
+        await turns()
+        process.answer()
+        await turns()
+        world.ask(2)
+        await turns()
+        assert [image[0] for image in world.threads.images] == [2]
+        assert process.job() is None
+        world.close()
+
+    play(scene())
+
+
 def test_a_process_that_is_stuck_is_killed_while_images_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     killed: list[int] = []
 
