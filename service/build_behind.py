@@ -5,6 +5,8 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from service.after_ready import AFTER_READY_S, after_ready
+
 if TYPE_CHECKING:
     from service.engine import Engine
     from warmup.background import BackgroundBuild
@@ -12,8 +14,6 @@ if TYPE_CHECKING:
     from warmup.startup import Loaded
     from warmup.status import StartupStatus
 
-# Of minutes. Whoever waited for READY comes first: imports, and the first processes, would hold that request up.
-AFTER_READY_S = 0.5
 _logger = logging.getLogger("snapcap.build")
 
 
@@ -48,7 +48,5 @@ def start_build(
         for build in builds:
             build.stop()
 
-    timer = threading.Timer(after_s, begin)
-    timer.daemon = True
-    timer.start()
+    timer = after_ready(begin, after_s)
     return stop

@@ -46,8 +46,9 @@ class DecodeChannel:
 
     def close(self) -> None:
         """The other process ends when it is done with what it has. Nothing is heard of it."""
-        self._forget()
-        self._end.close()
+        self._loop.remove_reader(self._end)
+        self._loop.remove_writer(self._end)
+        self.shut()
 
     def shut(self) -> None:
         """As `close`, once the event loop is over."""
@@ -75,7 +76,3 @@ class DecodeChannel:
         if not self._rest:
             self._rest = memoryview(b"")  # an empty part of the image would hold all of it
             self._loop.remove_writer(self._end)
-
-    def _forget(self) -> None:
-        self._loop.remove_reader(self._end)
-        self._loop.remove_writer(self._end)

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from models.dimensions import MAX_BEAMS
+from service.after_ready import after_ready
 from service.engine import Engine, EngineObserver
 from service.limits import Limits
 from service.scheduler import Scheduler
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from warmup.prepared import Checkpoint
 
 _logger = logging.getLogger("snapcap.start")
-_COLD_AFTER_S = 0.5
 
 
 class DeviceThread:
@@ -74,10 +74,8 @@ class DeviceThread:
             scheduler = Scheduler(loaded.warm_table, limits(loaded, self._options), self._queue_size)
             engine = Engine(scheduler, self._observer, self._turn_ended)
             self._on_ready(loaded, engine, scheduler)
-            if loaded.cold:  # on this thread, between two steps; but whoever waited for READY comes first
-                later = threading.Timer(_COLD_AFTER_S, self._warm_cold, (engine, loaded, scheduler))
-                later.daemon = True
-                later.start()
+            if loaded.cold:  # on this thread, between two steps
+                after_ready(partial(self._warm_cold, engine, loaded, scheduler))
             engine.run(loaded.runner, self._status.decoder_backend)
         except Exception as error:
             self._on_failure(error)

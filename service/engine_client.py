@@ -15,7 +15,6 @@ from prometheus_client.process_collector import ProcessCollector
 
 from service.child_process import how_it_ended
 from service.config import Settings
-from service.decode_fork import decode_processes
 from service.decoder import Decoder
 from service.limits import Limits
 from service.loop_channel import LoopChannel
@@ -90,8 +89,8 @@ class EngineClient:
         self._engine: RemoteEngine | None = None
         self._decoder: Decoder | None = None
         self._closing = False
-        asked = settings.decoding.processes, settings.images.decode_threads
-        self._decoders = decode_processes(asked[0]) or decode_threads(asked[1])
+        threads = decode_threads(settings.images.decode_threads)
+        self._decoders = threads if parts.decoding is None else parts.decoding.count
 
     def start(self) -> None:
         services, pid = self._services, self._process.pid

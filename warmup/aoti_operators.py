@@ -48,7 +48,7 @@ class Operators:
         Raises:
             AotiError: libtorch has no such function, or it fails; its message is on the standard error.
         """
-        inputs = [self.zeros.make(like.dtype, like.shape, like.strides) for like in launch.tensors]
+        inputs = [self.zeros.make(*like) for like in launch.tensors]
         match launch.operator:
             case "addmm":
                 _, left, right = launch.tensors

@@ -94,7 +94,7 @@ def run_on_zeros(container: Container, signature: Signature, zeros: Zeros) -> No
     Raises:
         AotiError: it fails.
     """
-    inputs = [zeros.make(dtype, shape, strides) for dtype, shape, strides in signature]
+    inputs = [zeros.make(*each) for each in signature]
     zeros.drop(container.run(inputs, None))
 
 

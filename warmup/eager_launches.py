@@ -8,6 +8,7 @@ one that a region calls, with inputs of the same dtypes, shapes and strides, as 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 from models.config import ModelConfig
 from models.dimensions import BeitConfig, BertConfig, DecoderConfig, VisionConfig
@@ -16,8 +17,7 @@ from warmup.plan import Plan
 INT64, FP32 = "int64", "float32"
 
 
-@dataclass(frozen=True)
-class Like:
+class Like(NamedTuple):
     """A tensor's dtype, shape and strides."""
 
     dtype: str
@@ -48,14 +48,15 @@ def eager_launches(config: ModelConfig, plan: Plan, rows: int) -> Iterator[Launc
 
 def _encoder(config: ModelConfig, dtype: str, rows: int) -> Iterator[Launch]:
     vision = config.vision
-    width, tokens, (across, down) = vision.hidden_size, vision.sequence_length, vision.grid
-    height, breadth = across * vision.patch_size[0], down * vision.patch_size[1]
-    image = _like(FP32, rows, height, breadth, 3)
-    yield Launch("copy_", (image, _like("uint8", rows, height, breadth, 3)))
+    width, tokens = vision.hidden_size, vision.sequence_length
+    (down, across), (height, breadth) = vision.grid, vision.patch_size
+    seen = rows, down * height, across * breadth, 3  # without a remainder at the right and bottom
+    image = _like(FP32, *seen)
+    yield Launch("copy_", (image, _like("uint8", *seen)))
     yield Launch("mul.Tensor", (image, _like(FP32, 1)))
     yield Launch("sub.Tensor", (image, _like(FP32, 3)))
     yield Launch("div.Tensor", (image, _like(FP32, 3)))
-    yield _linear(dtype, rows * across * down, 3 * vision.patch_size[0] * vision.patch_size[1], width)
+    yield _linear(dtype, rows * down * across, 3 * height * breadth, width)
     yield _norm(dtype, rows, tokens, width)
     yield _linear(dtype, rows * tokens, width, 3 * width)
     yield _attention(vision, dtype, rows)
