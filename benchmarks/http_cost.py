@@ -19,7 +19,6 @@ import json
 import logging
 import multiprocessing
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -27,7 +26,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -35,6 +33,7 @@ from typing import Any, cast
 from benchmarks.common import ROOT, environment, scratch
 from benchmarks.processes import cpu_seconds, descendants
 from benchmarks.report import Report, number
+from benchmarks.waiting_engine import IMAGE_SIZE, LIMITS, Words, serve_waiting
 from benchmarks.workload import open_workload
 from models.preprocess import ImageTransform
 from service import logs
@@ -42,111 +41,19 @@ from service.app import Services, create_app
 from service.assembly import assemble
 from service.bind import bind
 from service.body import BodyLimits
-from service.channel import BlockingChannel
 from service.config import DecodingSettings, Settings
-from service.engine import Engine
-from service.intake import Intake
-from service.limits import Limits
 from service.loop_channel import LoopChannel
-from service.messages import Cancel, Message, Submit, Turn
+from service.messages import Message, Turn
 from service.parts import Parts, fork_parts
 from service.process_decoder import ProcessDecoder
 from service.remote_engine import RemoteEngine
-from service.scheduler import Scheduler
 from service.server import Server, make_server
-from service.shared_pixels import SharedPixels, Slots
+from service.shared_pixels import Slots
 from service.thread_decoder import ThreadDecoder
-from warmup.buckets import Bucket, BucketTable
 from warmup.timeline import Timeline
 
 FORMS = ("raw", "json", "multipart")
 NAMES = ("event loop", "HTTP process", "device thread", "engine process", "decode processes")
-TOKENS = 20
-END, WORD = 1, 5
-TABLE = BucketTable.of((1, 4, 16, 64))
-IMAGE_SIZE = (224, 224)
-LIMITS = Limits(cache_length=64, default_new_tokens=TOKENS, eos_ids=frozenset({END}))
-
-
-class WaitingRunner:
-    """A device that takes ``step_s`` seconds a step and nothing for an encode, while the host goes on."""
-
-    runs_ahead = True
-
-    def __init__(self, step_s: float) -> None:
-        self._step_s = step_s
-        self._free = 0.0
-
-    def timer(self) -> "WaitingRunner":
-        return self
-
-    def stop(self) -> "WaitingRunner":
-        return self
-
-    def seconds(self) -> float:
-        return self._step_s
-
-    def encode(self, bucket: Bucket, images: list[Any], first: int) -> None: ...
-
-    def admit(self, first: int, rows: list[Any]) -> None: ...
-
-    def move(self, moves: list[tuple[int, int]]) -> None: ...
-
-    def decode_step(self, bucket: Bucket, needs: object) -> None:
-        self._free = max(self._free, time.perf_counter()) + self._step_s
-
-    def read_tokens(self, rows: int, beams: bool) -> "WaitingTokens":
-        return WaitingTokens(self._free, rows)
-
-
-@dataclass(frozen=True)
-class WaitingTokens:
-    """The tokens of a step that ends at a moment of ``time.perf_counter``."""
-
-    end: float
-    rows: int
-
-    def result(self) -> list[int]:
-        time.sleep(max(self.end - time.perf_counter(), 0.0))
-        return [WORD] * self.rows
-
-    def hypotheses(self) -> dict[int, list[int]]:
-        return {}
-
-
-class Words:
-    """A tokenizer whose every caption is one word."""
-
-    def encode(self, text: str) -> list[int]:
-        return [WORD] * len(text.split())
-
-    def decode(self, ids: list[int]) -> str:
-        return "caption"
-
-
-def serve_waiting(
-    step_s: float, settings: Settings, end: socket.socket, pixels: SharedPixels, _origin: float
-) -> int:
-    """An engine process whose device only waits. Its main thread is the device thread."""
-    pixels.open(IMAGE_SIZE)
-    channel = BlockingChannel(end)
-    intake = Intake(pixels, channel.send)
-    engine = Engine(Scheduler(TABLE, LIMITS, sys.maxsize), intake.turns, intake.turns.end)
-    intake.attach(engine)
-
-    def receive() -> None:
-        while (messages := channel.receive()) is not None:
-            for message in messages:
-                if isinstance(message, Submit):
-                    intake.submit(message)
-                elif isinstance(message, Cancel):
-                    intake.cancel(message.number)
-        engine.stop()
-
-    threading.Thread(target=receive, daemon=True).start()
-    runner: Any = WaitingRunner(step_s)
-    engine.run(runner, lambda rows: "none")
-    return 0
 
 
 def assembled() -> Services:
