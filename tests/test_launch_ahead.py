@@ -3,8 +3,6 @@
 import ctypes
 import json
 import logging
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +10,7 @@ import pytest
 import torch
 from support import device_cases
 from support.recorded_launches import expected_and_run, missing
-from support.server_process import clean_environment
+from support.server_process import python
 
 from warmup.ahead import launch_ahead
 from warmup.aoti import AotiError
@@ -41,15 +39,7 @@ print(json.dumps([len(launches), len(here), "torch" in sys.modules]))
 
 
 def test_operators_run_without_torchs_module() -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env=clean_environment(),
-        cwd=Path(__file__).parent.parent,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    run = python("-c", PROGRAM)
     assert run.returncode == 0, run.stderr
     every, here, imported = json.loads(run.stdout)
     assert here == every - 1, "a CPU has an attention of its own"

@@ -2,12 +2,10 @@
 
 import ast
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from support.server_process import clean_environment
+from support.server_process import python
 
 ROOT = Path(__file__).parent.parent
 FORBIDDEN = {
@@ -57,14 +55,8 @@ folder = Path(sys.argv[1])
 load(StartOptions("demo", folder, StoreOptions(folder), backend="eager"), Timeline.since_exec(), StartupStatus())
 print(json.dumps(sorted(sys.modules)))
 """
-    run = subprocess.run(
-        [sys.executable, "-c", program, "cache"],
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=ROOT,
-    )
+    run = python("-c", program, "cache")
+    assert run.returncode == 0, run.stderr
     modules = json.loads(run.stdout.splitlines()[-1])
     assert "torch" in modules
     assert [name for name in modules if name.startswith(("torch._dynamo", "transformers", "boto3"))] == []

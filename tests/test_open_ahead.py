@@ -3,8 +3,6 @@ C interface is the same, and what only a GPU can show is in tests/gpu."""
 
 import json
 import logging
-import subprocess
-import sys
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -13,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from support.server_process import clean_environment
+from support.server_process import python
 
 from warmup.ahead import open_ahead
 from warmup.aoti import AotiError, Container
@@ -68,14 +66,7 @@ print(json.dumps([sorted(opened), modules, worst]))
 def test_packages_run_without_torchs_module_and_then_with_its_tensors(
     when: str, built_cache: Path, tmp_path: Path
 ) -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(built_cache), when],
-        env={**clean_environment(), "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    run = python("-c", PROGRAM, str(built_cache), when, TMPDIR=str(tmp_path))
     assert run.returncode == 0, run.stderr
     opened, modules, worst = json.loads(run.stdout)
     regions = (

@@ -4,15 +4,13 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.server_process import ServerProcess, clean_environment, is_gone, wait_until
+from support.server_process import ServerProcess, is_gone, python, wait_until
 
 from service.config import Settings
 from service.parts import fork_parts
@@ -188,9 +186,7 @@ sys.exit(main(["serve", "--host", "127.0.0.1", "--port", "0"]))
 
 
 def test_a_machine_without_room_for_a_process_is_told_in_a_sentence() -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", NO_ROOM], env=clean_environment(), capture_output=True, text=True, check=False
-    )
+    run = python("-c", NO_ROOM)
     sentence = "snapcap: the server's processes cannot be started: [Errno 11] Resource temporarily unavailable\n"
     assert (run.returncode, run.stderr.endswith(sentence)) == (1, True), run.stderr
     assert "Traceback" not in run.stderr

@@ -1,12 +1,10 @@
 """What each of the two processes imports, and when."""
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
-from support.server_process import clean_environment
+from support.server_process import python
 
 HTTP = """
 import json, sys
@@ -44,9 +42,7 @@ print(json.dumps([name for name in other if name in sys.modules]))
 
 def imports(program: str) -> Any:
     """What a program prints."""
-    run = subprocess.run(
-        [sys.executable, "-c", program], env=clean_environment(), capture_output=True, text=True, check=False
-    )
+    run = python("-c", program)
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout)
 

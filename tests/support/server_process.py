@@ -25,8 +25,13 @@ def clean_environment(**extra: str) -> dict[str, str]:
 
 def snapcap(*arguments: str, timeout: float = 300, **environment: str) -> "subprocess.CompletedProcess[str]":
     """Run a command to its end."""
+    return python("-m", "service.cli", *arguments, timeout=timeout, **environment)
+
+
+def python(*arguments: str, timeout: float = 120, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Run Python to its end."""
     return subprocess.run(
-        [sys.executable, "-m", "service.cli", *arguments],
+        [sys.executable, *arguments],
         env=clean_environment(**environment),
         capture_output=True,
         text=True,

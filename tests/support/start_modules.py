@@ -1,13 +1,10 @@
 """A start in a process of its own, told by the modules it leaves imported."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
-from support.server_process import clean_environment
+from support.server_process import python
 
-ROOT = Path(__file__).parent.parent.parent
 _START = """
 import json, subprocess, sys
 from pathlib import Path
@@ -29,14 +26,7 @@ print(json.dumps([status.backend, sorted(sys.modules)]))
 def assert_starts_without_a_compiler(cache: Path, device: str) -> None:
     """From the demo model's artifacts for buckets 1 and 4, on aot: without a process, and without an import that a
     server must not wait for."""
-    run = subprocess.run(
-        [sys.executable, "-c", _START, str(cache), device],
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-    )
+    run = python("-c", _START, str(cache), device)
     assert run.returncode == 0, run.stderr
     backend, modules = json.loads(run.stdout.splitlines()[-1])
     assert backend == "aot"

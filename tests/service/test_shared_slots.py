@@ -1,0 +1,107 @@
+"""The slots of the shared pixels, whatever happens in whatever order to clients, decode processes and engine."""
+
+from concurrent.futures import Future
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.decode_world import COMPLETION, QUEUE, SLOTS, World, play, turns
+
+from service.decode_messages import Refused
+from service.errors import EngineFailed, Overloaded, UnprocessableImage
+from service.messages import Cancel, Submit, Turn
+
+
+class History:
+    """Steps in any order, and what must be true after each."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.asked: list[Future[Any]] = []
+        self.waiting: dict[int, Submit] = {}  # for the device
+        self.running: dict[int, Submit] = {}
+        self._heard = 0
+
+    async def step(self, action: str, which: int) -> None:
+        getattr(self, action)(which)
+        await turns()
+        for message in self.world.messages[self._heard :]:
+            if isinstance(message, Submit):
+                self.waiting[message.number] = message
+            else:
+                assert isinstance(message, Cancel)
+                self.waiting.pop(message.number, None)
+                self.running.pop(message.number, None)
+        self._heard = len(self.world.messages)
+        assert len({each.slot for each in self.waiting.values()}) == len(self.waiting) <= QUEUE
+
+    async def end(self) -> None:
+        while self.world.working():
+            for process in self.world.working():
+                process.answer()
+            await turns()
+        self.world.engine.fail()
+        for future in self.asked:
+            error = None if future.cancelled() else future.exception(0)
+            assert error is None or isinstance(error, Overloaded | UnprocessableImage | EngineFailed)
+        assert len(self.world.slots) == SLOTS
+        assert self.world.decoding._count == 0
+        self.world.close()
+
+    def ask(self, _which: int) -> None:
+        self.asked.append(self.world.ask(len(self.asked) + 1))
+
+    def answer(self, which: int) -> None:
+        for process in chosen(self.world.working(), which):
+            process.answer()
+
+    def refuse(self, which: int) -> None:
+        for process in chosen(self.world.working(), which):
+            process.answer(Refused("empty", "no"))
+
+    def die(self, which: int) -> None:
+        for process in chosen(self.world.working(), which):
+            process.die()
+            self.world.add()
+
+    def leave(self, which: int) -> None:
+        for future in chosen([each for each in self.asked if not each.done()], which):
+            future.cancel()
+
+    def admit(self, which: int) -> None:
+        for message in chosen(list(self.waiting.values()), which):
+            self.running[message.number] = self.waiting.pop(message.number)
+            assert (self.world.pixels.read(message.slot) == int(message.request_id)).all()
+            self.world.engine.take(Turn.of()._replace(admitted=[message.number]))
+
+    def complete(self, which: int) -> None:
+        for message in chosen(list(self.running.values()), which):
+            del self.running[message.number]
+            self.world.engine.take(Turn.of()._replace(completed=[(message.number, COMPLETION)]))
+
+
+def chosen(items: list[Any], which: int) -> list[Any]:
+    return items[which % len(items) :][:1] if items else []
+
+
+actions = st.tuples(
+    st.sampled_from(("ask", "ask", "answer", "answer", "refuse", "die", "leave", "admit", "complete")),
+    st.integers(0, 7),
+)
+
+
+@settings(max_examples=120, deadline=None)
+@given(st.lists(actions, max_size=50))
+def test_no_slot_is_lost_and_no_two_requests_share_one(steps: list[tuple[str, int]]) -> None:
+    """Every request that comes to the engine finds its own pixels when it is admitted, however clients leave and
+    processes die; and when all is over, all slots are free."""
+
+    async def scene() -> None:
+        world = World()
+        await world.begin()
+        history = History(world)
+        for action, which in steps:
+            await history.step(action, which)
+        await history.end()
+
+    play(scene())

@@ -1,0 +1,152 @@
+"""Decoding in processes, which are played by the test, and what is before and behind it."""
+
+import asyncio
+import socket
+import subprocess
+import sys
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+from support.list_engine import LIMITS, Observer
+
+from models.preprocess import ImageTransform
+from service.caption_options import CaptionOptions
+from service.child_process import ChildProcess
+from service.decode_fork import DecodeProcesses
+from service.decode_messages import HEAD, Began, Broken, Decoded, Refused, Setup
+from service.decoder import Picture
+from service.decoding import Decoding, Prepared
+from service.messages import Submit, Unpacker, pack
+from service.metrics import Metrics
+from service.process_decoder import ProcessDecoder
+from service.remote_engine import RemoteEngine
+from service.request import CaptionRequest, Completion, SamplingParams
+from service.shared_pixels import SharedPixels, Slots
+
+QUEUE, PROCESSES = 4, 2
+SLOTS = QUEUE + 2 * PROCESSES
+COMPLETION = Completion((7,), "stop", "aot", 0.1, 0.2, 0.3)
+
+
+class Played:
+    """A decode process as the test plays it."""
+
+    def __init__(self, pid: int, end: socket.socket, pixels: SharedPixels) -> None:
+        end.setblocking(False)
+        self.pid, self.end, self._pixels = pid, end, pixels
+        self._held = b""
+
+    def job(self) -> tuple[int, bytes] | None:
+        """The slot and the image that it has, once they have all come."""
+        with suppress(BlockingIOError):
+            while data := self.end.recv(1 << 20):
+                self._held += data
+        if len(self._held) < HEAD.size:
+            return None
+        slot, length = HEAD.unpack_from(self._held)
+        image = self._held[HEAD.size :]
+        return (slot, image) if len(image) == length else None
+
+    def answer(self, answer: Decoded | Refused | Broken | None = None) -> None:
+        """By default that the image is decoded: its pixels are all its first byte."""
+        job = self.job()
+        assert job is not None
+        if answer is None:
+            self._pixels.read(job[0])[:] = job[1][0]
+        self._held = b""
+        self.end.sendall(pack(answer or Decoded("png", 1.0, 0.5)))
+
+    def die(self) -> None:
+        self.end.close()
+
+
+class Threads:
+    """Instead of the threads that decode."""
+
+    def __init__(self) -> None:
+        self.images: list[bytes] = []
+
+    def decode(self, image: bytes, left: Any, done: Any) -> None:
+        self.images.append(image)
+        done(Picture(image[0], "png", 0.0, 0.0))  # type: ignore[arg-type]
+
+
+class World:
+    """The decoder, what is behind it and what asks it, on the event loop of the test."""
+
+    def __init__(self) -> None:
+        self.metrics = Metrics(CollectorRegistry())
+        self.pixels, self.slots = SharedPixels(SLOTS), Slots(SLOTS)
+        self.pixels.open((2, 2))
+        self.messages: list[Any] = []
+        self.engine = RemoteEngine(LIMITS, self.pixels, self.slots, QUEUE, self.messages.append, Observer())
+        ours, self.control = socket.socketpair()
+        # To be waited for at the end, as the process that forks the others is.
+        self.parent = subprocess.Popen([sys.executable, "-S", "-c", "import sys; sys.stdin.read()"], stdin=-1)
+        processes = DecodeProcesses(PROCESSES, ChildProcess(self.parent.pid, ours))
+        self.decoder = ProcessDecoder(processes, self.slots, self.metrics, asyncio.get_running_loop())
+        self.threads = Threads()
+        self.decoding = Decoding(100, self.metrics)
+        self.processes: list[Played] = []
+
+    async def begin(self, count: int = PROCESSES) -> None:
+        starting = asyncio.create_task(asyncio.to_thread(self.decoder.begin, ImageTransform((2, 2)), self.threads))
+        setups = Unpacker[Setup]().feed(await asyncio.to_thread(self.control.recv, 1 << 16))
+        assert [type(each) for each in setups] == [Setup]
+        for _ in range(count):
+            self.add()
+        await starting
+        await turns()
+
+    def add(self) -> None:
+        ours, theirs = socket.socketpair()
+        number = 1_000_000_000 + len(self.processes)  # above what a system gives
+        socket.send_fds(self.control, [pack(Began(number))], [ours.fileno()])
+        ours.close()
+        self.processes.append(Played(number, theirs, self.pixels))
+
+    def ask(self, value: int, size: int = 10) -> "Future[Any]":
+        """Decode an image whose pixels will all be of this value, and submit it."""
+        future: Future[Any] = Future()
+
+        def submit(prepared: Prepared) -> None:
+            params, pixels = SamplingParams(), prepared.picture.pixels
+            self.engine.submit(CaptionRequest(str(value), pixels, (), params, 1e12, future))
+
+        model: Any = (self.decoder, None, LIMITS)
+        self.decoding.start(bytes([value]) * size, CaptionOptions(), model, future, submit)
+        return future
+
+    def working(self) -> list[Played]:
+        return [each for each in self.processes if each.end.fileno() >= 0 and each.job() is not None]
+
+    @property
+    def submitted(self) -> list[Submit]:
+        return [each for each in self.messages if isinstance(each, Submit)]
+
+    def close(self) -> None:
+        for each in self.processes:
+            each.die()
+        assert self.parent.stdin is not None
+        self.parent.stdin.close()
+        self.control.close()
+        self.decoder.close()
+        with suppress(ChildProcessError):
+            self.parent.wait()
+
+
+async def turns() -> None:
+    """The loop looks at its sockets and calls what is due."""
+    for _ in range(4):
+        await asyncio.sleep(0)
+
+
+def play(scene: "Coroutine[Any, Any, None]") -> None:
+    asyncio.run(scene)
+
+
+def of(world: World, name: str) -> float:
+    return getattr(world.metrics, name)._value.get()
