@@ -89,7 +89,7 @@ class Prometheus:
                 if self.query(expression):
                     return
             except urllib.error.URLError:
-                pass  # it does not listen yet
+                pass  # it does not listen yet, or answers 503 as it has just begun to
             if self._process.poll() is not None or time.monotonic() > end:
                 raise AssertionError(f"no {expression} in {seconds} s: {(self._folder / 'log').read_text()}")
             time.sleep(0.1)
@@ -100,4 +100,6 @@ class Prometheus:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/api/v1/{path}?{query}", timeout=30) as reply:
                 return json.load(reply)["data"]
         except urllib.error.HTTPError as error:
+            if error.code == 503:
+                raise
             raise AssertionError(f"{parameters}: {error.read().decode()}") from None
