@@ -48,7 +48,7 @@ def test_a_start_with_artifacts_is_compiled_and_warm_in_every_bucket(
 def test_a_server_leaves_nothing_in_the_temporary_folder(
     end: signal.Signals, built_cache: Path, tmp_path: Path, samples: dict[Path, str]
 ) -> None:
-    """However it ends: what a package was extracted to is removed when it is open."""
+    """However it ends: packages are opened without one."""
     options = ("--cache-dir", str(built_cache), "--strict", "--backend", "aot", "--drain-delay", "0")
     path, caption = next(iter(samples.items()))
     with ServerProcess(*options, *BUCKETS, TMPDIR=str(tmp_path)) as server:
@@ -57,6 +57,23 @@ def test_a_server_leaves_nothing_in_the_temporary_folder(
         server.process.send_signal(end)
         server.process.wait(60)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot"])
+def test_a_start_removes_no_folder_that_is_named_like_a_loaders(
+    backend: str, built_cache: Path, demo_folder: Path, tmp_path: Path
+) -> None:
+    """torch's own loader leaves folders of that name behind, in the temporary folder and nowhere else."""
+    model, beside = tmp_path / "aotinductor_models" / "demo", tmp_path / "aotinductor_models" / "thesis.txt"
+    shutil.copytree(demo_folder, model, ignore=shutil.ignore_patterns("*.py", "samples", "__pycache__"))
+    beside.write_text("three years of work")
+    before = sorted(tmp_path.rglob("*"))
+    options = ("--model", str(model), "--cache-dir", str(built_cache), "--backend", backend, *BUCKETS)
+    with ServerProcess(*options, "--drain-delay", "0") as server:
+        assert server.wait_ready().startup()["tier"] == backend
+        server.terminate()
+        assert server.process.wait(60) == 0
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_compiled_start_imports_no_compiler_and_starts_no_process(built_cache: Path) -> None:
@@ -127,12 +144,12 @@ def test_a_wrong_package_and_one_that_crashes_fail_the_self_check(built_cache: P
     child = Child(
         "warmup.check_worker", job_of(checkpoint.folder, plan, packages), {"AOTI_RUNTIME_CHECK_INPUTS": "1"}
     )
-    child.start()
+    child.start(120)
     try:
-        assert child.ask({"region": "decoder_block", "size": 1})["difference"] < 1e-4
+        assert child.ask({"region": "decoder_block", "size": 1}, 120)["difference"] < 1e-4
         for region in ("decoder_before", "encoder_before"):
             with pytest.raises(ChildError):
-                child.ask({"region": region, "size": 1})
+                child.ask({"region": region, "size": 1}, 120)
     finally:
         child.kill()
 

@@ -1,6 +1,9 @@
-"""`snapcap build` that is killed goes on where it was, and a package that crashes takes only its checker along."""
+"""A build that is interrupted ends with all that it has started, and goes on where it was; what hangs is ended."""
 
+import contextlib
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -9,7 +12,8 @@ from pathlib import Path
 
 import pytest
 from support.build_folders import nearly_built
-from support.server_process import clean_environment, snapcap
+from support.compilers import HangingCompiler
+from support.server_process import ServerProcess, clean_environment, descendants, is_gone, snapcap, wait_until
 
 from warmup.child import Child, ChildError
 from warmup.options import StartOptions, StoreOptions
@@ -21,6 +25,7 @@ MISSING = ("aot/encoder_before.b1", "aot/decoder_after.b4")
 _ABORTS = "#include <cstdlib>\n__attribute__((constructor)) static void loaded() { abort(); }\n"
 
 
+@pytest.mark.timeout(900)  # two builds, each with a header of its own to compile first
 def test_a_build_that_was_killed_keeps_what_is_done(built_cache: Path, tmp_path: Path) -> None:
     build = nearly_built(built_cache, tmp_path / "store", MISSING)
     options = ("--cache-dir", str(tmp_path), "--buckets", "1,4", "--build-workers", "1")
@@ -31,7 +36,7 @@ def test_a_build_that_was_killed_keeps_what_is_done(built_cache: Path, tmp_path:
         stderr=subprocess.DEVNULL,
     )
     try:
-        end = time.monotonic() + 120
+        end = time.monotonic() + 400
         while not first.exists():
             assert process.poll() is None, "ended before anything was built"
             assert time.monotonic() < end
@@ -42,7 +47,7 @@ def test_a_build_that_was_killed_keeps_what_is_done(built_cache: Path, tmp_path:
     assert not second.exists()
     assert not (tmp_path / "store" / "manifests").exists()
 
-    again = snapcap("build", *options)
+    again = snapcap("build", *options, timeout=400)
     assert again.returncode == 0, again.stderr
     events = [line.split()[0] for line in again.stderr.splitlines() if " × " in line]
     assert (events.count("kept"), events.count("built")) == (13, 1)
@@ -71,11 +76,189 @@ def test_a_package_that_crashes_its_process_is_told_by_its_signal(built_cache: P
     checkpoint = read_checkpoint(options)
     job = job_of(checkpoint.folder, make_plan(checkpoint.config, options), packages)
     checker = Child("warmup.check_worker", job, {"AOTI_RUNTIME_CHECK_INPUTS": "1"})
-    checker.start()
+    checker.start(120)
     try:
-        assert checker.ask({"region": "decoder_before", "size": 1})["difference"] < 1e-4
+        assert checker.ask({"region": "decoder_before", "size": 1}, 120)["difference"] < 1e-4
         with pytest.raises(ChildError, match="ended with signal 6"):
-            checker.ask({"region": "decoder_block", "size": 1})
+            checker.ask({"region": "decoder_block", "size": 1}, 120)
         assert not checker.alive
     finally:
         checker.kill()
+
+
+class HungBuild:
+    """`snapcap build` as a job of a terminal, whose compiler never ends. A context manager."""
+
+    def __init__(self, built_cache: Path, folder: Path, *options: str) -> None:
+        self.build = nearly_built(built_cache, folder / "cache" / "store", MISSING)
+        self.compiler = HangingCompiler.make(folder / "compiler")
+        self.temporary = folder / "temporary"
+        self.temporary.mkdir()
+        self._options = ("--cache-dir", str(folder / "cache"), "--buckets", "1,4", "--build-workers", "2", *options)
+
+    def __enter__(self) -> "HungBuild":
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "service.cli", "build", *self._options],
+            env=clean_environment(CXX=str(self.compiler.path), TMPDIR=str(self.temporary)),
+            stderr=subprocess.PIPE,
+            text=True,
+            process_group=0,
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def wait_until_it_hangs(self) -> list[int]:
+        """Returns all that the build has started."""
+        wait_until(lambda: self.compiler.hangs or self.process.poll() is not None, 120)
+        assert self.process.poll() is None, self.process.communicate()[1]
+        return descendants(self.process.pid)
+
+    def end(self) -> tuple[int, str]:
+        """Its exit status and what it has said."""
+        _, said = self.process.communicate(timeout=60)
+        return self.process.returncode, said
+
+
+@pytest.mark.parametrize(
+    ("number", "whom", "status"), [(signal.SIGINT, "group", 130), (signal.SIGTERM, "parent", 143)]
+)
+def test_one_signal_ends_a_build_and_all_that_it_has_started(
+    number: signal.Signals, whom: str, status: int, built_cache: Path, tmp_path: Path
+) -> None:
+    with HungBuild(built_cache, tmp_path) as hung:
+        workers = hung.wait_until_it_hangs()
+        assert len(workers) > 2
+        (os.killpg if whom == "group" else os.kill)(hung.process.pid, number)
+        ended, said = hung.end()
+        assert ended == status
+        assert said.splitlines()[-1] == "snapcap: interrupted; 12 of 14 packages kept, run again to go on"
+        assert "Traceback" not in said
+        assert "failed" not in said
+        wait_until(lambda: hung.compiler.is_gone and all(map(is_gone, workers)), 30)
+        assert list(hung.temporary.iterdir()) == []
+        assert len([*hung.build.rglob("*.pt2")]) == 12
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_one_signal_ends_a_build_that_compiles_in_its_own_process(
+    number: signal.Signals, status: int, built_cache: Path, tmp_path: Path
+) -> None:
+    """What its compiler's driver has started is nobody's child when the driver has been ended."""
+    with HungBuild(built_cache, tmp_path, "--backend", "jit") as hung:
+        hung.wait_until_it_hangs()
+        hung.process.send_signal(number)
+        ended, said = hung.end()
+        assert (ended, said.splitlines()[-1]) == (status, "snapcap: interrupted; run again to go on")
+        assert "Traceback" not in said
+        wait_until(lambda: hung.compiler.is_gone, 30)
+
+
+def test_a_second_signal_ends_a_build_at_once(built_cache: Path, tmp_path: Path) -> None:
+    with HungBuild(built_cache, tmp_path) as hung:
+        workers = hung.wait_until_it_hangs()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGINT):
+            with contextlib.suppress(ProcessLookupError):
+                hung.process.send_signal(number)
+        ended, said = hung.end()
+        assert (ended in (130, 143), "Traceback" in said) == (True, False), said
+        wait_until(lambda: hung.compiler.is_gone and all(map(is_gone, workers)), 30)
+
+
+def test_a_build_that_is_killed_leaves_no_process(built_cache: Path, tmp_path: Path) -> None:
+    with HungBuild(built_cache, tmp_path) as hung:
+        workers = hung.wait_until_it_hangs()
+        hung.process.kill()
+        hung.process.wait()
+        wait_until(lambda: hung.compiler.is_gone and all(map(is_gone, workers)), 30)
+
+
+def test_a_signal_before_the_build_begins(built_cache: Path, tmp_path: Path) -> None:
+    """While torch is imported, or whatever else comes first."""
+    with HungBuild(built_cache, tmp_path) as hung:
+        wait_until(lambda: b"service.cli" in Path(f"/proc/{hung.process.pid}/cmdline").read_bytes())
+        time.sleep(1)
+        os.killpg(hung.process.pid, signal.SIGINT)
+        ended, said = hung.end()
+        assert (ended, "Traceback" in said) == (130, False), said
+        assert "snapcap: interrupted" in said
+
+
+def test_a_compiler_that_hangs_is_ended_and_its_package_has_failed(built_cache: Path, tmp_path: Path) -> None:
+    with HungBuild(built_cache, tmp_path, "--build-timeout", "30") as hung:
+        workers = hung.wait_until_it_hangs()
+        _, said = hung.process.communicate(timeout=200)
+        assert hung.process.returncode == 1, said
+        words = " ".join(said.split())
+        assert "compile: warmup.build_worker took more than 30 s and was ended" in words
+        assert "2 of 14 packages failed: nothing published" in words
+        wait_until(lambda: hung.compiler.is_gone and all(map(is_gone, workers)), 30)
+
+
+class HungServer:
+    """A server whose background build has a compiler that never ends. A context manager."""
+
+    def __init__(self, built_cache: Path, folder: Path, *options: str) -> None:
+        self.store = folder / "store"
+        nearly_built(built_cache, self.store, MISSING)
+        self.compiler = HangingCompiler.make(folder / "compiler")
+        cache = ("--cache-dir", str(folder), "--buckets", "1,4", "--drain-delay", "0")
+        self.server = ServerProcess(*cache, *options, CXX=str(self.compiler.path))
+
+    def __enter__(self) -> "HungServer":
+        self.server.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.server.__exit__()
+
+    def started(self) -> list[int]:
+        """The server's processes and the build's."""
+        return descendants(self.server.process.pid)
+
+    def leases(self) -> list[Path]:
+        return [*(self.store / "leases").glob("*")]
+
+
+@pytest.mark.parametrize("moment", ["swap", "build"])
+def test_a_server_that_is_ended_while_it_builds_leaves_no_process_and_no_lease(
+    moment: str, built_cache: Path, tmp_path: Path
+) -> None:
+    with HungServer(built_cache, tmp_path) as hung:
+        server = hung.server.wait_ready()
+        # What was kept is swapped in as soon as the build begins.
+        server.wait_for(lambda: " building " in server.log() if moment == "swap" else hung.compiler.hangs)
+        started = hung.started()
+        assert hung.leases()
+        server.terminate()
+        assert server.process.wait(30) == 0
+        wait_until(lambda: all(map(is_gone, started)) and (not hung.compiler.hangs or hung.compiler.is_gone), 30)
+        assert hung.leases() == []
+        assert "Traceback" not in server.log()
+
+
+@pytest.mark.parametrize("which", ["engine", "all"])
+def test_a_server_that_is_killed_while_it_builds_leaves_no_process(
+    which: str, built_cache: Path, tmp_path: Path
+) -> None:
+    with HungServer(built_cache, tmp_path) as hung:
+        hung.server.wait_ready().wait_for(lambda: hung.compiler.hangs)
+        started = hung.started()
+        os.kill(hung.server.engine_pid if which == "engine" else hung.server.process.pid, signal.SIGKILL)
+        hung.server.process.wait(60)
+        wait_until(lambda: hung.compiler.is_gone and all(map(is_gone, started)), 30)
+
+
+def test_a_server_goes_on_when_its_build_hangs(built_cache: Path, tmp_path: Path, samples: dict[Path, str]) -> None:
+    path, caption = next(iter(samples.items()))
+    with HungServer(built_cache, tmp_path, "--build-timeout", "30") as hung:
+        server = hung.server.wait_ready()
+        assert server.metrics()['snapcap_builds_total{result="failed"}'] == 0
+        server.wait_for(lambda: (server.startup()["build"] or {}).get("state") == "failed", 200)
+        assert "took more than 30 s and was ended" in server.startup()["build"]["error"]
+        assert "package failed" in server.log()
+        assert server.metrics()['snapcap_builds_total{result="failed"}'] == 1
+        wait_until(lambda: hung.compiler.is_gone and not hung.leases(), 30)
+        assert server.caption(path)["caption"] == caption

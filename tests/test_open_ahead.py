@@ -16,6 +16,7 @@ from support.server_process import python
 from warmup.ahead import open_ahead
 from warmup.aoti import AotiError, Container
 from warmup.artifacts import Fetched
+from warmup.files import VerifiedFile
 from warmup.packages import Signature
 from warmup.prepared import Artifacts
 
@@ -50,7 +51,7 @@ from warmup.buckets import Bucket
 
 device, dtype = open_device(plan)
 model = load_model(checkpoint.folder, checkpoint.config, checkpoint.transform, plan, device, dtype)
-backend = AotBackend(dict.fromkeys(opened, Path("nowhere")), found.signatures, model, opened)
+backend = AotBackend(dict.fromkeys(opened, "nowhere"), found.signatures, model, opened)
 worst = {}
 for region in model.regions:
     for bucket in (Bucket(1), Bucket(4)):
@@ -94,7 +95,8 @@ def built(cache: Path) -> tuple[dict[str, Path], dict[str, Signature]]:
 
 
 def artifacts(files: Mapping[str, Path], signatures: Mapping[str, Any]) -> Artifacts:
-    return Artifacts("key", {}, cast(Fetched, SimpleNamespace(entries=files)), signatures)
+    entries = {entry: VerifiedFile.of(path) for entry, path in files.items()}
+    return Artifacts("key", {}, cast(Fetched, SimpleNamespace(entries=entries)), signatures)
 
 
 def test_only_the_sizes_that_are_asked_for_are_opened(built_cache: Path) -> None:
@@ -139,7 +141,7 @@ def test_a_package_that_needs_more_is_refused(members: list[str], message: str, 
         for name in members:
             archive.writestr(f"{INSIDE}/{name}", b"")
     with pytest.raises(AotiError, match=message):
-        Container.open(package, "cpu")
+        Container.open(VerifiedFile.of(package), "cpu")
 
 
 def test_a_package_whose_library_does_not_unpack_is_refused(tmp_path: Path) -> None:
@@ -151,10 +153,10 @@ def test_a_package_whose_library_does_not_unpack_is_refused(tmp_path: Path) -> N
     assert packed in data
     package.write_bytes(data.replace(packed, b"\xff" * len(packed)))
     with pytest.raises(AotiError, match="while decompressing data"):
-        Container.open(package, "cpu")
+        Container.open(VerifiedFile.of(package), "cpu")
 
 
 def test_a_model_on_a_device_that_is_not_there_cannot_be_made(built_cache: Path) -> None:
     files, _ = built(built_cache)
     with pytest.raises(AotiError, match="cannot be made on no-such-device"):
-        Container.open(files["aot/decoder_before.b1.pt2"], "no-such-device")
+        Container.open(VerifiedFile.of(files["aot/decoder_before.b1.pt2"]), "no-such-device")

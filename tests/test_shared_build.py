@@ -22,6 +22,8 @@ from warmup.s3 import S3Options, client
 BUCKETS = ("--buckets", "1,4")
 ROOT = Path(__file__).parent.parent
 
+pytestmark = pytest.mark.timeout(500)  # each build compiles a header first
+
 
 def build_state(server: ServerProcess) -> str:
     return str((server.startup()["build"] or {}).get("state"))
@@ -40,7 +42,7 @@ def start_all(commands: list[tuple[str, ...]], samples: dict[Path, str]) -> list
             assert server.wait_ready().startup()["tier"] == "eager"
             assert server.caption(path)["caption"] == caption
         for server in servers:
-            server.wait_for(lambda server=server: build_state(server) in ("published", "fetched"), seconds=200)
+            server.wait_for(lambda server=server: build_state(server) in ("published", "fetched"), seconds=400)
             assert backends(server) == {("aot", "warm")}
             reply = server.caption(path)
             assert (reply["caption"], reply["backend"]) == (caption, "aot")

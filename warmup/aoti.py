@@ -9,18 +9,15 @@ earlier versions of torch have to work.
 """
 
 import ctypes
-import tempfile
+import io
 import zipfile
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from warmup.dynamic_library import open_library
-from warmup.packages import MODEL_NAME
-
-_MODELS = f"/data/aotinductor/{MODEL_NAME}/"
-_METADATA = "_metadata.json"
+from warmup.files import VerifiedFile
+from warmup.package_library import library_file
 
 
 class AotiError(RuntimeError):
@@ -38,14 +35,15 @@ class Container:
     handle: ctypes.c_void_p
 
     @classmethod
-    def open(cls, package: Path, device: str) -> "Container":
+    def open(cls, package: VerifiedFile, device: str) -> "Container":
         """Map the library of a package, and make its model on a device, as ``cuda:0``.
 
         Raises:
-            AotiError: the file is no package, or is one that needs more than this interface.
+            AotiError: the file has changed since it was verified, is no package, or needs more than this interface.
         """
         try:
-            library = _map(package)
+            with library_file(io.BytesIO(package.read())) as name:
+                library = ctypes.CDLL(name, handle=open_library(name))
             create = library.AOTInductorModelContainerCreateWithDevice
             _ = library.AOTInductorModelContainerRunSingleThreaded  # missed now, not by a run
         except (OSError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
@@ -80,20 +78,3 @@ class Container:
         if status != 0 or output.value is None:
             raise AotiError("it failed while it ran")
         return output.value
-
-
-def _map(package: Path) -> ctypes.CDLL:
-    with zipfile.ZipFile(package) as members:
-        names = [name for name in members.namelist() if _MODELS in name]
-        libraries = [name for name in names if name.endswith(".so")]
-        if len(libraries) != 1:
-            raise OSError(f"{package.name} holds {len(libraries)} libraries, not one")
-        if any(name.endswith(".json") and not name.endswith(_METADATA) for name in names):
-            # Operators that have no C function, which only a ProxyExecutor can call.
-            raise OSError(f"{package.name} calls operators of Python's dispatcher")
-        content = members.read(libraries[0])
-    # A library once mapped needs its file no more.
-    with tempfile.NamedTemporaryFile(prefix="snapcap-", suffix=".so") as file:
-        file.write(content)
-        file.flush()
-        return ctypes.CDLL(file.name, handle=open_library(file.name))

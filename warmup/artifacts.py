@@ -1,7 +1,10 @@
 """Fetching an artifact set: verified files in the local folder, or the reason why not.
 
-    local folder ── whole ──────────────────────────────────────────────▶ hit
-         └─ not whole ─ remote manifest ─ signature ─ missing blobs ─ digests ─ local folder ─▶ hit
+    local folder ─ built there, or signature ─ digests ──────────────────▶ hit
+         └─ not so ─ remote manifest ─ signature ─ missing blobs ─ digests ─ local folder ─▶ hit
+
+With trusted keys, and unsigned sets not allowed, a set is used only if one of these keys has signed it, which each
+start looks at wherever it lies; or if it was built in the local folder, whose owner vouches for it there.
 
 Nothing that is found in a store can raise here: each failure is a result with a reason.
 """
@@ -11,11 +14,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Literal
 
 from warmup.envelope import MAX_ENVELOPE_BYTES, ManifestError, UntrustedError
 from warmup.factors import is_stale
+from warmup.files import VerifiedFile
 from warmup.folder_store import FolderStore
 from warmup.key import Difference, Factors, nearest
 from warmup.manifest import Manifest, open_envelope
@@ -34,14 +37,14 @@ class Fetched:
     """What came of a fetch.
 
     reason: one line; what to do, where something is to be done.
-    entries: on a hit, the manifest's entry names to verified local files; else empty.
+    entries: on a hit, by the manifest's entry names, verified local files; else empty.
     bytes_fetched: downloaded, whatever came of it. seconds: of the whole fetch.
     differences: on a miss or stale, the factors in which the nearest manifest differs.
     """
 
     result: Result
     reason: str
-    entries: Mapping[str, Path] = field(default_factory=dict)
+    entries: Mapping[str, VerifiedFile] = field(default_factory=dict)
     bytes_fetched: int = 0
     seconds: float = 0.0
     manifest: Manifest | None = None
@@ -51,6 +54,12 @@ class Fetched:
     def unusable(self) -> bool:
         """There is a set of this key, and nobody will ever load it: a new one must take its place."""
         return self.result in ("corrupt", "untrusted")
+
+    @property
+    def in_the_way(self) -> bool:
+        """There may be a set of this key in the local folder, and what is made here must take its place: it lacked
+        something, or it cannot be used, which an error of the remote may have hidden."""
+        return self.result not in ("miss", "stale")
 
 
 class _FailedError(Exception):
@@ -68,19 +77,21 @@ def fetch(
     """Bring the artifact set of a key to the local folder, and verify every byte of it.
 
     Args:
-        local: looked into first. Its manifests need no signature: only its owner can write there.
+        local: looked into first.
         key: ``artifact_key(factors)``.
-        trust: whose signatures are accepted on the remote's manifests.
+        trust: whose signatures are accepted. Without keys, everything in ``local``, as only its owner writes there.
         deadline: seconds that the remote may take, even one that never answers.
     """
     started = time.monotonic()
-    transfer = _Transfer(local, key, factors, started + deadline)
+    transfer = _Transfer(local, key, factors, trust, started + deadline)
     found = _labelled(transfer.from_folder)
     if found.result != "hit" and remote is not None:
         at_hand = found
-        found = _within(deadline, lambda: _labelled(lambda: transfer.from_remote(remote, trust)))
-        if found.result in ("miss", "stale") and at_hand.result not in ("miss", "stale"):
+        found = _within(deadline, lambda: _labelled(lambda: transfer.from_remote(remote)))
+        if at_hand.in_the_way and not found.in_the_way:
             found = at_hand
+        elif at_hand.in_the_way and found.result == "error":
+            found = replace(found, reason=f"{found.reason}; and {at_hand.reason}")
     return replace(found, seconds=time.monotonic() - started, bytes_fetched=transfer.bytes_fetched)
 
 
@@ -91,35 +102,40 @@ class _Transfer:
     local: FolderStore
     key: str
     factors: Factors
+    trust: Trust
     until: float
     bytes_fetched: int = 0
 
     def from_folder(self) -> Fetched:
-        """The set as it lies in the folder; what is damaged there is removed, so that it can be made again."""
+        """The set as it lies in the folder. What is damaged there is removed, so that it can be made again; what
+        nobody trusted has signed stays until it is replaced: another server's keys may be others."""
         name = manifest_name(self.key)
         try:
-            manifest = self._manifest(self.local, OWNER)
+            envelope = self.local.read(name, MAX_ENVELOPE_BYTES)
+            if envelope is None:
+                raise self._missing((self.local, OWNER))
+            manifest = self._opened(envelope.data, self._trust_here(envelope.data))
             return self._hit(manifest, f"found in {self.local.location}")
+        except UntrustedError as error:
+            raise UntrustedError(f"{error}; it lies in {self.local.location}") from None
         except (ManifestError, DamagedError):
             self.local.delete(name)
             raise
 
-    def from_remote(self, remote: ArtifactStore, trust: Trust) -> Fetched:
+    def from_remote(self, remote: ArtifactStore) -> Fetched:
         """The set of the remote, brought to the folder."""
         name = manifest_name(self.key)
         envelope = remote.read(name, MAX_ENVELOPE_BYTES)
         if envelope is None:
-            raise self._missing((remote, trust), (self.local, OWNER))
-        manifest = self._opened(envelope.data, trust)
+            raise self._missing((remote, self.trust), (self.local, OWNER))
+        manifest = self._opened(envelope.data, self.trust)
         self._download(remote, manifest)
-        self.local.write(name, envelope.data)
+        self.local.keep(name, envelope.data)
         return self._hit(manifest, f"fetched from {remote.location}")
 
-    def _manifest(self, store: ArtifactStore, trust: Trust) -> Manifest:
-        envelope = store.read(manifest_name(self.key), MAX_ENVELOPE_BYTES)
-        if envelope is None:
-            raise self._missing((store, trust))
-        return self._opened(envelope.data, trust)
+    def _trust_here(self, envelope: bytes) -> Trust:
+        """Whom to trust with an envelope of the folder."""
+        return OWNER if self.trust.owner_suffices or self.local.is_vouched(envelope) else self.trust
 
     def _opened(self, data: bytes, trust: Trust) -> Manifest:
         manifest = open_envelope(data, trust)
@@ -128,12 +144,12 @@ class _Transfer:
         return manifest
 
     def _hit(self, manifest: Manifest, reason: str) -> Fetched:
-        entries: dict[str, Path] = {}
+        entries: dict[str, VerifiedFile] = {}
         for name, blob in manifest.entries.items():
             path = self.local.verified(blob)
             if path is None:
                 raise DamagedError(f"{name} is missing or damaged in {self.local.location}")
-            entries[name] = path
+            entries[name] = VerifiedFile(path, blob)
         return Fetched("hit", reason, entries, manifest=manifest)
 
     def _download(self, remote: ArtifactStore, manifest: Manifest) -> None:
@@ -166,12 +182,17 @@ class _Transfer:
         """The store's latest manifests, less those that cannot be read: they only explain."""
         manifests = []
         try:
-            for name in store.newest(MANIFESTS, _COMPARED):
+            names = store.newest(MANIFESTS, _COMPARED)
+        except StoreError as error:
+            _log.debug("not compared: %s", error)
+            return []
+        for name in names:
+            try:
                 envelope = store.read(name, MAX_ENVELOPE_BYTES) if time.monotonic() < self.until else None
                 if envelope is not None:
                     manifests.append(open_envelope(envelope.data, trust))
-        except (StoreError, ManifestError) as error:
-            _log.debug("not compared: %s", error)
+            except (StoreError, ManifestError) as error:
+                _log.debug("%s not compared: %s", name, error)
         return manifests
 
 

@@ -19,7 +19,7 @@ from warmup.lease import Held, Lease, acquire
 from warmup.options import StartOptions
 from warmup.plan import StartError
 from warmup.prepare import find_artifacts, trust_of
-from warmup.publication import publish_built, report
+from warmup.publication import publish_built, publish_in_child, report
 from warmup.remote_cache import remote_cache_environment
 from warmup.startup import Loaded
 from warmup.status import COMPONENTS, ComponentName, StartupStatus
@@ -32,6 +32,7 @@ OnDevice = Callable[[Callable[[], None]], "Future[None]"]
 LEASE_SECONDS = 60.0
 POLL_SECONDS = 5.0
 LOWEST_PRIORITY = 19
+ENDING_S = 3.0  # of the ten that the HTTP process gives this one
 
 _logger = logging.getLogger("snapcap.build")
 
@@ -73,11 +74,14 @@ class BackgroundBuild:
     def start(self) -> None:
         self._thread.start()
 
-    def stop(self) -> None:
-        """End the build's processes; what is compiled stays for the next start."""
+    def stop(self, wait_s: float = ENDING_S) -> None:
+        """End the build's processes; what is compiled stays for the next start. Waits a moment for its lease to be
+        given back: else the next builder would have to wait until it expires."""
         self._stopped.set()
         if self._builder is not None:
             self._builder.stop()
+        if self._thread.is_alive():
+            self._thread.join(wait_s)
 
     def _run(self) -> None:
         try:
@@ -161,6 +165,7 @@ class BackgroundBuild:
             nice=LOWEST_PRIORITY,
             on_event=lambda event: self._on_event(event, builder),
             environment=remote_cache_environment(options.remote_cache, loaded.plan.device),
+            timeout=options.build_timeout,
         )
         self._builder = builder
         if self._stopped.is_set():  # before there was a builder to stop
@@ -214,11 +219,13 @@ class BackgroundBuild:
         _logger.info("bucket swapped in", extra={"fields": fields})
 
     def _publish(self, built: Built, publishing: bool) -> None:
-        factors, unusable = self._artifacts.factors, self._artifacts.fetched.unusable
-        publication = publish_built(built, factors, self._options, publishing, unusable)
-        for published in (publication.local, publication.remote):
-            if published is not None:
-                report(published, self._status)
+        """In the local folder, and from there to the remote store by a process that can be ended."""
+        artifacts, options = self._artifacts, self._options
+        local = publish_built(built, artifacts.factors, options, to_remote=False, found=artifacts.fetched).local
+        report(local, self._status)
+        if publishing and local.done and not self._stopped.is_set():
+            remote = publish_in_child(artifacts.key, options, artifacts.fetched.unusable)
+            report(remote, self._status)
         self._report(state="published")
 
     def _report(self, **progress: object) -> None:

@@ -9,40 +9,37 @@ nothing, and an interrupted one goes on where it was.
 """
 
 import contextlib
-import json
 import queue
-import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from warmup.build_children import Children, ReplaceableChild
-from warmup.child import ChildError
+from warmup.build_environment import checker_environment, compiler_environment
+from warmup.build_folder import BuildFolder
+from warmup.child import ChildError, ChildTimeoutError
 from warmup.cpus import available_cpus
 from warmup.cxx import compiler_names, find_compiler
-from warmup.files import describe
+from warmup.disk_errors import explained
+from warmup.files import VerifiedFile
+from warmup.manifest import Blob
+from warmup.options import BUILD_TIMEOUT
 from warmup.packages import Signature
 from warmup.plan import Plan
 from warmup.prepared import Checkpoint
 from warmup.region_task import job_of
+from warmup.scratch import scratch_folder
 from warmup.status import ComponentName
 
 EventKind = Literal["kept", "compiled", "built", "failed"]
 
-# What a compiler child runs with. No pool of helpers: the children are the pool, one thread each beside the
-# compiler it calls. No line tables: they are four fifths of a package. And no test compilations of vector
-# instructions that the CPU says it has: 15 to 50 s before a child's first package (benchmarks/NOTES.md).
-_COMPILER = {
-    "TORCHINDUCTOR_VEC_ISA_OK": "1",
-    "TORCHINDUCTOR_COMPILE_THREADS": "1",
-    "TORCH_WARM_POOL": "0",
-    "AOT_INDUCTOR_ENABLE_LINE_TABLES": "0",
-}
-_CHECKER = {"AOTI_RUNTIME_CHECK_INPUTS": "1"}
 _COMPILERS_A_CHECKER = 4
+_LOOK_S = 0.5  # a signal that the system gives to another thread is seen by this one when it does not wait
+_ENDING_S = 5.0  # for threads to find that their children have been ended
 
 
 class BuildError(RuntimeError):
@@ -86,9 +83,9 @@ class Event:
 @dataclass(frozen=True)
 class Built:
     """What a build made: files and their input signatures by entry name, and what failed and why; ``complete`` when
-    nothing that every start needs has failed."""
+    everything is there that every start needs."""
 
-    files: Mapping[str, Path]
+    files: Mapping[str, VerifiedFile]
     signatures: Mapping[str, Signature]
     failures: Mapping[str, str]
     complete: bool
@@ -96,10 +93,11 @@ class Built:
 
 @dataclass
 class _Progress:
-    files: dict[str, Path] = field(default_factory=dict)
+    files: dict[str, VerifiedFile] = field(default_factory=dict)
     signatures: dict[str, Signature] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    moved: float = field(default_factory=time.monotonic)  # when something was made last, or failed by itself
 
 
 def require_compiler() -> str:
@@ -141,25 +139,28 @@ class Builder:
         nice: int = 0,
         on_event: Callable[[Event], None] = lambda _event: None,
         environment: Mapping[str, str] | None = None,
+        timeout: float = BUILD_TIMEOUT,
     ) -> None:
         """``folder``: where packages and their records are kept. ``workers``: compilers at once, 0 one a CPU.
-        ``on_event`` is called from the workers' threads. ``environment``: more variables for the compilers."""
-        self._children = Children(job_of(checkpoint.folder, plan, folder), nice)
+        ``on_event`` is called from the workers' threads. ``environment``: more variables for the compilers.
+        ``timeout``: seconds in which a child must have answered; a build that makes nothing in twice that time is
+        given up."""
+        self._children = Children(job_of(checkpoint.folder, plan, folder), nice, timeout)
         self._tasks = tasks_of(checkpoint, plan)
-        self._folder = folder
+        self._folder = BuildFolder(folder)
         self._workers = min(workers or available_cpus(), len(self._tasks))
         self._on_event = on_event
-        self._environment = {**_COMPILER, **(environment or {})}
-        # Two that embed the same kernel at once would write the same object file in Inductor's cache folder.
-        self._own_caches = plan.device_type == "cuda"
+        self._environment = dict(environment or {})
+        self._device_type = plan.device_type
         self._stopped = threading.Event()
+        self._patience = 2 * timeout
         self._progress = _Progress()
 
     @property
     def tasks(self) -> list[Task]:
         return list(self._tasks)
 
-    def made(self) -> tuple[dict[str, Path], dict[str, Signature]]:
+    def made(self) -> tuple[dict[str, VerifiedFile], dict[str, Signature]]:
         """Files and signatures of what is done so far, by entry name."""
         with self._progress.lock:
             return dict(self._progress.files), dict(self._progress.signatures)
@@ -182,7 +183,8 @@ class Builder:
         missing: queue.SimpleQueue[Task] = queue.SimpleQueue()
         count = 0
         for task in self._tasks:
-            if self._keep(task):
+            if (kept := self._folder.recorded(task.entry)) is not None:
+                self._done(task, *kept)
                 self._on_event(Event("kept", task))
             else:
                 missing.put(task)
@@ -190,36 +192,65 @@ class Builder:
         if count:
             require_compiler()
             try:
-                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._folder.make()
             except OSError as error:
-                raise BuildError(f"cannot write to {self._folder}: {error.strerror}") from error
+                raise BuildError(f"cannot write to {self._folder.path}: {explained(error)}") from error
             self._make(missing, min(self._workers, count))
-        failures = dict(self._progress.failures)
+        files, signatures = self.made()
         needed = {task.entry for task in self._tasks if not task.on_demand}
-        return Built(*self.made(), failures, complete=not needed & failures.keys())
+        return Built(files, signatures, dict(self._progress.failures), complete=needed <= files.keys())
 
     def stop(self) -> None:
         """End the children; ``run`` returns with what is done."""
         self._stopped.set()
-        self._children.kill()
+        self._children.stop()
 
     def _make(self, missing: "queue.SimpleQueue[Task]", compilers: int) -> None:
-        checkers = -(-compilers // _COMPILERS_A_CHECKER)
         checks: _Checks = queue.SimpleQueue()
-        with ThreadPoolExecutor(compilers + checkers, thread_name_prefix="build") as pool:
-            checking = [pool.submit(self._check_all, checks) for _ in range(checkers)]
+        checkers = -(-compilers // _COMPILERS_A_CHECKER)
+        pool = ThreadPoolExecutor(compilers + checkers, thread_name_prefix="build")
+        checking: list[Future[None]] = []
+        compiling: list[Future[None]] = []
+        self._progress.moved = time.monotonic()
+        with scratch_folder("snapcap-build-") as scratch:
             try:
-                compiling = [pool.submit(self._compile_all, missing, checks) for _ in range(compilers)]
-                wait(compiling)
-            finally:
+                checking += [pool.submit(self._check_all, checks, scratch) for _ in range(checkers)]
+                compiling += [pool.submit(self._compile_all, missing, checks, scratch) for _ in range(compilers)]
+                self._watch(compiling)
                 for _ in checking:
                     checks.put(None)
-        for worker in (*compiling, *checking):
+                self._watch(checking)
+            finally:
+                self.stop()
+                for _ in checking:
+                    checks.put(None)
+                # One that waits for something else than its child, as for a disk that is gone, is left to itself.
+                pool.shutdown(wait=False, cancel_futures=True)
+                ended = wait([*compiling, *checking], _ENDING_S).done
+        for worker in ended:
             worker.result()  # or a worker that broke would leave packages out that nobody misses
 
-    def _compile_all(self, missing: "queue.SimpleQueue[Task]", checks: _Checks) -> None:
+    def _watch(self, workers: "list[Future[None]]") -> None:
+        """Wait for workers to end, as long as they make something."""
+        while not self._stopped.is_set():
+            left = self._progress.moved + self._patience - time.monotonic()
+            if left <= 0:
+                self.stop()
+                self._give_up(f"nothing was made in {self._patience:g} s, so the build was given up")
+            elif not wait(workers, min(left, _LOOK_S)).not_done:
+                return
+
+    def _give_up(self, reason: str) -> None:
+        """All that is not made has failed."""
+        with self._progress.lock:
+            for task in self._tasks:
+                if task.entry not in self._progress.files:
+                    self._progress.failures.setdefault(task.entry, reason)
+
+    def _compile_all(self, missing: "queue.SimpleQueue[Task]", checks: _Checks, scratch: Path) -> None:
         """One compiler child, replaced when it dies, until nothing is left to compile."""
-        with self._compiler() as compiler:
+        environment = compiler_environment(scratch, self._device_type, self._environment)
+        with ReplaceableChild(self._children, "warmup.build_worker", environment) as compiler:
             while not self._stopped.is_set():
                 try:
                     task = missing.get_nowait()
@@ -227,36 +258,21 @@ class Builder:
                     return
                 with self._failing(task, "compile"):
                     compiled = compiler.ask({"region": task.region, "size": task.size})
-                    self._on_event(Event("compiled", task, compiled["seconds"]))
+                    self._tell(Event("compiled", task, compiled["seconds"]))
                     checks.put(_Compiled(task, compiled["seconds"], compiled["signature"]))
 
-    def _check_all(self, checks: _Checks) -> None:
+    def _check_all(self, checks: _Checks, scratch: Path) -> None:
         """One checker child, replaced when it dies, until it is told that nothing more will come."""
-        with self._child("warmup.check_worker", _CHECKER) as checker:
+        with ReplaceableChild(self._children, "warmup.check_worker", checker_environment(scratch)) as checker:
             while (compiled := checks.get()) is not None and not self._stopped.is_set():
                 task = compiled.task
                 with self._failing(task, "self-check"):
-                    checker.ask({"region": task.region, "size": task.size})
+                    checked = checker.ask({"region": task.region, "size": task.size})
+                    blob = Blob(checked["digest"], checked["size"])
                     with self._failing(task, "record"):
-                        self._record(task, compiled.signature)
-                        self._on_event(Event("built", task, compiled.seconds))
-
-    @contextlib.contextmanager
-    def _compiler(self) -> Iterator[ReplaceableChild]:
-        with contextlib.ExitStack() as scope:
-            environment = self._environment
-            if self._own_caches:
-                folder = tempfile.TemporaryDirectory(prefix="snapcap-build-", ignore_cleanup_errors=True)
-                environment = {**environment, "TORCHINDUCTOR_CACHE_DIR": scope.enter_context(folder)}
-            yield scope.enter_context(self._child("warmup.build_worker", environment))
-
-    @contextlib.contextmanager
-    def _child(self, module: str, environment: Mapping[str, str]) -> Iterator[ReplaceableChild]:
-        child = ReplaceableChild(self._children, module, environment)
-        try:
-            yield child
-        finally:
-            child.close()
+                        package = self._folder.record(task.entry, compiled.signature, blob)
+                        self._done(task, package, compiled.signature)
+                        self._tell(Event("built", task, compiled.seconds))
 
     @contextlib.contextmanager
     def _failing(self, task: Task, stage: str) -> Iterator[None]:
@@ -269,32 +285,14 @@ class Builder:
             reason = f"{stage}: {error}"
             with self._progress.lock:
                 self._progress.failures[task.entry] = reason
-            self._on_event(Event("failed", task, error=reason))
+            self._tell(Event("failed", task, error=reason), moved=not isinstance(error, ChildTimeoutError))
 
-    def _record(self, task: Task, signature: Signature) -> None:
-        """Beside the package: what it is and that it passed; without it a package counts as not made."""
-        path = self._folder / task.entry
-        blob = describe(path)
-        record = {"digest": blob.digest, "size": blob.size, "signature": signature}
-        temporary = path.with_suffix(".json.part")
-        temporary.write_text(json.dumps(record))
-        temporary.replace(path.with_suffix(".json"))
-        self._done(task, path, signature)
+    def _tell(self, event: Event, moved: bool = True) -> None:
+        if moved:
+            self._progress.moved = time.monotonic()
+        self._on_event(event)
 
-    def _keep(self, task: Task) -> bool:
-        """Take over a package of an earlier run, if it is still what was checked then."""
-        path = self._folder / task.entry
-        try:
-            record: dict[str, Any] = json.loads(path.with_suffix(".json").read_text())
-            blob = describe(path)
-            if [blob.digest, blob.size] != [record["digest"], record["size"]]:
-                return False
-            self._done(task, path, record["signature"])
-        except (OSError, ValueError, KeyError, TypeError):
-            return False
-        return True
-
-    def _done(self, task: Task, path: Path, signature: Signature) -> None:
+    def _done(self, task: Task, package: VerifiedFile, signature: Signature) -> None:
         with self._progress.lock:
-            self._progress.files[task.entry] = path
+            self._progress.files[task.entry] = package
             self._progress.signatures[task.entry] = signature

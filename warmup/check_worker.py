@@ -1,13 +1,14 @@
 """The self-check: a fresh process that opens each package as a server would and compares it with eager.
 
     stdin   the job, then {"region": …, "size": …} a line
-    stdout  {"entry": …, "difference": …} or {"error": …} a line
+    stdout  {"entry": …, "difference": …, "digest": …, "size": …} or {"error": …} a line
 
 It runs with AOTI_RUNTIME_CHECK_INPUTS=1, so a package also has to accept what it is given. A package that crashes
 takes this process along, and nothing else.
 """
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +21,19 @@ from models.regions import Region
 from warmup.backends.aot import open_package
 from warmup.buckets import Bucket
 from warmup.compare import CheckError, compare_call
-from warmup.extracted import discard_mapped
+from warmup.files import VerifiedFile
 from warmup.model import LoadedModel
 from warmup.plan import Plan
 from warmup.region_task import serve_regions
 
 
-def check(model: LoadedModel, region: Region, bucket: Bucket, path: Path) -> float:
+def check(model: LoadedModel, region: Region, bucket: Bucket, package: VerifiedFile) -> float:
     """Compare a package with the region's function; returns the largest relative difference.
 
     Raises:
         CheckError: they differ by more than the dtype explains.
     """
-    run = open_package(path, model.state.tokens.device)
-    discard_mapped()  # now: a package that crashes takes this process along
+    run = open_package(package, model.state.tokens.device)
     # As a start on a GPU does before it has anything else.
     run(*(torch.zeros_like(tensor) for tensor in model.inputs(region, bucket)))
     worst = 0.0
@@ -118,8 +118,9 @@ def _scores_apart(rows: int, vocabulary: int, generator: torch.Generator) -> dic
 
 
 def answer(model: LoadedModel, _plan: Plan, region: Region, bucket: Bucket, path: Path) -> dict[str, Any]:
+    package = VerifiedFile.of(path)
     try:
-        return {"difference": check(model, region, bucket, path)}
+        return {"difference": check(model, region, bucket, package), **asdict(package.blob)}
     except CheckError as error:
         raise RuntimeError(f"differs from eager: {error}") from error
 

@@ -35,3 +35,8 @@ def checkpoint_names(names: Iterable[str]) -> list[str]:
     """The names to download: what describes the model, and its safetensors or, without any, its pickles."""
     every = list(names)
     return matching(every, METADATA) + (matching(every, SAFETENSORS) or matching(every, PICKLES))
+
+
+def is_checkpoint_name(name: str) -> bool:
+    """Whether ``checkpoint_names`` could have named it: the only files that a folder of downloads has of ours."""
+    return "/" not in name and bool(matching([name], METADATA + SAFETENSORS + PICKLES))

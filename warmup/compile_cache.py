@@ -8,7 +8,6 @@ Both are used only as the bytes whose digest the manifest names.
 """
 
 import contextlib
-import hashlib
 import io
 import os
 import zipfile
@@ -17,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from warmup.manifest import Blob
+from warmup.files import ChangedError
 from warmup.scratch import scratch_folder
 
 if TYPE_CHECKING:
@@ -107,17 +106,15 @@ def _names(info: "CacheInfo") -> set[tuple[str, str]]:
 
 def _verified(artifacts: "Artifacts", name: str) -> bytes:
     """The bytes of an entry, hashed after they were read: a file could have changed since it was fetched."""
-    manifest, path = artifacts.fetched.manifest, artifacts.fetched.entries.get(name)
-    blob = manifest.entries.get(name) if manifest else None
-    if path is None or blob is None:
+    file = artifacts.fetched.entries.get(name)
+    if file is None:
         raise RestoreError(f"the artifact set has no {name}")
     try:
-        data = path.read_bytes()
+        return file.read()
+    except ChangedError:
+        raise RestoreError(f"{name} has changed since it was fetched") from None
     except OSError as error:
         raise RestoreError(f"{name} cannot be read: {error.strerror}") from error
-    if Blob(hashlib.sha256(data).hexdigest(), len(data)) != blob:
-        raise RestoreError(f"{name} has changed since it was fetched")
-    return data
 
 
 def _archive(folder: Path, path: Path) -> None:

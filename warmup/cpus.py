@@ -5,8 +5,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-_MOUNTS = Path("/sys/fs/cgroup")
-_MEMBERSHIP = Path("/proc/self/cgroup")
+from warmup.cgroups import MEMBERSHIP, MOUNTS, control_groups
 
 
 def available_cpus() -> int:
@@ -19,13 +18,14 @@ def available_cpus() -> int:
     return cpus if limit is None else min(cpus, max(math.ceil(limit), 1))
 
 
-def cpu_limit(membership: Path = _MEMBERSHIP, mounts: Path = _MOUNTS) -> float | None:
+def cpu_limit(membership: Path = MEMBERSHIP, mounts: Path = MOUNTS) -> float | None:
     """The CPUs' worth of time that control groups give this process, as `docker run --cpus` and Kubernetes' limits
     set it; None without a limit. A group's is also that of the groups in it.
 
-    cgroups(7): `cpu.max` of version 2, `cpu.cfs_quota_us` and `cpu.cfs_period_us` of version 1.
+    `cpu.max` of version 2, `cpu.cfs_quota_us` and `cpu.cfs_period_us` of version 1.
     """
-    return min((limit for group in _groups(membership, mounts) for limit in _limits(group)), default=None)
+    groups = control_groups("cpu", membership, mounts)
+    return min((limit for group in groups for limit in _limits(group)), default=None)
 
 
 def default_threads() -> int:
@@ -36,25 +36,6 @@ def default_threads() -> int:
     spin (benchmarks/README.md).
     """
     return max(available_cpus() - 1, 1)
-
-
-def _groups(membership: Path, mounts: Path) -> Iterator[Path]:
-    """The folders of the process's groups and of those around them. A container may see its own group as the root,
-    whatever it is called outside: what is not there is left out by who reads it."""
-    try:
-        lines = membership.read_text().splitlines()
-    except OSError:  # not on Linux
-        return
-    for line in lines:
-        number, controllers, name = line.split(":", 2)
-        if number == "0" and not controllers:
-            roots = (mounts, mounts / "unified")
-        elif "cpu" in controllers.split(","):
-            roots = (mounts / controllers, mounts / "cpu")
-        else:
-            continue
-        group = Path(name.lstrip("/"))
-        yield from (root / part for root in roots for part in (group, *group.parents))
 
 
 def _limits(group: Path) -> Iterator[float]:

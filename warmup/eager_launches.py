@@ -75,8 +75,9 @@ def _decoder(decoder: DecoderConfig, plan: Plan, rows: int, seen: int) -> Iterat
     yield _norm(dtype, rows, width)
     yield _linear(dtype, rows, width, 3 * width)
     values = _like(dtype, rows, heads, length, head_dim)
-    at = Like(INT64, (rows, heads, 1, head_dim), (1, 0, 0, 0))
-    yield Launch("scatter_.src", (values, at, _like(dtype, rows, heads, 1, head_dim)))
+    at = Like(INT64, (rows, heads, 1, head_dim), (1, 0, 1, 0))
+    own = Like(dtype, (rows, heads, 1, head_dim), (3 * width, head_dim, head_dim, 1))  # of one product with its key
+    yield Launch("scatter_.src", (values, at, own))
     yield Launch("gt.Tensor", (_like(INT64, length), _like(INT64, rows, 1, 1, 1)))
     for keys in (length, seen):
         cache = _like(dtype, rows * heads, keys, head_dim)

@@ -56,18 +56,29 @@ def open_payload(data: bytes, trust: Trust) -> bytes:
 
 
 def load_object(data: bytes, what: str) -> dict[str, Any]:
-    """A JSON object.
+    """A JSON object in UTF-8, in which no name occurs twice: one reader would take the first, another the last.
 
     Raises:
         ManifestError: it is none; ``what`` names it.
     """
     try:
-        value = json.loads(data)
+        value = json.loads(data.decode(), object_pairs_hook=_unambiguous, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         raise ManifestError(f"the manifest's {what} is not JSON") from None
     if not isinstance(value, dict):
         raise ManifestError(f"the manifest's {what} is not a JSON object")
     return value
+
+
+def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise ValueError("a name occurs twice")
+    return value
+
+
+def _refuse_constant(text: str) -> Any:
+    raise ValueError(f"{text} is not JSON")
 
 
 def _parse(data: bytes) -> tuple[bytes, list[Signature]]:
@@ -98,7 +109,7 @@ def _refuse(signatures: list[Signature], trust: Trust) -> None:
     """Say which of the reasons it is."""
     if not signatures:
         raise UntrustedError("the manifest is not signed; build with --sign-key")
-    names = ", ".join(repr(signature.key_id[:16]) for signature in signatures)
+    names = ", ".join(repr(signature.key_id[:16]) for signature in signatures)  # theirs, so not as it comes
     if {signature.key_id for signature in signatures} & {key.key_id for key in trust.keys}:
         raise ManifestError(f"the manifest's signature by {names} is not that of its content")
     raise UntrustedError(f"the manifest is signed by {names}, which is no trusted key; see --trusted-key")

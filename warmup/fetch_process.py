@@ -4,12 +4,13 @@ Importing boto3 is half a second of Python that would hold the lock which ``impo
 does it beside. The child brings the set to the local folder; the parent verifies it there again, and believes the
 child nothing.
 
-    python -m warmup.fetch_process    one request on stdin, one line of JSON on stdout
+    stdin   {"request": …}, then {} to fetch
+    stdout  {"result": …, "reason": …, …}
+
+Run as ``python -m warmup.fetch_process``.
 """
 
 import json
-import os
-import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from warmup.artifacts import Fetched, Result, fetch
+from warmup.child import Child, ChildError, ChildTimeoutError, Task, one_line, serve_lines
 from warmup.folder_store import FolderStore
 from warmup.key import Difference, Factors
 from warmup.s3 import S3Options
@@ -57,68 +59,58 @@ class FetchRequest:
         return cls(**value)
 
 
-def fetch_in_child(request: FetchRequest) -> Fetched:
+def fetch_in_child(request: FetchRequest, trust: Trust) -> Fetched:
     """``fetch`` with the remote's part in a child process, which is ended at the deadline.
 
-    No child is started for what the local folder has.
+    No child is started for what the local folder has. ``trust``: that of the request's keys.
 
     Raises:
         StoreRefusedError: the local folder cannot be used.
     """
     started = time.monotonic()
     local = FolderStore.open(request.local)
-    found = _from_folder(request, local)
+    found = _from_folder(request, local, trust)
     if found.result != "hit":
         told = _ask_child(request)
         # What the child says is a reason for a log; what can be run is only what the folder then verifies to.
-        here = _from_folder(request, local) if told.result == "hit" else told
+        here = _from_folder(request, local, trust) if told.result == "hit" else told
         found = replace(here, reason=told.reason) if here.result == "hit" else here
         found = replace(found, bytes_fetched=told.bytes_fetched)
     return replace(found, seconds=time.monotonic() - started)
 
 
-def _from_folder(request: FetchRequest, local: FolderStore) -> Fetched:
-    return fetch(None, local, request.key, request.factors, Trust(), request.deadline)
+def _from_folder(request: FetchRequest, local: FolderStore, trust: Trust) -> Fetched:
+    return fetch(None, local, request.key, request.factors, trust, request.deadline)
 
 
 def _ask_child(request: FetchRequest) -> Fetched:
-    # The child must find this very package, wherever the server was started; and no module of its own folder.
-    path = os.pathsep.join(filter(None, (str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH"))))
+    end = time.monotonic() + request.deadline + _GRACE
+    child = Child("warmup.fetch_process", {"request": request.to_json()})
     try:
-        child = subprocess.run(
-            [sys.executable, "-P", "-m", "warmup.fetch_process"],
-            input=request.to_json(),
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"PYTHONPATH": path},
-            timeout=request.deadline + _GRACE,
-            start_new_session=True,  # Ctrl-C is for the server to handle
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
+        child.start(end - time.monotonic())
+        return _parsed(child.ask({}, end - time.monotonic()))
+    except ChildTimeoutError:
         return Fetched("error", f"fetching from {request.store} was ended after {request.deadline:g} s")
     except OSError as error:
         return Fetched("error", f"cannot start a process to fetch artifacts: {error.strerror}")
-    try:
-        return _from_json(child.stdout)
-    except (ValueError, TypeError, KeyError):
-        return Fetched("error", f"the process that fetches artifacts ended with code {child.returncode}, mute")
+    except (ChildError, ValueError, TypeError, KeyError) as error:
+        return Fetched("error", f"the process that fetches artifacts gave no answer: {one_line(error)}")
+    finally:
+        child.kill()
 
 
-def _to_json(fetched: Fetched) -> str:
+def _told(fetched: Fetched) -> dict[str, Any]:
     """What the parent wants to hear: no files, which it looks up by itself."""
-    return json.dumps(
-        {
-            "result": fetched.result,
-            "reason": fetched.reason,
-            "bytes_fetched": fetched.bytes_fetched,
-            "differences": [asdict(difference) for difference in fetched.differences],
-        }
-    )
+    return {
+        "result": fetched.result,
+        "reason": fetched.reason,
+        "bytes_fetched": fetched.bytes_fetched,
+        "differences": [asdict(difference) for difference in fetched.differences],
+    }
 
 
-def _from_json(text: str) -> Fetched:
-    value: dict[str, Any] = json.loads(text)
+def _parsed(value: dict[str, Any]) -> Fetched:
+    """The reverse of ``_told``."""
     if value["result"] not in get_args(Result):
         raise ValueError("not a result")
     return Fetched(
@@ -139,14 +131,10 @@ def _fetch(request: FetchRequest) -> Fetched:
     return fetch(remote, local, request.key, request.factors, trust, request.deadline)
 
 
-def main() -> None:
-    """Answer one request; whatever else is printed in this process goes to stderr."""
-    answer = os.dup(sys.stdout.fileno())
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    fetched = _fetch(FetchRequest.from_json(sys.stdin.read()))
-    os.write(answer, _to_json(fetched).encode() + b"\n")
-    os._exit(0)  # a thread may still wait for a host that never answers
+def _start(job: dict[str, Any]) -> Task:
+    request = FetchRequest.from_json(job["request"])
+    return lambda _task: _told(_fetch(request))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(serve_lines(_start))

@@ -1,8 +1,10 @@
 """The artifact store that is a folder: always there, and the cache in front of S3."""
 
 import contextlib
+import errno
 import fcntl
 import hashlib
+import itertools
 import os
 import shutil
 import stat
@@ -10,12 +12,21 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from uuid import uuid4
 
-from warmup.files import commit, describe, new_file
+from warmup.disk_errors import explained
+from warmup.files import (
+    NotAFileError,
+    commit,
+    describe,
+    make_folder,
+    new_file,
+    open_regular,
+)
 from warmup.manifest import Blob
+from warmup.scratch import scratch_folder
 from warmup.store import (
+    MANIFESTS,
     DamagedError,
     Stored,
     StoreDeniedError,
@@ -23,10 +34,18 @@ from warmup.store import (
     StoreRefusedError,
     blob_name,
     checked_name,
+    is_name,
 )
 
 _SCRATCH = "tmp"
-_LEFT_BEHIND_SECONDS = 3600  # a process that was killed leaves its scratch folder
+_BUILT = "built"
+# All that are made in a store; nobody else may write to any of them.
+_FOLDERS = (MANIFESTS, "blobs", "blobs/sha256", "leases", "builds", _BUILT, _SCRATCH)
+_LISTED = 10_000  # entries of a folder: one with more than that is searched among some of them
+_SMALL = 8 * 1024 * 1024  # bytes of what a condition is about
+_LOCK_SECONDS = 10.0
+_LEFT_BEHIND_SECONDS = 3600.0  # not every file system shares its locks with the other machines that mount it
+_SHORT = 4096
 
 
 @dataclass(frozen=True)
@@ -40,25 +59,17 @@ class FolderStore:
         """Open a folder, made with mode 0700 if there is none.
 
         Raises:
-            StoreRefusedError: others may write to it, it is somebody else's, or it cannot be made.
+            StoreRefusedError: others may write to it or to one of its folders, it is somebody else's, or it cannot
+                be made.
         """
         try:
-            root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            status = root.stat()
+            make_folder(root)
+            _check_owner(root, root.stat(), f", or choose a folder inside it, such as {root / 'snapcap'}")
+            for name in _FOLDERS:
+                with contextlib.suppress(FileNotFoundError):
+                    _check_owner(root / name, (root / name).stat())
         except OSError as error:
-            raise StoreRefusedError(
-                f"cannot use {root} as artifact folder: {error.strerror}; choose another one"
-            ) from error
-        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise StoreRefusedError(
-                f"others may write to the artifact folder {root}, and what they write would be run: "
-                f"chmod go-w it, or choose a folder inside it, such as {root / 'snapcap'}"
-            )
-        if status.st_uid not in (os.geteuid(), 0):
-            raise StoreRefusedError(
-                f"the artifact folder {root} belongs to user {status.st_uid}, who could change what would be run; "
-                "choose one of your own"
-            )
+            raise StoreRefusedError(f"cannot use {root} as artifact folder: {explained(error)}") from error
         return cls(root)
 
     @property
@@ -70,13 +81,22 @@ class FolderStore:
         return self.root / checked_name(name)
 
     def read(self, name: str, limit: int) -> Stored | None:
+        """As the protocol has it.
+
+        Raises:
+            DamagedError: a folder, a FIFO or a link has the name.
+            StoreRefusedError: others may write to the file.
+        """
         path = self.path(name)
         with self._explained(path):
             try:
-                with path.open("rb") as file:
+                with open_regular(path) as file:
+                    _check_owner(path, os.fstat(file.fileno()))
                     data = file.read(limit + 1)
             except FileNotFoundError:
                 return None
+            except NotAFileError as error:
+                raise DamagedError(f"{path}: {error.strerror}") from error
         return Stored(data, _version(data))
 
     def write(
@@ -89,12 +109,19 @@ class FolderStore:
                 commit(temporary, path)
                 return _version(data)
             with self._lock():  # only conditional writes compete
-                current = path.read_bytes() if path.exists() else None
-                holds = current is None if if_absent else current is not None and _version(current) == if_version
+                current = self.read(name, _SMALL)
+                holds = current is None if if_absent else current is not None and current.version == if_version
                 if not holds:
                     return None
                 commit(temporary, path)
         return _version(data)
+
+    def keep(self, name: str, data: bytes) -> None:
+        """Write what can be had again and is verified when it is read: without waiting for the disk."""
+        path = self.path(name)
+        with self._explained(path), new_file(path) as temporary:
+            temporary.write_bytes(data)
+            commit(temporary, path, durable=False)
 
     def delete(self, name: str) -> None:
         path = self.path(name)
@@ -103,21 +130,29 @@ class FolderStore:
 
     def newest(self, folder: str, limit: int) -> list[str]:
         path = self.path(folder)
-        with self._explained(path):
-            entries = [*os.scandir(path)] if path.is_dir() else []
-            times = {entry.name: entry.stat().st_mtime_ns for entry in entries if entry.is_file()}
+        times: dict[str, int] = {}
+        with self._explained(path), contextlib.suppress(FileNotFoundError), os.scandir(path) as entries:
+            for entry in itertools.islice(entries, _LISTED):
+                # What has no name of ours is not ours; what is gone by now was just replaced.
+                if is_name(entry.name) and entry.is_file(follow_symlinks=False):
+                    with contextlib.suppress(FileNotFoundError):
+                        times[entry.name] = entry.stat(follow_symlinks=False).st_mtime_ns
         names = sorted(times, key=lambda name: times[name], reverse=True)
-        return [f"{folder}/{name}" for name in names if not name.startswith(".")][:limit]
+        return [f"{folder}/{name}" for name in names[:limit]]
 
     def size(self, name: str) -> int | None:
         path = self.path(name)
         with self._explained(path):
-            return path.stat().st_size if path.is_file() else None
+            try:
+                status = path.lstat()
+            except FileNotFoundError:
+                return None
+            return status.st_size if stat.S_ISREG(status.st_mode) else None
 
     def upload(self, name: str, source: Path) -> None:
         path = self.path(name)
         with self._explained(path), new_file(path) as temporary:
-            shutil.copyfile(source, temporary)
+            _copy(source, temporary)
             commit(temporary, path)
 
     def download(self, sizes: Mapping[str, int], folder: Path, deadline: float) -> Iterator[tuple[str, Path]]:
@@ -126,9 +161,9 @@ class FolderStore:
                 raise StoreError(f"{self.root}: copying did not finish before its deadline")
             source, copy = self.path(name), folder / uuid4().hex
             with self._explained(source):
-                if not source.is_file() or source.stat().st_size != size:
+                if self.size(name) != size:
                     raise DamagedError(f"{source} is missing or not of {size} bytes")
-                shutil.copyfile(source, copy)
+                _copy(source, copy)
             yield name, copy
 
     def is_conditional(self) -> bool:
@@ -140,14 +175,41 @@ class FolderStore:
         with self._explained(self.root), self._lock():
             return True
 
+    def vouch(self, envelope: bytes) -> None:
+        """Note that an envelope is the owner's, who built what it describes.
+
+        The note has the number of its own file in this file system: whoever fills the folder from elsewhere, as by
+        copying a bucket into it, cannot bring such a note along.
+        """
+        path = self.path(f"{_BUILT}/{_version(envelope)}")
+        with self._explained(path), new_file(path) as temporary:
+            temporary.touch()
+            temporary.write_text(str(temporary.stat().st_ino))
+            commit(temporary, path)
+
+    def is_vouched(self, envelope: bytes) -> bool:
+        """Whether ``vouch`` was called with this envelope, in this folder."""
+        path = self.path(f"{_BUILT}/{_version(envelope)}")
+        with self._explained(path):
+            try:
+                with open_regular(path) as file:
+                    status = os.fstat(file.fileno())
+                    _check_owner(path, status)
+                    return file.read(_SHORT) == str(status.st_ino).encode()
+            except (FileNotFoundError, NotAFileError):
+                return False
+
     def verified(self, blob: Blob) -> Path | None:
         """The file of a content that is here and right; a damaged one is removed."""
         path = self.path(blob_name(blob))
         with self._explained(path):
-            if not path.is_file():
+            try:
+                if path.lstat().st_size == blob.size and describe(path) == blob:
+                    return path
+            except FileNotFoundError:
                 return None
-            if describe(path) == blob:
-                return path
+            except NotAFileError:
+                pass
             path.unlink(missing_ok=True)
         return None
 
@@ -157,29 +219,35 @@ class FolderStore:
         with self._explained(path):
             if describe(source) != blob:
                 return False
-            commit(source, path)
+            commit(source, path, durable=False)  # whoever uses it verifies it, and fetches it again
         return True
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
         """A folder on the same file system that is gone afterwards; what killed processes left goes too."""
         parent = self.root / _SCRATCH
-        with self._explained(parent):
-            parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for entry in parent.iterdir():
-                with contextlib.suppress(FileNotFoundError):
-                    if time.time() - entry.stat().st_mtime > _LEFT_BEHIND_SECONDS:
-                        shutil.rmtree(entry, ignore_errors=True)
-            folder = TemporaryDirectory(dir=parent, ignore_cleanup_errors=True)
-        with folder as name:
-            yield Path(name)
+        with self._explained(parent), contextlib.ExitStack() as entering:
+            make_folder(parent)
+            folder = entering.enter_context(scratch_folder("snapcap-fetch-", parent, _LEFT_BEHIND_SECONDS))
+            scope = entering.pop_all()
+        with scope:
+            yield folder
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[None]:
-        """Exclude all other processes that lock; a process that dies gives its lock back."""
-        descriptor = os.open(self.root / ".lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """Exclude all other processes that lock; a process that dies gives its lock back.
+
+        Raises:
+            StoreError: another one, which may be stopped, does not give it back for 10 s.
+        """
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(self.root / ".lock", flags, 0o600)
+        until = time.monotonic() + _LOCK_SECONDS
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            while not _locked(descriptor):
+                if time.monotonic() >= until:
+                    raise StoreError(f"{self.root} is locked by another process for over {_LOCK_SECONDS:g} s")
+                time.sleep(0.02)
             yield
         finally:
             os.close(descriptor)
@@ -188,11 +256,40 @@ class FolderStore:
     def _explained(self, path: Path) -> Iterator[None]:
         try:
             yield
-        except PermissionError as error:
-            raise StoreDeniedError(f"{path}: {error.strerror}; check the folder's owner and mode") from error
         except OSError as error:
-            kind = StoreDeniedError if error.strerror == "Read-only file system" else StoreError
-            raise kind(f"{path}: {error.strerror or error}") from error
+            denied = isinstance(error, PermissionError) or error.errno == errno.EROFS
+            raise (StoreDeniedError if denied else StoreError)(f"{path}: {explained(error)}") from error
+
+
+def _check_owner(path: Path, status: os.stat_result, more: str = "") -> None:
+    """Refuse what others than this user and root could have written.
+
+    Raises:
+        StoreRefusedError: they could; says what to do.
+    """
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise StoreRefusedError(
+            f"others may write to {path} in the artifact folder, and what they write would be run: "
+            f"chmod go-w it{more}"
+        )
+    if status.st_uid not in (os.geteuid(), 0):
+        raise StoreRefusedError(
+            f"{path} in the artifact folder belongs to user {status.st_uid}, who could change what would be run; "
+            "choose a folder of your own"
+        )
+
+
+def _copy(source: Path, target: Path) -> None:
+    with open_regular(source) as opened, target.open("wb") as file:
+        shutil.copyfileobj(opened, file, 1024 * 1024)
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _version(data: bytes) -> str:

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from warmup.checkpoint_files import METADATA, PICKLES, SAFETENSORS, CheckpointError, matching
+from warmup.disk_errors import explained
 
 _ADVICE = {
     "GatedRepoError": "access is gated; accept its terms on the hub and set HF_TOKEN",
@@ -45,4 +46,9 @@ def _explained(error: Exception, source: str) -> str:
     if name in ("LocalEntryNotFoundError", "IncompleteSnapshotError", "ConnectError", "ConnectTimeout"):
         offline = os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "ON", "YES", "TRUE")
         return f"{source!r} {_OFFLINE if offline else _UNREACHABLE}"
+    if isinstance(error, OSError) and error.errno is not None and error.strerror:
+        from huggingface_hub.constants import HF_HUB_CACHE  # noqa: PLC0415 - as above
+
+        where = error.filename or HF_HUB_CACHE
+        return f"{source!r} cannot be downloaded to {where}: {explained(error)} (HF_HOME)"
     return f"{source!r} cannot be downloaded ({name}: {' '.join(str(error).split())[:200]})"

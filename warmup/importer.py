@@ -14,6 +14,8 @@ from models.preprocess import ImageTransform
 from models.tokenizer import Tokenizer
 from warmup.checkpoint import CheckpointError, S3Options, resolve_checkpoint
 from warmup.checkpoint_files import SAFETENSORS, matching
+from warmup.disk_errors import explained
+from warmup.files import sync
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,7 +45,7 @@ def import_checkpoint(
     """
     if not force and destination.is_dir() and any(destination.iterdir()):
         raise CheckpointError(f"{str(destination)!r} is not empty; give another folder, or --force to replace")
-    with tempfile.TemporaryDirectory(prefix="snapcap-import-") as cache:
+    with tempfile.TemporaryDirectory(prefix="snapcap-import-", ignore_cleanup_errors=True) as cache:
         folder = resolve_checkpoint(source, Path(cache), s3 or S3Options())
         if destination.exists() and destination.samefile(folder):
             raise CheckpointError(f"{str(destination)!r} is the source itself; give another folder")
@@ -58,8 +60,9 @@ def _write(folder: Path, destination: Path) -> list[Path]:
             _convert(folder, Path(staging))
             return _move(Path(staging), destination)
     except OSError as error:
-        where = error.filename or destination
-        raise CheckpointError(f"cannot write {str(where)!r}: {error.strerror or error}") from error
+        raise CheckpointError(
+            f"{str(folder)!r} cannot be imported to {str(destination)!r}: {explained(error)}"
+        ) from error
 
 
 def _convert(folder: Path, staging: Path) -> None:
@@ -78,6 +81,7 @@ def _convert(folder: Path, staging: Path) -> None:
 
 
 def _convert_weights(folder: Path, staging: Path, config: ModelConfig) -> None:
+    from safetensors import SafetensorError  # noqa: PLC0415 - torch
     from safetensors.torch import save_file  # noqa: PLC0415 - torch
 
     from models.checkpoint_file import read_tensors, weight_files  # noqa: PLC0415 - torch
@@ -90,7 +94,10 @@ def _convert_weights(folder: Path, staging: Path, config: ModelConfig) -> None:
         return
     tensors = _without_aliases(read_tensors(folder), config)
     # transformers opens only files that say which framework wrote them.
-    save_file(tensors, staging / "model.safetensors", metadata={"format": "pt"})
+    try:
+        save_file(tensors, staging / "model.safetensors", metadata={"format": "pt"})
+    except SafetensorError as error:  # what the disk says comes as its text
+        raise CheckpointError(f"{str(staging.parent)!r} cannot be written to: {error}") from error
 
 
 def _without_aliases(tensors: "dict[str, Tensor]", config: ModelConfig) -> "dict[str, Tensor]":
@@ -154,8 +161,12 @@ def _is_no_tokenizer_file(_folder: str, names: list[str]) -> list[str]:
 
 
 def _move(staging: Path, destination: Path) -> list[Path]:
+    """Into their places, once all of them are on the disk: a power cut leaves no file that only looks whole."""
+    for file in staging.iterdir():
+        sync(file)
     written = []
     for file in sorted(staging.iterdir()):
         os.replace(file, destination / file.name)
         written.append(destination / file.name)
+    sync(destination)
     return written

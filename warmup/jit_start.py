@@ -105,7 +105,7 @@ class Jit:
             outcome.set_result([])
             return outcome
         replacing = artifacts.hit or artifacts.fetched.unusable
-        local = self._publish_locally(artifacts, replacing)
+        local = self._publish_locally(artifacts)
         if local is None or not local.done or not self._options.store.publishes_to_remote:
             outcome.set_result([local] if local else [])
             return outcome
@@ -118,12 +118,12 @@ class Jit:
         threading.Thread(target=publish, name="publish", daemon=True).start()
         return outcome
 
-    def _publish_locally(self, artifacts: Artifacts, replacing: bool) -> Published | None:
+    def _publish_locally(self, artifacts: Artifacts) -> Published | None:
         try:
             files = self._cache.save()
             if not files:
                 return None
-            local = publish_jit(files, artifacts.factors, self._options, replacing)
+            local = publish_jit(files, artifacts.factors, self._options, artifacts.fetched)
         except (StartError, StoreError, OSError) as error:
             local = Published("error", str(error))
         report(local, self._status)

@@ -11,6 +11,9 @@ Factor = str | int | float | bool | None | list["Factor"]
 Factors = Mapping[str, Factor]
 
 ABSENT = "(absent)"
+MAX_FACTORS = 256
+MAX_DEPTH = 8  # of lists in lists
+_MAX_NAME = 100
 _NAME = re.compile(r"[a-z0-9_]+(\.[a-z0-9_-]+)*")
 
 
@@ -60,11 +63,13 @@ def canonical_json(value: object) -> bytes:
 
 
 def check_factors(factors: Mapping[str, object]) -> dict[str, Factor]:
-    """The same factors, known to be of the right types.
+    """The same factors, known to be of the right types and to be no more than a program would name.
 
     Raises:
         FactorError: as for ``artifact_key``.
     """
+    if len(factors) > MAX_FACTORS:
+        raise FactorError(f"there are {len(factors)} factors, more than {MAX_FACTORS}")
     return {_checked_name(name): _checked(name, value) for name, value in factors.items()}
 
 
@@ -88,18 +93,22 @@ def _spelled(factors: Factors, name: str) -> bytes | None:
 
 
 def _checked_name(name: object) -> str:
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise FactorError(f"factor name {name!r}: write lower-case words joined by dots, such as model.dtype")
+    if not isinstance(name, str) or len(name) > _MAX_NAME or not _NAME.fullmatch(name):
+        raise FactorError(
+            f"factor name {str(name)[:_MAX_NAME]!r}: write lower-case words joined by dots, such as model.dtype"
+        )
     return name
 
 
-def _checked(name: str, value: object) -> Factor:
+def _checked(name: str, value: object, depth: int = 0) -> Factor:
     if isinstance(value, list):
-        return [_checked(name, item) for item in value]
+        if depth == MAX_DEPTH:
+            raise FactorError(f"factor {name} has over {MAX_DEPTH} lists in each other")
+        return [_checked(name, item, depth + 1) for item in value]
     if isinstance(value, float) and value - value != 0:  # NaN and infinities are not JSON
         raise FactorError(f"factor {name} is {value}: only finite numbers can be part of a key")
     if isinstance(value, str) and not value.isprintable():  # also half a surrogate pair, which UTF-8 cannot say
-        raise FactorError(f"factor {name} is {value!r}: only printable text can be part of a key")
+        raise FactorError(f"factor {name} is {value[:80]!r}: only printable text can be part of a key")
     if value is None or isinstance(value, str | int | float):
         return value
     raise FactorError(f"factor {name} is a {type(value).__name__}: use text, numbers, booleans, null and lists")

@@ -23,6 +23,9 @@ from warmup.store import ArtifactStore, StoreError, lease_name
 CLOCK_SKEW = 10.0
 _LIMIT = 4096  # bytes of a lease
 _VERSION = 1
+_LONGEST = 3600.0  # seconds that a lease is believed: anybody who can write to the store could hold up all others
+_OWNER_CHARACTERS = 200
+_FAR = 1e15
 
 _log = logging.getLogger(__name__)
 
@@ -154,11 +157,13 @@ def _held(data: bytes, now: float) -> Held:
     if not isinstance(owner, str) or not _is_number(expires) or not _is_number(ttl):
         return Held("", 0.0)
     remaining = expires + CLOCK_SKEW - now
-    return Held(owner, remaining if 0 < remaining <= ttl + 2 * CLOCK_SKEW else 0.0)
+    longest = min(ttl, _LONGEST) + 2 * CLOCK_SKEW
+    return Held(owner[:_OWNER_CHARACTERS], remaining if 0 < remaining <= longest else 0.0)
 
 
 def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Whether it can be computed with; JSON's integers may have thousands of digits."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -_FAR < value < _FAR
 
 
 def _parse(data: bytes) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from warmup.backends.base import Backend
 from warmup.backends.eager import EagerBackend
 from warmup.buckets import Bucket, BucketTable
 from warmup.child import one_line
-from warmup.extracted import discard_mapped
 from warmup.packages import SignatureError
 from warmup.plan import StartError
 from warmup.row import Row
@@ -42,12 +41,9 @@ class Warmer:
         Raises:
             StartError: a bucket cannot be opened, and the start is strict.
         """
-        try:
-            for bucket in self.table.buckets:
-                for component in COMPONENTS:
-                    self._assign_one(component, bucket, backend)
-        finally:
-            discard_mapped()
+        for bucket in self.table.buckets:
+            for component in COMPONENTS:
+                self._assign_one(component, bucket, backend)
 
     def _assign_one(self, component: ComponentName, bucket: Bucket, backend: Backend) -> None:
         runner = self.runner

@@ -62,7 +62,7 @@ def seal(manifest: Manifest, signer: Signer | None) -> bytes:
     """
     try:
         payload = canonical_json(asdict(manifest))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise ManifestError(f"the manifest's metadata is not JSON: {error}") from error
     _parse_payload(payload)
     return seal_payload(payload, signer)
@@ -75,7 +75,11 @@ def open_envelope(data: bytes, trust: Trust) -> Manifest:
         UntrustedError: there is no signature by a trusted key, and ``trust`` demands one.
         ManifestError: damaged, not a manifest, or not of this format.
     """
-    return _parse_payload(open_payload(data, trust))
+    payload = open_payload(data, trust)
+    try:
+        return _parse_payload(payload)
+    except RecursionError:
+        raise ManifestError("the manifest's content is nested too deeply") from None
 
 
 def is_entry_name(name: object) -> bool:
@@ -93,7 +97,8 @@ def _parse_payload(payload: bytes) -> Manifest:
     value = load_object(payload, "content")
     version = value.get("format")
     if version != FORMAT or isinstance(version, bool):
-        raise ManifestError(f"the manifest is of format {version!r}, and this version reads format {FORMAT}")
+        shown = repr(version)[:80]
+        raise ManifestError(f"the manifest is of format {shown}, and this version reads format {FORMAT}")
     if value.keys() != Manifest.__dataclass_fields__.keys():
         raise ManifestError("the manifest has other fields than it should")
     entries = _field(value, "entries", dict)
@@ -105,7 +110,7 @@ def _parse_payload(payload: bytes) -> Manifest:
         kind=cast("Kind", _field(value, "kind", str, ("aot", "jit").__contains__)),
         entries={_entry_name(name): _blob(name, blob) for name, blob in entries.items()},
         created=_field(value, "created", str, _is_utc),
-        builder=_field(value, "builder", str, lambda text: 0 < len(text) <= 100),
+        builder=_field(value, "builder", str, lambda text: 0 < len(text) <= 100 and text.isprintable()),
         metadata=_field(value, "metadata", dict),
     )
     if artifact_key(manifest.factors) != manifest.key:
@@ -126,7 +131,7 @@ def _factors(value: Mapping[str, object]) -> Factors:
     try:
         return check_factors(value)
     except FactorError as error:
-        raise ManifestError(f"the manifest's factors are not valid: {error}") from error
+        raise ManifestError(f"the manifest's factors are not valid: {str(error)[:300]}") from error
 
 
 def _entry_name(name: str) -> str:

@@ -13,6 +13,8 @@ BuildChoice = Literal["auto", "local", "off"]
 ReadyWhen = Literal["all", "first"]
 T = TypeVar("T")
 
+BUILD_TIMEOUT = 1800.0
+
 
 @dataclass(frozen=True)
 class StoreOptions:
@@ -47,7 +49,10 @@ class StoreOptions:
 
 @dataclass(frozen=True)
 class StartOptions:
-    """Model source and how to run it. 0, () and "auto" mean: decide from the model and the machine."""
+    """Model source and how to run it. 0, () and "auto" mean: decide from the model and the machine.
+
+    ``build_timeout``: seconds in which a child of a build must have answered.
+    """
 
     model: str
     cache_dir: Path
@@ -66,6 +71,7 @@ class StartOptions:
     strict: bool = False
     build: BuildChoice = "auto"
     build_workers: int = 0
+    build_timeout: float = BUILD_TIMEOUT
     remote_cache: str = ""
     s3: S3Options = field(default_factory=S3Options)
 

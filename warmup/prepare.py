@@ -98,13 +98,13 @@ def find_artifacts(config: "ModelConfig", plan: Plan, options: StartOptions, kin
                 allow_unsigned=store.allow_unsigned,
                 deadline=store.deadline,
             )
-            fetched = fetch_in_child(request)
+            fetched = fetch_in_child(request, trust)
         else:
             fetched = fetch(None, FolderStore.open(store.folder), key, factors, trust, store.deadline)
     except StoreError as error:  # the local folder: without it nothing can be loaded, but eager can be served
         fetched = Fetched("error", str(error))
-    signatures = fetched.manifest.metadata.get("signatures", {}) if fetched.manifest else {}
-    return Artifacts(key, factors, fetched, signatures)
+    signatures = fetched.manifest.metadata.get("signatures") if fetched.manifest else None
+    return Artifacts(key, factors, fetched, signatures if isinstance(signatures, dict) else {})
 
 
 def _model(

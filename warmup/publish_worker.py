@@ -3,7 +3,8 @@
     stdin   {"store": …, "local": folder, "key": …, …}, then {} to publish
     stdout  {"result": …, "reason": …}
 
-Publishes the set of a key that is in the local folder. Run as ``python -m warmup.publish_worker``.
+Publishes the set of a key that is in the local folder, if it could be loaded from there: signing makes it good for
+every server. Run as ``python -m warmup.publish_worker``.
 """
 
 import sys
@@ -16,7 +17,7 @@ from warmup.child import Task, serve_lines
 from warmup.folder_store import FolderStore
 from warmup.publish import publish
 from warmup.s3 import S3Options
-from warmup.signing import OWNER, Trust, load_signer
+from warmup.signing import Trust, load_signer
 from warmup.store import StoreError
 from warmup.stores import open_store
 
@@ -27,10 +28,11 @@ def _start(job: dict[str, Any]) -> Task:
     signer = load_signer(Path(job["sign_key"])) if job["sign_key"] else None
 
     def publish_set(_task: dict[str, Any]) -> dict[str, Any]:
-        found = fetch(None, FolderStore.open(Path(job["local"])), job["key"], {}, OWNER, job["s3"]["deadline"])
+        found = fetch(None, FolderStore.open(Path(job["local"])), job["key"], {}, trust, job["s3"]["deadline"])
         if found.manifest is None:
             raise StoreError(found.reason)
-        return asdict(publish(remote, found.manifest, found.entries, signer, job["replace"]))
+        files = {name: file.path for name, file in found.entries.items()}
+        return asdict(publish(remote, found.manifest, files, signer, job["replace"]))
 
     return publish_set
 

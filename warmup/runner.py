@@ -17,6 +17,7 @@ from models.regions import Component, RegionFunction, Regions
 from models.weights import Weights, WeightSet
 from warmup.backends.base import Backend
 from warmup.buckets import Bucket
+from warmup.device_health import DeviceHealth, device_health
 from warmup.readback import DeviceTimer, PendingTokens, TokenReadback
 from warmup.row import GREEDY, Needs, Row, Search
 from warmup.staging import Pixels, Staging
@@ -263,6 +264,10 @@ class Runner:
         """Until the device has done all it was given; the CPU has by now."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+    def health(self, error: Exception) -> DeviceHealth:
+        """What an error that a call here has raised says of the device."""
+        return device_health(self.state.positions, error)
 
     def move(self, moves: Sequence[tuple[int, int]]) -> None:
         """Move running rows (source slot, target slot) into slots that have become free."""

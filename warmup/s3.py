@@ -4,7 +4,10 @@ boto3 is imported by the functions that need it, so that a server with a local c
 """
 
 import contextlib
+import errno
+import fcntl
 import os
+import re
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -15,7 +18,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from uuid import uuid4
 
+from warmup.files import make_folder, open_regular, write_all
 from warmup.s3_errors import ObjectChangedError, S3Error, explained, is_transient
+from warmup.s3_replies import Connections, bound_replies
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -25,6 +30,8 @@ PART_BYTES = 8 * 1024 * 1024
 _CHUNK_BYTES = 1024 * 1024
 _WORKERS = 8
 _ATTEMPTS = 3
+_LISTED = 10_000
+_PART = re.compile(r"\..+\.[0-9a-f]{32}\.part", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -76,7 +83,7 @@ def split_uri(uri: str) -> tuple[str, str]:
 
 
 def client(options: S3Options) -> "S3Client":
-    """A thread-safe client with bounded waits.
+    """A thread-safe client with bounded waits and replies.
 
     Raises:
         S3Error: the options name a profile or an endpoint that cannot be.
@@ -96,7 +103,9 @@ def client(options: S3Options) -> "S3Client":
     )
     with explained("S3"):
         session = boto3.session.Session(profile_name=options.profile, region_name=options.region)
-        return session.client("s3", endpoint_url=options.endpoint_url, config=config)
+        s3 = session.client("s3", endpoint_url=options.endpoint_url, config=config)
+        bound_replies(s3, options.deadline)
+        return s3
 
 
 def list_objects(s3: "S3Client", bucket: str, prefix: str, deadline: float) -> list[S3Object]:
@@ -107,7 +116,7 @@ def list_objects(s3: "S3Client", bucket: str, prefix: str, deadline: float) -> l
         deadline: the moment of ``time.monotonic()`` to give up at; looked at between pages.
 
     Raises:
-        S3Error: the listing failed or took too long.
+        S3Error: the listing failed, took too long, or has over 10,000 objects.
     """
     where = f"s3://{bucket}/{prefix}"
     start = f"{prefix}/" if prefix else ""
@@ -116,6 +125,8 @@ def list_objects(s3: "S3Client", bucket: str, prefix: str, deadline: float) -> l
         pages = s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=start, Delimiter="/")
         for page in pages:
             found += [S3Object(o["Key"], o["Size"], o["ETag"]) for o in page.get("Contents", ())]
+            if len(found) > _LISTED:
+                raise S3Error(f"{where}: there are over {_LISTED} objects; give the prefix of one checkpoint")
             _check_deadline(deadline, where)
     return [entry for entry in found if entry.key != start]
 
@@ -132,7 +143,8 @@ def download(s3: "S3Client", bucket: str, items: Sequence[Download], deadline: f
     """Download objects in parallel ranges, and yield each one when its file is complete and in place.
 
     Every range asks for the ETag of the listing, so a file never mixes two versions of an object. A file appears
-    under its name only when it is whole. What the bytes are worth is for the caller to check.
+    under its name only when it is whole. What the bytes are worth, and whether they outlive a power cut, is for the
+    caller to see to.
 
     Args:
         deadline: the moment of ``time.monotonic()`` to give up at, even inside a read that never returns.
@@ -142,8 +154,8 @@ def download(s3: "S3Client", bucket: str, items: Sequence[Download], deadline: f
         S3Error: anything else that S3, the network or the disk refuses; files that are complete stay.
     """
     pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="s3")
-    stop = threading.Event()
-    jobs = [_Job(s3, bucket, item, deadline, stop) for item in items]
+    stop, connections = threading.Event(), Connections()
+    jobs = [_Job(s3, bucket, item, deadline, stop, connections) for item in items]
     try:
         for job in jobs:
             job.start(pool)
@@ -152,10 +164,29 @@ def download(s3: "S3Client", bucket: str, items: Sequence[Download], deadline: f
             yield job.item
     finally:
         stop.set()
-        # Without waiting: a read from a dead host ends by its own timeout, after we have reported the failure.
+        connections.end()
+        # Without waiting: a request to a dead host ends by its own timeout, after we have reported the failure.
         pool.shutdown(wait=False, cancel_futures=True)
         for job in jobs:
             job.discard()
+
+
+def part_name(name: str) -> str:
+    """A new name for a file of this name while it is on its way."""
+    return f".{name}.{uuid4().hex}.part"
+
+
+def remove_parts(folder: Path) -> None:
+    """Remove what downloads to a folder have left behind whose processes were killed; those under way stay.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    for path in folder.iterdir():
+        if _PART.fullmatch(path.name):
+            with contextlib.suppress(OSError), open_regular(path) as file:
+                fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
 
 
 @dataclass
@@ -167,19 +198,22 @@ class _Job:
     item: Download
     deadline: float
     stop: threading.Event
+    connections: Connections
     parts: list[Future[None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        name = self.item.dest.name
-        self.temporary = self.item.dest.with_name(f".{name}.{uuid4().hex}.part")
+        self.temporary = self.item.dest.with_name(part_name(self.item.dest.name))
         self.where = f"s3://{self.bucket}/{self.item.source.key}"
+        self._held: int | None = None  # the lock that tells a file on its way from one that was left behind
 
     def start(self, pool: ThreadPoolExecutor) -> None:
         size = self.item.source.size
-        with explained(self.where, local=self.temporary):
-            self.temporary.parent.mkdir(parents=True, exist_ok=True)
-            with self.temporary.open("xb") as file:
-                file.truncate(size)
+        with explained(self.where, local=self.item.dest):
+            make_folder(self.temporary.parent, 0o755)
+            self._held = os.open(self.temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            with contextlib.suppress(OSError):  # no locks there: then nothing is ever taken for left behind
+                fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(self._held, size)
         for offset in range(0, size, PART_BYTES):
             self.parts.append(pool.submit(self._part, offset, min(offset + PART_BYTES, size)))
 
@@ -191,25 +225,32 @@ class _Job:
         if pending:
             raise _deadline_error(self.where)
         with explained(self.where, local=self.item.dest):
+            if self.temporary.stat().st_size != self.item.source.size:
+                raise OSError(errno.EIO, "the file was changed by somebody else")
             os.replace(self.temporary, self.item.dest)
 
     def discard(self) -> None:
         with contextlib.suppress(OSError):
             self.temporary.unlink(missing_ok=True)
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
 
     def _part(self, start: int, end: int) -> None:
         """Bytes [start, end); a read that breaks off goes on where it stopped."""
-        for attempt in range(1, _ATTEMPTS + 1):
-            try:
-                with explained(self.where, local=self.temporary):
-                    for chunk in self._chunks(start, end):
-                        self._write(chunk, start)
-                        start += len(chunk)
-            except S3Error as error:
-                if attempt == _ATTEMPTS or not is_transient(error):
-                    raise
-            if start == end:
-                return
+        with explained(self.where, local=self.item.dest), self.temporary.open("rb+", buffering=0) as file:
+            for attempt in range(1, _ATTEMPTS + 1):
+                try:
+                    with explained(self.where):
+                        for chunk in self._chunks(start, end):
+                            with explained(self.where, local=self.item.dest):
+                                write_all(file.fileno(), chunk, start)
+                            start += len(chunk)
+                except S3Error as error:
+                    if attempt == _ATTEMPTS or not is_transient(error):
+                        raise
+                if start == end:
+                    return
         raise S3Error(f"{self.where}: the server sent fewer bytes than it announced; try again")
 
     def _chunks(self, start: int, end: int) -> Iterator[bytes]:
@@ -225,19 +266,17 @@ class _Job:
         reply = self.s3.get_object(**request)
         # A server without If-Match or Range would answer with other bytes, and say so.
         expected = f"bytes {start}-{end - 1}/{source.size}"
-        if reply["ETag"] != (source.etag or reply["ETag"]) or reply.get("ContentRange", expected) != expected:
+        if (
+            reply.get("ETag") != (source.etag or reply.get("ETag"))
+            or reply.get("ContentRange", expected) != expected
+        ):
             raise ObjectChangedError(self.where)
-        if reply["ContentLength"] != end - start:
+        if reply.get("ContentLength") != end - start:
             raise S3Error(f"{self.where}: the server does not answer ranged reads; use one that does")
-        with contextlib.closing(reply["Body"]) as body:
-            for chunk in body.iter_chunks(_CHUNK_BYTES):
+        with self.connections.reading(reply["Body"]):
+            for chunk in reply["Body"].iter_chunks(_CHUNK_BYTES):
                 self._check()
                 yield chunk
-
-    def _write(self, chunk: bytes, offset: int) -> None:
-        with self.temporary.open("r+b", buffering=0) as file:
-            file.seek(offset)
-            file.write(chunk)
 
     def _check(self) -> None:
         if self.stop.is_set():

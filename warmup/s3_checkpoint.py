@@ -1,19 +1,34 @@
-"""Checkpoints of S3, kept in a local folder that is brought up to date with what the prefix holds."""
+"""Checkpoints of S3, kept in a local folder that is brought up to date with what the prefix holds.
+
+What was downloaded counts at once, until this machine is started again: only then could files be lost that were in
+the memory of its system. Beside the start they are written to the disk, and count for good.
+"""
 
 import hashlib
 import json
+import logging
 import os
+import threading
 import time
 from pathlib import Path
 from uuid import uuid4
 
-from warmup.checkpoint_files import CheckpointError, checkpoint_names
-from warmup.s3 import Download, S3Object, S3Options, client, download, list_objects, split_uri
+from warmup.checkpoint_files import CheckpointError, checkpoint_names, is_checkpoint_name
+from warmup.disk_errors import explained
+from warmup.files import make_folder, open_regular, sync
+from warmup.s3 import Download, S3Object, S3Options, client, download, list_objects, remove_parts, split_uri
 from warmup.s3_errors import S3Error
 
-_SIDECAR = ".snapcap-s3.json"  # what each file was downloaded from: {name: {"etag": …, "size": …}}
+# What each file was downloaded from: {name: {"etag": …, "size": …}}; and "boot" while it may not be on the disk.
+_SIDECAR = ".snapcap-s3.json"
+_SIDECAR_BYTES = 4 * 1024 * 1024
+_SETTLE_SECONDS = 5.0  # after the download: the start has other work for the disk
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
-Record = dict[str, dict[str, str | int]]
+Entry = dict[str, str | int]
+Record = dict[str, Entry]
+
+_logger = logging.getLogger("snapcap.start")
 
 
 def fetch(source: str, cache: Path, options: S3Options) -> Path:
@@ -23,7 +38,7 @@ def fetch(source: str, cache: Path, options: S3Options) -> Path:
         The folder in ``cache``.
 
     Raises:
-        CheckpointError: the prefix cannot be read or holds no checkpoint.
+        CheckpointError: the prefix cannot be read or holds no checkpoint, or the folder cannot be written.
     """
     deadline = time.monotonic() + options.deadline
     try:
@@ -33,14 +48,46 @@ def fetch(source: str, cache: Path, options: S3Options) -> Path:
         folder = cache / "checkpoints" / _folder_name(bucket, prefix, options.endpoint_url)
         record = _prepare(folder, wanted)
         missing = [Download(entry, folder / name) for name, entry in wanted.items() if name not in record]
+        boot = _boot()
         for item in download(s3, bucket, missing, deadline):
-            record[item.dest.name] = _entry(item.source)
+            if boot is None:
+                sync(item.dest)
+            record[item.dest.name] = _entry(item.source) | ({"boot": boot} if boot else {})
             _write(folder, record)
     except S3Error as error:
-        raise CheckpointError(str(error)) from error
+        hint = " (--cache-dir)" if isinstance(error.__cause__, OSError) else ""
+        raise CheckpointError(f"{error}{hint}") from error
     except OSError as error:
-        raise CheckpointError(f"cannot write to {cache}: {error.strerror}; choose another cache folder") from error
+        raise CheckpointError(
+            f"{source} cannot be brought to {error.filename or cache}: {explained(error)} (--cache-dir)"
+        ) from error
+    if any("boot" in entry for entry in record.values()):
+        settling = threading.Timer(_SETTLE_SECONDS, _settle, (folder, record))
+        settling.daemon = True
+        settling.start()
     return folder
+
+
+def _settle(folder: Path, record: Record) -> None:
+    """Write to the disk what may still be in memory alone, and note that it is there; unless it is gone by now."""
+    try:
+        for name, entry in record.items():
+            if "boot" in entry:
+                sync(folder / name)
+        _write(folder, {name: {k: v for k, v in entry.items() if k != "boot"} for name, entry in record.items()})
+    except FileNotFoundError:
+        return
+    except OSError as error:  # it serves all the same, and is downloaded again if the machine fails
+        fields = {"folder": str(folder), "error": explained(error)}
+        _logger.warning("checkpoint not known to be on the disk", extra={"fields": fields})
+
+
+def _boot() -> str | None:
+    """What tells this run of the machine from all others; None where the system does not say."""
+    try:
+        return _BOOT.read_text().strip() or None
+    except OSError:
+        return None
 
 
 def _wanted(source: str, objects: list[S3Object]) -> dict[str, S3Object]:
@@ -59,35 +106,51 @@ def _folder_name(bucket: str, prefix: str, endpoint: str | None) -> str:
 
 
 def _prepare(folder: Path, wanted: dict[str, S3Object]) -> Record:
-    """Make the folder, remove what the prefix no longer has, and return the record of what is still good."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Make the folder, remove what the prefix no longer has, and return the record of what is still good. A folder
+    that is up to date is not written to."""
+    make_folder(folder, 0o755)
+    remove_parts(folder)
+    known, boot = _read(folder), _boot()
     record: Record = {}
-    for name, entry in _read(folder).items():
+    for name, entry in known.items():
         file = folder / name
         if name not in wanted:
             file.unlink(missing_ok=True)
-        elif entry == _entry(wanted[name]) and file.is_file() and file.stat().st_size == wanted[name].size:
+        elif (
+            entry in (_entry(wanted[name]), _entry(wanted[name]) | {"boot": boot}) and _size(file) == entry["size"]
+        ):
             record[name] = entry
-    _write(folder, record)
+    if record != known:
+        _write(folder, record)
     return record
 
 
-def _entry(source: S3Object) -> dict[str, str | int]:
+def _entry(source: S3Object) -> Entry:
     return {"etag": source.etag, "size": source.size}
+
+
+def _size(file: Path) -> int | None:
+    return file.stat().st_size if file.is_file() else None
 
 
 def _read(folder: Path) -> Record:
     """The record; empty when it is damaged, which only costs a download."""
     try:
-        value = json.loads((folder / _SIDECAR).read_bytes())
-    except (OSError, ValueError):
+        with open_regular(folder / _SIDECAR) as file:
+            value = json.loads(file.read(_SIDECAR_BYTES))
+    except (OSError, ValueError, RecursionError):
         return {}
     if not isinstance(value, dict):
         return {}
-    return {name: entry for name, entry in value.items() if Path(name).name == name}
+    return {name: entry for name, entry in value.items() if is_checkpoint_name(name)}
 
 
 def _write(folder: Path, record: Record) -> None:
     temporary = folder / f"{_SIDECAR}.{uuid4().hex}"
-    temporary.write_text(json.dumps(record, indent=1))
-    os.replace(temporary, folder / _SIDECAR)
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(record, file, indent=1)
+        os.replace(temporary, folder / _SIDECAR)
+    finally:
+        temporary.unlink(missing_ok=True)

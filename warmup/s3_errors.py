@@ -8,6 +8,8 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from warmup.disk_errors import explained as disk_error
+
 _CREDENTIALS = "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the profile"
 
 _BY_CODE = {
@@ -79,7 +81,7 @@ def explained(where: str, local: Path | None = None) -> Iterator[None]:
     """Turn every error of boto3, the network and the disk into an ``S3Error`` about ``where``.
 
     Args:
-        local: the file being written, which an ``OSError`` is about.
+        local: the file that it becomes, where it is the disk that fails.
     """
     try:
         yield
@@ -95,7 +97,8 @@ def is_transient(error: S3Error) -> bool:
 def _expected() -> tuple[type[Exception], ...]:
     from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 - see warmup/s3.py
 
-    return BotoCoreError, ClientError, OSError, ValueError  # the last: an endpoint that is no URL
+    # The last two: an endpoint that is no URL; a reply without what every reply has.
+    return BotoCoreError, ClientError, OSError, ValueError, KeyError
 
 
 def _translated(error: Exception, where: str, local: Path | None) -> S3Error:
@@ -108,6 +111,7 @@ def _translated(error: Exception, where: str, local: Path | None) -> S3Error:
     name = type(error).__name__
     advice = _BY_CLASS.get(name)
     if advice is None and isinstance(error, OSError):
-        return S3Error(f"{local or where}: {error.strerror or error}", where)
+        wrong = disk_error(error)
+        return S3Error(f"{where}: cannot be written to {local}: {wrong}" if local else f"{where}: {wrong}", where)
     text = " ".join(str(error).split())[:200]
     return S3Error(f"{where}: {advice or 'the request failed'} ({name}: {text})", where)

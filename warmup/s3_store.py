@@ -10,7 +10,15 @@ from uuid import uuid4
 
 from warmup.s3 import Download, S3Object, S3Options, client, download, split_uri
 from warmup.s3_errors import ObjectChangedError, S3Error, explained
-from warmup.store import DamagedError, Stored, StoreDeniedError, StoreError, StoreRefusedError, checked_name
+from warmup.store import (
+    DamagedError,
+    Stored,
+    StoreDeniedError,
+    StoreError,
+    StoreRefusedError,
+    checked_name,
+    is_name,
+)
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -96,7 +104,7 @@ class S3Store:
             reply = self.s3.list_objects_v2(Bucket=self.bucket, Prefix=start, Delimiter="/", MaxKeys=_LISTED)
         entries = sorted(reply.get("Contents", ()), key=lambda entry: entry["LastModified"], reverse=True)
         names = [entry["Key"].removeprefix(start) for entry in entries]
-        return [f"{folder}/{name}" for name in names if name][:limit]
+        return [f"{folder}/{name}" for name in names if is_name(name)][:limit]
 
     def size(self, name: str) -> int | None:
         try:

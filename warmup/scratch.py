@@ -1,35 +1,79 @@
-"""Temporary folders of processes that may be killed."""
+"""Temporary folders of processes that may be killed.
+
+The folder that holds them may be writable by everybody: what lies there under our names need not be ours, and need
+not be a folder. So nothing is opened there that could block, no link is followed, and only what belongs to this
+user, and what nobody else may write to, is removed.
+"""
 
 import contextlib
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+import stat
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 
 _LOCK = "lock"  # held as long as the folder's process lives, however it ends
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @contextlib.contextmanager
-def scratch_folder(prefix: str) -> Iterator[Path]:
-    """An empty folder below the temporary folder, until the block ends. What killed processes have left there under
-    the same prefix is removed first, so that a server in a restart loop does not fill it."""
-    _remove_abandoned(prefix)
-    with TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as name:
+def scratch_folder(prefix: str, parent: Path | None = None, left_behind: float = 0.0) -> Iterator[Path]:
+    """An empty folder below ``parent``, or else the temporary folder, until the block ends. What killed processes
+    have left there under the same prefix, at least ``left_behind`` seconds ago, is removed first, so that a server
+    in a restart loop does not fill it."""
+    parent = parent or Path(gettempdir())
+    _remove_abandoned(parent, prefix, left_behind)
+    with TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True) as name:
         new, folder = Path(name) / "unlocked", Path(name) / "files"
         folder.mkdir()
-        with new.open("w") as lock:
+        with _opened(str(new), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             new.rename(new.with_name(_LOCK))  # with the lock held: nobody sees it without
             yield folder
 
 
-def _remove_abandoned(prefix: str) -> None:
-    for folder in Path(gettempdir()).glob(f"{prefix}*"):
-        # Without a lock it is somebody else's, or about to be locked; another user's cannot be opened.
-        with contextlib.suppress(OSError), (folder / _LOCK).open() as lock:
-            if os.fstat(lock.fileno()).st_uid != os.getuid():
-                continue
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
+def _remove_abandoned(parent: Path, prefix: str, left_behind: float) -> None:
+    with contextlib.suppress(OSError), _opened(str(parent), os.O_RDONLY | os.O_DIRECTORY) as temporary:
+        with os.scandir(temporary) as entries:
+            names = [each.name for each in entries if each.name.startswith(prefix)]
+        for name in names:
+            # Without a lock it is somebody else's, or about to be locked; another user's cannot be opened.
+            with (
+                contextlib.suppress(OSError),
+                _opened(name, _FOLDER, temporary) as folder,
+                _opened(_LOCK, _FILE, folder) as lock,
+            ):
+                old = time.time() - os.fstat(lock).st_mtime >= left_behind
+                if old and _is_ours(folder, stat.S_ISDIR) and _is_ours(lock, stat.S_ISREG):
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    _empty(folder)
+                    os.rmdir(name, dir_fd=temporary)
+
+
+def _is_ours(descriptor: int, is_kind: Callable[[int], bool]) -> bool:
+    """Whether it is of a kind, and nobody but this user could have made it what it is. A file may have one name."""
+    state = os.fstat(descriptor)
+    alone = state.st_nlink == 1 or stat.S_ISDIR(state.st_mode)
+    return is_kind(state.st_mode) and state.st_uid == os.geteuid() and alone and not state.st_mode & 0o022
+
+
+def _empty(folder: int) -> None:
+    """Remove what is in an open folder, which may have another name by now."""
+    for name in os.listdir(folder):
+        try:
+            os.unlink(name, dir_fd=folder)
+        except (IsADirectoryError, PermissionError):  # as Linux and as macOS say it
+            shutil.rmtree(name, ignore_errors=True, dir_fd=folder)
+
+
+@contextlib.contextmanager
+def _opened(path: str, flags: int, folder: int | None = None) -> Iterator[int]:
+    descriptor = os.open(path, flags, 0o600, dir_fd=folder)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from warmup.disk_errors import explained
+
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
@@ -75,6 +77,11 @@ class Trust:
     def nobody(self) -> bool:
         """Whether no artifact could ever be accepted."""
         return not self.keys and not self.allow_unsigned
+
+    @property
+    def owner_suffices(self) -> bool:
+        """Whether nothing is asked of what lies in a folder but that its owner alone can write there."""
+        return self.allow_unsigned or not self.keys
 
     def signer_of(self, message: bytes, signatures: Iterable[Signature]) -> TrustedKey | None:
         """The trusted key that made one of the signatures."""
@@ -178,11 +185,18 @@ def _read(path: Path) -> bytes:
 
 
 def _create(path: Path, data: bytes, mode: int) -> None:
-    """Write a file that did not exist, never readable by more than ``mode`` says."""
+    """Write a file that did not exist, never readable by more than ``mode`` says; whole or not at all."""
     try:
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
-            file.write(data)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     except FileExistsError:
         raise KeyFileError(f"{path} exists; keys are never overwritten, choose another name") from None
     except OSError as error:
-        raise KeyFileError(f"cannot write the key {path}: {error.strerror}") from error
+        raise KeyFileError(f"cannot write the key {path}: {explained(error)}") from error
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(descriptor)  # there is no second copy of it
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise KeyFileError(f"cannot write the key {path}: {explained(error)}") from error

@@ -29,6 +29,10 @@ class BucketStatus:
     start: float | None = None
 
 
+# How a build may end. "fetched": another server was faster; "declined": this one may not publish.
+BUILD_RESULTS = ("published", "fetched", "failed", "declined")
+
+
 @dataclass(frozen=True)
 class FetchStatus:
     """What came of looking for artifacts."""
@@ -154,6 +158,8 @@ class StartupStatus:
         """Members of the background build's progress, over those set before."""
         with self._changed():
             self._state.build = {**(self._state.build or {}), **progress}
+            if progress.get("state") in BUILD_RESULTS:
+                self._state.counts["builds", progress["state"]] += 1
 
     def counts(self, name: str) -> dict[tuple[str, ...], int]:
         """A counter's values by its labels."""

@@ -3,6 +3,7 @@
     manifests/<key>.json        written last: an artifact set is there when its manifest is
     blobs/sha256/<digest>       immutable
     leases/<key>.json           who is building the set
+    built/<digest>              of a folder only: the envelopes that its owner made there
 
 A store moves bytes. What they are worth is for ``warmup.artifacts`` to check.
 """
@@ -126,13 +127,18 @@ def blob_name(blob: Blob) -> str:
     return f"blobs/sha256/{_checked(blob.digest)}"
 
 
+def is_name(name: str) -> bool:
+    """Whether it could be the name of an object: what lies in a store under any other is not of snapcap."""
+    return _NAME.fullmatch(name) is not None
+
+
 def checked_name(name: str) -> str:
     """The same name, known not to leave the store.
 
     Raises:
         ValueError: a bug of ours: names are made by the functions above.
     """
-    if not _NAME.fullmatch(name):
+    if not is_name(name):
         raise ValueError(f"not an object name: {name!r}")
     return name
 

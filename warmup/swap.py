@@ -11,7 +11,6 @@ from warmup.backends.base import Backend
 from warmup.backends.eager import EagerBackend
 from warmup.buckets import Bucket
 from warmup.compare import TOLERANCE, CheckError, relative_difference
-from warmup.extracted import discard_mapped
 from warmup.row import Row
 from warmup.runner import Callables, Runner, open_callables
 from warmup.staging import Pixels
@@ -28,10 +27,7 @@ def swap_bucket(runner: Runner, dtype: torch.dtype, component: Component, bucket
         PackageError, SignatureError: its packages cannot be opened.
         CheckError: its results are not the eager ones; the bucket stays as it is.
     """
-    try:
-        compiled = open_callables(runner.regions, component, bucket, backend)
-    finally:
-        discard_mapped()
+    compiled = open_callables(runner.regions, component, bucket, backend)
     eager = open_callables(runner.regions, component, bucket, EagerBackend())
     check = check_encoder if component == "encoder" else check_decoder
     check(runner, dtype, bucket, compiled, eager)

@@ -28,7 +28,7 @@ def get(remote: ArtifactStore | None, local: FolderStore, trust: Trust, factors:
 
 def assert_hit(fetched: Fetched, manifest: Manifest) -> None:
     assert (fetched.result, fetched.manifest) == ("hit", manifest), fetched.reason
-    assert {name: describe(path) for name, path in fetched.entries.items()} == manifest.entries
+    assert {name: describe(file.path) for name, file in fetched.entries.items()} == manifest.entries
 
 
 def assert_failed(fetched: Fetched, result: str, *words: str) -> None:
@@ -57,7 +57,7 @@ def test_a_set_is_fetched_once(remote: ArtifactStore, local: FolderStore, trust:
     assert_hit(second, manifest)
     assert second.bytes_fetched == 0
     assert_hit(get(None, local, Trust(), manifest.factors), manifest)
-    assert all(path.is_relative_to(local.root) for path in first.entries.values())
+    assert all(file.path.is_relative_to(local.root) for file in first.entries.values())
 
 
 def test_an_empty_store_is_a_miss(
@@ -292,4 +292,4 @@ def test_large_blobs_come_in_ranges(
         publish(store, new_manifest("aot", manifest.factors, files, "0.1.0"), files, signer).result == "published"
     )
     fetched = get(store, local, trust, manifest.factors)
-    assert fetched.entries["large"].read_bytes() == content
+    assert fetched.entries["large"].read() == content

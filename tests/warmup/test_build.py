@@ -1,14 +1,18 @@
 """The builder over children that only say they compile: what they leave out must not look made."""
 
+import os
+import threading
+import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
 from warmup.build import Builder, Event
-from warmup.child import ChildError
+from warmup.child import ChildError, ChildTimeoutError
+from warmup.files import describe
 from warmup.options import StartOptions, StoreOptions
 from warmup.plan import make_plan
 from warmup.prepare import read_checkpoint
@@ -19,24 +23,32 @@ class FakeChild:
 
     write = True
     crash = ""
+    hang: tuple[str, ...] = ()  # these are never compiled
 
     environments: ClassVar[dict[str, dict[str, str]]] = {}
+    compilers: ClassVar[list[dict[str, str]]] = []
 
     def __init__(self, module: str, job: Mapping[str, Any], environment: Mapping[str, str], _nice: int) -> None:
         self.module, self.folder = module, Path(job["folder"])
         self.environments[module] = dict(environment)
+        if module == "warmup.build_worker":
+            self.compilers.append(dict(environment))
         self.alive = False
 
-    def start(self) -> None:
+    def start(self, limit: float) -> None:
         self.alive = True
 
-    def ask(self, task: Mapping[str, Any]) -> dict[str, Any]:
+    def ask(self, task: Mapping[str, Any], limit: float) -> dict[str, Any]:
         entry = f"aot/{task['region']}.b{task['size']}.pt2"
         if self.module == "warmup.check_worker":
             if entry == self.crash:
                 self.alive = False
                 raise ChildError("ended with signal 11")
-            return {"entry": entry, "difference": 0.0}
+            return {"entry": entry, "difference": 0.0, **asdict(describe(self.folder / entry))}
+        if entry in self.hang:
+            self.alive = False
+            time.sleep(limit)
+            raise ChildTimeoutError(f"took more than {limit:g} s and was ended")
         if self.write:
             path = self.folder / entry
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -49,9 +61,9 @@ class FakeChild:
 
 @pytest.fixture
 def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """``build(device, write=True, crash="")`` -> a builder of the demo's bucket 1, its events, its folder."""
+    """``build(device, timeout, write=True, …)`` -> a builder of the demo's bucket 1, its events, its folder."""
 
-    def make(device: str = "cpu", **behaviour: Any) -> tuple[Builder, list[Event], Path]:
+    def make(device: str = "cpu", timeout: float = 60, **behaviour: Any) -> tuple[Builder, list[Event], Path]:
         monkeypatch.setattr("warmup.build_children.Child", type("Child", (FakeChild,), behaviour))
         monkeypatch.setattr("warmup.build.require_compiler", lambda: "g++")
         options = StartOptions("demo", tmp_path, StoreOptions(tmp_path), buckets=(1,))
@@ -59,7 +71,9 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         events: list[Event] = []
         plan = replace(make_plan(checkpoint.config, options), device=device)
         folder, more = tmp_path / "b", {"MORE": "1"}
-        builder = Builder(checkpoint, plan, folder, workers=2, on_event=events.append, environment=more)
+        builder = Builder(
+            checkpoint, plan, folder, workers=2, on_event=events.append, environment=more, timeout=timeout
+        )
         return builder, events, folder
 
     return make
@@ -82,7 +96,7 @@ def test_a_package_that_is_not_where_it_should_be_is_a_failure(build: Any) -> No
     assert not built.complete
     assert built.files == {}
     assert set(built.failures) == {task.entry for task in builder.tasks}
-    assert all(reason.startswith("record: ") for reason in built.failures.values())
+    assert all(reason.startswith("self-check: ") for reason in built.failures.values())
     assert [event.kind for event in events].count("failed") == len(builder.tasks)
 
 
@@ -122,6 +136,69 @@ def test_a_package_that_was_changed_after_its_check_is_made_again(build: Any) ->
     assert [event.task.entry for event in events if event.kind == "built"] == ["aot/encoder_block.b1.pt2"]
 
 
+def test_a_package_whose_compiler_hangs_has_failed_and_the_rest_goes_on(build: Any) -> None:
+    builder, events, _ = build(timeout=1, hang=("aot/decoder_block.b1.pt2",))
+    built = builder.run()
+    assert not built.complete
+    assert built.failures == {"aot/decoder_block.b1.pt2": "compile: took more than 1 s and was ended"}
+    assert len(built.files) == len(builder.tasks) - 1
+    assert [event.task.entry for event in events if event.kind == "failed"] == ["aot/decoder_block.b1.pt2"]
+
+
+def test_a_build_that_makes_nothing_any_more_is_given_up(build: Any) -> None:
+    names = [task.entry for task in build()[0].tasks]
+    made = "aot/encoder_before.b1.pt2"
+    builder, _, _ = build(timeout=1, hang=tuple(name for name in names if name != made))
+    built = builder.run()
+    assert (set(built.files), built.complete) == ({made}, False)
+    assert set(built.failures) == set(names) - {made}
+    given_up = [name for name, reason in built.failures.items() if reason.endswith("the build was given up")]
+    assert given_up, "some were never begun"
+    assert "nothing was made in 2 s" in built.failures[given_up[0]]
+
+
+def test_what_waits_for_something_else_than_its_child_holds_no_build_up(
+    build: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a swap on a device thread that hangs, or a disk that is gone."""
+    monkeypatch.setattr("warmup.build._ENDING_S", 0.1)
+    builder, _, _ = build(timeout=1)
+    released = threading.Event()
+    builder._on_event = lambda event: event.kind == "built" and released.wait(60)
+    try:
+        assert not builder.run().complete
+    finally:
+        released.set()
+
+
+def test_a_build_that_is_stopped_while_it_begins_starts_no_child(build: Any) -> None:
+    builder, events, _ = build()
+    builder.stop()
+    built = builder.run()
+    assert (built.complete, built.files, built.failures, events) == (False, {}, {}, [])
+
+
+@pytest.mark.timeout(60)  # against for ever
+def test_a_record_that_is_no_file_makes_its_package_anew(build: Any) -> None:
+    builder, _, folder = build()
+    builder.run()
+    (folder / "aot" / "encoder_block.b1.json").unlink()
+    os.mkfifo(folder / "aot" / "encoder_block.b1.json")
+    again, events, _ = build()
+    assert again.run().complete
+    assert [event.task.entry for event in events if event.kind == "built"] == ["aot/encoder_block.b1.pt2"]
+
+
+def test_a_build_makes_folders_that_only_its_user_can_write_to(build: Any) -> None:
+    builder, _, folder = build()
+    umask = os.umask(0o002)
+    try:
+        builder.run()
+    finally:
+        os.umask(umask)
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
 def test_an_error_of_a_listener_is_not_swallowed(build: Any) -> None:
     builder, _, _ = build()
 
@@ -138,26 +215,24 @@ def test_more_variables_are_for_the_compilers_alone(build: Any) -> None:
     environments = FakeChild.environments
     assert environments["warmup.build_worker"]["MORE"] == "1"
     assert environments["warmup.build_worker"]["TORCHINDUCTOR_COMPILE_THREADS"] == "1"
-    assert environments["warmup.check_worker"] == {"AOTI_RUNTIME_CHECK_INPUTS": "1"}
+    assert set(environments["warmup.check_worker"]) == {"AOTI_RUNTIME_CHECK_INPUTS", "TMPDIR"}
 
 
 def test_compilers_for_a_gpu_have_cache_folders_of_their_own_which_end_with_them(build: Any) -> None:
-    builder, _, _ = build()
-    builder.run()
-    assert "TORCHINDUCTOR_CACHE_DIR" not in FakeChild.environments["warmup.build_worker"]
-    seen: list[Path] = []
     builder, _, _ = build(device="cuda:0", write=True)
-    original = builder._on_event
+    seen: set[Path] = set()
+    both = threading.Barrier(2)
 
     def on_event(event: Event) -> None:
         if event.kind == "compiled" and not seen:
-            seen.append(Path(FakeChild.environments["warmup.build_worker"]["TORCHINDUCTOR_CACHE_DIR"]))
-            assert seen[-1].is_dir()
-        original(event)
+            both.wait(30)  # each compiler has begun
+            folders = {Path(each["TMPDIR"]) for each in FakeChild.compilers}
+            assert all(folder.is_dir() for folder in folders)
+            both.wait(30)
+            seen.update(folders)
 
     builder._on_event = on_event
-    for record in builder._folder.rglob("*.json"):  # those of the first run
-        record.unlink()
+    FakeChild.compilers.clear()
     assert builder.run().complete
-    assert seen
+    assert len(seen) == len(FakeChild.compilers) == 2
     assert not any(folder.exists() for folder in seen)

@@ -182,5 +182,5 @@ def test_an_endpoint_that_never_answers_is_one_line(tmp_path: Path) -> None:
 def test_a_cache_that_cannot_be_written_is_named(s3: Any, s3_server: str, tmp_path: Path) -> None:
     upload(s3, "x", SAFE)
     (tmp_path / "cache").write_text("a file")
-    with pytest.raises(CheckpointError, match=r"cannot write to .*cache: .*; choose another cache folder"):
+    with pytest.raises(CheckpointError, match=r"s3://bucket/x .*cache: .*; choose another folder \(--cache-dir\)"):
         resolve_checkpoint("s3://bucket/x", tmp_path / "cache", S3Options(endpoint_url=s3_server))

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from support.checkpoint_files import SAFE, contents
+from support.small_disk import SMALL
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 HUB: dict[str, dict[str, bytes]] = {
@@ -24,6 +25,7 @@ HUB: dict[str, dict[str, bytes]] = {
         "training_args.bin": b"!",
     },
     "me/empty": {"README.md": b"#"},
+    "me/large": SAFE | {"model.safetensors": bytes(2 * SMALL)},
 }
 REFUSED = {"me/gated": (403, "GatedRepo"), "me/private": (401, "RepoNotFound"), "me/broken": (418, "")}
 
@@ -129,6 +131,13 @@ def test_what_the_hub_refuses_is_one_line_each(hub: str, tmp_path: Path) -> None
     for line, (source, advice) in zip(lines, expected.items(), strict=True):
         assert line.startswith(f"'{source}'")
         assert advice in line
+
+
+def test_a_full_disk_is_named_and_nothing_counts(hub: str, small_disk: Path) -> None:
+    (line,) = resolve_from_hub(["me/large"], small_disk, HF_ENDPOINT=hub)
+    for word in ("'me/large'", str(small_disk), "No space left", "choose another folder (HF_HOME)"):
+        assert word in line
+    assert [path for path in small_disk.rglob("*model.safetensors") if path.exists()] == []
 
 
 def test_a_hub_that_cannot_be_reached_is_one_line(tmp_path: Path) -> None:

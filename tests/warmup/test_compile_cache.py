@@ -62,7 +62,7 @@ def look(store: FolderStore) -> Artifacts:
 
 
 def payload(store: FolderStore) -> Path:
-    return look(store).fetched.entries[PAYLOAD]
+    return look(store).fetched.entries[PAYLOAD].path
 
 
 def flip(path: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_file_that_changes_after_it_was_verified_is_corrupt_and_never_given_to
 ) -> None:
     artifacts, status = look(store), StartupStatus()
     assert artifacts.hit
-    flip(artifacts.fetched.entries[name])
+    flip(artifacts.fetched.entries[name].path)
     with CompileCache.private({}) as cache:
         options = StartOptions("demo", tmp_path, StoreOptions(store.root), backend="jit")
         Jit(options, status, cache).backend(PLAN, artifacts)

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from warmup import fetch_process
+from warmup.child import Child
 from warmup.fetch_process import FetchRequest, fetch_in_child
 from warmup.folder_store import FolderStore
 from warmup.key import Difference, artifact_key
@@ -20,7 +21,7 @@ from warmup.manifest import Manifest
 from warmup.publish import publish
 from warmup.s3 import S3Options
 from warmup.s3_store import S3Store
-from warmup.signing import Signer
+from warmup.signing import Signer, Trust
 from warmup.store import StoreRefusedError, blob_name
 
 ROOT = Path(__file__).parent.parent.parent
@@ -61,19 +62,20 @@ def test_a_set_comes_through_the_child(
     files: dict[str, Path],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
+    trust: Trust,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "json.py").write_text("raise SystemExit(9)")  # the child must not import from where it is started
-    fetched = fetch_in_child(request_for(published))
+    fetched = fetch_in_child(request_for(published), trust)
     assert fetched.result == "hit", fetched.reason
     assert fetched.manifest == manifest
-    assert {name: path.read_bytes() for name, path in fetched.entries.items()} == {
+    assert {name: file.read() for name, file in fetched.entries.items()} == {
         name: path.read_bytes() for name, path in files.items()
     }
     assert fetched.bytes_fetched == manifest.total_bytes
     assert published.location in fetched.reason
-    monkeypatch.setattr(subprocess, "run", no_child)
-    again = fetch_in_child(request_for(published))  # from the local folder
+    monkeypatch.setattr(fetch_process, "Child", no_child)
+    again = fetch_in_child(request_for(published), trust)  # from the local folder
     assert (again.result, again.entries, again.bytes_fetched) == ("hit", fetched.entries, 0)
 
 
@@ -86,19 +88,19 @@ def test_the_server_imports_neither_boto3_nor_torch() -> None:
 
 
 def test_failures_come_through_with_their_differences(
-    published: S3Store, request_for: Callable[[S3Store], FetchRequest], manifest: Manifest
+    published: S3Store, request_for: Callable[[S3Store], FetchRequest], manifest: Manifest, trust: Trust
 ) -> None:
     factors = {**manifest.factors, "torch.version": "2.14.0"}
     stale = replace(request_for(published), factors=factors, key=artifact_key(factors))
-    fetched = fetch_in_child(stale)
+    fetched = fetch_in_child(stale, trust)
     assert fetched.result == "stale"
     assert fetched.differences == (Difference("torch.version", "2.14.0", "2.13.0"),)
     untrusted = replace(request_for(published), trusted_keys=())
-    fetched = fetch_in_child(untrusted)
+    fetched = fetch_in_child(untrusted, trust)
     assert (fetched.result, fetched.entries) == ("error", {})
     assert "--trusted-key" in fetched.reason
     missing = replace(request_for(published), trusted_keys=(Path("/nowhere/key.pub"),))
-    assert "/nowhere/key.pub" in fetch_in_child(missing).reason
+    assert "/nowhere/key.pub" in fetch_in_child(missing, trust).reason
 
 
 def test_what_the_child_brought_is_verified_again(
@@ -106,20 +108,28 @@ def test_what_the_child_brought_is_verified_again(
     request_for: Callable[[S3Store], FetchRequest],
     manifest: Manifest,
     monkeypatch: pytest.MonkeyPatch,
+    trust: Trust,
 ) -> None:
     request = request_for(published)
     local = FolderStore.open(request.local)
-    real = subprocess.run
 
-    def run(*args: Any, **options: Any) -> Any:
-        done = real(*args, **options)
-        local.write(blob_name(manifest.entries["blocks.pt2"]), b"damage" * 1000)
-        return done
+    class Damaging(Child):
+        def ask(self, task: Mapping[str, Any], limit: float) -> dict[str, Any]:
+            answer = super().ask(task, limit)
+            local.write(blob_name(manifest.entries["blocks.pt2"]), b"damage" * 1000)
+            return answer
 
-    monkeypatch.setattr(subprocess, "run", run)
-    fetched = fetch_in_child(request)
+    monkeypatch.setattr(fetch_process, "Child", Damaging)
+    fetched = fetch_in_child(request, trust)
     assert (fetched.result, fetched.entries, fetched.manifest) == ("corrupt", {}, None)
     assert "blocks.pt2" in fetched.reason
+
+
+def answering(path: Path, answer: str) -> str:
+    """A program that answers so to whatever it is asked, and ends with status 11."""
+    path.write_text(f"#!/bin/sh\nread job\necho '{{\"started\": true}}'\nread task\necho '{answer}'\nexit 11\n")
+    path.chmod(0o755)
+    return str(path)
 
 
 @pytest.mark.parametrize(
@@ -134,46 +144,52 @@ def test_what_the_child_brought_is_verified_again(
     ],
 )
 def test_a_child_that_answers_nothing_sensible(
-    answer: str,
-    tmp_path: Path,
-    manifest: Manifest,
-    monkeypatch: pytest.MonkeyPatch,
+    answer: str, tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch, trust: Trust
 ) -> None:
-    monkeypatch.setattr(
-        subprocess, "run", lambda *args, **options: subprocess.CompletedProcess([], 11, stdout=answer)
-    )
+    monkeypatch.setattr(sys, "executable", answering(tmp_path / "python", answer))
     request = FetchRequest("s3://bucket", tmp_path / "local", manifest.key, manifest.factors, S3Options())
-    fetched = fetch_in_child(request)
+    fetched = fetch_in_child(request, trust)
     assert (fetched.result, fetched.entries) == ("error", {})
-    assert "code 11" in fetched.reason
+    assert "gave no answer" in fetched.reason
+
+
+def test_a_child_that_dies_is_told_by_its_end(
+    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch, trust: Trust
+) -> None:
+    dying = tmp_path / "python"
+    dying.write_text("#!/bin/sh\nread job\necho 'no memory' >&2\nexit 11\n")
+    dying.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(dying))
+    request = FetchRequest("s3://bucket", tmp_path / "local", manifest.key, manifest.factors, S3Options())
+    assert "ended with status 11: no memory" in fetch_in_child(request, trust).reason
 
 
 def test_a_child_that_claims_a_hit_is_not_believed(
-    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch, trust: Trust
 ) -> None:
     answer = json.dumps({"result": "hit", "reason": "trust me", "bytes_fetched": 1, "differences": []})
-    monkeypatch.setattr(
-        subprocess, "run", lambda *args, **options: subprocess.CompletedProcess([], 0, stdout=answer)
-    )
+    monkeypatch.setattr(sys, "executable", answering(tmp_path / "python", answer))
     request = FetchRequest("s3://bucket", tmp_path / "local", manifest.key, manifest.factors, S3Options())
-    fetched = fetch_in_child(request)
+    fetched = fetch_in_child(request, trust)
     assert (fetched.result, fetched.entries) == ("miss", {})
 
 
 def test_a_black_hole_is_given_up_by_the_child(
-    aws_environment: None, black_hole: str, tmp_path: Path, manifest: Manifest
+    aws_environment: None, black_hole: str, tmp_path: Path, manifest: Manifest, trust: Trust
 ) -> None:
     s3 = S3Options(endpoint_url=black_hole, region="us-east-1", read_timeout=60)
     request = FetchRequest(
         "s3://bucket", tmp_path / "local", manifest.key, manifest.factors, s3, allow_unsigned=True, deadline=0.5
     )
-    fetched = fetch_in_child(request)
+    fetched = fetch_in_child(request, trust)
     assert fetched.result == "error"
     assert "0.5 s" in fetched.reason
     assert fetched.seconds < 30  # and not 60
 
 
-def test_a_child_that_hangs_is_ended(tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_hangs_is_ended(
+    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch, trust: Trust
+) -> None:
     pid = tmp_path / "pid"
     hanging = tmp_path / "python"
     hanging.write_text(f"#!/bin/sh\necho $$ >{pid}\nexec sleep 1000\n")
@@ -183,25 +199,27 @@ def test_a_child_that_hangs_is_ended(tmp_path: Path, manifest: Manifest, monkeyp
     request = FetchRequest(
         "s3://bucket", tmp_path / "local", manifest.key, manifest.factors, S3Options(), deadline=0.5
     )
-    fetched = fetch_in_child(request)
+    fetched = fetch_in_child(request, trust)
     assert fetched.result == "error"
     assert "ended after 0.5 s" in fetched.reason
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), 0)
 
 
-def test_a_child_that_cannot_start(tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_cannot_start(
+    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch, trust: Trust
+) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "none"))
     request = FetchRequest("s3://bucket", tmp_path / "local", manifest.key, manifest.factors, S3Options())
-    assert "cannot start" in fetch_in_child(request).reason
+    assert "cannot start" in fetch_in_child(request, trust).reason
 
 
-def test_an_unsafe_local_folder_is_refused(tmp_path: Path, manifest: Manifest) -> None:
+def test_an_unsafe_local_folder_is_refused(tmp_path: Path, manifest: Manifest, trust: Trust) -> None:
     (tmp_path / "local").mkdir()
     (tmp_path / "local").chmod(0o777)
     request = FetchRequest("s3://bucket", tmp_path / "local", manifest.key, manifest.factors, S3Options())
     with pytest.raises(StoreRefusedError):
-        fetch_in_child(request)
+        fetch_in_child(request, trust)
 
 
 def test_requests_survive_the_pipe(tmp_path: Path, manifest: Manifest) -> None:

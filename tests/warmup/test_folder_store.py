@@ -1,8 +1,10 @@
 """What is special about a store that is a folder: whose it is, and that what it holds is known to be right."""
 
+import fcntl
 import hashlib
 import multiprocessing
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,10 @@ import pytest
 
 from warmup.files import describe
 from warmup.folder_store import FolderStore
-from warmup.manifest import Blob
-from warmup.store import StoreRefusedError
+from warmup.lease import acquire
+from warmup.manifest import Blob, Manifest
+from warmup.publish import publish
+from warmup.store import StoreError, StoreRefusedError
 
 NAME = "manifests/x.json"
 
@@ -70,15 +74,24 @@ def test_blobs_are_taken_and_given_only_when_right(local: FolderStore) -> None:
     assert not path.exists()  # a damaged one makes room
 
 
-def test_what_killed_processes_left_is_removed(local: FolderStore) -> None:
+def test_what_killed_processes_left_is_removed_and_nothing_else(local: FolderStore) -> None:
+    """A folder named tmp may have been there before, if somebody's own folder was chosen as the store."""
+    hour_ago = (time.time() - 7200,) * 2
     with local.scratch() as busy:
-        left = busy.parent / "left"
-        left.mkdir()
-        (left / "file").touch()
-        os.utime(left, (time.time() - 7200,) * 2)
+        parent = busy.parent.parent
+        left = parent / "snapcap-fetch-left"
+        (left / "files").mkdir(parents=True)
+        (left / "lock").touch()
+        theirs = [parent / "thesis", parent / "snapcap-fetch-unlocked"]
+        for folder in (*theirs, left):
+            (folder / "files").mkdir(parents=True, exist_ok=True)
+            (folder / "files" / "file").touch()
+        for path in (left / "lock", *theirs, left, busy.parent / "lock"):
+            os.utime(path, hour_ago)
         with local.scratch():
             assert busy.exists()
             assert not left.exists()
+            assert all((folder / "files" / "file").exists() for folder in theirs)
 
 
 def _race(root: Path, index: int, results: Any) -> None:
@@ -95,3 +108,79 @@ def test_processes_compete_for_a_folder(tmp_path: Path) -> None:
     for process in processes:
         process.join()
     assert won.count(True) == 1
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o002, 0o022, 0o077])
+def test_no_umask_lets_others_in(tmp_path: Path, umask: int, manifest: Manifest, files: dict[str, Path]) -> None:
+    before = os.umask(umask)
+    try:
+        store = FolderStore.open(tmp_path / "deep" / "cache" / "store")
+        store.vouch(b"envelope")
+        assert publish(store, manifest, files, None).result == "published"
+        assert acquire(store, manifest.key, 60)
+        with store.scratch():
+            made = [tmp_path / "deep", *(tmp_path / "deep").rglob("*")]
+            modes = {path: path.stat().st_mode & 0o777 for path in made if "snapcap-fetch" not in str(path)}
+    finally:
+        os.umask(before)
+    assert {mode for path, mode in modes.items() if path.is_dir()} == {0o700}
+    assert {mode for path, mode in modes.items() if path.is_file()} == {0o600}
+    assert len(modes) > 10
+
+
+@pytest.mark.parametrize("below", ["manifests", "blobs", "blobs/sha256", "built", "leases", "builds", "tmp"])
+@pytest.mark.parametrize("mode", [0o770, 0o707])
+def test_a_folder_below_that_others_may_write_to_is_refused(local: FolderStore, below: str, mode: int) -> None:
+    (local.root / below).mkdir(parents=True)
+    FolderStore.open(local.root)
+    (local.root / below).chmod(mode)
+    with pytest.raises(StoreRefusedError, match=rf"local/{below} .*: chmod go-w it$"):
+        FolderStore.open(local.root)
+
+
+def test_a_file_that_others_may_write_is_refused(local: FolderStore) -> None:
+    local.write(NAME, b"x")
+    local.path(NAME).chmod(0o620)
+    with pytest.raises(StoreRefusedError, match=r"x\.json .*: chmod go-w it$"):
+        local.read(NAME, 100)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_files_and_folders_of_somebody_else_are_refused(local: FolderStore) -> None:
+    local.write(NAME, b"x")
+    os.chown(local.path(NAME), 4321, -1)
+    with pytest.raises(StoreRefusedError, match="belongs to user 4321"):
+        local.read(NAME, 100)
+    os.chown(local.root / "manifests", 4321, -1)
+    with pytest.raises(StoreRefusedError, match="belongs to user 4321"):
+        FolderStore.open(local.root)
+
+
+def test_a_volume_that_a_pod_may_write_by_its_group_holds_a_private_store(tmp_path: Path) -> None:
+    """As Kubernetes mounts one with fsGroup: of root, with the set-group-id bit, and writable by all."""
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    volume.chmod(0o2777)
+    store = FolderStore.open(volume / "store")
+    store.write(NAME, b"x")
+    FolderStore.open(volume / "store")
+    assert (volume / "store").stat().st_mode & 0o777 == 0o700
+    assert (volume / "store" / "manifests").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_lock_that_is_not_given_back_is_given_up(local: FolderStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warmup.folder_store._LOCK_SECONDS", 0.2)
+    local.write(NAME, b"x", if_absent=True)
+    with (local.root / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(StoreError, match=r"is locked by another process for over 0\.2 s"):
+            local.write(NAME, b"y", if_absent=True)
+    assert local.write(NAME, b"y", if_absent=True) is None
+
+
+def test_an_envelope_is_vouched_for_in_its_own_folder_alone(local: FolderStore, tmp_path: Path) -> None:
+    local.vouch(b"ours")
+    assert FolderStore.open(local.root).is_vouched(b"ours")
+    assert not local.is_vouched(b"theirs")
+    shutil.copytree(local.root, tmp_path / "copy")
+    assert not FolderStore.open(tmp_path / "copy").is_vouched(b"ours")

@@ -81,7 +81,7 @@ def test_a_start_without_a_miss_publishes_nothing(finish: Any, options: StartOpt
 def test_a_start_without_artifacts_publishes_to_the_folder(finish: Any, options: StartOptions, misses: int) -> None:
     assert finish(options, "miss", misses) == (["published"], {("published",): 1})
     found = stored(options)
-    assert found.entries[PAYLOAD].read_bytes() == b"payload"
+    assert found.entries[PAYLOAD].read() == b"payload"
     assert found.manifest is not None
     assert (found.manifest.kind, found.manifest.factors) == ("jit", JIT)
 
@@ -93,7 +93,7 @@ def test_a_set_that_lacked_something_is_replaced_and_another_start_s_is_not(
     finish(options, "miss", misses=1)
     cache.content = b"new"
     finish(options, result, misses=1)
-    assert stored(options).entries[PAYLOAD].read_bytes() == kept
+    assert stored(options).entries[PAYLOAD].read() == kept
 
 
 def test_what_cannot_be_published_is_counted_and_serving_goes_on(
@@ -119,7 +119,7 @@ def test_a_server_that_may_sign_publishes_to_s3_from_a_process_of_its_own(
 
     remote = open_store("s3://bucket/a", s3_options, trust)
     found = fetch(remote, FolderStore.open(tmp_path / "new"), KEY, JIT, trust, 60)
-    assert (found.result, found.entries[PAYLOAD].read_bytes()) == ("hit", b"payload")
+    assert (found.result, found.entries[PAYLOAD].read()) == ("hit", b"payload")
 
     unsigned = replace(signing, store=replace(store, sign_key=None))
     assert finish(unsigned, "miss", misses=1) == (["exists"], {("exists",): 1})  # the folder alone

@@ -109,6 +109,10 @@ def test_it_is_renewed_while_the_block_runs(store: ArtifactStore) -> None:
         b'{"owner": "x", "expires": true, "ttl": 60}',
         b'{"owner": "x", "expires": NaN, "ttl": 60}',
         b'{"owner": "x", "expires": 1e300, "ttl": 60}',  # of a clock that is far ahead
+        b'{"owner": "x", "expires": 1e300, "ttl": 1e300}',  # of somebody who would hold all others up for ever
+        b'{"owner": "x", "expires": 4000000000, "ttl": 4000000000}',
+        b'{"owner": "x", "expires": %s, "ttl": %s}' % (b"9" * 1000, b"9" * 1000),
+        b"[" * 4000,
     ],
 )
 def test_a_lease_that_makes_no_sense_is_taken_over(local: FolderStore, content: bytes) -> None:

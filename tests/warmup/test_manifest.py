@@ -2,13 +2,15 @@
 
 import base64
 import json
+import time
+import tracemalloc
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from warmup.envelope import PAYLOAD_TYPE, ManifestError, UntrustedError, seal_payload
+from warmup.envelope import MAX_ENVELOPE_BYTES, PAYLOAD_TYPE, ManifestError, UntrustedError, seal_payload
 from warmup.key import artifact_key, canonical_json
 from warmup.manifest import Blob, Manifest, open_envelope, seal
 from warmup.signing import OWNER, Signer, Trust, generate_key, load_signer
@@ -61,18 +63,18 @@ def test_a_stranger_under_a_trusted_name_is_refused(tmp_path: Path, signer: Sign
 def test_nothing_is_parsed_before_it_is_verified(
     signer: Signer, trust: Trust, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parsed: list[bytes] = []
+    parsed: list[str] = []
 
-    def loads(data: bytes) -> Any:
+    def loads(data: str, **options: Any) -> Any:
         parsed.append(data)
-        return real(data)
+        return real(data, **options)
 
     real = json.loads
     monkeypatch.setattr(json, "loads", loads)
     unsigned = seal_payload(b'{"format": 1}', None)
     with pytest.raises(UntrustedError):
         open_envelope(unsigned, trust)
-    assert parsed == [unsigned]
+    assert parsed == [unsigned.decode()]
 
 
 @pytest.mark.parametrize("signed", [True, False])
@@ -203,3 +205,90 @@ def test_a_bad_manifest_is_not_sealed() -> None:
         seal(replace(MANIFEST, entries={"../x": Blob("a" * 64, 1)}), None)
     with pytest.raises(ManifestError, match="metadata"):
         seal(replace(MANIFEST, metadata={"x": Path("p")}), None)
+
+
+def spelled(**fields: bytes) -> bytes:
+    """A well-signed envelope around a content in which these fields are written just so."""
+    content = asdict(MANIFEST)
+    members = [
+        canonical_json(name) + b":" + fields.get(name, canonical_json(item)) for name, item in content.items()
+    ]
+    return seal_payload(b"{" + b",".join(members) + b"}", None)
+
+
+def test_it_is_the_spelling_that_is_refused() -> None:
+    assert open_envelope(spelled(), OWNER) == MANIFEST
+
+
+BLOB = b'{"digest":"%s","size":1}' % (b"a" * 64)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"metadata": b'{"x":1,"x":2}'}, "not JSON"),
+        ({"entries": b'{"x":%s,"x":%s}' % (BLOB, BLOB)}, "not JSON"),
+        ({"entries": b'{"x":{"digest":"%s","size":1,"size":2}}' % (b"a" * 64)}, "not JSON"),
+        ({"metadata": b'{"x":NaN}'}, "not JSON"),
+        ({"metadata": b'{"x":-Infinity}'}, "not JSON"),
+        ({"metadata": b'{"x":' + b"9" * 5000 + b"}"}, "not JSON"),
+        ({"metadata": b'{"x":"' + b"\xed\xa0\x80" + b'"}'}, "not JSON"),
+        ({"metadata": b'{"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}"}, "JSON|deep"),
+        ({"factors": b'{"x":' + b"[" * 300 + b"]" * 300 + b"}"}, "8 lists in each other"),
+        ({"factors": b'{"%s":1}' % (b"x" * 101)}, "factor name"),
+        ({"factors": b"{%s}" % b",".join(b'"f%d":1' % index for index in range(300))}, "300 factors"),
+        ({"factors": b'{"x":"a\\nb"}'}, "printable"),
+        ({"builder": b'"1\\n[ERROR] all is lost"'}, "builder"),
+        ({"entries": b'{"x\\u0000":%s}' % BLOB}, "safe name"),
+        ({"entries": b'{"\\u2024\\u2024/x":%s}' % BLOB}, "safe name"),
+        ({"entries": b'{"\\uff0e\\uff0e/x":%s}' % BLOB}, "safe name"),
+        ({"entries": b'{"x":{"digest":"%s","size":1e3}}' % (b"a" * 64)}, "digest and size"),
+        ({"entries": b'{"x":{"digest":"%s","size":%s}}' % (b"a" * 64, b"9" * 4000)}, "digest and size"),
+        ({"entries": b'{"x":{"digest":"%s","size":1}}' % (b"\xd9\xa3" * 64)}, "digest and size"),
+        ({"format": b"[" * 300 + b"]" * 300}, "format"),
+    ],
+)
+def test_what_two_readers_could_read_in_two_ways_is_refused_in_a_line(fields: dict[str, bytes], said: str) -> None:
+    with pytest.raises(ManifestError, match=said) as raised:
+        open_envelope(spelled(**fields), OWNER)
+    assert len(str(raised.value)) < 400
+    assert str(raised.value).isprintable()
+
+
+def test_an_envelope_s_names_occur_once(signer: Signer, trust: Trust) -> None:
+    """Or the signature could be over one payload, and another be shown to whoever reads the first."""
+    sealed, other = seal(MANIFEST, signer), seal(replace(MANIFEST, created="2030-01-01T00:00:00+00:00"), None)
+    payload = b'"payload":' + canonical_json(json.loads(other)["payload"])
+    with pytest.raises(ManifestError, match="not JSON"):
+        open_envelope(b"{" + payload + b"," + sealed[1:], trust)
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 65, 5000])
+def test_signatures_of_another_length_are_none(size: int, signer: Signer, trust: Trust) -> None:
+    sealed = json.loads(seal(MANIFEST, signer))
+    sealed["signatures"][0]["sig"] = base64.b64encode(bytes(size)).decode()
+    with pytest.raises(ManifestError, match="not that of its content"):
+        open_envelope(canonical_json(sealed), trust)
+
+
+def test_a_signature_is_over_the_type_and_the_whole_payload(signer: Signer, trust: Trust) -> None:
+    payload = base64.b64decode(json.loads(seal(MANIFEST, signer))["payload"])
+    for message in (payload, b"DSSEv1 4 text %d %b" % (len(payload), payload), payload[:-1]):
+        sealed = json.loads(seal(MANIFEST, signer))
+        sealed["signatures"][0]["sig"] = base64.b64encode(signer.sign(message).value).decode()
+        with pytest.raises(ManifestError, match="not that of its content"):
+            open_envelope(canonical_json(sealed), trust)
+
+
+@pytest.mark.parametrize("piece", [b"[],", b'{"a":0},', b'"\\u00e9",'])
+def test_the_largest_envelope_takes_bounded_time_and_memory(piece: bytes) -> None:
+    """Of a stranger: it is parsed before its signature can be found."""
+    data = b'{"signatures":[' + piece * (MAX_ENVELOPE_BYTES // len(piece) - 10) + b"0]}"
+    tracemalloc.start()
+    started = time.process_time()
+    with pytest.raises(ManifestError):
+        open_envelope(data, OWNER)
+    seconds, (_, peak) = time.process_time() - started, tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 100 * MAX_ENVELOPE_BYTES
+    assert seconds < 30

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -68,3 +69,72 @@ def test_of_two_processes_each_has_its_own(temporary: Path) -> None:
         assert set(temporary.iterdir()) == {theirs.parent, ours.parent}
         process.communicate("")
         assert set(temporary.iterdir()) == {ours.parent}
+
+
+def planted(temporary: Path, name: str) -> Path:
+    """A folder of our name, as another user of the machine may have made one."""
+    folder = temporary / f"scratch-test-{name}"
+    folder.mkdir(0o700)
+    (folder / "file").touch()
+    return folder
+
+
+@pytest.mark.timeout(60)  # against for ever
+@pytest.mark.parametrize("kind", ["fifo", "folder", "link", "hard link", "socket"])
+def test_a_lock_that_is_no_file_of_ours_is_left_alone_and_waited_for_by_nobody(
+    temporary: Path, tmp_path_factory: pytest.TempPathFactory, kind: str
+) -> None:
+    folder, elsewhere = planted(temporary, "planted"), tmp_path_factory.mktemp("elsewhere") / "mine"
+    elsewhere.touch()
+    lock = folder / "lock"
+    if kind == "fifo":
+        os.mkfifo(lock)
+    elif kind == "folder":
+        lock.mkdir()
+    elif kind == "link":
+        lock.symlink_to(elsewhere)
+    elif kind == "hard link":
+        lock.hardlink_to(elsewhere)
+    else:
+        with socket.socket(socket.AF_UNIX) as end:
+            end.bind(str(lock))
+    with scratch_folder("scratch-test-"):
+        assert (folder / "file").exists()
+
+
+def test_a_link_to_a_folder_is_not_followed(temporary: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    mine = tmp_path_factory.mktemp("mine")
+    for name in ("lock", "thesis"):
+        (mine / name).touch()
+    (temporary / "scratch-test-link").symlink_to(mine)
+    (temporary / "scratch-test-file").touch()
+    os.mkfifo(temporary / "scratch-test-fifo")
+    with scratch_folder("scratch-test-"):
+        assert (mine / "thesis").exists()
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707])
+def test_a_folder_that_others_may_write_to_is_not_ours(temporary: Path, mode: int) -> None:
+    folder = planted(temporary, "shared")
+    (folder / "lock").touch()
+    folder.chmod(mode)
+    with scratch_folder("scratch-test-"):
+        assert (folder / "file").exists()
+    folder.chmod(0o700)
+    with scratch_folder("scratch-test-"):
+        assert not folder.exists()
+
+
+def test_links_inside_what_is_removed_are_not_followed(
+    temporary: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    mine = tmp_path_factory.mktemp("mine")
+    (mine / "thesis").touch()
+    folder = planted(temporary, "abandoned")
+    (folder / "lock").touch()
+    (folder / "files").mkdir()
+    for link in (folder / "link", folder / "files" / "link"):
+        link.symlink_to(mine)
+    with scratch_folder("scratch-test-"):
+        assert not folder.exists()
+        assert (mine / "thesis").exists()

@@ -65,9 +65,12 @@ def test_counters_add_up_by_label(status: StartupStatus) -> None:
     status.published("exists")
     status.fell_back("decoder_block", 4)
     status.fell_back("decoder_block", 4)
+    for state in ("waiting", "building", "failed"):
+        status.building(state=state)
     assert status.counts("eager_fallbacks") == {("decoder_block", "4"): 2}
     assert status.counts("bucket_swaps") == {("swapped",): 2, ("mismatch",): 1}
     assert status.counts("artifact_publish") == {("exists",): 1}
+    assert status.counts("builds") == {("failed",): 1}
     assert status.counts("artifact_requests") == {}
 
 

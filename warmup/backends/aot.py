@@ -1,14 +1,16 @@
 """The `aot` backend: packages that AOTInductor compiled ahead of time, opened without any compiler.
 
 `torch._inductor.aoti_load_package` imports Dynamo and Inductor, which takes longer than everything else of a start
-together. So a CPU's packages are opened by the raw loader beneath it, whose calls are the fastest there are; and a
+together. So a CPU's packages are opened by the raw runner beneath it, whose calls are the fastest there are; and a
 GPU's, whose calls are replayed from a graph, through the C interface, which needs not even torch's Python module.
 """
 
+import io
 import logging
+import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,9 +20,11 @@ from models.regions import Region, RegionFunction
 from warmup.aoti import AotiError, Container
 from warmup.aoti_tensors import run_on_tensors
 from warmup.buckets import Bucket
-from warmup.extracted import discard_folders, discard_mapped
+from warmup.child import one_line
+from warmup.files import VerifiedFile
 from warmup.model import LoadedModel
-from warmup.packages import MODEL_NAME, SignatureError, check_signature, entry_name
+from warmup.package_library import library_file
+from warmup.packages import SignatureError, check_signature, entry_name
 
 _logger = logging.getLogger("snapcap.start")
 
@@ -29,27 +33,25 @@ class PackageError(RuntimeError):
     """A package that cannot be opened; one line that names it."""
 
 
-def open_package(path: Path, device: torch.device) -> RegionFunction:
+def open_package(package: VerifiedFile, device: torch.device) -> RegionFunction:
     """The package's function, which takes what the region takes and returns its one tensor.
 
-    Nothing checks what it is called with: shapes, strides and dtypes must be those it was compiled for. What the
-    loader has extracted stays until ``discard_mapped``.
+    It is opened from the bytes that it was verified to have, or not at all. Nothing checks what it is called with:
+    shapes, strides and dtypes must be those it was compiled for.
 
     Raises:
         PackageError: the file cannot be opened.
     """
     if device.type == "cuda":
         try:
-            return container_function(Container.open(path, str(device)), device)
+            return container_function(Container.open(package, str(device)), device)
         except AotiError as error:
-            raise PackageError(f"{path.name} cannot be opened: {error}") from error
+            raise PackageError(f"{package.path.name} cannot be opened: {error}") from error
     try:
-        # Single-threaded: nothing else runs this model.
-        loader = torch._C._aoti.AOTIModelPackageLoader(str(path), MODEL_NAME, True, 1, -1)
-    except RuntimeError as error:
-        discard_folders(str(error).splitlines())
-        raise PackageError(f"{path.name} cannot be opened: {str(error).splitlines()[0]}") from error
-    run = loader.boxed_run
+        with library_file(io.BytesIO(package.read())) as name:
+            run = torch._C._aoti.AOTIModelContainerRunnerCpu(name, 1).run
+    except (RuntimeError, OSError, zipfile.BadZipFile, zlib.error) as error:
+        raise PackageError(f"{package.path.name} cannot be opened: {one_line(error)}") from error
 
     def call(*inputs: Tensor) -> Tensor:
         outputs: list[Tensor] = run(list(inputs))
@@ -72,11 +74,11 @@ def container_function(container: Container, device: torch.device) -> RegionFunc
 class AotBackend:
     """Opens the package of each region and bucket, after its inputs have been compared with the model's.
 
-    ``entries``: entry name to verified local file. ``signatures``: entry name to ``packages.Signature``.
+    ``entries``: entry name to verified file. ``signatures``: entry name to ``packages.Signature``.
     ``opened``: entry name to what has been opened before.
     """
 
-    entries: Mapping[str, Path]
+    entries: Mapping[str, VerifiedFile]
     signatures: Mapping[str, Any]
     model: LoadedModel
     opened: Mapping[str, Container] = field(default_factory=dict)
@@ -98,12 +100,12 @@ class AotBackend:
         return self._open(region, bucket, entry)
 
     def _open(self, region: Region, bucket: Bucket, entry: str) -> RegionFunction:
-        path = self.entries.get(entry)
-        if path is None:
+        package = self.entries.get(entry)
+        if package is None:
             raise PackageError(f"the artifact set has no {entry}")
         check_signature(entry, self.signatures.get(entry), self.model.inputs(region, bucket))
         device, container = self.model.state.tokens.device, self.opened.get(entry)
-        return open_package(path, device) if container is None else container_function(container, device)
+        return open_package(package, device) if container is None else container_function(container, device)
 
 
 class _OnDemand:
@@ -119,7 +121,6 @@ class _OnDemand:
         if self._run is None:
             try:
                 self._run = self._opened()
-                discard_mapped()
             except (PackageError, SignatureError) as error:
                 _logger.error(
                     "package stays eager", extra={"fields": {"package": self._entry, "error": str(error)}}

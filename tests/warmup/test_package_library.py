@@ -1,0 +1,90 @@
+"""The library of a package is loaded from memory: nothing is written for it, so there is nothing to remove."""
+
+import os
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from support.server_process import python
+
+from warmup.backends.aot import PackageError, open_package
+from warmup.files import VerifiedFile
+from warmup.package_library import library_file
+
+INSIDE = Path("package") / "data" / "aotinductor" / "model"
+CPU = torch.device("cpu")
+
+
+def packed(package: Path, **members: bytes) -> Path:
+    """A package of these files, whose suffix is in their names after ``__``."""
+    with zipfile.ZipFile(package, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(str(INSIDE / name.replace("__", ".")), content)
+    return package
+
+
+@pytest.fixture
+def no_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever writes to it fails."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "missing"))
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+
+
+def test_a_package_is_opened_and_run_without_a_temporary_folder(
+    built_cache: Path, no_temporary_folder: None
+) -> None:
+    (build,) = (built_cache / "store" / "builds").iterdir()
+    run = open_package(VerifiedFile.of(build / "aot" / "decoder_after.b1.pt2"), CPU)
+    assert run is not None
+    mapped = Path("/proc/self/maps").read_text()
+    assert "/memfd:snapcap-package" in mapped
+    assert "aotinductor_" not in mapped
+
+
+def test_two_libraries_are_never_taken_for_each_other(tmp_path: Path) -> None:
+    """The dynamic linker knows a library by its name, which is that of a descriptor."""
+    code = "import ctypes, sys; from pathlib import Path; from warmup.package_library import library_file\n"
+    code += "for path in map(Path, sys.argv[1:]):\n"
+    code += "    with library_file(path) as name: print(ctypes.CDLL(name).answer())\n"
+    packages = []
+    for answer in (1, 2):
+        library = tmp_path / f"{answer}.so"
+        source = f"int answer(void) {{ return {answer}; }}"
+        subprocess.run(
+            ["g++", "-shared", "-fPIC", "-x", "c", "-", "-o", library], input=source, text=True, check=True
+        )
+        packages.append(str(packed(tmp_path / f"{answer}.pt2", a__so=library.read_bytes())))
+    run = python("-c", code, *packages, *packages)
+    assert run.stdout.split() == ["1", "2", "1", "2"], run.stderr
+
+
+def test_where_there_is_no_file_in_memory_a_temporary_one_is_gone_afterwards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forbidden(*_: object) -> int:
+        raise PermissionError
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr(os, "memfd_create", forbidden)
+    package = packed(tmp_path / "a.pt2", a__so=b"library")
+    with library_file(package) as name:
+        assert Path(name).read_bytes() == b"library"
+    assert list(tmp_path.iterdir()) == [package]
+
+
+def test_a_package_that_cannot_be_opened_is_named_and_leaves_nothing(
+    tmp_path: Path, no_temporary_folder: None
+) -> None:
+    package = packed(tmp_path / "broken.pt2", a__so=b"not a library", a__json=b"", a_metadata__json=b"{}")
+    with pytest.raises(PackageError, match=r"broken\.pt2 cannot be opened: it calls operators"):
+        open_package(VerifiedFile.of(package), CPU)
+    with pytest.raises(PackageError, match=r"broken\.pt2 cannot be opened: .*file too short"):
+        open_package(VerifiedFile.of(packed(package, a__so=b"not a library")), CPU)
+    with pytest.raises(PackageError, match=r"broken\.pt2 cannot be opened: it holds 2 libraries, not one"):
+        open_package(VerifiedFile.of(packed(package, a__so=b"", b__so=b"")), CPU)
+    package.write_bytes(b"no archive")
+    with pytest.raises(PackageError, match=r"broken\.pt2 cannot be opened: File is not a zip file"):
+        open_package(VerifiedFile.of(package), CPU)
+    assert list(tmp_path.iterdir()) == [package]

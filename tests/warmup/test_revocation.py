@@ -1,0 +1,208 @@
+"""A key that is no longer trusted: what it signed is not loaded from anywhere, however warm the cache is."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from warmup.artifacts import Fetched, fetch
+from warmup.build import Built
+from warmup.compile_cache import PAYLOAD
+from warmup.fetch_process import FetchRequest, fetch_in_child
+from warmup.files import VerifiedFile
+from warmup.folder_store import FolderStore
+from warmup.key import artifact_key
+from warmup.manifest import Manifest, seal
+from warmup.options import StartOptions, StoreOptions
+from warmup.publication import publish_built, publish_in_child, publish_jit
+from warmup.publish import new_manifest, publish
+from warmup.s3 import S3Options
+from warmup.signing import OWNER, Signer, Trust, generate_key, load_signer
+from warmup.store import ArtifactStore, manifest_name
+
+JIT = {"kind": "jit", "format": 1}
+
+
+@pytest.fixture
+def successor(tmp_path: Path) -> Signer:
+    """Key B, whose public half is ``tmp_path / "b.pub"``."""
+    generate_key(tmp_path / "b")
+    return load_signer(tmp_path / "b")
+
+
+@pytest.fixture
+def revoked(tmp_path: Path, successor: Signer) -> Trust:
+    """The trust after ``signer``'s key was replaced by B."""
+    return Trust.from_files([tmp_path / "b.pub"])
+
+
+@pytest.fixture(params=["aot", "jit"])
+def a_set(request: pytest.FixtureRequest, files: dict[str, Path], factors: dict[str, Any]) -> Manifest:
+    return new_manifest(request.param, factors | {"kind": request.param}, files, "0.1.0")
+
+
+@pytest.fixture
+def options(tmp_path: Path, s3: Any, s3_server: str, successor: Signer) -> StartOptions:
+    """A server that trusts B, with an empty bucket."""
+    store = StoreOptions(tmp_path / "local", "s3://bucket/store", trusted_keys=(tmp_path / "b.pub",))
+    return StartOptions("demo", tmp_path, store, s3=S3Options(endpoint_url=s3_server, region="us-east-1"))
+
+
+def get(remote: ArtifactStore | None, local: FolderStore, trust: Trust, manifest: Manifest) -> Fetched:
+    return fetch(remote, local, manifest.key, manifest.factors, trust, 60)
+
+
+def checked(files: dict[str, Path]) -> dict[str, VerifiedFile]:
+    """As a build has them."""
+    return {name: VerifiedFile.of(path) for name, path in files.items()}
+
+
+def assert_untrusted(fetched: Fetched) -> None:
+    assert fetched.result == "untrusted", fetched.reason
+    assert (fetched.entries, fetched.manifest) == ({}, None)
+    assert "--trusted-key" in fetched.reason
+
+
+def test_a_warm_cache_knows_no_revoked_key(
+    store: ArtifactStore,
+    local: FolderStore,
+    a_set: Manifest,
+    files: dict[str, Path],
+    signer: Signer,
+    trust: Trust,
+    successor: Signer,
+    revoked: Trust,
+) -> None:
+    assert publish(store, a_set, files, signer).result == "published"
+    assert get(store, local, trust, a_set).result == "hit"
+    assert get(None, local, trust, a_set).result == "hit"
+    assert_untrusted(get(None, local, revoked, a_set))
+    assert_untrusted(get(store, local, revoked, a_set))
+    assert get(None, local, trust, a_set).result == "hit", "another server may trust it"
+
+    store.delete(manifest_name(a_set.key))
+    assert_untrusted(get(store, local, revoked, a_set))
+    assert publish(store, a_set, files, successor, replace=True).result == "published"
+    fetched = get(store, local, revoked, a_set)
+    assert (fetched.result, fetched.bytes_fetched) == ("hit", 0)
+    assert get(None, local, revoked, a_set).result == "hit"
+    assert_untrusted(get(None, local, trust, a_set))
+
+
+def test_a_stranger_s_and_an_unsigned_set_of_the_cache_are_not_the_owner_s(
+    local: FolderStore, manifest: Manifest, files: dict[str, Path], trust: Trust, successor: Signer
+) -> None:
+    """However they came there: from a time when anything was accepted, or by copying a bucket."""
+    for signer, said in ((successor, successor.key_id), (None, "--sign-key")):
+        assert publish(local, manifest, files, signer, replace=True).result == "published"
+        fetched = get(None, local, trust, manifest)
+        assert fetched.result == "untrusted"
+        assert said in fetched.reason
+        assert str(local.root) in fetched.reason
+        assert get(None, local, Trust(), manifest).result == "hit"
+        assert get(None, local, OWNER, manifest).result == "hit"
+        assert get(None, local, replace(trust, allow_unsigned=True), manifest).result == "hit"
+
+
+def test_what_was_built_here_needs_no_signature(
+    options: StartOptions, files: dict[str, Path], manifest: Manifest, revoked: Trust
+) -> None:
+    built = Built(checked(files), {}, {}, complete=True)
+    publication = publish_built(built, manifest.factors, options, to_remote=False, found=Fetched("miss", ""))
+    assert publication.local.result == "published"
+    local = FolderStore.open(options.store.folder)
+    assert get(None, local, revoked, manifest).result == "hit"
+
+
+def test_a_build_takes_the_place_of_what_is_not_trusted(
+    options: StartOptions, files: dict[str, Path], manifest: Manifest, signer: Signer, revoked: Trust
+) -> None:
+    local = FolderStore.open(options.store.folder)
+    assert publish(local, manifest, files, signer).result == "published"
+    for hidden in (get(None, local, revoked, manifest), Fetched("error", "the store did not answer")):
+        built = Built(checked(files), {}, {}, complete=True)
+        publication = publish_built(built, manifest.factors, options, to_remote=False, found=hidden)
+        assert publication.local.result == "published", publication.local.reason
+        assert get(None, local, revoked, manifest).result == "hit"
+
+
+def test_a_fetched_set_does_not_become_the_owner_s_by_a_build_that_finds_it(
+    options: StartOptions, files: dict[str, Path], manifest: Manifest, signer: Signer, trust: Trust, revoked: Trust
+) -> None:
+    """`snapcap build` publishes to the remote store what is at hand."""
+    local = FolderStore.open(options.store.folder)
+    local.write(manifest_name(manifest.key), seal(manifest, signer))
+    publish(local, manifest, files, signer, replace=True)
+    found = get(None, local, trust, manifest)
+    assert found.result == "hit"
+    built = Built(found.entries, {}, {}, complete=True)
+    assert publish_built(built, manifest.factors, options, False, found).local.result == "exists"
+    assert_untrusted(get(None, local, revoked, manifest))
+
+
+@pytest.mark.parametrize("signs", [False, True])
+def test_what_jit_makes_from_another_s_set_does_not_outlive_the_trust_in_it(
+    signs: bool,
+    options: StartOptions,
+    tmp_path: Path,
+    files: dict[str, Path],
+    signer: Signer,
+    trust: Trust,
+    revoked: Trust,
+) -> None:
+    store = replace(
+        options.store, trusted_keys=(tmp_path / "key.pub",), sign_key=tmp_path / "key" if signs else None
+    )
+    options = replace(options, store=store)
+    local, made = FolderStore.open(store.folder), {PAYLOAD: files["blocks.pt2"]}
+    theirs = new_manifest("jit", JIT, made, "1")
+    assert publish(local, theirs, made, signer).result == "published"
+    found = get(None, local, trust, theirs)
+    assert found.result == "hit"
+    made[PAYLOAD].write_bytes(b"their graphs and ours")
+    assert publish_jit(made, JIT, options, found).result == ("published" if signs else "exists")
+    again = get(None, local, trust, theirs)
+    assert (again.result, again.manifest == theirs) == ("hit", not signs)
+    assert_untrusted(get(None, local, revoked, theirs))
+
+
+def test_a_package_that_changed_after_its_self_check_is_not_published(
+    options: StartOptions, files: dict[str, Path], manifest: Manifest
+) -> None:
+    built = Built(checked(files), {}, {}, complete=True)
+    files["blocks.pt2"].write_bytes(b"other code")
+    publication = publish_built(built, manifest.factors, options, to_remote=False, found=Fetched("miss", ""))
+    assert publication.local.result == "error"
+    assert "blocks.pt2" in publication.local.reason
+
+
+def test_nobody_signs_for_a_set_that_is_not_trusted(
+    options: StartOptions, tmp_path: Path, files: dict[str, Path], signer: Signer
+) -> None:
+    local = FolderStore.open(options.store.folder)
+    theirs = new_manifest("jit", JIT, files, "1")
+    assert publish(local, theirs, files, signer).result == "published"
+    signing = replace(options, store=replace(options.store, sign_key=tmp_path / "b"))
+    published = publish_in_child(artifact_key(JIT), signing, replace=False)
+    assert published.result == "error"
+    assert "--trusted-key" in published.reason
+
+
+def test_the_parent_of_the_process_that_fetches_trusts_no_more_than_it(
+    options: StartOptions, files: dict[str, Path], manifest: Manifest, signer: Signer, trust: Trust, revoked: Trust
+) -> None:
+    store = options.store
+    local = FolderStore.open(store.folder)
+    assert publish(local, manifest, files, signer).result == "published"
+    request = FetchRequest(
+        "s3://bucket/store",
+        store.folder,
+        manifest.key,
+        manifest.factors,
+        options.s3,
+        store.trusted_keys,
+        deadline=60,
+    )
+    assert fetch_in_child(request, trust).result == "hit"
+    assert_untrusted(fetch_in_child(request, revoked))

@@ -1,0 +1,37 @@
+"""The variables of a build's children, and the temporary folder that is theirs alone.
+
+Compilers keep headers, objects and graphs for one another in folders below the temporary one, under names that
+anybody on the machine can know, and take what they find there as it is. Whoever makes such a folder first has code
+of theirs built into packages, which are signed. So all of it lies in a folder that nobody else may open.
+"""
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+# No pool of helpers: the children are the pool, one thread each beside the compiler it calls. No line tables: they
+# are four fifths of a package. And no test compilations of vector instructions that the CPU says it has: 15 to 50 s
+# before a child's first package (benchmarks/NOTES.md).
+_COMPILER = {
+    "TORCHINDUCTOR_VEC_ISA_OK": "1",
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    "TORCH_WARM_POOL": "0",
+    "AOT_INDUCTOR_ENABLE_LINE_TABLES": "0",
+}
+
+
+def compiler_environment(scratch: Path, device_type: str, more: Mapping[str, str]) -> dict[str, str]:
+    """Of one compiler. ``more``: variables that win over ours, but for those of folders."""
+    # Two that embed the same kernel at once would write the same object file in Inductor's cache folder.
+    folder = Path(tempfile.mkdtemp(dir=scratch)) if device_type == "cuda" else scratch
+    folders = {
+        "TMPDIR": str(folder),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+        "TRITON_CACHE_DIR": str(folder / "triton"),
+    }
+    return {**_COMPILER, **more, **folders}
+
+
+def checker_environment(scratch: Path) -> dict[str, str]:
+    """Of one that checks packages: each package must also accept what it is given."""
+    return {"AOTI_RUNTIME_CHECK_INPUTS": "1", "TMPDIR": str(scratch)}

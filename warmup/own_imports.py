@@ -1,0 +1,76 @@
+"""Keeps the folder in which a command was started out of what its processes import and run.
+
+`python -m` means the working directory, and so does an empty or relative entry of PYTHONPATH, of PATH and of the
+linker's variables. Whoever may write there, as to a folder of images, would have their code run beside a key that
+signs.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+_ROOT = Path(__file__).parent.parent  # what holds our packages: an installation, or a source tree
+# Lists of folders, of Python, the shell, the linker and compilers. In each an empty entry is the working directory.
+_LISTS = (
+    "PYTHONPATH",
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "LIBRARY_PATH",
+    "COMPILER_PATH",
+    "CPATH",
+    "C_INCLUDE_PATH",
+    "CPLUS_INCLUDE_PATH",
+)
+
+
+def import_only_what_is_installed() -> None:
+    """Take the working directory out of this process's module path and environment, and so out of its children's.
+
+    What was imported before stays. The folder of our own packages stays too, wherever it is.
+    """
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep) if "PYTHONPATH" in os.environ else []
+    unwanted = {os.path.abspath(entry) for entry in given if not os.path.isabs(entry)}
+    if not sys.flags.safe_path and sys.path and sys.path[0] in ("", os.path.abspath("")):
+        unwanted.add(os.path.abspath(""))
+    unwanted -= {str(_ROOT), *filter(os.path.isabs, given)}
+    sys.path[:] = [entry for entry in sys.path if os.path.isabs(entry) and entry not in unwanted]
+    cleaned = child_environment()
+    for name in _LISTS:
+        if os.environ.get(name) != cleaned.get(name):
+            os.environ.pop(name, None)
+            os.environ.update({name: cleaned[name]} if name in cleaned else {})
+    os.environ["PYTHONSAFEPATH"] = "1"
+
+
+def python_module(module: str) -> list[str]:
+    """The command that runs a module of ours; its environment is to be ``child_environment``."""
+    return [sys.executable, "-P", "-m", module]
+
+
+def child_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's variables and ``more``, for a child that is to find the same packages as this process, and for
+    what that one starts in turn."""
+    variables = dict(os.environ)
+    if sys.flags.ignore_environment:
+        variables = {name: value for name, value in variables.items() if not name.startswith("PYTHON")}
+    variables |= {**(more or {}), "PYTHONSAFEPATH": "1"}
+    for name in _LISTS:
+        entries = [entry for entry in variables.pop(name, "").split(os.pathsep) if os.path.isabs(entry)]
+        if name == "PYTHONPATH" and not _finds_us([*entries, *_of_every_interpreter()]):
+            entries = [str(_ROOT), *entries]
+        if entries:
+            variables[name] = os.pathsep.join(entries)
+    return variables
+
+
+def _of_every_interpreter() -> list[str]:
+    """What each process puts into its module path by itself: the standard library, and what comes after it."""
+    library = os.path.dirname(os.__file__)
+    return sys.path[sys.path.index(library) :] if library in sys.path else []
+
+
+def _finds_us(path: list[str]) -> bool:
+    found = PathFinder.find_spec(__package__, path)
+    return found is not None and found.origin is not None and Path(found.origin).parent.parent == _ROOT
