@@ -1,19 +1,21 @@
 """Bytes of a picture -> an upright RGB picture, with every way they can be bad told apart.
 
-Only JPEG, PNG and WEBP are read, and of an animation the first frame. The size is checked from the header,
-before a pixel is decoded: 236 KB of PNG can hold 300 MB.
+Only JPEG, PNG and WEBP are read, and of an animation the first frame. The size, the memory that it takes and the
+parts of the file are checked before a pixel is decoded: 236 KB of PNG can hold 300 MB.
 """
 
 import io
 import struct
 import zlib
 from collections.abc import Callable
-from typing import Literal
+from dataclasses import dataclass
 
 import numpy as np
 from PIL import Image, JpegImagePlugin, PngImagePlugin, UnidentifiedImageError, WebPImagePlugin
 
-Reason = Literal["empty", "not_an_image", "truncated", "too_large", "zero_size", "unsupported_format", "wrong_size"]
+from models.image_error import ImageError, NeedsMemory
+from models.image_memory import image_bytes, webp_bytes
+from models.image_parts import LONGEST_SIDE, check_parts, check_scans, sniff, webp_size
 
 # The plugins are named here because Image.open would import all forty to find WEBP. A JPEG that holds several
 # pictures (MPO, which phones write) opens through the JPEG plugin.
@@ -46,25 +48,77 @@ _UPRIGHT = {
 }
 
 
-class ImageError(ValueError):
-    """A picture that cannot be read. The message says what to do; ``reason`` is a label for metrics."""
-
-    def __init__(self, reason: Reason, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
+# Rows of so many pixels are brought to RGB at a time, so that what that takes is not taken for a whole picture.
+_STRIP = 1 << 18
 
 
-def open_image(data: bytes, max_pixels: int) -> tuple[Image.Image, str]:
-    """Read the header of a picture and check its size; no pixel is decoded.
+@dataclass(frozen=True)
+class Resize:
+    """``target``: (width, height) of the upright picture -> (width, height) that is wanted. ``filter``: Pillow's
+    number."""
+
+    target: Callable[[int, int], tuple[int, int]]
+    filter: int
+
+
+def read_image(
+    data: bytes, max_pixels: int, resize: Resize | None, room: int | None = None
+) -> tuple[Image.Image, str]:
+    """Decode a picture into upright RGB, of the size that is wanted.
+
+    A large JPEG is decoded at 1/2, 1/4 or 1/8 of its size, to no less than twice the size that is wanted
+    (Pillow's ``draft``): libjpeg then averages blocks in the frequency domain, three times faster for a photo
+    from a camera. The mean difference to a full decode is below half of one of 255 steps, at most 5 of them
+    inside the picture and more in the last row or column, which may hold a part of a block.
+
+    Transparent pixels are laid on white. transformers drops the alpha channel, which shows whatever colour
+    was left under it, mostly black: what no viewer of the picture sees. Opaque pictures come out as there.
+    Of 16-bit greys the high byte is kept, as Pillow does for 16-bit colours; in transformers all above 255
+    are white.
+
+    Args:
+        room: how many bytes of memory it may take at most; None: as many as it does.
 
     Returns:
-        The lazy Pillow image and its format, one of ``jpeg``, ``png`` and ``webp``.
+        The picture, and its format, one of ``jpeg``, ``png`` and ``webp``.
 
     Raises:
         ImageError: every reason but ``wrong_size``.
+        NeedsMemory: more than ``room``.
     """
+    _check_webp(data, max_pixels, resize, room)
+    image, name = _open(data, max_pixels)
+    full = image.size
+    scans = check_scans(data, full[0] * full[1]) if name == "jpeg" else 0
+    # Of a JPEG it is known from the header how it is turned, of others once pixels are loaded.
+    method = _turn(image) if name == "jpeg" else None
+    target = None if resize is None else resize.target(*_swapped(full, _swaps_sides(method)))
+    stored = None if target is None else _swapped(target, _swaps_sides(method))
+    box = None
+    if stored is not None and isinstance(image, JpegImagePlugin.JpegImageFile):
+        drafted = image.draft(None, (2 * stored[0], 2 * stored[1]))
+        box = drafted[1] if drafted and image.size != full else None
+    _check_room(image_bytes(image, full, target, scans, len(data)) if name != "webp" else 0, room)
+    rgb = _load_rgb(image, name)
+    if name != "jpeg":
+        method = _turn(image)
+    if rgb is not image:
+        image.close()  # its pixels are not needed any more
+    if box is not None and resize is not None and stored is not None:
+        # The picture fills only the box: a width of 3001 becomes 375.125 pixels, stored as 376.
+        return _upright(rgb.resize(stored, Image.Resampling(resize.filter), box=box), method), name
+    upright = _upright(rgb, method)
+    target = upright.size if resize is None else resize.target(*upright.size)
+    if resize is None or upright.size == target:
+        return upright, name
+    return upright.resize(target, Image.Resampling(resize.filter)), name
+
+
+def _open(data: bytes, max_pixels: int) -> tuple[Image.Image, str]:
+    """Read the header of a picture and check its size; no pixel is decoded."""
     if not data:
         raise ImageError("empty", f"the image is empty; {_READ}")
+    check_parts(data)
     try:
         image = Image.open(io.BytesIO(data), formats=("JPEG", "PNG", "WEBP"))
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
@@ -72,66 +126,45 @@ def open_image(data: bytes, max_pixels: int) -> tuple[Image.Image, str]:
     except UnidentifiedImageError:
         raise _unidentified(data) from None
     except _DAMAGED:
-        raise _damaged(_sniff(data)) from None
-    width, height = image.size
-    if width * height > max_pixels:
-        raise _too_large(f" of {width}×{height} pixels", max_pixels)
+        raise _damaged(sniff(data)) from None
+    _check_size(image.size, max_pixels)
     return image, _FORMATS[image.format or ""]
 
 
-def load_resized(image: Image.Image, resized: Callable[[int, int], tuple[int, int]], resample: int) -> Image.Image:
-    """Decode an opened image and resize it into upright RGB.
-
-    A large JPEG is decoded at 1/2, 1/4 or 1/8 of its size, to no less than twice the size that is wanted
-    (Pillow's ``draft``): libjpeg then averages blocks in the frequency domain, three times faster for a photo
-    from a camera. The mean difference to a full decode is below half of one of 255 steps, at most 5 of them
-    inside the picture and more in the last row or column, which may hold a part of a block.
-
-    Args:
-        resized: (width, height) of the upright picture -> (width, height) that is wanted.
-        resample: Pillow's number of the filter.
-
-    Raises:
-        ImageError: ``truncated``.
-    """
-    if isinstance(image, JpegImagePlugin.JpegImageFile):
-        full, swap = image.size, _swaps_sides(_turn(image))
-        target = _swapped(resized(*_swapped(full, swap)), swap)
-        drafted = image.draft(None, (2 * target[0], 2 * target[1]))
-        if drafted and image.size != full:
-            rgb, method = _load_rgb(image)
-            # The picture fills only the box: a width of 3001 becomes 375.125 pixels, stored as 376.
-            return _upright(rgb.resize(target, Image.Resampling(resample), box=drafted[1]), method)
-    rgb = load_upright(image)
-    target = resized(*rgb.size)
-    return rgb if rgb.size == target else rgb.resize(target, Image.Resampling(resample))
+def _check_webp(data: bytes, max_pixels: int, resize: Resize | None, room: int | None) -> None:
+    """Before it is opened, which already makes a canvas of its size."""
+    size = webp_size(data) if sniff(data) == "webp" else None
+    if size is not None and 0 not in size:
+        _check_size(size, max_pixels)
+        _check_room(webp_bytes(size, None if resize is None else resize.target(*size), len(data)), room)
 
 
-def load_upright(image: Image.Image) -> Image.Image:
-    """Decode an opened image into upright RGB.
-
-    Transparent pixels are laid on white. transformers drops the alpha channel, which shows whatever colour
-    was left under it, mostly black: what no viewer of the picture sees. Opaque pictures come out as there.
-    Of 16-bit greys the high byte is kept, as Pillow does for 16-bit colours; in transformers all above 255
-    are white.
-
-    Raises:
-        ImageError: ``truncated``, the data ends early or is damaged.
-    """
-    return _upright(*_load_rgb(image))
+def _check_size(size: tuple[int, int], max_pixels: int) -> None:
+    width, height = size
+    if width * height > max_pixels:
+        raise _too_large(f" of {width}×{height} pixels", max_pixels)
+    if max(size) > LONGEST_SIDE:
+        raise ImageError(
+            "too_large",
+            f"an image of {width}×{height} pixels has a side of more than {LONGEST_SIDE}; scale it down first",
+        )
 
 
-def _load_rgb(image: Image.Image) -> tuple[Image.Image, Image.Transpose | None]:
-    name = _FORMATS.get(image.format or "", "image")
+def _check_room(needed: int, room: int | None) -> None:
+    if room is not None and needed > room:
+        raise NeedsMemory(needed)
+
+
+def _load_rgb(image: Image.Image, name: str) -> Image.Image:
     try:
         image.load()
-        return _rgb(image), _turn(image)
+        return _in_strips(image)
     except _DAMAGED:
         raise _damaged(name) from None
 
 
 def _turn(image: Image.Image) -> Image.Transpose | None:
-    """What brings an image upright: of a JPEG it is known from the header, of others once pixels are loaded."""
+    """What brings an image upright."""
     try:
         return _UPRIGHT.get(image.getexif().get(_ORIENTATION_TAG, 1))
     except _DAMAGED:  # of the EXIF block; the pixels may be good
@@ -154,6 +187,18 @@ def _swapped(size: tuple[int, int], swap: bool) -> tuple[int, int]:
     return (size[1], size[0]) if swap else size
 
 
+def _in_strips(image: Image.Image) -> Image.Image:
+    """The image in RGB; as it is where it is that already."""
+    rows = max(_STRIP // image.width, 1)
+    if image.height <= rows or (image.mode == "RGB" and not image.has_transparency_data):
+        return _rgb(image)
+    whole = Image.new("RGB", image.size)
+    for top in range(0, image.height, rows):
+        box = (0, top, image.width, min(top + rows, image.height))
+        whole.paste(_rgb(image.crop(box)), box)
+    return whole
+
+
 def _rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):  # Pillow's own conversion clips 16 bits to 255 instead of scaling
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
@@ -168,29 +213,8 @@ def _rgb(image: Image.Image) -> Image.Image:
     return white
 
 
-def _sniff(data: bytes) -> str:
-    """The format that the first bytes announce, in lower case; ``""`` when it is none of the known ones."""
-    for offset, signature, name in (
-        (0, b"\xff\xd8\xff", "jpeg"),
-        (0, b"\x89PNG\r\n\x1a\n", "png"),
-        (8, b"WEBP", "webp"),
-        (0, b"GIF8", "gif"),
-        (0, b"II*\0", "tiff"),
-        (0, b"MM\0*", "tiff"),
-        (0, b"BM", "bmp"),
-        (4, b"ftypavif", "avif"),
-        (4, b"ftyphei", "heic"),
-        (4, b"ftypmif1", "heic"),
-        (0, b"%PDF", "pdf"),
-        (0, b"<svg", "svg"),
-    ):
-        if data.startswith(signature, offset):
-            return name
-    return ""
-
-
 def _unidentified(data: bytes) -> ImageError:
-    name = _sniff(data)
+    name = sniff(data)
     if not name:
         return ImageError("not_an_image", f"the data is not an image; {_READ}")
     if name not in _FORMATS.values():

@@ -1,8 +1,7 @@
 """A checkpoint's image processor: bytes -> uint8 pixels of the size its encoder takes -> normalised floats.
 
 Equal to transformers' image processors of ViT, DeiT, BEiT and BLIP (Pillow backend) but for transparent pixels and
-16-bit greys (``models.image.load_upright``), and large JPEGs, which are decoded at a fraction of their size
-(``models.image.load_resized``).
+16-bit greys, and large JPEGs, which are decoded at a fraction of their size (``models.image.read_image``).
 """
 
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from models import processor_fields as fields
 from models.config_fields import ConfigError, json_or_empty, read_json
+from models.image_error import ImageError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -78,21 +78,25 @@ class ImageTransform:
             return cls(image_size, preset.resample, mean=preset.mean, std=preset.std, max_pixels=max_pixels)
         return _from_config(config, fields.defaults(config, family), image_size, max_pixels)
 
-    def decode(self, data: bytes) -> DecodedImage:
+    def decode(self, data: bytes, room: int | None = None) -> DecodedImage:
         """Bytes of a JPEG, PNG or WEBP file -> pixels as the encoder takes them, not yet rescaled.
 
         Most of it releases the GIL, but not the making and copying of pixels.
 
+        Args:
+            room: how many bytes of memory it may take at most; None: as many as it does.
+
         Raises:
             ImageError: the data cannot be used; ``reason`` says why and the message what to do.
+            NeedsMemory: more than ``room``; no pixel was decoded.
         """
         # Here, because who runs the model or hands images on needs the numbers above, and no numpy or Pillow.
         import numpy as np  # noqa: PLC0415
 
-        from models.image import load_resized, load_upright, open_image  # noqa: PLC0415
+        from models.image import Resize, read_image  # noqa: PLC0415
 
-        image, name = open_image(data, self.max_pixels)
-        image = load_resized(image, self._resized, self.resample) if self.do_resize else load_upright(image)
+        resize = Resize(self._resized, self.resample) if self.do_resize else None
+        image, name = read_image(data, self.max_pixels, resize, room)
         if self.do_center_crop:
             image = self._crop(image)
         height, width = self.size
@@ -145,9 +149,7 @@ class ImageTransform:
         return image.crop((left, top, left + width, top + height))
 
 
-def _wrong_size(image: "Image.Image", expected: str) -> ValueError:
-    from models.image import ImageError  # noqa: PLC0415
-
+def _wrong_size(image: "Image.Image", expected: str) -> ImageError:
     return ImageError(
         "wrong_size",
         f"the image is {image.width}×{image.height} pixels and this model does not resize; send {expected}",

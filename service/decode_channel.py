@@ -4,8 +4,8 @@ import asyncio
 import socket
 from collections.abc import Callable
 
-from service.decode_messages import HEAD, Answer
-from service.messages import Unpacker, receive
+from service.decode_messages import HEAD, Answer, AnswerReader, BadAnswer
+from service.messages import receive
 
 
 class DecodeChannel:
@@ -16,22 +16,25 @@ class DecodeChannel:
         self,
         end: socket.socket,
         loop: asyncio.AbstractEventLoop,
-        answered: Callable[[Answer], object],
+        answered: Callable[[int, Answer], object],
+        misbehaved: Callable[[BadAnswer], object],
         ended: Callable[[], object],
     ) -> None:
-        """`ended` is called when the other process has, and nothing after it."""
+        """`answered`: with the slot that the process says it is for. `misbehaved`: it says what none of ours would.
+        `ended` is called when the other process has, and nothing after it."""
         end.setblocking(False)
         self._end = end
         self._loop = loop
         self._answered = answered
+        self._misbehaved = misbehaved
         self._ended = ended
-        self._unpacker: Unpacker[Answer] = Unpacker()
+        self._reader = AnswerReader()
         self._rest = memoryview(b"")
         loop.add_reader(end, self._receive)
 
-    def send(self, slot: int, image: bytes) -> bool:
+    def send(self, slot: int, image: bytes, room: int) -> bool:
         """Whether there is somebody to send it to. The last one must have been answered."""
-        head = HEAD.pack(slot, len(image))
+        head = HEAD.pack(slot, len(image), room)
         try:
             sent = self._end.sendmsg((head, image))
         except (BlockingIOError, InterruptedError):
@@ -62,8 +65,12 @@ class DecodeChannel:
             self.close()
             self._ended()
             return
-        for answer in self._unpacker.feed(data):
-            self._answered(answer)
+        try:
+            for slot, answer in self._reader.feed(data):
+                self._answered(slot, answer)
+        except BadAnswer as error:
+            self._reader = AnswerReader()
+            self._misbehaved(error)
 
     def _room(self) -> None:
         try:

@@ -9,7 +9,7 @@ from service.shared_pixels import SharedPixels
 from warmup.cpus import available_cpus
 
 _MOST = 12
-_CPUS_FOR_PROCESSES = 8
+_MOST_OF_FEW_CPUS = 4
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class DecodeProcesses:
 
 def decode_processes(asked: int | None) -> int:
     """How many processes decode: as many as asked for; without a number five of eight CPUs and at most 12, and on
-    less than 8 CPUs none: threads do it.
+    few CPUs one for each and at most 4.
 
     Beside the model, decoding is most of a request's CPU time (``python -m benchmarks.http_cost``). The other CPUs
     are for the HTTP and the engine process, and for background builds.
@@ -30,19 +30,17 @@ def decode_processes(asked: int | None) -> int:
     if asked is not None:
         return asked
     cpus = available_cpus()
-    return min(cpus * 5 // 8, _MOST) if cpus >= _CPUS_FOR_PROCESSES else 0
+    return max(min(cpus * 5 // 8, _MOST), min(cpus, _MOST_OF_FEW_CPUS))
 
 
-def fork_decoding(count: int, pixels: SharedPixels, others: Iterable[socket.socket]) -> DecodeProcesses | None:
-    """Start the process that starts the others; nothing where there are to be none.
+def fork_decoding(count: int, pixels: SharedPixels, others: Iterable[socket.socket]) -> DecodeProcesses:
+    """Start the process that starts the others.
 
     `others`: what it must not hold open.
 
     Raises:
         ForkError: this system cannot fork.
     """
-    if not count:
-        return None
     return DecodeProcesses(count, fork_child(lambda end: _serve_decoding(count, end, pixels), others))
 
 

@@ -1,17 +1,29 @@
 """What the HTTP process, the parent of the decode processes and these say to each other.
 
-An image goes to a decode process as its bytes behind a head, since a pickle would copy them; all else is packed as
-`messages.py` does it.
+A decode process runs codecs on bytes from anywhere: what it says is a fixed structure, every field of which is
+checked, and is never unpickled. An image goes to it as its bytes behind a head. The parent sees no such bytes.
 """
 
+import math
 import socket
 import struct
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, get_args
+
+from models.image_error import Reason
 
 if TYPE_CHECKING:
     from models.preprocess import ImageTransform
 
-HEAD = struct.Struct("=IQ")  # the slot that takes the pixels, and how many bytes follow
+# The slot that takes the pixels, how many bytes follow, and how many of memory it may take to decode them.
+HEAD = struct.Struct("=IQQ")
+
+_NOTICE = struct.Struct("=Bii")  # kind, process, its status
+_ANSWER = struct.Struct("=BIBddQH")  # kind, slot, name, began, seconds, bytes of memory, bytes of text
+_MOST_TEXT = 8_000
+_FORMATS = ("jpeg", "png", "webp")
+_REASONS: tuple[str, ...] = get_args(Reason)
+_DECODED, _REFUSED, _BROKEN, _NEEDS = range(4)
+_BEGAN, _ENDED, _NONE_BEGAN = range(3)
 
 
 class Setup(NamedTuple):
@@ -27,9 +39,15 @@ class Began(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """One has ended, though nobody told it to. `code`: as `os.waitstatus_to_exitcode` says it."""
+    """One has ended, though the parent did not tell it to. `code`: as `os.waitstatus_to_exitcode` says it."""
 
     pid: int
+    code: int
+
+
+class NoneBegan(NamedTuple):
+    """The system has not let the parent start one; it tries again. `code`: the number of the error."""
+
     code: int
 
 
@@ -49,13 +67,83 @@ class Refused(NamedTuple):
 
 
 class Broken(NamedTuple):
-    """An error that is nobody's but ours, with its trace as text."""
+    """An error that is nobody's but ours, with the end of its trace as text."""
 
     trace: str
 
 
-Notice: TypeAlias = Began | Ended
-Answer: TypeAlias = Decoded | Refused | Broken
+class Needs(NamedTuple):
+    """An image that takes more bytes of memory than it was granted, and was not decoded."""
+
+    size: int
+
+
+Notice: TypeAlias = Began | Ended | NoneBegan
+Answer: TypeAlias = Decoded | Refused | Broken | Needs
+
+
+class BadAnswer(Exception):  # noqa: N818  told, not raised further
+    """What no decode process of ours says."""
+
+
+def pack_notice(notice: Notice) -> bytes:
+    match notice:
+        case Began(pid):
+            return _NOTICE.pack(_BEGAN, pid, 0)
+        case Ended(pid, code):
+            return _NOTICE.pack(_ENDED, pid, code)
+        case NoneBegan(code):
+            return _NOTICE.pack(_NONE_BEGAN, 0, code)
+
+
+class NoticeReader:
+    """Takes bytes as they come, and gives the notices that are whole."""
+
+    def __init__(self) -> None:
+        self._held = b""
+
+    def feed(self, data: bytes) -> list[Notice]:
+        held = self._held + data
+        whole = len(held) - len(held) % _NOTICE.size
+        self._held = held[whole:]
+        return [_notice(*fields) for fields in _NOTICE.iter_unpack(held[:whole])]
+
+
+def pack_answer(slot: int, answer: Answer) -> bytes:
+    match answer:
+        case Decoded(name, began, seconds):
+            return _ANSWER.pack(_DECODED, slot, _FORMATS.index(name), began, seconds, 0, 0)
+        case Refused(reason, sentence):
+            return _with_text(_REFUSED, slot, _REASONS.index(reason), sentence.encode()[:_MOST_TEXT])
+        case Broken(trace):
+            return _with_text(_BROKEN, slot, 0, trace.encode()[-_MOST_TEXT:])
+        case Needs(size):
+            return _ANSWER.pack(_NEEDS, slot, 0, 0.0, 0.0, size, 0)
+
+
+class AnswerReader:
+    """Takes bytes of a decode process as they come, and gives each answer that is whole with the slot it is for."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+
+    def feed(self, data: bytes) -> list[tuple[int, Answer]]:
+        """Raises BadAnswer."""
+        held, at = self._held, 0
+        answers: list[tuple[int, Answer]] = []
+        held += data
+        while len(held) - at >= _ANSWER.size:
+            kind, slot, name, began, seconds, size, length = _ANSWER.unpack_from(held, at)
+            if length > _MOST_TEXT:
+                raise BadAnswer(f"a text of {length} bytes")
+            end = at + _ANSWER.size + length
+            if end > len(held):
+                break
+            text = held[at + _ANSWER.size : end].decode(errors="replace")
+            answers.append((slot, _answer(kind, name, began, seconds, size, text)))
+            at = end
+        del held[:at]
+        return answers
 
 
 def receive_exactly(end: socket.socket, count: int) -> bytes | None:
@@ -68,3 +156,25 @@ def receive_exactly(end: socket.socket, count: int) -> bytes | None:
         data = end.recv(count - have, socket.MSG_WAITALL)
         parts.append(data)
     return b"".join(parts) if data else None
+
+
+def _notice(kind: int, pid: int, code: int) -> Notice:
+    if kind == _BEGAN:
+        return Began(pid)
+    return Ended(pid, code) if kind == _ENDED else NoneBegan(code)
+
+
+def _with_text(kind: int, slot: int, name: int, text: bytes) -> bytes:
+    return _ANSWER.pack(kind, slot, name, 0.0, 0.0, 0, len(text)) + text
+
+
+def _answer(kind: int, name: int, began: float, seconds: float, size: int, text: str) -> Answer:
+    if kind == _DECODED and name < len(_FORMATS) and math.isfinite(began) and 0 <= seconds < math.inf:
+        return Decoded(_FORMATS[name], began, seconds)
+    if kind == _REFUSED and name < len(_REASONS):
+        return Refused(_REASONS[name], text)
+    if kind == _BROKEN:
+        return Broken(text)
+    if kind == _NEEDS:
+        return Needs(size)
+    raise BadAnswer(f"kind {kind}, name {name}, {began} s, {seconds} s")

@@ -12,10 +12,10 @@ import time
 from contextlib import suppress
 
 from service.child_process import fork_child
-from service.decode_messages import Began, Ended, Notice, Setup
+from service.decode_messages import Began, Ended, NoneBegan, Notice, Setup, pack_notice
 from service.decode_process import decode_images
 from service.garbage import settle
-from service.messages import RECEIVE_BYTES, Unpacker, pack
+from service.messages import RECEIVE_BYTES, Unpacker
 from service.rehearsal_picture import picture
 from service.shared_pixels import SharedPixels
 
@@ -29,7 +29,8 @@ _logger = logging.getLogger("snapcap.decode")
 def serve_decoding(count: int, end: socket.socket, pixels: SharedPixels) -> int:
     """Keep so many processes until the server ends. Exit status 0."""
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's threads would not be there after a fork
-    from models.image import ImageError  # noqa: PLC0415  Pillow and numpy, while the checkpoint is looked for
+    import models.image  # noqa: F401, PLC0415  Pillow and numpy, while the checkpoint is looked for
+    from models.image_error import ImageError  # noqa: PLC0415
 
     setup = _setup(end)
     if setup is None:
@@ -94,6 +95,7 @@ class _Family:
             child = fork_child(lambda end: decode_images(end, pixels, transform), [self._end])
         except OSError as error:  # no memory, or too many processes
             _logger.warning("no decode process", extra={"fields": {"error": str(error)}})
+            self._tell(NoneBegan(error.errno or 0))
             time.sleep(FULL_S)
             return
         self._pids.add(child.pid)
@@ -101,4 +103,4 @@ class _Family:
             self._tell(Began(child.pid), child.end)
 
     def _tell(self, notice: Notice, *sockets: socket.socket) -> None:
-        socket.send_fds(self._end, [pack(notice)], [each.fileno() for each in sockets])
+        socket.send_fds(self._end, [pack_notice(notice)], [each.fileno() for each in sockets])

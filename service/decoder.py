@@ -4,10 +4,30 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
+from service.body_budget import BodyAccount
+from service.errors import DeadlineExceeded
 from service.shared_pixels import FilledSlot
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A picture to decode. `deadline`: a moment of `time.monotonic` after which nobody waits for it. `left`:
+    whether nobody does already. `account` has its bytes, which are held until the decoder is done with it."""
+
+    data: bytes
+    request_id: str
+    deadline: float
+    left: Callable[[], bool]
+    account: BodyAccount | None = None
+
+    def given_up(self, now: float) -> Exception | None:
+        """The outcome when nobody waits any more: it is then not begun."""
+        if self.left():
+            return NotWanted()
+        return DeadlineExceeded() if now >= self.deadline else None
 
 
 @dataclass(frozen=True)
@@ -29,7 +49,7 @@ class Unreadable(NamedTuple):
 
 
 class NotWanted(Exception):  # noqa: N818  not an error
-    """Nobody waits for this picture, so it was not decoded."""
+    """Nobody waits for this picture, so it was not decoded, or not to its end."""
 
 
 Outcome: TypeAlias = Picture | Unreadable | Exception
@@ -39,8 +59,20 @@ Done: TypeAlias = Callable[[Outcome], bool]
 class Decoder(Protocol):
     """There are two: `ThreadDecoder` and `ProcessDecoder`."""
 
-    def decode(self, image: bytes, left: Callable[[], bool], done: Done) -> None:
+    def decode(self, encoded: Encoded, done: Done) -> None:
         """Return at once, and call `done` with what comes of it, once, on whatever thread that is known.
 
-        `left`: whether nobody waits for it any more; it is then not begun. `done` says whether it has taken the
-        pixels over, which are the decoder's to use again otherwise."""
+        `done` says whether it has taken the pixels over, which are the decoder's to use again otherwise."""
+
+
+def too_large(needed: int, most: int) -> Unreadable:
+    """Of an image that takes more bytes of memory than any may."""
+    sentence = (
+        f"the image takes about {_mebibytes(needed)} MiB of memory to be decoded, over the limit of "
+        f"{_mebibytes(most)} MiB; scale it down, or send it as baseline JPEG"
+    )
+    return Unreadable("too_large", sentence)
+
+
+def _mebibytes(size: int) -> int:
+    return -(-size >> 20)

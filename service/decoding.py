@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from service.body_budget import BodyAccount
 from service.caption_options import CaptionOptions
-from service.decoder import Decoder, Outcome, Picture, Unreadable
+from service.decoder import Decoder, Done, Encoded, Outcome, Picture, Unreadable
 from service.errors import Overloaded, UnprocessableImage
 from service.metrics import Metrics
 
@@ -42,7 +43,7 @@ class Decoding:
 
     def start(
         self,
-        image: bytes,
+        encoded: Encoded,
         options: CaptionOptions,
         model: tuple[Decoder, "Tokenizer", "Limits"],
         future: "Future[Any]",
@@ -53,7 +54,10 @@ class Decoding:
         with self._lock:
             self._count += 1
         decoder, tokenizer, limits = model
-        decoder.decode(image, future.cancelled, partial(self._done, options, tokenizer, limits, future, then))
+        done: Done = partial(self._done, options, tokenizer, limits, future, then)
+        if encoded.account is not None:
+            done = partial(_released, encoded.account.hold(), done)
+        decoder.decode(encoded, done)
 
     def _done(
         self,
@@ -90,3 +94,8 @@ class Decoding:
             sentence = outcome.sentence
             raise UnprocessableImage(f"{sentence[:1].upper()}{sentence[1:]}.", outcome.reason)
         raise outcome
+
+
+def _released(account: BodyAccount, done: Done, outcome: Outcome) -> bool:
+    account.release()
+    return done(outcome)

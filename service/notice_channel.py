@@ -8,32 +8,32 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from service.decode_messages import Began, Ended, Notice, Setup
-from service.messages import RECEIVE_BYTES, Unpacker, pack
+from service.decode_messages import Began, Notice, NoticeReader, Setup
+from service.messages import RECEIVE_BYTES, pack
 
 _SOCKETS = 64  # that come with what is received at once, at most
 _logger = logging.getLogger("snapcap.decode")
 
 
 class NoticeChannel:
-    """What is heard comes on the event loop: a decode process that has begun, with its socket, one that has ended,
-    and at last that their parent has."""
+    """What is heard comes on the event loop: a decode process that has begun, with its socket, all else that their
+    parent says, and at last that it has ended."""
 
     def __init__(
         self,
         end: socket.socket,
         loop: asyncio.AbstractEventLoop,
         began: Callable[[Began, socket.socket], object],
-        ended: Callable[[Ended], object],
+        said: Callable[[Notice], object],
         gone: Callable[[], object],
     ) -> None:
         end.setblocking(False)
         self._end = end
         self._loop = loop
         self._began = began
-        self._ended = ended
+        self._said = said
         self._gone = gone
-        self._unpacker: Unpacker[Notice] = Unpacker()
+        self._reader = NoticeReader()
         self._sockets: deque[socket.socket] = deque()
         loop.add_reader(end, self._receive)
 
@@ -66,9 +66,9 @@ class NoticeChannel:
             self._loop.remove_reader(self._end)
             self._gone()
             return
-        for notice in self._unpacker.feed(data):
-            if isinstance(notice, Ended):
-                self._ended(notice)
+        for notice in self._reader.feed(data):
+            if not isinstance(notice, Began):
+                self._said(notice)
             elif self._sockets:
                 self._began(notice, self._sockets.popleft())
             else:  # this process may open no more files: the other one ends, and is replaced

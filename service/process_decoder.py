@@ -4,239 +4,247 @@
          ▲                          │                                  │ whose number
          └───── format, seconds ────┘                                  ▼ goes to the engine process
 
-A process that dies costs at most the image that it had, which is tried once more, elsewhere. Where there are no
-processes any more, threads of this one decode.
+A process that dies costs at most the image that it had, which is tried once more, elsewhere. One whose image is
+late, or takes too long, is killed, and the image is not tried again.
 """
 
 import asyncio
-import logging
-import os
-import signal
 import socket
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
-from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from service.child_process import how_it_ended
 from service.decode_channel import DecodeChannel
+from service.decode_family import DecodeFamily
 from service.decode_fork import DecodeProcesses
-from service.decode_messages import Answer, Began, Decoded, Ended, Refused, Setup
-from service.decoder import Decoder, Done, NotWanted, Outcome, Picture, Unreadable
+from service.decode_messages import Answer, BadAnswer, Broken, Decoded, Needs, Refused, Setup
+from service.decode_reasons import TRIED_AGAIN, Why
+from service.decode_room import DecodeRoom
+from service.decode_worker import Job, Worker
+from service.decoder import Done, Encoded, Outcome, Picture, Unreadable, too_large
+from service.errors import DeadlineExceeded, NotReady
 from service.metrics import Metrics
-from service.notice_channel import NoticeChannel
 from service.shared_pixels import FilledSlot, Slots
 
 if TYPE_CHECKING:
     from models.preprocess import ImageTransform
 
-# No image within the default limits takes a tenth of it: a process that does is stuck in a codec.
-STUCK_S = 60.0
-_LOOK_S = 1.0  # how often it is looked for, while images wait
-_START_S = 30.0
-_END_S = 5.0
+_LOOK_S = 0.25  # how often what is late is looked for, while there is anything
 _ATTEMPTS = 2
 _CRASHED = Unreadable(
     "crashed", "the image ended the process that decoded it, and then another; send it in another format"
 )
-_logger = logging.getLogger("snapcap.decode")
+_TOO_COMPLEX = Unreadable("too_complex", "the image takes too long to decode; save it anew, as baseline JPEG")
 
 
 class DecodeError(RuntimeError):
     """A decode process met an error that no image should cause. The message has its trace."""
 
 
-@dataclass(eq=False)
-class _Job:
-    image: bytes
-    left: Callable[[], bool]
-    done: Done
-    attempts: int = 0
-
-
-class _Worker:
-    """A decode process, and what it is doing since when."""
-
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-        self.channel: DecodeChannel
-        self.job: _Job | None = None
-        self.slot = 0
-        self.since = 0.0
+class DecodersEndedError(RuntimeError):
+    """There are no decode processes, and there will be none."""
 
 
 class ProcessDecoder:
     """A `Decoder` that belongs to the event loop.
 
     `slots`: of the shared pixels. Each process that decodes has one, also when it has died and that is yet to be
-    heard, while another has begun: two for each process must be there beside those of the queue."""
+    heard, while another has begun: two for each process must be there beside those of the queue. `most_s`: seconds
+    of CPU time that an image may take. `failed`: no image can be decoded any more; called once."""
 
     def __init__(
-        self, processes: DecodeProcesses, slots: Slots, metrics: Metrics, loop: asyncio.AbstractEventLoop
+        self,
+        processes: DecodeProcesses,
+        slots: Slots,
+        room: DecodeRoom,
+        most_s: float,
+        metrics: Metrics,
+        loop: asyncio.AbstractEventLoop,
+        failed: Callable[[Exception], object],
     ) -> None:
-        self._parent_pid = processes.parent.pid
         self._slots = slots
-        self._metrics = metrics
+        self._room = room
+        self._most_s = most_s
         self._loop = loop
-        self._threads: Decoder | None = None
-        self._waiting: deque[_Job] = deque()
-        self._workers: set[_Worker] = set()
-        self._idle: list[_Worker] = []
-        self._up: Future[bool] = Future()
+        self._failed = failed
+        self._waiting: deque[Job] = deque()
+        self._large: deque[Job] = deque()  # those that wait for memory
+        self._idle: list[Worker] = []
         self._answered_once = False
-        self._over = False  # no process will come any more
-        self._looking = False  # for those that are stuck
-        self._notices = NoticeChannel(processes.parent.end, loop, self._began, self._ended, self._parent_ended)
+        self._looking = False
+        self._family = DecodeFamily(processes, metrics, loop, self._began, self._gone)
 
-    def begin(self, transform: "ImageTransform", threads: Decoder) -> bool:
-        """Let the processes begin, and wait for the first; not on the event loop. False when there is none.
-
-        `threads`: who decodes where there are no processes."""
-        self._threads = threads
-        self._notices.send(Setup(transform))
-        try:
-            return self._up.result(_START_S)
-        except TimeoutError:
-            self._loop.call_soon_threadsafe(self.give_up, f"none was there after {_START_S:.0f} s")
-            return False
+    def begin(self, transform: "ImageTransform") -> bool:
+        """Let the processes begin, and wait for the first; not on the event loop. False when there is none, and
+        `failed` was called."""
+        return self._family.begin(Setup(transform))
 
     @property
     def works(self) -> bool:
-        """Whether a process has answered, or threads decode."""
-        return self._answered_once or self._over
+        """Whether a process has answered."""
+        return self._answered_once
 
-    def decode(self, image: bytes, left: Callable[[], bool], done: Done) -> None:
-        self._waiting.append(_Job(image, left, done))
-        if self._over or self._idle:
-            self._feed()
-        elif not self._looking:
-            self._end_stuck()
+    def decode(self, encoded: Encoded, done: Done) -> None:
+        if self._family.over:
+            done(NotReady("failed"))
+            return
+        self._waiting.append(Job(encoded, done))
+        self._feed()
+        self._watch()
 
     def give_up(self, why: str) -> None:
-        """Leave it to threads from now on, and say why; on the event loop."""
-        if self._over:
-            return
-        self._over = True
-        self._idle.clear()
-        _logger.error("no decode processes: threads decode from now on", extra={"fields": {"why": why}})
-        self._notices.close()
-        self._end_parent(0)
-        for worker in self._workers:  # where the kernel does not end them with their parent; their ends are heard
-            _kill(worker.pid)
-        if not self._up.done():
-            self._up.set_result(False)
-        self._feed()
+        """End the processes and call `failed`; on the event loop."""
+        self._family.give_up(why)
 
     def close(self) -> None:
         """End the processes, and wait until they have ended. The event loop is over by now."""
-        if self._over:
-            return
-        self._over = True
-        self._notices.shut()  # first, so that their parent replaces none of them
-        for worker in self._workers:
-            worker.channel.shut()
-        self._end_parent(_END_S)
+        self._family.close()
+
+    def _gone(self, why: str) -> None:
+        self._idle.clear()
+        for jobs in (self._waiting, self._large):
+            while jobs:
+                jobs.popleft().done(NotReady("failed"))
+        self._failed(DecodersEndedError(f"images cannot be decoded any more: {why}"))
 
     def _feed(self) -> None:
         """Hand out what waits, as far as somebody is there for it."""
-        while self._waiting and (self._idle or self._over):
-            job = self._waiting.popleft()
-            if job.left():
-                job.done(NotWanted())
-            elif self._idle:
-                self._give(self._idle.pop(), job)
-            elif self._threads is not None:
-                self._threads.decode(job.image, job.left, job.done)
+        while self._idle:
+            jobs = self._large if self._large and self._room.fits(self._large[0].size) else self._waiting
+            if not jobs:
+                return
+            job = jobs.popleft()
+            reason = job.encoded.given_up(time.monotonic())
+            if reason is not None:
+                job.done(reason)
+            elif not self._give(self._idle.pop(), job):
+                jobs.appendleft(job)
 
-    def _give(self, worker: _Worker, job: _Job) -> None:
+    def _give(self, worker: Worker, job: Job) -> bool:
         slot = self._slots.take()
-        if worker.channel.send(slot, job.image):
-            worker.job, worker.slot, worker.since = job, slot, time.monotonic()
-        else:
+        worker.has(job, slot)
+        if not worker.channel.send(slot, job.encoded.data, job.size or self._room.share):
+            worker.job = None
             self._slots.give_back(slot)
-            self._waiting.appendleft(job)
+            return False
+        if job.size:
+            self._room.take(job.size)
+        return True
 
-    def _answered(self, worker: _Worker, answer: Answer) -> None:
+    def _taken_from(self, worker: Worker) -> Job | None:
+        """What it had; the memory for it is free."""
         job, worker.job = worker.job, None
+        if job is not None and job.size:
+            self._room.give_back(job.size)
+        return job
+
+    def _answered(self, worker: Worker, slot: int, answer: Answer) -> None:
+        if worker.killed is not None:  # it was faster than the signal
+            return
+        granted = self._room.share if worker.job is None else worker.job.size or self._room.share
+        if worker.job is None or slot != worker.slot or (isinstance(answer, Needs) and answer.size <= granted):
+            self._misbehaved(worker, BadAnswer(f"{type(answer).__name__} for slot {slot}"))
+            return
+        since, job = worker.since, self._taken_from(worker)
+        if job is None:
+            return
         self._answered_once = True
-        if job is not None and not job.done(_outcome(answer, worker.slot)):
-            self._slots.give_back(worker.slot)
-        if not self._over:  # else it is about to be ended
+        outcome = (
+            self._wait_for_room(job, answer.size) if isinstance(answer, Needs) else _outcome(answer, slot, since)
+        )
+        if outcome is None or not job.done(outcome):
+            self._slots.give_back(slot)
+        if not self._family.over:  # else it is about to be ended
             self._idle.append(worker)
         self._feed()
 
-    def _began(self, notice: Began, end: socket.socket) -> None:
-        worker = _Worker(notice.pid)
-        worker.channel = DecodeChannel(
-            end, self._loop, partial(self._answered, worker), partial(self._worker_ended, worker)
-        )
-        self._workers.add(worker)
-        self._idle.append(worker)
-        self._metrics.decode_processes.set(len(self._workers))
-        if not self._up.done():
-            self._up.set_result(True)
-        self._feed()
+    def _wait_for_room(self, job: Job, size: int) -> Outcome | None:
+        """The outcome if it need not wait."""
+        if size > self._room.most:
+            return too_large(size, self._room.most)
+        job.size = size
+        error = self._room.refusal(len(self._large))
+        if error is None:
+            self._large.append(job)
+        return error
 
-    def _worker_ended(self, worker: _Worker) -> None:
+    def _misbehaved(self, worker: Worker, error: BadAnswer) -> None:
+        if worker.killed is None:
+            self._family.kill(worker, "bad_answer", str(error))
+
+    def _began(self, pid: int, end: socket.socket) -> Worker:
+        worker = Worker(pid)
+        worker.channel = DecodeChannel(
+            end,
+            self._loop,
+            partial(self._answered, worker),
+            partial(self._misbehaved, worker),
+            partial(self._ended, worker),
+        )
+        self._idle.append(worker)
+        self._feed()
+        return worker
+
+    def _ended(self, worker: Worker) -> None:
         """Its socket is closed, so it writes to its slot no more."""
-        self._workers.remove(worker)
-        self._metrics.decode_processes.set(len(self._workers))
-        self._metrics.decode_process_deaths.inc()
-        job = worker.job
+        self._family.lost(worker)
+        if worker in self._idle:
+            self._idle.remove(worker)
+        self._watch()
+        job = self._taken_from(worker)
         if job is None:
-            if worker in self._idle:
-                self._idle.remove(worker)
             return
         self._slots.give_back(worker.slot)
+        if worker.killed is not None and worker.killed not in TRIED_AGAIN:
+            return  # who waited has been told
         job.attempts += 1
-        if job.attempts < _ATTEMPTS:
-            self._waiting.appendleft(job)
+        if self._family.over:
+            job.done(NotReady("failed"))
+        elif job.attempts < _ATTEMPTS:
+            (self._large if job.size else self._waiting).appendleft(job)
             self._feed()
         else:
             job.done(_CRASHED)
 
-    def _ended(self, notice: Ended) -> None:
-        fields = {"pid": notice.pid, "how": how_it_ended(notice.code)}
-        _logger.warning("decode process ended", extra={"fields": fields})
+    def _watch(self) -> None:
+        if not self._looking and not self._family.over:
+            self._looking = True
+            self._loop.call_later(_LOOK_S, self._look)
 
-    def _parent_ended(self) -> None:
-        self.give_up("their parent has ended")
+    def _look(self) -> None:
+        """End what is late; also when nobody asks for more: a full queue refuses them before they come here."""
+        self._looking = False
+        now = time.monotonic()
+        for worker in self._family.workers:
+            why = worker.verdict(now, self._most_s)
+            if why is not None:
+                self._kill(worker, why)
+        for jobs in (self._waiting, self._large):
+            for job in list(jobs):
+                reason = job.encoded.given_up(now)
+                if reason is not None:
+                    jobs.remove(job)
+                    job.done(reason)
+        self._family.look(now)
+        busy = any(worker.job is not None for worker in self._family.workers)
+        if busy or self._waiting or self._large or self._family.missing:
+            self._watch()
 
-    def _end_parent(self, patience: float) -> None:
-        """Wait for its end, and kill it when that does not come in so many seconds."""
-        until = time.monotonic() + patience
-        while os.waitpid(self._parent_pid, os.WNOHANG) == (0, 0):
-            if time.monotonic() >= until:
-                _kill(self._parent_pid)
-                os.waitpid(self._parent_pid, 0)
-                return
-            time.sleep(0.005)
-
-    def _end_stuck(self) -> None:
-        """While images wait, which is while all are busy; also when nobody asks for more: a full queue refuses them
-        before they come here."""
-        self._looking = bool(self._waiting)
-        if not self._looking:
-            return
-        earliest = time.monotonic() - STUCK_S
-        for worker in self._workers:
-            if worker.job is not None and worker.since < earliest:
-                _kill(worker.pid)
-        self._loop.call_later(_LOOK_S, self._end_stuck)
+    def _kill(self, worker: Worker, why: Why) -> None:
+        self._family.kill(worker, why)
+        if worker.job is not None and why not in TRIED_AGAIN:
+            worker.job.done(_TOO_COMPLEX if why == "too_complex" else DeadlineExceeded())
 
 
-def _outcome(answer: Answer, slot: int) -> Outcome:
+def _outcome(answer: Answer, slot: int, since: float) -> Outcome:
+    """`since`: when it was handed out, before which nothing of it can have begun."""
     if isinstance(answer, Decoded):
-        return Picture(FilledSlot(slot), *answer)
+        took = time.monotonic() - since
+        began = min(max(answer.began, since), since + took)
+        return Picture(FilledSlot(slot), answer.format, began, min(answer.seconds, took))
     if isinstance(answer, Refused):
         return Unreadable(*answer)
-    return DecodeError(f"in a decode process:\n{answer.trace}")
-
-
-def _kill(pid: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+    trace = answer.trace if isinstance(answer, Broken) else ""
+    return DecodeError(f"in a decode process:\n{trace}")

@@ -1,11 +1,11 @@
-"""Decoding on threads of this process."""
+"""Decoding on threads of this process, which cannot be ended: for pictures of one's own, and where another server
+is in front. `snapcap serve` decodes in processes."""
 
 import time
-from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
-from service.decoder import Done, NotWanted, Outcome, Picture, Unreadable
+from service.decoder import Done, Encoded, Outcome, Picture, Unreadable, too_large
 from warmup.cpus import available_cpus
 
 if TYPE_CHECKING:
@@ -22,28 +22,32 @@ def decode_threads(asked: int) -> int:
 
 
 class ThreadDecoder:
-    """A `Decoder`. `done` is called on the thread that has decoded."""
+    """A `Decoder`. `done` is called on the thread that has decoded. `room`: bytes of memory that an image may take
+    to be decoded; None: as many as it does."""
 
-    def __init__(self, pool: Executor, transform: "ImageTransform") -> None:
+    def __init__(self, pool: Executor, transform: "ImageTransform", room: int | None = None) -> None:
         self._pool = pool
         self._transform = transform
+        self._room = room
 
-    def decode(self, image: bytes, left: Callable[[], bool], done: Done) -> None:
-        self._pool.submit(self._run, image, left, done)
+    def decode(self, encoded: Encoded, done: Done) -> None:
+        self._pool.submit(self._run, encoded, done)
 
-    def _run(self, image: bytes, left: Callable[[], bool], done: Done) -> None:
+    def _run(self, encoded: Encoded, done: Done) -> None:
         try:
-            outcome: Outcome = NotWanted() if left() else self._decode(image)
+            outcome: Outcome = encoded.given_up(time.monotonic()) or self._decode(encoded.data)
         except Exception as error:
             outcome = error
         done(outcome)
 
     def _decode(self, image: bytes) -> Outcome:
-        from models.image import ImageError  # noqa: PLC0415  Pillow and numpy, imported by now
+        from models.image_error import ImageError, NeedsMemory  # noqa: PLC0415  imported by now
 
         began = time.monotonic()
         try:
-            decoded = self._transform.decode(image)
+            decoded = self._transform.decode(image, self._room)
         except ImageError as error:
             return Unreadable(error.reason, str(error))
+        except NeedsMemory as needs:
+            return too_large(needs.size, self._room or 0)
         return Picture(decoded.pixels, decoded.format, began, time.monotonic() - began)

@@ -10,7 +10,7 @@ from PIL import Image
 from support.pictures import encoded, scene, write_config
 
 from models.config import ConfigError
-from models.image import ImageError
+from models.image_error import ImageError
 from models.preprocess import ImageTransform
 
 

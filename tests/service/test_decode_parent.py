@@ -13,8 +13,8 @@ import pytest
 from support.list_engine import PATIENCE
 from support.server_process import clean_environment
 
-from service.decode_messages import Began, Notice
-from service.messages import RECEIVE_BYTES, Unpacker, pack
+from service.decode_messages import Began, NoticeReader, pack_notice
+from service.messages import RECEIVE_BYTES
 from service.notice_channel import NoticeChannel
 
 PROGRAM = """
@@ -43,7 +43,7 @@ def test_a_process_whose_socket_was_lost_is_replaced_until_the_server_ends() -> 
     seen = set()
     for _ in range(3):
         data, descriptors, _, _ = socket.recv_fds(ours, RECEIVE_BYTES, 4)
-        (notice,) = Unpacker[Notice]().feed(data)
+        (notice,) = NoticeReader().feed(data)
         assert isinstance(notice, Began)
         seen.add(notice.pid)
         (end,) = descriptors
@@ -70,7 +70,7 @@ class Heard:
 
     async def tell(self, pid: int) -> None:
         end, _ = socket.socketpair()
-        socket.send_fds(self.theirs, [pack(Began(pid))], [end.fileno()])
+        socket.send_fds(self.theirs, [pack_notice(Began(pid))], [end.fileno()])
         end.close()
         for _ in range(4):
             await asyncio.sleep(0)
@@ -97,7 +97,7 @@ def test_without_room_for_a_socket_the_next_one_is_still_heard(caplog: pytest.Lo
         heard = Heard()
         end, _ = socket.socketpair()
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        socket.send_fds(heard.theirs, [pack(Began(7))], [end.fileno()])
+        socket.send_fds(heard.theirs, [pack_notice(Began(7))], [end.fileno()])
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # no more than there are
             for _ in range(4):

@@ -9,15 +9,16 @@ import numpy as np
 import pytest
 from support.list_engine import PATIENCE
 
-from models.image import ImageError
+from models.image_error import ImageError
 from models.preprocess import ImageTransform
-from service.decode_messages import HEAD, Answer, Broken, Decoded, Refused
-from service.decode_process import decode_images
-from service.messages import RECEIVE_BYTES, Unpacker
+from service.decode_messages import HEAD, Answer, AnswerReader, Broken, Decoded, Needs, Refused
+from service.decode_process import answer_images
+from service.messages import RECEIVE_BYTES
 from service.rehearsal_picture import picture
 from service.shared_pixels import SharedPixels
 
 TRANSFORM = ImageTransform(size=(16, 12))
+ROOM = 1 << 30
 
 
 class Process:
@@ -31,20 +32,21 @@ class Process:
         self.statuses: list[int] = []
 
         def run() -> None:
-            self.statuses.append(decode_images(theirs, self.pixels, transform))
+            self.statuses.append(answer_images(theirs, self.pixels, transform))
 
         self.thread = threading.Thread(target=run)
         self.thread.start()
-        self._unpacker: Unpacker[Answer] = Unpacker()
+        self._reader = AnswerReader()
 
-    def answer(self) -> Answer:
+    def answer(self, slot: int) -> Answer:
         while True:
-            for answer in self._unpacker.feed(self.end.recv(RECEIVE_BYTES)):
+            for found, answer in self._reader.feed(self.end.recv(RECEIVE_BYTES)):
+                assert found == slot
                 return answer
 
-    def ask(self, slot: int, image: bytes) -> Answer:
-        self.end.sendall(HEAD.pack(slot, len(image)) + image)
-        return self.answer()
+    def ask(self, slot: int, image: bytes, room: int = ROOM) -> Answer:
+        self.end.sendall(HEAD.pack(slot, len(image), room) + image)
+        return self.answer(slot)
 
     def close(self) -> None:
         self.end.close()
@@ -77,26 +79,47 @@ def test_what_cannot_be_decoded_is_refused_as_by_the_transform(process: Process,
 
 
 def test_an_image_that_comes_in_pieces_is_put_together(process: Process) -> None:
-    image, sent = picture(), HEAD.pack(2, len(picture())) + picture()
+    image, sent = picture(), HEAD.pack(2, len(picture()), ROOM) + picture()
     for start in range(0, len(sent), 1001):
         process.end.sendall(sent[start : start + 1001])
-    assert isinstance(process.answer(), Decoded)
+    assert isinstance(process.answer(2), Decoded)
     assert np.array_equal(process.pixels.read(2), TRANSFORM.decode(image).pixels)
+
+
+def test_an_image_that_takes_more_than_is_granted_says_how_much(process: Process) -> None:
+    needs = process.ask(0, picture(), 1000)
+    assert isinstance(needs, Needs)
+    assert not process.pixels.read(0).any()
+    assert process.ask(0, picture(), needs.size - 1) == needs
+    assert isinstance(process.ask(0, picture(), needs.size), Decoded)
+
+
+def test_a_codec_that_gets_no_memory_is_the_images_fault() -> None:
+    class Dear:
+        def decode(self, data: bytes, room: int) -> Any:
+            raise MemoryError
+
+    process = Process(Dear())
+    answer = process.ask(0, b"x")
+    process.close()
+    assert isinstance(answer, Refused)
+    assert answer.reason == "too_large"
+    assert "takes more than 1088 MiB of memory" in answer.sentence
 
 
 def test_an_error_of_ours_is_told_with_its_trace() -> None:
     class Wrong:
-        def decode(self, data: bytes) -> Any:
-            raise MemoryError("no room for it")
+        def decode(self, data: bytes, room: int) -> Any:
+            raise ZeroDivisionError("a fault of ours")
 
     process = Process(Wrong())
     answer = process.ask(0, b"x")
     process.close()
     assert isinstance(answer, Broken)
-    assert "MemoryError: no room for it" in answer.trace
+    assert "ZeroDivisionError: a fault of ours" in answer.trace
 
 
-@pytest.mark.parametrize("sent", [b"", HEAD.pack(0, 100)[:5], HEAD.pack(0, 100) + b"half"])
+@pytest.mark.parametrize("sent", [b"", HEAD.pack(0, 100, ROOM)[:5], HEAD.pack(0, 100, ROOM) + b"half"])
 def test_it_ends_with_its_socket_wherever_that_is_cut(sent: bytes) -> None:
     process = Process()
     process.end.sendall(sent)

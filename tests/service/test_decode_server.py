@@ -107,17 +107,54 @@ def test_nothing_is_left_when_the_server_is_killed(tmp_path: Path) -> None:
     assert len(pids) == 4
 
 
-def test_without_the_processes_a_start_is_ready_with_threads(tmp_path: Path, sample: tuple[Path, str]) -> None:
+@pytest.mark.parametrize("when", ["at the start", "later"])
+def test_without_their_parent_the_server_ends_and_says_so(tmp_path: Path, when: str) -> None:
     with ServerProcess(*options(tmp_path)) as server:
         server.wait_for(lambda: server.call("/livez")[0] == 200)
+        if when == "later":
+            server.wait_ready()
+        pids = [server.engine_pid, *server.decode_pids]
         os.kill(server.decode_parent_pid, signal.SIGKILL)
-        server.wait_ready()
-        assert server.caption(sample[0])["caption"] == sample[1]
-        assert server.metrics()["snapcap_decode_processes"] == 0
+        assert server.process.wait(PATIENCE) == 1
         (line,) = [line for line in server.log().splitlines() if " error " in line]
-        assert "threads decode from now on" in line
-        server.terminate()
-        assert server.process.wait(PATIENCE) == 0
+        assert "images cannot be decoded any more: the process that starts those that decode has ended" in line
+        assert "Traceback" not in server.log()
+        wait_until(lambda: all(is_gone(pid) for pid in pids))
+
+
+def test_processes_that_are_stopped_are_found_and_replaced(server: ServerProcess, samples: dict[Path, str]) -> None:
+    paths, before = list(samples)[:4], server.decode_pids
+    for pid in before:
+        os.kill(pid, signal.SIGSTOP)
+    with ThreadPoolExecutor(4) as pool:
+        captions = list(pool.map(lambda path: server.caption(path)["caption"], paths))
+    assert captions == [samples[path] for path in paths]
+    assert server.metrics()['snapcap_decode_processes_killed_total{reason="hung"}'] == 2
+    assert "why=killed: it had an image and did nothing" in server.log()
+    server.wait_for(lambda: len(server.decode_pids) == 2)
+    assert not set(before) & set(server.decode_pids)
+
+
+def test_a_stopped_parent_is_found_when_a_process_is_to_be_replaced(
+    tmp_path: Path, sample: tuple[Path, str]
+) -> None:
+    with ServerProcess(*options(tmp_path)) as server:
+        server.wait_ready()
+        parent, (first, second) = server.decode_parent_pid, server.decode_pids
+        os.kill(parent, signal.SIGSTOP)
+        os.kill(first, signal.SIGKILL)
+        assert server.caption(sample[0])["caption"] == sample[1], "there is another"
+        assert server.process.wait(PATIENCE) == 1
+        assert "has done nothing for 10 s" in server.log()
+        wait_until(lambda: is_gone(parent) and is_gone(second))
+
+
+def test_the_kernel_would_take_a_decode_process_first(server: ServerProcess) -> None:
+    def score(pid: int) -> int:
+        return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+    others = [score(pid) for pid in (server.process.pid, server.engine_pid, server.decode_parent_pid)]
+    assert all(score(pid) > max(others) for pid in server.decode_pids)
 
 
 def test_the_end_of_a_server_is_the_end_of_its_processes(tmp_path: Path, sample: tuple[Path, str]) -> None:

@@ -1,10 +1,18 @@
-"""How many threads decode images, and how many processes."""
+"""How many threads decode images, and how many processes; what threads refuse."""
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
+from support.list_engine import PATIENCE
 
+from models.preprocess import ImageTransform
 from service import decode_fork, thread_decoder
 from service.decode_fork import decode_processes
-from service.thread_decoder import decode_threads
+from service.decoder import Encoded, Outcome, Picture, Unreadable
+from service.errors import DeadlineExceeded
+from service.rehearsal_picture import picture
+from service.thread_decoder import ThreadDecoder, decode_threads
 
 
 @pytest.mark.parametrize(("asked", "cpus", "threads"), [(0, 2, 2), (0, 8, 8), (0, 64, 8), (1, 64, 1), (24, 2, 24)])
@@ -17,10 +25,34 @@ def test_one_for_each_cpu_up_to_eight_unless_asked(
 
 @pytest.mark.parametrize(
     ("asked", "cpus", "processes"),
-    [(None, 2, 0), (None, 7, 0), (None, 8, 5), (None, 16, 10), (None, 64, 12), (2, 2, 2), (0, 64, 0)],
+    [(None, 1, 1), (None, 2, 2), (None, 7, 4), (None, 8, 5), (None, 16, 10), (None, 64, 12), (1, 64, 1), (9, 2, 9)],
 )
-def test_processes_leave_three_of_eight_cpus_and_need_eight(
+def test_processes_leave_three_of_eight_cpus_and_are_always_there(
     asked: int | None, cpus: int, processes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(decode_fork, "available_cpus", lambda: cpus)
     assert decode_processes(asked) == processes
+
+
+@pytest.mark.parametrize(
+    ("room", "seconds"), [(None, PATIENCE), (1 << 30, PATIENCE), (1000, PATIENCE), (None, -1.0)]
+)
+def test_a_thread_refuses_what_takes_too_much_memory_and_what_is_late(room: int | None, seconds: float) -> None:
+    done: Future[Outcome] = Future()
+
+    def take(outcome: Outcome) -> bool:
+        done.set_result(outcome)
+        return True
+
+    with ThreadPoolExecutor(1) as pool:
+        decoder = ThreadDecoder(pool, ImageTransform((8, 8)), room)
+        decoder.decode(Encoded(picture(), "1", time.monotonic() + seconds, lambda: False), take)
+        outcome = done.result(PATIENCE)
+    if seconds < 0:
+        assert isinstance(outcome, DeadlineExceeded)
+    elif room == 1000:
+        assert isinstance(outcome, Unreadable)
+        assert outcome.reason == "too_large"
+        assert "MiB of memory to be decoded, over the limit of 1 MiB" in outcome.sentence
+    else:
+        assert isinstance(outcome, Picture)

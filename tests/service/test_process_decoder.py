@@ -1,16 +1,11 @@
 """Decoding in processes as the HTTP process drives it. The processes are played by the test, over their sockets."""
 
-import asyncio
-
 import pytest
-from support.decode_world import COMPLETION, SLOTS, World, of, play, turns
-from support.list_engine import PATIENCE
+from support.decode_world import COMPLETION, MEMORY, SLOTS, World, of, play, turns
 
-from models.preprocess import ImageTransform
-from service import process_decoder
-from service.decode_messages import Broken, Ended, Refused
-from service.errors import UnprocessableImage
-from service.messages import Turn, pack
+from service.decode_messages import Broken, Ended, Needs, Refused, pack_notice
+from service.errors import Overloaded, UnprocessableImage
+from service.messages import Turn
 from service.process_decoder import DecodeError
 
 
@@ -70,7 +65,7 @@ def test_an_image_that_the_socket_has_no_room_for_does_not_hold_the_loop() -> No
         process.answer()
         await turns()
         assert (process.job() or (0, b""))[1] == bytes([6]) * 10
-        (worker,) = world.decoder._workers
+        (worker,) = world.decoder._family.workers
         assert len(worker.channel._rest.obj) == 0, "the image is not held any longer"
         world.close()
 
@@ -152,7 +147,7 @@ def test_processes_that_died_idle_cost_no_image_an_attempt(caplog: pytest.LogCap
         for each in world.processes:
             each.die()
         future = world.ask(1)  # before their ends were heard
-        world.control.sendall(pack(Ended(7, -9)))
+        world.control.sendall(pack_notice(Ended(7, -9)))
         world.add()
         await turns()
         world.processes[-1].answer()
@@ -167,87 +162,72 @@ def test_processes_that_died_idle_cost_no_image_an_attempt(caplog: pytest.LogCap
     assert "SIGKILL" in record.fields["how"]  # type: ignore[attr-defined]
 
 
-def test_without_their_parent_threads_decode(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_image_that_takes_more_than_a_share_waits_for_the_rest() -> None:
     async def scene() -> None:
         world = World()
         await world.begin()
-        first, second, third = (world.ask(value) for value in (1, 2, 3))
-        world.parent.kill()
-        world.control.close()
-        for each in world.processes:
-            each.die()
-        await turns()
-        world.ask(4)
-        assert sorted(image[0] for image in world.threads.images) == [1, 2, 3, 4]
-        assert not any(each.done() and each.exception(0) for each in (first, second, third))
-        assert of(world, "decode_processes") == 0
-        assert len(world.slots) == SLOTS - 4  # of those that wait for the engine
-        world.close()
-
-    play(scene())
-    assert "threads decode from now on" in caplog.text
-
-
-def test_a_process_that_outlives_their_parent_is_given_no_more() -> None:
-    async def scene() -> None:
-        world = World()
-        await world.begin(1)
-        world.ask(1)
+        futures = [world.ask(value) for value in (1, 2)]
+        for process in world.working():
+            assert process.room == MEMORY // 4
+            process.answer(Needs(1800))
         await turns()
         (process,) = world.working()
-        world.parent.kill()
-        world.control.close()
-        await turns()
+        assert process.room == 1800, "one at a time: a process is for the others"
+        futures.append(world.ask(3))
+        (other,) = [each for each in world.working() if each is not process]
+        assert (other.room, (other.job() or (0, b"?"))[1][0]) == (MEMORY // 4, 3)
+        other.answer()
         process.answer()
         await turns()
-        world.ask(2)
+        (process,) = world.working()
+        assert process.room == 1800
+        process.answer()
         await turns()
-        assert [image[0] for image in world.threads.images] == [2]
-        assert process.job() is None
+        assert sorted(int(each.request_id) for each in world.submitted) == [1, 2, 3]
+        assert not any(each.done() for each in futures)
         world.close()
 
     play(scene())
 
 
-def test_a_process_that_is_stuck_is_killed_while_images_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    killed: list[int] = []
-
+def test_the_memory_of_a_process_that_died_is_there_again() -> None:
     async def scene() -> None:
-        heard = asyncio.Event()
-
-        def kill(pid: int) -> None:
-            killed.append(pid)
-            heard.set()
-
-        monkeypatch.setattr(process_decoder, "_kill", kill)
-        monkeypatch.setattr(process_decoder, "_LOOK_S", 0.001)
         world = World()
-        await world.begin(1)
-        world.ask(1)
-        world.ask(2)
-        await asyncio.sleep(0.02)
-        assert killed == []
-        monkeypatch.setattr(process_decoder, "STUCK_S", -1.0)
-        await heard.wait()  # though nobody asks: the queue may be full
-        assert set(killed) == {world.processes[0].pid}
-        world.processes[0].answer()
-        await turns()
-        killed.clear()
-        await asyncio.sleep(0.02)
-        assert killed == [], "nothing waits"
+        await world.begin()
+        for _ in range(3):
+            future = world.ask(1)
+            world.working()[0].answer(Needs(2000))
+            await turns()
+            for _ in range(2):
+                world.working()[0].die()
+                world.add()
+                await turns()
+            assert isinstance(future.exception(0), UnprocessableImage)
+        assert (world.decoder._room._taken, world.decoder._room._takers, len(world.slots)) == (0, 0, SLOTS)
         world.close()
 
-    play(asyncio.wait_for(scene(), PATIENCE))
+    play(scene())
 
 
-def test_processes_that_never_come_leave_it_to_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_no_room_is_enough_for_is_refused_and_too_many_that_wait_are_for_later() -> None:
     async def scene() -> None:
         world = World()
-        monkeypatch.setattr(process_decoder, "_START_S", 0.01)
-        await asyncio.to_thread(world.decoder.begin, ImageTransform((2, 2)), world.threads)
+        await world.begin()
+        future = world.ask(1)
+        world.working()[0].answer(Needs(2001))
         await turns()
-        world.ask(1)
-        assert world.threads.images == [bytes([1]) * 10]
+        error = future.exception(0)
+        assert isinstance(error, UnprocessableImage)
+        assert (error.status, error.reason) == (422, "too_large")
+        waiting = [world.ask(2)]
+        while not any(each.done() for each in waiting):
+            process = next(each for each in world.working() if each.room == MEMORY // 4)
+            process.answer(Needs(2000))
+            await turns()
+            waiting.append(world.ask(2))
+        (refused,) = [each for each in waiting if each.done()]
+        assert isinstance(refused.exception(0), Overloaded)
+        assert len(waiting) > 10
         world.close()
 
     play(scene())

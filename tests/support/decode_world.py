@@ -4,6 +4,7 @@ import asyncio
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Coroutine
 from concurrent.futures import Future
 from contextlib import suppress
@@ -16,10 +17,11 @@ from models.preprocess import ImageTransform
 from service.caption_options import CaptionOptions
 from service.child_process import ChildProcess
 from service.decode_fork import DecodeProcesses
-from service.decode_messages import HEAD, Began, Broken, Decoded, Refused, Setup
-from service.decoder import Picture
+from service.decode_messages import HEAD, Answer, Began, Decoded, Setup, pack_answer, pack_notice
+from service.decode_room import DecodeRoom
+from service.decoder import Encoded
 from service.decoding import Decoding, Prepared
-from service.messages import Submit, Unpacker, pack
+from service.messages import Submit, Unpacker
 from service.metrics import Metrics
 from service.process_decoder import ProcessDecoder
 from service.remote_engine import RemoteEngine
@@ -27,6 +29,7 @@ from service.request import CaptionRequest, Completion, SamplingParams
 from service.shared_pixels import SharedPixels, Slots
 
 QUEUE, PROCESSES = 4, 2
+MEMORY, MOST_S = 4000, 1e9
 SLOTS = QUEUE + 2 * PROCESSES
 COMPLETION = Completion((7,), "stop", "aot", 0.1, 0.2, 0.3)
 
@@ -38,40 +41,30 @@ class Played:
         end.setblocking(False)
         self.pid, self.end, self._pixels = pid, end, pixels
         self._held = b""
+        self.room = 0
 
     def job(self) -> tuple[int, bytes] | None:
-        """The slot and the image that it has, once they have all come."""
+        """The slot and the image that it has, once they have all come. `room`: what it was granted."""
         with suppress(BlockingIOError):
             while data := self.end.recv(1 << 20):
                 self._held += data
         if len(self._held) < HEAD.size:
             return None
-        slot, length = HEAD.unpack_from(self._held)
+        slot, length, self.room = HEAD.unpack_from(self._held)
         image = self._held[HEAD.size :]
         return (slot, image) if len(image) == length else None
 
-    def answer(self, answer: Decoded | Refused | Broken | None = None) -> None:
-        """By default that the image is decoded: its pixels are all its first byte."""
+    def answer(self, answer: Answer | None = None, slot: int | None = None) -> None:
+        """By default that the image is decoded: its pixels are all its first byte. `slot`: another than it has."""
         job = self.job()
         assert job is not None
         if answer is None:
             self._pixels.read(job[0])[:] = job[1][0]
         self._held = b""
-        self.end.sendall(pack(answer or Decoded("png", 1.0, 0.5)))
+        self.end.sendall(pack_answer(job[0] if slot is None else slot, answer or Decoded("png", 1.0, 0.5)))
 
     def die(self) -> None:
         self.end.close()
-
-
-class Threads:
-    """Instead of the threads that decode."""
-
-    def __init__(self) -> None:
-        self.images: list[bytes] = []
-
-    def decode(self, image: bytes, left: Any, done: Any) -> None:
-        self.images.append(image)
-        done(Picture(image[0], "png", 0.0, 0.0))  # type: ignore[arg-type]
 
 
 class World:
@@ -87,13 +80,21 @@ class World:
         # To be waited for at the end, as the process that forks the others is.
         self.parent = subprocess.Popen([sys.executable, "-S", "-c", "import sys; sys.stdin.read()"], stdin=-1)
         processes = DecodeProcesses(PROCESSES, ChildProcess(self.parent.pid, ours))
-        self.decoder = ProcessDecoder(processes, self.slots, self.metrics, asyncio.get_running_loop())
-        self.threads = Threads()
+        self.failures: list[Exception] = []
+        self.decoder = ProcessDecoder(
+            processes,
+            self.slots,
+            DecodeRoom(MEMORY, PROCESSES),
+            MOST_S,
+            self.metrics,
+            asyncio.get_running_loop(),
+            self.failures.append,
+        )
         self.decoding = Decoding(100, self.metrics)
         self.processes: list[Played] = []
 
     async def begin(self, count: int = PROCESSES) -> None:
-        starting = asyncio.create_task(asyncio.to_thread(self.decoder.begin, ImageTransform((2, 2)), self.threads))
+        starting = asyncio.create_task(asyncio.to_thread(self.decoder.begin, ImageTransform((2, 2))))
         setups = Unpacker[Setup]().feed(await asyncio.to_thread(self.control.recv, 1 << 16))
         assert [type(each) for each in setups] == [Setup]
         for _ in range(count):
@@ -104,12 +105,12 @@ class World:
     def add(self) -> None:
         ours, theirs = socket.socketpair()
         number = 1_000_000_000 + len(self.processes)  # above what a system gives
-        socket.send_fds(self.control, [pack(Began(number))], [ours.fileno()])
+        socket.send_fds(self.control, [pack_notice(Began(number))], [ours.fileno()])
         ours.close()
         self.processes.append(Played(number, theirs, self.pixels))
 
-    def ask(self, value: int, size: int = 10) -> "Future[Any]":
-        """Decode an image whose pixels will all be of this value, and submit it."""
+    def ask(self, value: int, size: int = 10, seconds: float = 1e9) -> "Future[Any]":
+        """Decode an image whose pixels will all be of this value, and submit it. `seconds`: until its deadline."""
         future: Future[Any] = Future()
 
         def submit(prepared: Prepared) -> None:
@@ -117,7 +118,9 @@ class World:
             self.engine.submit(CaptionRequest(str(value), pixels, (), params, 1e12, future))
 
         model: Any = (self.decoder, None, LIMITS)
-        self.decoding.start(bytes([value]) * size, CaptionOptions(), model, future, submit)
+        deadline = time.monotonic() + seconds
+        encoded = Encoded(bytes([value]) * size, f"request-{value}", deadline, future.cancelled)
+        self.decoding.start(encoded, CaptionOptions(), model, future, submit)
         return future
 
     def working(self) -> list[Played]:

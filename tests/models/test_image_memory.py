@@ -1,0 +1,151 @@
+"""What is estimated that a picture takes is what it takes at most, by the memory of a process that decodes it."""
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from support.attack_pictures import flat_png, flat_webp
+from support.pictures import encoded, scene
+from support.server_process import python
+
+from models.image_error import ImageError, NeedsMemory
+from models.preprocess import ImageTransform
+
+# Interpreter, tables, rows that a codec works on: what does not grow with the picture.
+SLACK = 8 << 20
+# Each picture in a process of its own, forked from one that has decoded before.
+PROGRAM = """
+import json, os, sys
+from models.image_error import ImageError, NeedsMemory
+from models.preprocess import ImageTransform
+from service.rehearsal_picture import picture
+
+def memory(name):
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith(name))
+
+def measure(file, size, edge):
+    transform = ImageTransform((size, size), resize_to=edge or None, do_center_crop=bool(edge))
+    with open(file, "rb") as opened:
+        data = opened.read()
+    estimate = 0
+    try:
+        transform.decode(data, 0)
+    except NeedsMemory as needs:
+        estimate = needs.size
+    # The kernel counts pages of a fork in batches: what is written here is there before and after.
+    with open("/proc/self/clear_refs", "w") as refs:
+        refs.write("5")
+    before = memory("VmRSS")
+    try:
+        transform.decode(data)
+        error = ""
+    except ImageError as caught:
+        error = caught.reason
+    return estimate, memory("VmHWM") - before, len(data), error
+
+ImageTransform((16, 16)).decode(picture())
+found = []
+for file, size, edge in json.loads(sys.stdin.read()):
+    read, write = os.pipe()
+    if not os.fork():
+        os.write(write, json.dumps(measure(file, size, edge)).encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        found.append(json.loads(pipe.read() or "null"))
+    os.wait()
+print(json.dumps(found))
+"""
+TURNED = Image.Exif()
+TURNED[0x0112] = 6
+
+
+def pictures(width: int, height: int) -> Iterator[tuple[str, bytes]]:
+    picture = scene(width, height)
+    grey = Image.frombytes("I;16", picture.size, picture.convert("LA").tobytes())
+    modes = [picture.convert(mode) for mode in ("1", "L", "LA", "P", "RGB", "RGBA")] + [grey]
+    for each in modes:
+        yield f"png {each.mode}", encoded(each, compress_level=1)
+        yield f"png turned {each.mode}", encoded(each, compress_level=1, exif=TURNED)
+    yield "png key", encoded(picture, compress_level=1, transparency=(1, 2, 3))
+    yield "png clear entry", encoded(modes[3], compress_level=1, transparency=b"\x80" * 256)
+    see_through = picture.copy()
+    see_through.putalpha(modes[1])
+    yield "png see-through", encoded(see_through, compress_level=1)
+    for name, options in (("", {}), (" lossless", {"lossless": True}), (" turned", {"exif": TURNED})):
+        yield f"webp{name}", encoded(picture, "WEBP", method=0, **options)
+        yield f"webp see-through{name}", encoded(see_through, "WEBP", method=0, **options)
+    for mode in ("L", "RGB", "CMYK"):
+        for name, more in options_of_jpeg():
+            yield f"jpeg {mode}{name}", encoded(picture.convert(mode), "JPEG", **more)
+
+
+def options_of_jpeg() -> Iterator[tuple[str, dict[str, Any]]]:
+    yield "", {}
+    yield " turned", {"exif": TURNED}
+    yield " progressive", {"progressive": True}
+    yield " progressive 4:4:4", {"progressive": True, "subsampling": 0, "exif": TURNED}
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "size", "edge"),
+    [(2400, 1800, 384, 0), (900, 700, 384, 0), (3000, 60, 224, 224), (200, 4000, 96, 0)],
+    ids=["large", "not drafted", "wide, by its shorter edge", "tall"],
+)
+def test_nothing_takes_more_than_was_estimated(
+    tmp_path: Path, width: int, height: int, size: int, edge: int
+) -> None:
+    cases = dict(pictures(width, height))
+    asked = []
+    for number, data in enumerate(cases.values()):
+        file = tmp_path / str(number)
+        file.write_bytes(data)
+        asked.append((str(file), size, edge))
+    done = python("-c", PROGRAM, stdin=json.dumps(asked), timeout=600)
+    found = json.loads(done.stdout) if done.returncode == 0 else done.stderr
+    assert len(found) == len(cases), found
+    for name, (estimate, taken, length, error) in zip(cases, found, strict=True):
+        assert not error, name
+        assert taken <= estimate + SLACK, (name, estimate, taken)
+        # And no more than what the dearest picture of its size and format takes, which is turned and see-through.
+        if name in ("png turned RGBA", "webp see-through", "jpeg CMYK progressive 4:4:4") and taken > 4 * SLACK:
+            assert estimate < 1.5 * taken + 3 * length, (name, estimate, taken)
+
+
+def test_a_header_is_refused_before_memory_is_taken() -> None:
+    data = flat_webp(8000, 6000)
+    assert len(data) == 34
+    with pytest.raises(NeedsMemory) as needs:
+        ImageTransform((96, 96)).decode(data, 1 << 29)
+    assert needs.value.size > 8000 * 6000 * 16
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "JPEG"])
+def test_what_fits_is_decoded(kind: str) -> None:
+    data = encoded(scene(300, 200), kind)
+    transform = ImageTransform((96, 96))
+    with pytest.raises(NeedsMemory) as needs:
+        transform.decode(data, 1000)
+    assert transform.decode(data, needs.value.size).format == kind.lower()
+    with pytest.raises(NeedsMemory):
+        transform.decode(data, needs.value.size - 1)
+
+
+def test_a_thin_picture_is_not_resized_to_a_huge_one() -> None:
+    """To 96 × 3,000,000 pixels on the way to 96 × 96, and to 224 × 1,467,900 by its shorter edge."""
+    with pytest.raises(ImageError, match="a side of more than 65535") as error:
+        ImageTransform((96, 96)).decode(flat_png("RGB", 4, 3_000_000))
+    assert error.value.reason == "too_large"
+    edge = ImageTransform((224, 224), resize_to=224, do_center_crop=True)
+    with pytest.raises(NeedsMemory) as needs:
+        edge.decode(flat_png("L", 10, 65_000), 1 << 30)
+    assert needs.value.size > 224 * 1_450_000 * 4
+
+
+def test_a_flat_webp_of_a_few_bytes_opens_as_what_it_says() -> None:
+    assert Image.open(io.BytesIO(flat_webp(500, 400))).size == (500, 400)

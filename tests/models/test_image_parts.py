@@ -1,0 +1,96 @@
+"""Files whose parts cost more than their pixels are refused before a codec sees them, and others are not."""
+
+import io
+
+import pytest
+from PIL import Image
+from support.attack_pictures import (
+    chunk,
+    flat_webp,
+    many_scans,
+    packed_text,
+    scan_ends,
+    segment,
+    with_chunks,
+    with_segments,
+)
+from support.pictures import encoded, scene
+
+from models.image_error import ImageError
+from models.image_parts import MOST_PACKED_TEXTS, MOST_PARTS, MOST_SCANS, check_parts, check_scans, webp_size
+from models.preprocess import ImageTransform
+
+TRANSFORM = ImageTransform((32, 32))
+JPEG = encoded(scene(90, 70), "JPEG")
+PROGRESSIVE = encoded(scene(90, 70), "JPEG", progressive=True)
+PNG = encoded(scene(90, 70))
+FRAME = chunk(b"ANMF", b"")[4:8] + bytes(4)
+
+BAD = {
+    "scans": many_scans(90, 70, MOST_SCANS + 1),
+    "scans of a large picture": many_scans(8000, 6000, 21),
+    "segments": with_segments(JPEG, segment(0xE5, b"") * MOST_PARTS),
+    "chunks": with_chunks(PNG, chunk(b"abCd", b"") * MOST_PARTS),
+    "empty chunks of pixels": with_chunks(PNG, chunk(b"IDAT", b"") * MOST_PARTS),
+    "texts": with_chunks(PNG, *(packed_text(number) for number in range(MOST_PACKED_TEXTS + 1))),
+    "frames": flat_webp(20, 20) + FRAME * MOST_PARTS,
+}
+
+
+@pytest.mark.parametrize("data", BAD.values(), ids=BAD.keys())
+def test_too_many_parts_are_refused(data: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(image: Image.Image) -> None:
+        raise AssertionError("a codec was given it")
+
+    monkeypatch.setattr(Image.Image, "load", load)
+    with pytest.raises(ImageError, match=r"more than .* takes too long to decode; save it") as error:
+        TRANSFORM.decode(data)
+    assert error.value.reason == "too_complex"
+
+
+GOOD = {
+    "as many scans as are allowed": many_scans(90, 70, MOST_SCANS),
+    "mozjpeg's scans at 50 million pixels": many_scans(8000, 6000, 20),
+    "a preview with scans": with_segments(JPEG, *[segment(0xE1, b"Exif\0\0" + b"\xff\xda" * 9000)] * 3),
+    "a film behind the picture": JPEG + b"\xff\xda" * 100_000,
+    "restarts": encoded(scene(90, 70), "JPEG", restart_marker_blocks=1),
+    "texts": with_chunks(PNG, *(packed_text(number) for number in range(MOST_PACKED_TEXTS))),
+}
+
+
+@pytest.mark.parametrize("data", GOOD.values(), ids=GOOD.keys())
+def test_others_are_decoded(data: bytes) -> None:
+    assert TRANSFORM.decode(data).pixels.shape == (32, 32, 3)
+
+
+def test_each_scan_is_counted_and_nothing_else() -> None:
+    assert check_scans(JPEG, 6300) == 1
+    assert check_scans(PROGRESSIVE, 6300) == len(scan_ends(PROGRESSIVE)) == 10
+    assert check_scans(with_segments(PROGRESSIVE, segment(0xE1, b"\xff\xda" * 50)), 6300) == 10
+    assert check_scans(many_scans(90, 70, 77), 6300) == 77
+
+
+@pytest.mark.parametrize("hidden", [b"\xff\x02\x7f\x10", b"\xff\xd8\x7f\x10", b"\xff\x01\x7f\x10"])
+def test_no_scan_hides_behind_what_has_no_length(hidden: bytes) -> None:
+    """Where libjpeg reads on behind a marker, so does the count: these have no length to step over."""
+    ends = scan_ends(PROGRESSIVE)
+    data = PROGRESSIVE[: ends[3]] + hidden + PROGRESSIVE[ends[3] :]
+    assert check_scans(data, 6300) >= 10
+
+
+def test_bytes_between_segments_are_few() -> None:
+    with pytest.raises(ImageError, match="damaged"):
+        check_parts(JPEG[:2] + bytes(200_000) + JPEG[2:])
+    check_parts(JPEG[:2] + bytes(20) + JPEG[2:])
+
+
+@pytest.mark.parametrize("size", [(1, 1), (257, 513), (16383, 3)])
+def test_the_size_of_a_webp_is_what_pillow_finds(size: tuple[int, int]) -> None:
+    image = Image.new("RGB", size, (1, 2, 3))
+    exif = Image.Exif()
+    exif[0x0112] = 3
+    for options in ({}, {"lossless": True}, {"exif": exif}):
+        data = encoded(image, "WEBP", **options)
+        assert webp_size(data) == Image.open(io.BytesIO(data)).size == size
+    assert webp_size(data[:25]) is None
+    assert webp_size(b"RIFF....WEBPABCD" + bytes(50)) is None

@@ -1,0 +1,164 @@
+"""Decode processes that are ended, as the HTTP process does it. They are played by the test, over their sockets."""
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from support.decode_world import MEMORY, SLOTS, World, of, play, turns
+from support.list_engine import PATIENCE
+
+from service import decode_family, decode_worker, process_decoder
+from service.decode_messages import Ended, Needs, pack_notice
+from service.errors import DeadlineExceeded, UnprocessableImage
+
+
+@pytest.fixture
+def killed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The processes that were, which the test plays; looked for all the time."""
+    pids: list[int] = []
+    monkeypatch.setattr(decode_family, "kill", pids.append)
+    monkeypatch.setattr(process_decoder, "_LOOK_S", 0.005)
+    return pids
+
+
+def killed_for(world: World) -> dict[str, float]:
+    """How many, by reason."""
+    counted = next(iter(world.metrics.decode_processes_killed.collect())).samples
+    return {each.labels["reason"]: each.value for each in counted if each.name.endswith("_total") and each.value}
+
+
+async def until(what: Callable[[], bool]) -> None:
+    for _ in range(int(PATIENCE / 0.005)):
+        if what():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("it never came to be")
+
+
+def test_a_late_image_ends_its_process_and_is_not_tried_again(
+    killed: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scene() -> None:
+        world = World()
+        await world.begin()
+        late, waits = world.ask(1, seconds=0.02), [world.ask(2), world.ask(3, seconds=0.02)]
+        (first,) = [each for each in world.working() if (each.job() or (0, b"?"))[1][0] == 1]
+        await until(lambda: bool(killed))
+        assert killed == [first.pid]
+        assert isinstance(late.exception(0), DeadlineExceeded)
+        assert isinstance(waits[1].exception(0), DeadlineExceeded), "it was not begun, and does not wait"
+        first.answer()  # faster than the signal
+        await turns()
+        assert len(world.slots) == SLOTS - 2, "it may still write to its slot"
+        world.control.sendall(pack_notice(Ended(first.pid, -9)))
+        first.die()
+        await turns()
+        assert (len(world.working()), len(world.slots)) == (1, SLOTS - 1)
+        assert killed_for(world) == {"deadline": 1}
+        assert of(world, "decode_process_deaths") == 0
+        world.close()
+
+    play(scene())
+    (record,) = [each for each in caplog.records if each.name == "snapcap.decode"]
+    fields = record.fields  # type: ignore[attr-defined]
+    assert (record.getMessage(), fields["why"]) == (
+        "decode process killed",
+        "killed at the deadline of its request",
+    )
+    assert (fields["request_id"], fields["bytes"], fields["format"]) == ("request-1", 10, "unknown")
+
+
+def test_an_image_that_takes_too_long_is_refused_for_that(killed: list[int]) -> None:
+    async def scene() -> None:
+        world = World()
+        world.decoder._most_s = 0.0
+        await world.begin(1)
+        future = world.ask(1)
+        await until(lambda: bool(killed))
+        error = future.exception(0)
+        assert isinstance(error, UnprocessableImage)
+        assert error.reason == "too_complex"
+        world.processes[0].die()
+        await turns()
+        assert (killed_for(world), len(world.slots)) == ({"too_complex": 1}, SLOTS)
+        world.close()
+
+    play(scene())
+
+
+def test_a_process_whose_client_left_may_come_to_its_end_but_not_for_long(
+    killed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene() -> None:
+        world = World()
+        await world.begin(1)
+        world.ask(1).cancel()
+        await asyncio.sleep(0.05)
+        assert killed == []
+        monkeypatch.setattr(decode_worker, "LEFT_S", 0.0)
+        await until(lambda: bool(killed))
+        assert killed_for(world) == {"client_left": 1}
+        world.processes[0].die()
+        await turns()
+        assert (world.decoding._count, len(world.slots)) == (0, SLOTS)
+        world.close()
+
+    play(scene())
+
+
+def test_a_process_that_does_nothing_is_replaced_and_its_image_tried_again(
+    killed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene() -> None:
+        world = World()
+        await world.begin()
+        clocks = {each.pid: 0.0 for each in world.processes}
+        monkeypatch.setattr(decode_worker, "cpu_seconds", clocks.get)
+        future = world.ask(1)
+        (hung,) = world.working()
+        for _ in range(10):
+            clocks[hung.pid] += 0.01
+            await asyncio.sleep(0.02)
+        assert killed == [], "it works"
+        await until(lambda: bool(killed))
+        hung.die()
+        await turns()
+        (other,) = world.working()
+        assert (other.job() or (0, b"?"))[1][0] == 1
+        other.answer()
+        await turns()
+        assert not future.done()  # it waits for the engine
+        assert killed_for(world) == {"hung": 1}
+        world.close()
+
+    monkeypatch.setattr(decode_worker, "HUNG_S", 0.15)
+    play(scene())
+
+
+@pytest.mark.parametrize("bad", ["another slot", "nonsense", "needs what it has", "unasked"])
+def test_a_process_that_says_what_none_says_is_killed(bad: str, killed: list[int]) -> None:
+    async def scene() -> None:
+        world = World()
+        await world.begin(1)
+        (process,) = world.processes
+        future = world.ask(1) if bad != "unasked" else None
+        if bad == "another slot":
+            process.answer(slot=SLOTS + 7)
+        elif bad == "needs what it has":
+            process.answer(Needs(MEMORY // 4))
+        else:
+            process.end.sendall(b"\x80\x05\x95" + bytes(200))  # as a pickle begins
+        await turns()
+        assert killed == [process.pid]
+        process.die()
+        await turns()
+        assert killed_for(world) == {"bad_answer": 1}
+        if future is not None:
+            world.add()
+            await turns()
+            world.processes[-1].answer()
+            await turns()
+            assert [int(each.request_id) for each in world.submitted] == [1]
+        world.close()
+
+    play(scene())

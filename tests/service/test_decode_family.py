@@ -1,0 +1,92 @@
+"""The end of all decode processes, or of their parent, as the HTTP process follows it. The test plays them."""
+
+import asyncio
+
+import pytest
+from support.decode_world import SLOTS, World, play, turns
+from support.list_engine import PATIENCE
+from support.server_process import is_gone
+
+from models.preprocess import ImageTransform
+from service import decode_family, process_decoder
+from service.decode_messages import NoneBegan, pack_notice
+from service.errors import NotReady
+from service.process_decoder import DecodersEndedError
+
+
+def test_without_their_parent_the_server_ends_and_nothing_waits() -> None:
+    async def scene() -> None:
+        world = World()
+        await world.begin()
+        futures = [world.ask(value) for value in (1, 2, 3)]
+        world.parent.kill()
+        world.control.close()
+        await turns()
+        assert isinstance(futures[2].exception(0), NotReady), "it was not begun"
+        for each in world.processes:
+            each.die()
+        await turns()
+        futures.append(world.ask(4))
+        assert all(isinstance(each.exception(0), NotReady) for each in futures)
+        (error,) = world.failures
+        assert isinstance(error, DecodersEndedError)
+        assert str(error).endswith("the process that starts those that decode has ended")
+        assert len(world.slots) == SLOTS
+        assert world.decoding._count == 0
+        world.close()
+
+    play(scene())
+
+
+def test_a_parent_that_does_not_replace_one_that_died_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_family, "SILENT_S", 0.2)
+    monkeypatch.setattr(process_decoder, "_LOOK_S", 0.01)
+
+    async def scene() -> None:
+        world = World()
+        await world.begin()
+        world.processes[0].die()
+        await turns()
+        for _ in range(10):  # it says that it cannot start one: there is another, which goes on
+            world.control.sendall(pack_notice(NoneBegan(12)))
+            await asyncio.sleep(0.03)
+        assert world.failures == []
+        await asyncio.sleep(0.4)
+        (error,) = world.failures
+        assert "has done nothing for" in str(error)
+        assert world.parent.poll() is not None or is_gone(world.parent.pid)
+        world.close()
+
+    play(scene())
+
+
+def test_where_none_can_be_started_any_more_the_server_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_family, "START_S", 0.2)
+    monkeypatch.setattr(process_decoder, "_LOOK_S", 0.01)
+
+    async def scene() -> None:
+        world = World()
+        await world.begin(1)
+        future = world.ask(1)
+        world.processes[0].die()
+        while not world.failures:
+            world.control.sendall(pack_notice(NoneBegan(12)))
+            await asyncio.sleep(0.01)
+        assert "no process could be started" in str(world.failures[0])
+        assert isinstance(future.exception(0), NotReady)
+        world.close()
+
+    play(asyncio.wait_for(scene(), PATIENCE))
+
+
+def test_processes_that_never_come_end_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene() -> None:
+        world = World()
+        monkeypatch.setattr(decode_family, "START_S", 0.01)
+        assert not await asyncio.to_thread(world.decoder.begin, ImageTransform((2, 2)))
+        await turns()
+        assert isinstance(world.failures[0], DecodersEndedError)
+        assert isinstance(world.ask(1).exception(0), NotReady)
+        world.close()
+
+    play(scene())
