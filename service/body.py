@@ -1,95 +1,112 @@
-"""Reading a request body under three limits: its size, how long it may take, and that it is all in memory."""
+"""Reads a request body under the limits of its size, of its time, and of the memory of all bodies together."""
 
 import asyncio
-from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+import io
+import math
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
 
-from starlette.datastructures import UploadFile
-from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
-from service.errors import (
-    BodyTimeout,
-    ClientDisconnected,
-    InvalidMultipart,
-    PayloadTooLarge,
-    UnsupportedMediaType,
-)
+from service.body_budget import BodyBudget, body_account, open_account
+from service.errors import BodyTimeout, ClientDisconnected, PayloadTooLarge, UnsupportedMediaType
+from service.multipart import Part, boundary_of, parse_multipart
 
+T = TypeVar("T")
 # A body that keeps coming at this rate is slow, not stalled. 256 kbit/s.
 MIN_BYTES_PER_S = 32 << 10
-_MAX_PARTS = 64
+# Below this, parsing costs the event loop less than handing it to a thread.
+SMALL = 64 << 10
 
 
 @dataclass(frozen=True)
 class BodyLimits:
-    """`max_bytes` of one body; `timeout` in seconds, to which one second is added for each 32 KiB received."""
+    """`max_bytes` of one body. `timeout`: seconds by which it may be behind 32 KiB a second at any moment.
+    `total_timeout`: seconds that it may take at most. `budget`: of all bodies together."""
 
     max_bytes: int
     timeout: float
+    total_timeout: float = math.inf
+    budget: BodyBudget = field(default_factory=BodyBudget)
+
+
+class BodyClock:
+    """Until when the rest of a body has to arrive, in seconds of the event loop's clock.
+
+    What comes faster than it must earns no time for later: a body that stops one byte before its end would have
+    that of all its other bytes."""
+
+    def __init__(self, limits: BodyLimits) -> None:
+        now = asyncio.get_running_loop().time()
+        self._timeout = limits.timeout
+        self._last = now + limits.total_timeout
+        self.end = min(now + limits.timeout, self._last)
+
+    def received(self, count: int) -> None:
+        """So many bytes have arrived now."""
+        latest = asyncio.get_running_loop().time() + self._timeout
+        self.end = min(self.end + count / MIN_BYTES_PER_S, latest, self._last)
 
 
 async def read_body(request: Request, limits: BodyLimits) -> bytes:
-    """The whole body. Raises PayloadTooLarge, BodyTimeout, ClientDisconnected, UnsupportedMediaType."""
-    body = _Incoming(request, limits)
-    chunks = []
-    while body.more:
-        chunks.append(await body.chunk())
-    return b"".join(chunks)
+    """The whole body, which the request's account has.
 
-
-async def read_multipart(request: Request, limits: BodyLimits) -> list[tuple[str, str | UploadFile]]:
-    """The parts in order, files held in memory. Raises what `read_body` raises, and InvalidMultipart."""
-    parser = MultiPartParser(request.headers, _chunks(request, limits), max_files=_MAX_PARTS, max_fields=_MAX_PARTS)
-    # By default parts above 1 MB go to files in the temp folder, which may be read-only. The body fits in memory.
-    parser.spool_max_size = limits.max_bytes + 1
-    try:
-        return (await parser.parse()).multi_items()
-    except MultiPartException as error:
-        raise InvalidMultipart(
-            f"The multipart body cannot be read: {error.message.rstrip('.')}. "
-            "Send it as `curl -F image=@photo.jpg` does."
-        ) from None
-
-
-class _Incoming:
-    """The chunks as they arrive. An announced length is refused before a byte is read; the real one is counted."""
-
-    def __init__(self, request: Request, limits: BodyLimits) -> None:
-        """Raises PayloadTooLarge, UnsupportedMediaType."""
-        for name, value in request.scope["headers"]:
-            if name == b"content-encoding" and value != b"identity":
-                raise UnsupportedMediaType("Compressed bodies are not read; send it without Content-Encoding.")
-            if name == b"content-length" and value.isdigit() and int(value) > limits.max_bytes:
-                raise _too_large(limits)
-        self.more = True
-        self._receive = request.receive
-        self._limits = limits
-        self._received = 0
-        self._end = asyncio.get_running_loop().time() + limits.timeout
-
-    async def chunk(self) -> bytes:
-        """The next one. Raises PayloadTooLarge, BodyTimeout, ClientDisconnected."""
+    Raises PayloadTooLarge, BodyTimeout, BodyMemoryFull, ClientDisconnected, UnsupportedMediaType."""
+    _check_head(request, limits)
+    account, clock = open_account(request.scope, limits.budget), BodyClock(limits)
+    # One allocation that grows: of many small ones the allocator would give little back to the system.
+    body = io.BytesIO()
+    received, more = 0, True
+    while more:
         try:
-            # Around each message: no timer may be left armed while the consumer runs.
-            async with asyncio.timeout_at(self._end + self._received / MIN_BYTES_PER_S):
-                message = await self._receive()
+            async with asyncio.timeout_at(clock.end):
+                message = await request.receive()
         except TimeoutError:
-            raise BodyTimeout(f"The body stalled after {self._received} bytes; send it faster.") from None
+            raise BodyTimeout(f"The body stalled after {received} bytes; send it faster.") from None
         if message["type"] == "http.disconnect":
             raise ClientDisconnected
         chunk: bytes = message.get("body", b"")
-        self.more = message.get("more_body", False)
-        self._received += len(chunk)
-        if self._received > self._limits.max_bytes:
-            raise _too_large(self._limits)
-        return chunk
+        more = message.get("more_body", False)
+        received += len(chunk)
+        if received > limits.max_bytes:
+            raise _too_large(limits)
+        account.take(len(chunk))
+        clock.received(len(chunk))
+        body.write(chunk)
+    return body.getvalue()  # which is not a copy
 
 
-async def _chunks(request: Request, limits: BodyLimits) -> AsyncGenerator[bytes, None]:
-    body = _Incoming(request, limits)
-    while body.more:
-        yield await body.chunk()
+async def parse_body(request: Request, limits: BodyLimits, pool: Executor, parse: Callable[[bytes], T]) -> T:
+    """What `parse` makes of the body: here, or on a thread where it is large. It may copy all of it once, which is
+    counted. Raises what `read_body` and `parse` raise."""
+    body = await read_body(request, limits)
+    account = body_account(request.scope)
+    size = len(body)
+    if size <= SMALL or account is None:
+        return parse(body)
+    account.take(size)
+    try:
+        return await asyncio.get_running_loop().run_in_executor(pool, parse, body)
+    finally:
+        account.give_back(size)
+
+
+async def read_multipart(request: Request, limits: BodyLimits, pool: Executor) -> list[Part]:
+    """The parts in order. Raises what `read_body` raises, and InvalidMultipart."""
+    boundary = boundary_of(request.headers.get("content-type", ""))
+    return await parse_body(request, limits, pool, partial(parse_multipart, boundary))
+
+
+def _check_head(request: Request, limits: BodyLimits) -> None:
+    """An announced length is refused before a byte is read. Raises PayloadTooLarge, UnsupportedMediaType."""
+    for name, value in request.scope["headers"]:
+        if name == b"content-encoding" and value != b"identity":
+            raise UnsupportedMediaType("Compressed bodies are not read; send it without Content-Encoding.")
+        if name == b"content-length" and value.isdigit() and int(value) > limits.max_bytes:
+            raise _too_large(limits)
 
 
 def _too_large(limits: BodyLimits) -> PayloadTooLarge:

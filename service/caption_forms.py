@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from starlette.datastructures import UploadFile
 from starlette.requests import Request
 
 from service.body import BodyLimits, read_body, read_multipart
@@ -17,6 +16,7 @@ from service.errors import (
     UnsupportedMediaType,
 )
 from service.json_body import image_from_base64, json_object, read_json
+from service.multipart import Part
 
 MULTIPART = "multipart/form-data"
 JSON = "application/json"
@@ -63,7 +63,7 @@ async def read_image(request: Request, limits: BodyLimits, pool: Executor) -> tu
     query = _query_options(request)
     kind = media_type(request)
     if kind == MULTIPART:
-        images, options = await read_images(request, limits, 1)
+        images, options = await read_images(request, limits, pool, 1)
         return images[0].data, options
     if kind == JSON:
         return await read_json(request, limits, pool, lambda body: _from_json(body, query))
@@ -73,7 +73,7 @@ async def read_image(request: Request, limits: BodyLimits, pool: Executor) -> tu
 
 
 async def read_images(
-    request: Request, limits: BodyLimits, at_most: int
+    request: Request, limits: BodyLimits, pool: Executor, at_most: int
 ) -> tuple[list[NamedImage], CaptionOptions]:
     """The file parts named image or images of a multipart body, at least one, and the options.
 
@@ -81,8 +81,8 @@ async def read_images(
     query = _query_options(request)
     if media_type(request) != MULTIPART:
         raise UnsupportedMediaType(f"Send the images as {MULTIPART}, as `curl -F image=@photo.jpg` does.")
-    parts = await read_multipart(request, limits)
-    images = [_named_image(name, part) for name, part in parts if isinstance(part, UploadFile)]
+    parts = await read_multipart(request, limits, pool)
+    images = [_named_image(part, part.filename) for part in parts if part.filename is not None]
     options = options_from_text(_fields(parts), query)
     if not images:
         raise MissingImage("There is no file part named image; send one as `curl -F image=@photo.jpg` does.")
@@ -97,17 +97,17 @@ def _query_options(request: Request) -> CaptionOptions:
     return options_from_text(request.query_params.multi_items())
 
 
-def _named_image(name: str, part: UploadFile) -> NamedImage:
-    if name not in _IMAGE_PARTS:
-        raise UnknownOption(name, (*_IMAGE_PARTS, *NAMES))
-    return NamedImage(part.file.read(), part.filename or "")
+def _named_image(part: Part, filename: str) -> NamedImage:
+    if part.name not in _IMAGE_PARTS:
+        raise UnknownOption(part.name, (*_IMAGE_PARTS, *NAMES))
+    return NamedImage(part.data, filename)
 
 
-def _fields(parts: Iterable[tuple[str, str | UploadFile]]) -> list[tuple[str, str]]:
-    fields = [(name, part) for name, part in parts if isinstance(part, str)]
-    if any(name in _IMAGE_PARTS for name, _ in fields):
+def _fields(parts: Iterable[Part]) -> list[tuple[str, str]]:
+    fields = [part for part in parts if part.filename is None]
+    if any(part.name in _IMAGE_PARTS for part in fields):
         raise MissingImage("The part named image has no file name; send a file part (`-F image=@photo.jpg`).")
-    return fields
+    return [(part.name, part.text) for part in fields]
 
 
 def _too_many(count: int, at_most: int) -> str:

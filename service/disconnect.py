@@ -23,16 +23,16 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) ->
     try:
         return await work
     except asyncio.CancelledError:
-        if leaving.alone():
+        if leaving.end():
             raise ClientDisconnected from None
         raise
     finally:
-        watcher.remove_done_callback(leaving.leave)
+        leaving.end()
         watcher.cancel()
 
 
 class _Leaving:
-    """Cancels a task whose client has left."""
+    """Cancels a task whose client has left, until `end`."""
 
     def __init__(self, task: "asyncio.Task[Any] | None") -> None:
         self._task = task
@@ -44,9 +44,13 @@ class _Leaving:
             self._left = True
             self._task.cancel()
 
-    def alone(self) -> bool:
-        """Whether nobody else has cancelled it."""
-        return self._left and self._task is not None and self._task.uncancel() <= self._before
+    def end(self) -> bool:
+        """Takes the cancellation back, if there was one. Whether it was the only one.
+
+        To remove the callback would not do: that of a watcher that is done has its turn on the loop already, and
+        would cancel whatever the task awaits next, such as sending the reply."""
+        task, self._task = self._task, None
+        return task is not None and self._left and task.uncancel() <= self._before
 
 
 async def _disconnect(receive: Receive) -> None:

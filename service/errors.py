@@ -24,7 +24,9 @@
     │       └── ImageNotFetched     422  image_not_fetched
     ├── ClientDisconnected          499  client_disconnected    (nobody reads it; it is counted and logged)
     ├── Overloaded                  429  overloaded             (Retry-After)
+    │   └── BodyMemoryFull          429  body_memory_full       (Retry-After; in body_budget.py)
     ├── NotReady                    503  not_ready              (Retry-After, phase)
+    │   └── BeamsNotReady           503  not_ready              (its batches failed to become ready)
     ├── DeadlineExceeded            504  deadline_exceeded
     └── EngineFailed                500  internal_error         (one fixed sentence; the log has the cause)
 
@@ -34,7 +36,7 @@ wrong. The message of an exception is a sentence for the client that says what t
 # ruff: noqa: N818 - the names are the conditions of the diagram, which is how logs and metrics call them
 
 from collections.abc import Iterable, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class ServiceError(Exception):
@@ -52,6 +54,16 @@ class ServiceError(Exception):
     def headers(self) -> dict[str, str]:
         """Response headers that belong to this error."""
         return {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Between processes: as it is, since the arguments of a subclass are not those of Exception.
+        return _revive, (type(self), self.args), vars(self)
+
+
+def _revive(kind: type[ServiceError], arguments: tuple[Any, ...]) -> ServiceError:
+    error = kind.__new__(kind)
+    error.args = arguments
+    return error
 
 
 class BadRequest(ServiceError):
@@ -240,8 +252,8 @@ class Overloaded(_RetryLater):
     code = "overloaded"
     title = "Too many requests"
 
-    def __init__(self, retry_after_s: float = 1.0) -> None:
-        super().__init__("The queue is full; retry after the time in Retry-After.", retry_after_s)
+    def __init__(self, retry_after_s: float = 1.0, what: str = "The queue is full") -> None:
+        super().__init__(f"{what}; retry after the time in Retry-After.", retry_after_s)
 
 
 class NotReady(_RetryLater):
@@ -258,6 +270,18 @@ class NotReady(_RetryLater):
             phase=phase,
         )
         self.phase = phase
+
+
+class BeamsNotReady(NotReady):
+    """A beam search needs a batch that this server was to have and could not make ready. `most`: beams of the
+    largest that it has."""
+
+    def __init__(self, num_beams: int, most: int) -> None:
+        super().__init__("ready")
+        self.detail = (
+            f"This server could not make a batch ready that has room for {num_beams} beams; send num_beams of at "
+            f"most {most}, or retry, as another server may have one."
+        )
 
 
 class DeadlineExceeded(ServiceError):

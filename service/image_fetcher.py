@@ -7,7 +7,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import urljoin
 
-from service.body import MIN_BYTES_PER_S, BodyLimits
+from service.body import BodyClock, BodyLimits
+from service.body_budget import BodyAccount
 from service.errors import ImageNotFetched, ImageUrlRefused, Overloaded
 from service.image_url import AllowedHosts, Target, is_public
 
@@ -51,8 +52,10 @@ class ImageFetcher:
         """Whether any host is allowed."""
         return bool(self._hosts)
 
-    async def fetch(self, url: str) -> bytes:
-        """The image at the URL. Raises ImageUrlRefused, ImageNotFetched, Overloaded."""
+    async def fetch(self, url: str, account: BodyAccount | None = None) -> bytes:
+        """The image at the URL, which the account then has.
+
+        Raises ImageUrlRefused, ImageNotFetched, Overloaded, BodyMemoryFull."""
         target = self._hosts.target(url)
         if self._running >= MAX_CONCURRENT:
             raise Overloaded
@@ -60,7 +63,7 @@ class ImageFetcher:
         try:
             async with asyncio.timeout(self._limits.timeout) as deadline:
                 for _ in range(MAX_REDIRECTS + 1):
-                    found = await self._get(target, deadline)
+                    found = await self._get(target, deadline, account)
                     if isinstance(found, bytes):
                         return found
                     url = _joined(url, found)
@@ -71,11 +74,11 @@ class ImageFetcher:
             self._running -= 1
         raise ImageNotFetched(f"The image URL redirects more than {MAX_REDIRECTS} times.")
 
-    async def _get(self, target: Target, deadline: asyncio.Timeout) -> bytes | str:
+    async def _get(self, target: Target, deadline: asyncio.Timeout, account: BodyAccount | None) -> bytes | str:
         """The body, or where it is instead."""
         reader, writer = await self._open(target)
         try:
-            return await self._exchange(target, reader, writer, deadline)
+            return await self._exchange(target, reader, writer, deadline, account)
         except (OSError, EOFError):
             raise ImageNotFetched(f"{target.authority} closed the connection before the image was there.") from None
         finally:
@@ -103,7 +106,12 @@ class ImageFetcher:
         return await asyncio.open_connection(address, target.port, ssl=context, server_hostname=target.host)
 
     async def _exchange(
-        self, target: Target, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, deadline: asyncio.Timeout
+        self,
+        target: Target,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        deadline: asyncio.Timeout,
+        account: BodyAccount | None,
     ) -> bytes | str:
         import h11  # noqa: PLC0415 - most servers never fetch
 
@@ -112,8 +120,7 @@ class ImageFetcher:
         request = h11.Request(method="GET", target=target.path, headers=list(fields.items()))
         writer.write((connection.send(request) or b"") + (connection.send(h11.EndOfMessage()) or b""))
         received, chunks = 0, []
-        loop = asyncio.get_running_loop()
-        start = loop.time()
+        clock = BodyClock(self._limits)
         while True:
             try:
                 event = connection.next_event()
@@ -129,8 +136,11 @@ class ImageFetcher:
                 received += len(event.data)
                 if received > self._limits.max_bytes:
                     raise ImageNotFetched(f"The image at the URL is above {self._limits.max_bytes} bytes.")
+                if account is not None:
+                    account.take(len(event.data))
                 chunks.append(bytes(event.data))
-                deadline.reschedule(start + self._limits.timeout + received / MIN_BYTES_PER_S)
+                clock.received(len(event.data))
+                deadline.reschedule(clock.end)
             elif isinstance(event, h11.EndOfMessage):
                 return b"".join(chunks)
 

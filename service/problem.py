@@ -29,6 +29,16 @@ def as_service_error(error: Exception, path: str) -> ServiceError:
     return EngineFailed()
 
 
+def forget_frames(error: BaseException) -> None:
+    """Of an error that has been handled, let go of the frames that it came through, and of the image in them.
+
+    A future that has the error is in one of these frames: such a circle stays until the garbage collector runs."""
+    cause: BaseException | None = error
+    while cause is not None:
+        cause.__traceback__ = None
+        cause = cause.__cause__ or cause.__context__
+
+
 def problem(error: ServiceError, instance: str, request_id: str) -> dict[str, Any]:
     """The members of the problem. `instance` is the path of the request."""
     return {

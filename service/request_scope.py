@@ -7,7 +7,9 @@ from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api import Api
+from service.body_budget import body_account
 from service.metrics import Metrics
+from service.problem import forget_frames
 from service.problem_handler import ProblemHandler
 from service.request_id import HEADER, identify
 
@@ -50,9 +52,13 @@ class RequestScope:
             await self._app(routed, receive, send_with_id)
         except Exception as error:
             response = await self._handler(Request(routed), error)
+            forget_frames(error)
             if status is None:
                 await response(scope, receive, send_with_id)
         finally:
+            account = body_account(scope)
+            if account is not None:
+                account.release()
             if api.captions:
                 self._metrics.requests_in_flight.dec()
             # No status: cancelled at the end of the grace period.

@@ -15,6 +15,7 @@ from service.errors import (
     InvalidJson,
     InvalidOption,
     MissingImage,
+    PayloadTooLarge,
     TooManyImages,
     UnknownOption,
     UnsupportedOption,
@@ -30,6 +31,7 @@ MAX_TIMEOUT = 3_600_000_000
 PARAMETERS = (*NAMES, BINARY_OUTPUT)
 _EXAMPLE = '{"inputs": [{"name": "image", "datatype": "BYTES", "shape": [1], "data": ["…base64…"]}]}'
 _LENGTH_BYTES = 4
+MAX_HEADER = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,8 @@ def parse_infer(body: bytes, header_length: str | None) -> InferRequest:
 
     Raises the subclasses of BadRequest that say what is wrong."""
     size = len(body) if header_length is None else _header_length(header_length, len(body))
+    if size < len(body) and size > MAX_HEADER:
+        raise PayloadTooLarge(f"The JSON before binary tensor data may have at most {MAX_HEADER} bytes.")
     document = json_object(body[:size], _EXAMPLE)
     _only(document, ("id", "parameters", "inputs", "outputs"))
     parameters = member_object(document.get("parameters"), "parameters")
@@ -58,7 +62,7 @@ def parse_infer(body: bytes, header_length: str | None) -> InferRequest:
     shape = _shape(tensor.get("shape"))
     return InferRequest(
         id=_identity(document.get("id")),
-        images=_images(tensor, shape, body[size:]),
+        images=_images(tensor, shape, memoryview(body)[size:]),
         shape=shape,
         options=_options(parameters),
         binary=_binary_output(document.get("outputs"), parameters),
@@ -86,7 +90,7 @@ def _shape(value: Any) -> tuple[int, ...]:
     return (shape[0], *(1 for _ in shape[1:]))
 
 
-def _images(tensor: Mapping[str, Any], shape: tuple[int, ...], binary: bytes) -> tuple[bytes, ...]:
+def _images(tensor: Mapping[str, Any], shape: tuple[int, ...], binary: memoryview) -> tuple[bytes, ...]:
     parameters = member_object(tensor.get("parameters"), "inputs[0].parameters")
     _only(parameters, ("binary_data_size",))
     size = parameters.get("binary_data_size")
@@ -116,14 +120,14 @@ def _flat(data: Any) -> list[Any]:
     return [each for row in data for each in (row if isinstance(row, list) else [row])]
 
 
-def _elements(binary: bytes, wanted: int) -> list[bytes]:
+def _elements(binary: memoryview, wanted: int) -> list[bytes]:
     """One more than wanted at most."""
     images: list[bytes] = []
     at = 0
     while at < len(binary) and len(images) <= wanted:
         start = at + _LENGTH_BYTES
         at = start + int.from_bytes(binary[at:start], "little")
-        images.append(binary[start:at])
+        images.append(bytes(binary[start:at]))
     if at > len(binary):
         raise InvalidJson("The binary tensor data ends within an element: send each behind its length in 4 bytes.")
     return images

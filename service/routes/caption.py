@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from service.body import BodyLimits
+from service.body_budget import body_account
 from service.caption_forms import NamedImage, read_image, read_images
 from service.caption_options import CaptionOptions
 from service.captioner import Captioner, CaptionResult
@@ -16,7 +17,7 @@ from service.json_reply import JsonReply
 from service.metrics import Metrics
 from service.openapi import problems, reply
 from service.openapi_caption import CAPTION_PROBLEMS, CAPTIONS_PROBLEMS, caption_request, captions_request
-from service.problem import as_service_error, problem
+from service.problem import as_service_error, forget_frames, problem
 from service.request_id import request_id
 from service.routes.direct import DirectRoute
 
@@ -59,9 +60,9 @@ class CaptionRoutes:
         query."""
         self._captioner.check_admission()
         image, options = await read_image(request, self._limits, self._captioner.pool)
-        result = await unless_disconnected(
-            request.receive, self._captioner.caption(image, options, request_id(request.scope))
-        )
+        scope = request.scope
+        work = self._captioner.caption(image, options, request_id(scope), body_account(scope))
+        result = await unless_disconnected(request.receive, work)
         return JsonReply(result.to_dict())
 
     async def captions(self, request: Request) -> Response:
@@ -71,7 +72,7 @@ class CaptionRoutes:
         The request fails as a whole only when it is itself bad, or when every image was refused for a reason
         that passes (429, 503, 504), so that clients and load balancers retry it."""
         self._captioner.check_admission()
-        images, options = await read_images(request, self._limits, MAX_IMAGES)
+        images, options = await read_images(request, self._limits, self._captioner.pool, MAX_IMAGES)
         outcomes = await unless_disconnected(request.receive, self._caption_all(request, images, options))
         errors = [outcome for outcome in outcomes if isinstance(outcome, ServiceError)]
         if len(errors) == len(outcomes) and all(error.status in (429, 503, 504) for error in errors):
@@ -94,11 +95,12 @@ class CaptionRoutes:
     ) -> CaptionResult | ServiceError:
         identity = f"{request_id(request.scope)}/{index}"
         try:
-            return await self._captioner.caption(image.data, options, identity)
+            return await self._captioner.caption(image.data, options, identity, body_account(request.scope))
         except Exception as error:
             failure = as_service_error(error, request.url.path)
             if isinstance(failure, EngineFailed):
                 _logger.error("image failed", exc_info=error, extra={"fields": {"request_id": identity}})
+            forget_frames(error)
             return failure
 
     def _item(self, request: Request, outcome: CaptionResult | ServiceError) -> dict[str, Any]:

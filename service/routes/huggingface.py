@@ -3,6 +3,7 @@
 from fastapi import APIRouter, Request, Response
 
 from service.body import BodyLimits
+from service.body_budget import body_account
 from service.captioner import Captioner
 from service.disconnect import unless_disconnected
 from service.huggingface_request import read_huggingface
@@ -29,9 +30,9 @@ class HuggingFaceRoutes:
         """The image is the body, or base64 in JSON with parameters."""
         self._captioner.check_admission()
         image, options = await read_huggingface(request, self._limits, self._captioner.pool)
-        result = await unless_disconnected(
-            request.receive, self._captioner.caption(image, options, request_id(request.scope))
-        )
+        scope = request.scope
+        work = self._captioner.caption(image, options, request_id(scope), body_account(scope))
+        result = await unless_disconnected(request.receive, work)
         return JsonReply([{"generated_text": result.caption}])
 
     async def image_to_text_of_model(self, request: Request) -> Response:

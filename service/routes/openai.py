@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from service.body import BodyLimits
+from service.body_budget import body_account
 from service.caption_forms import JSON, media_type
 from service.caption_stream import CaptionStream
 from service.captioner import Captioner
@@ -75,9 +76,9 @@ class OpenAIRoutes:
         return {"id": name, "object": "model", "created": int(created), "owned_by": "snapcap"}
 
     async def _open(self, request: Request, chat: ChatRequest) -> CaptionStream:
-        image = chat.image if isinstance(chat.image, bytes) else await self._fetcher.fetch(chat.image)
-        identity = request_id(request.scope)
-        return await self._captioner.stream(image, chat.options, identity, chat.stop, live=chat.stream)
+        identity, account = request_id(request.scope), body_account(request.scope)
+        image = chat.image if isinstance(chat.image, bytes) else await self._fetcher.fetch(chat.image, account)
+        return await self._captioner.stream(image, chat.options, identity, chat.stop, account, live=chat.stream)
 
     async def _whole(self, request: Request, chat: ChatRequest, head: dict[str, Any]) -> dict[str, Any]:
         stream = await self._open(request, chat)

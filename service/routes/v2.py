@@ -12,6 +12,7 @@ from starlette.types import Scope
 
 from service import openapi_v2 as documented
 from service.body import BodyLimits
+from service.body_budget import body_account
 from service.captioner import Captioner
 from service.disconnect import unless_disconnected
 from service.errors import NotFound, NotReady
@@ -111,9 +112,9 @@ class V2Routes:
         return _reply(name, wanted, captions)
 
     async def _captions(self, request: Request, wanted: InferRequest) -> list[str]:
-        identity = request_id(request.scope)
+        identity, account = request_id(request.scope), body_account(request.scope)
         tasks = [
-            asyncio.ensure_future(self._captioner.caption(image, wanted.options, f"{identity}/{index}"))
+            asyncio.ensure_future(self._captioner.caption(image, wanted.options, f"{identity}/{index}", account))
             for index, image in enumerate(wanted.images)
         ]
         try:

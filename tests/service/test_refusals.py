@@ -230,7 +230,7 @@ def test_images_that_wait_to_be_decoded_are_bounded(make_services, serve_with, e
         gate = asyncio.run_coroutine_threadsafe
 
         class Slow:
-            def decode(self, data: bytes) -> Any:
+            def decode(self, data: bytes, room: int | None) -> Any:
                 loop.call_soon_threadsafe(blocked.set)
                 gate(release.wait(), loop).result()
                 return transform.decode(data)

@@ -1,0 +1,143 @@
+"""Parses JSON in a time that holds up nobody: images in it stay where they are, and the rest is bounded.
+
+The parser of the standard library keeps Python's lock from the first to the last byte, and no other thread runs
+meanwhile. So what makes it slow is counted before: strings, and what is outside of strings.
+"""
+
+import json
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from service.errors import InvalidJson, PayloadTooLarge
+
+# No text that is not an image's may be as long: a prompt of 10,000 characters fits with each of them escaped.
+LONG = 64 << 10
+_MAX_STRUCTURE = 128 << 10
+_MAX_SHORT = 2 << 20  # bytes of all strings that are not long: as many images as a request may have, nearly long
+_QUOTE, _BACKSLASH = b'"', b"\\"
+_ESCAPE = 6  # bytes of the longest, such as \u002b
+
+
+class LongText(str):
+    """A long string of a document: as a `str` only its first 10,000 characters or more. `literal` is all that
+    stands between its quotes, with its escapes."""
+
+    literal: memoryview
+
+    @classmethod
+    def of(cls, literal: memoryview) -> "LongText":
+        """Raises ValueError."""
+        start = bytes(literal[:LONG])
+        text = cls(json.loads(f'"{start[: whole_escapes(start)].decode("utf-8", "ignore")}"'))
+        text.literal = literal
+        return text
+
+
+def parse_json(body: bytes) -> Any:
+    """The document, whose strings of more than 64 KiB are `LongText`. Raises InvalidJson, PayloadTooLarge."""
+    try:
+        if len(body) <= LONG:
+            return _loads(body)
+        spliced = _splice(body)
+        document = _loads(spliced.rest)
+        return _with_texts(document, spliced.texts) if spliced.texts else document
+    except json.JSONDecodeError as error:
+        raise InvalidJson(f"The body is not JSON: {error.msg} at character {error.pos}.") from None
+    except (ValueError, RecursionError):  # not UTF-8, NaN, a number of thousands of digits, too deep
+        raise InvalidJson("The body is not JSON; send an object in UTF-8 with plain numbers.") from None
+
+
+def whole_escapes(literal: bytes) -> int:
+    """How much of a part of a JSON string can be read: all of it, but not the beginning of an escape at its end."""
+    size = len(literal)
+    at = literal.rfind(_BACKSLASH, max(size - _ESCAPE, 0))
+    if at < 0 or not _escaped(literal, 0, at + 1):
+        return size
+    escape = _ESCAPE if literal[at + 1 : at + 2] == b"u" else 2
+    return size if at + escape <= size else at
+
+
+@dataclass(frozen=True)
+class _Spliced:
+    """A document with names in place of its long strings, and what they stand for."""
+
+    rest: bytes
+    texts: dict[str, LongText]
+
+
+def _splice(body: bytes) -> _Spliced:
+    """Raises ValueError, PayloadTooLarge."""
+    name = secrets.token_hex(16)  # nobody can send it
+    view = memoryview(body)
+    pieces: list[bytes] = []
+    texts: dict[str, LongText] = {}
+    kept = at = short = structure = 0
+    for start, end, quotes in _strings(body):
+        structure += start - at + quotes
+        if end - start > LONG:
+            pieces += [body[kept:start], f"{name}{len(texts)}".encode()]
+            texts[f"{name}{len(texts)}"] = LongText.of(view[start:end])
+            kept = end
+        else:
+            short += end - start
+        at = end
+        if structure > _MAX_STRUCTURE or short > _MAX_SHORT:
+            break
+    structure += len(body) - at
+    if structure > _MAX_STRUCTURE or short > _MAX_SHORT:
+        raise PayloadTooLarge(
+            f"The JSON has too much beside its images: send at most {_MAX_STRUCTURE} bytes outside of strings, and "
+            f"{_MAX_SHORT} in strings of up to {LONG}."
+        )
+    return _Spliced(b"".join([*pieces, body[kept:]]), texts)
+
+
+def _strings(body: bytes) -> Iterator[tuple[int, int, int]]:
+    """Where each string begins and ends, without its quotes, and how many quotes it has with those within it."""
+    at = quotes = 0
+    while (start := body.find(_QUOTE, at) + 1) > 0:
+        at, quotes = start, 1
+        while (end := body.find(_QUOTE, at)) >= 0 and _escaped(body, at, end):
+            at, quotes = end + 1, quotes + 1
+            if quotes > _MAX_STRUCTURE:
+                break
+        if end < 0:
+            raise ValueError("unterminated string")
+        yield start, end, quotes
+        at = end + 1
+
+
+def _escaped(body: bytes, start: int, end: int) -> bool:
+    """Whether an odd number of backslashes stands before `end`, from `start` on. Raises ValueError."""
+    if body[end - 1 : end] != _BACKSLASH:
+        return False
+    before = body[max(start, end - LONG) : end]
+    other = len(before.rstrip(_BACKSLASH))
+    if other == 0 and end - start > LONG:
+        raise ValueError("more backslashes than anybody means")
+    return (len(before) - other) % 2 == 1
+
+
+def _with_texts(document: Any, texts: dict[str, LongText]) -> Any:
+    """The document with the long strings in the places of their names."""
+    whole = [document]
+    nodes: list[Any] = [whole]
+    while nodes:
+        node = nodes.pop()
+        for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+            if isinstance(value, str):
+                node[key] = texts.get(value, value)
+            elif isinstance(value, dict | list):
+                nodes.append(value)
+    return whole[0]
+
+
+def _loads(text: bytes) -> Any:
+    """Raises ValueError, RecursionError."""
+    return json.loads(text.decode("utf-8-sig"), parse_constant=_no_constant)
+
+
+def _no_constant(_name: str) -> NoReturn:
+    raise ValueError

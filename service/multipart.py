@@ -1,0 +1,148 @@
+"""Parses a multipart/form-data body that is whole in memory: a bounded number of parts, in UTF-8 only."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from python_multipart import MultipartParser
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import parse_options_header
+
+from service.errors import InvalidMultipart, UnsupportedMediaType
+
+if TYPE_CHECKING:
+    from python_multipart.multipart import MultipartCallbacks
+
+_MAX_PARTS = 64
+_MAX_BOUNDARY = 70  # RFC 2046
+_MAX_CONTENT_TYPE = 1024  # reading its parameters takes time that grows with the square
+_MAX_PART_HEADERS = 16
+_MAX_PART_HEADER_BYTES = 4096
+# What else Python can decode is not even looked up: some codecs take time that grows with the square of the text.
+_CHARSETS = frozenset({"", "utf-8", "utf8", "us-ascii", "ascii"})
+_CHARSET_FIELD = "_charset_"  # RFC 7578: the charset of fields that do not name theirs
+
+
+@dataclass(frozen=True)
+class Part:
+    """`filename` None: a field, whose `text` is the value. Else a file, of the bytes `data`."""
+
+    name: str
+    filename: str | None
+    data: bytes
+
+    @property
+    def text(self) -> str:
+        """Raises InvalidMultipart when it is not UTF-8."""
+        return _utf8(self.data, f"The field {self.name[:64]!r}")
+
+
+def boundary_of(content_type: str) -> bytes:
+    """What stands between the parts. Raises InvalidMultipart, UnsupportedMediaType."""
+    _, parameters = parse_options_header(content_type[:_MAX_CONTENT_TYPE])
+    _check_charset(parameters.get(b"charset", b"").decode("latin-1"))
+    boundary = parameters.get(b"boundary", b"")
+    if not 0 < len(boundary) <= _MAX_BOUNDARY:
+        raise _unreadable(f"the Content-Type has no boundary of 1 to {_MAX_BOUNDARY} characters")
+    return boundary
+
+
+def parse_multipart(boundary: bytes, body: bytes) -> list[Part]:
+    """The parts in order. Raises InvalidMultipart, UnsupportedMediaType."""
+    _check_delimiters(body, b"--" + boundary)
+    parts = _Parts()
+    limits = {"max_header_count": _MAX_PART_HEADERS, "max_header_size": _MAX_PART_HEADER_BYTES}
+    try:
+        MultipartParser(boundary, parts.callbacks(), **limits).write(body)
+    except FormParserError as error:
+        raise _unreadable(str(error)[:200] or "it is not well-formed") from None
+    if not parts.ended:
+        raise _unreadable("it ends before its closing boundary")
+    for part in parts.found:
+        if part.name == _CHARSET_FIELD:
+            _check_charset(part.text)
+    return [part for part in parts.found if part.name != _CHARSET_FIELD]
+
+
+def _check_delimiters(body: bytes, delimiter: bytes) -> None:
+    """Before a parser that looks byte by byte at what follows each of them. Raises InvalidMultipart."""
+    at = body.find(delimiter)
+    for _ in range(_MAX_PARTS + 1):
+        if at < 0:
+            return
+        at += len(delimiter)
+        if body[at : at + 1] in (b" ", b"\t"):
+            raise _unreadable("a boundary is followed by a space")
+        at = body.find(delimiter, at)
+    if at >= 0:
+        raise _unreadable(f"there are more than {_MAX_PARTS} parts, or the boundary is within a part")
+
+
+class _Parts:
+    """What the parser finds, in one buffer."""
+
+    def __init__(self) -> None:
+        self.found: list[Part] = []
+        self.ended = False
+        self._headers: dict[bytes, bytes] = {}
+        self._name = self._value = self._data = b""
+
+    def callbacks(self) -> "MultipartCallbacks":
+        return {
+            "on_part_begin": self._begin,
+            "on_header_field": self._header_field,
+            "on_header_value": self._header_value,
+            "on_header_end": self._header_end,
+            "on_part_data": self._part_data,
+            "on_part_end": self._end_part,
+            "on_end": self._end,
+        }
+
+    def _begin(self) -> None:
+        self._headers, self._data = {}, b""
+
+    def _header_field(self, data: bytes, start: int, end: int) -> None:
+        self._name += data[start:end]
+
+    def _header_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += data[start:end]
+
+    def _header_end(self) -> None:
+        self._headers[self._name.lower()] = self._value
+        self._name = self._value = b""
+
+    def _part_data(self, data: bytes, start: int, end: int) -> None:
+        # Once for each part: the body is one buffer.
+        self._data = self._data + data[start:end] if self._data else data[start:end]
+
+    def _end_part(self) -> None:
+        _, options = parse_options_header(self._headers.get(b"content-disposition"))
+        if b"name" not in options:
+            raise _unreadable('a part has no Content-Disposition with a "name"')
+        filename = options.get(b"filename")
+        if filename is None:
+            _, parameters = parse_options_header(self._headers.get(b"content-type"))
+            _check_charset(parameters.get(b"charset", b"").decode("latin-1"))
+        # A file's name only comes back in the reply; old clients send it in the charset of their machine.
+        shown = None if filename is None else filename.decode("utf-8", "replace")
+        self.found.append(Part(_utf8(options[b"name"], "The name of a part"), shown, self._data))
+
+    def _end(self) -> None:
+        self.ended = True
+
+
+def _check_charset(charset: str) -> None:
+    if charset.strip().lower() not in _CHARSETS:
+        raise UnsupportedMediaType(f"The charset {charset[:40]!r} is not read; send the form in UTF-8.")
+
+
+def _utf8(data: bytes, what: str) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        raise InvalidMultipart(f"{what} is not UTF-8; send the form in UTF-8.") from None
+
+
+def _unreadable(why: str) -> InvalidMultipart:
+    return InvalidMultipart(
+        f"The multipart body cannot be read: {why.rstrip('.')}. Send it as `curl -F image=@photo.jpg` does."
+    )

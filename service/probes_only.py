@@ -1,0 +1,29 @@
+"""Answers probes on the connections for which there is no room, and nothing else."""
+
+from typing import Any
+
+from uvicorn._types import ASGI3Application
+
+from service.connection_errors import TooManyConnections
+from service.connections import Connections
+from service.error_shapes import PROBLEM
+from service.request_id import identify
+
+_PROBES = frozenset({"/livez", "/readyz", "/startup", "/metrics", "/v2/health/live", "/v2/health/ready"})
+
+
+class ProbesOnly:
+    """ASGI application of a connection beyond the limit, until there is room again."""
+
+    def __init__(self, app: ASGI3Application, watch: Connections) -> None:
+        self._app = app
+        self._watch = watch
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if not self._watch.crowded or scope["path"] in _PROBES:
+            await self._app(scope, receive, send)
+            return
+        self._watch.count("max_connections")
+        response = PROBLEM.response(TooManyConnections(), scope["path"], identify(scope))
+        response.headers["connection"] = "close"
+        await response(scope, receive, send)

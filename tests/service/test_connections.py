@@ -1,0 +1,178 @@
+"""How many connections there are, who has to leave for another, and clients that do not read."""
+
+import logging
+import resource
+import socket
+import time
+from contextlib import ExitStack
+
+import pytest
+from support.bounded_server import BoundedServer, reply, rest, until
+
+from service.config_http import HttpLimits
+from service.connections import SPARE, ConnectionLimits, Connections
+from service.http_limits import connection_limits
+
+LIVEZ = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+MODELS = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
+UPLOAD = b"POST /v1/caption HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nhalf"
+YOUNG = "service.connections._YOUNG"
+
+
+def in_flight(server: BoundedServer) -> float | None:
+    return server.services.registry.get_sample_value("snapcap_requests_in_flight")
+
+
+def open_now(server: BoundedServer) -> int:
+    return len(server.connections.all)
+
+
+def test_the_one_that_waits_the_longest_makes_room(services, monkeypatch) -> None:
+    monkeypatch.setattr(YOUNG, 0.2)
+    with BoundedServer(services, ConnectionLimits(connections=3)) as server, ExitStack() as exits:
+        half, idle, busy = (exits.enter_context(server.connect()) for _ in range(3))
+        half.sendall(b"GET /livez HT")
+        until(lambda: len(server.connections.heads) == 1)
+        idle.sendall(LIVEZ)
+        assert reply(idle)[0] == 200
+        busy.sendall(UPLOAD)
+        until(lambda: in_flight(server) == 1)
+        time.sleep(0.3)
+        for waits in (half, idle):  # in this order
+            with server.connect() as newcomer:
+                newcomer.sendall(MODELS)
+                assert reply(newcomer)[0] == 200
+                assert rest(waits) == b""
+                time.sleep(0.3)
+            until(lambda: open_now(server) < 3)
+            exits.enter_context(server.connect()).sendall(UPLOAD)
+            until(lambda: open_now(server) == 3)
+        assert server.closed("made_room") == 2
+        assert busy.send(b"!" * 96) == 96
+        assert reply(busy)[0] == 422  # it was served to its end
+
+
+def test_probes_have_room_where_nobody_waits(services) -> None:
+    with BoundedServer(services, ConnectionLimits(connections=2)) as server, ExitStack() as exits:
+        for _ in range(2):
+            exits.enter_context(server.connect()).sendall(UPLOAD)
+        until(lambda: in_flight(server) == 2)
+        with server.connect() as probe:
+            probe.sendall(LIVEZ)
+            assert reply(probe)[0] == 200
+            probe.sendall(LIVEZ + MODELS)
+            assert reply(probe)[0] == 200
+            answer = rest(probe)
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"retry-after: 1" in answer
+        assert b"connection: close" in answer
+        assert b"too_many_connections" in answer
+        assert server.closed("max_connections") == 1
+        late = [exits.enter_context(server.connect()) for _ in range(SPARE)]
+        for client in late:
+            client.sendall(UPLOAD[:20])
+        until(lambda: open_now(server) == 2 + SPARE)
+        with server.connect() as probe:  # the oldest of those that have not asked yet makes room for it
+            probe.sendall(LIVEZ)
+            assert reply(probe)[0] == 200
+            assert open_now(server) == 2 + SPARE
+        assert rest(late[0]).startswith(b"HTTP/1.1 503 ")
+    assert open_now(server) == 0
+
+
+def test_a_connection_beyond_the_limit_serves_all_once_there_is_room(services) -> None:
+    with BoundedServer(services, ConnectionLimits(connections=1)) as server, server.connect() as late:
+        with server.connect() as first:
+            first.sendall(LIVEZ)
+            assert reply(first)[0] == 200
+            late.sendall(LIVEZ)
+            assert reply(late)[0] == 200
+        until(lambda: open_now(server) == 1)
+        late.sendall(MODELS)
+        assert reply(late)[0] == 200
+
+
+def test_open_connections_are_a_metric(services) -> None:
+    connections = Connections(ConnectionLimits())
+    services.metrics.connections.set_function(lambda: len(connections.all))
+    assert services.registry.get_sample_value("snapcap_http_connections") == 0
+
+
+def test_the_limit_leaves_files_for_everything_else(monkeypatch, caplog: pytest.LogCaptureFixture) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 2000))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: asked.append(limits))
+    monkeypatch.setattr("service.http_limits.memory_limit", lambda: 16 << 30)
+    with caplog.at_level(logging.WARNING, "snapcap.server"):
+        assert connection_limits(HttpLimits()).connections == 2000 - SPARE - 256
+        assert caplog.records == []
+        assert connection_limits(HttpLimits(max_connections=5000)).connections == 2000 - SPARE - 256
+    assert asked == [(2000, 2000)] * 2
+    assert caplog.records[0].fields["wanted"] == 5000
+    assert connection_limits(HttpLimits(max_connections=10)).connections == 10
+    assert len(asked) == 2
+    monkeypatch.setattr("service.http_limits.memory_limit", lambda: 1 << 30)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert connection_limits(HttpLimits()).connections == 256
+
+
+# Clients that do not read
+
+
+def page(server: BoundedServer) -> socket.socket:
+    """A client that asks for a large page and does not read it."""
+    client = server.connect(receive_buffer=1024)
+    client.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 16)
+    return client
+
+
+def unread(server: BoundedServer) -> int:
+    return sum(connection.unsent() > 0 for connection in list(server.connections.all))
+
+
+def test_a_client_that_never_reads_is_closed(services) -> None:
+    with BoundedServer(services, ConnectionLimits(send_timeout=0.5)) as server, page(server):
+        until(lambda: server.closed("send_timeout") == 1)
+        until(lambda: open_now(server) == 0)
+
+
+def test_a_client_that_reads_late_gets_it_all(services) -> None:
+    with BoundedServer(services) as server, page(server) as client:
+        until(lambda: unread(server) == 1)
+        time.sleep(0.5)
+        client.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        answers = rest(client)
+        assert answers.count(b"HTTP/1.1 200 OK") == 17
+        assert answers.endswith(b'{"status":"live"}')
+
+
+def test_an_exit_waits_neither_long_nor_loudly_for_clients_that_never_read(
+    services, caplog: pytest.LogCaptureFixture
+) -> None:
+    with ExitStack() as exits:
+        server = exits.enter_context(BoundedServer(services, grace_period=60.0))
+        for _ in range(50):
+            exits.enter_context(page(server))
+        until(lambda: unread(server) == 50)
+        began = time.monotonic()
+        with caplog.at_level(logging.WARNING):
+            server.stop()
+        assert time.monotonic() - began < 30
+        assert caplog.records == []
+
+
+def test_what_runs_at_the_end_of_the_grace_period_is_told_to_come_again(
+    services, engine, image, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine.gate.clear()
+    data = image()
+    with BoundedServer(services, grace_period=0.5) as server, server.connect() as client:
+        client.sendall(b"POST /v1/caption HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(data), data))
+        assert engine.submitted.wait(30)
+        with caplog.at_level(logging.WARNING):
+            server.stop()
+        answer = rest(client)
+    assert answer.startswith(b"HTTP/1.1 503 ")
+    assert b"retry-after" in answer.lower()
+    assert engine.requests[0].future.cancelled()
+    assert caplog.records == []

@@ -1,0 +1,303 @@
+"""Bytes that no well-behaved client sends, and what RFC 9112 has to say about them; and requests to upgrade."""
+
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+from support.bounded_server import BoundedServer, reply, rest, until
+
+from service.connections import ConnectionLimits
+
+LIVEZ = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+LAST = b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+POST = b"POST /v1/caption HTTP/1.1\r\nHost: x\r\n"
+
+
+@pytest.fixture
+def server(services) -> Iterator[BoundedServer]:
+    with BoundedServer(services, ConnectionLimits(head_bytes=8192, headers=50)) as server:
+        yield server
+        assert server.ask(LAST).startswith(b"HTTP/1.1 200 ")  # whatever the test has sent
+
+
+def refused(answer: bytes, status: int, code: str) -> None:
+    """One whole reply, and the end of the connection."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status), answer
+    assert b"connection: close" in head
+    assert b"content-type: application/problem+json" in head
+    assert b"content-length: %d\r\n" % len(body) in head
+    problem = json.loads(body)
+    assert (problem["status"], problem["code"]) == (status, code)
+
+
+# Heads
+
+
+def test_a_head_with_too_many_bytes(server: BoundedServer) -> None:
+    field = b"X-Field: " + b"x" * 1000 + b"\r\n"
+    refused(server.ask(b"GET /livez HTTP/1.1\r\n" + field * 9 + b"\r\n"), 431, "head_too_large")
+    refused(server.ask(b"GET /livez HTTP/1.1\r\nX-Field: " + b"x" * 100_000), 431, "head_too_large")
+    assert server.closed("head_too_large") == 2
+
+
+def test_a_head_that_goes_on_for_ever_is_not_kept(server: BoundedServer) -> None:
+    with server.connect() as client:
+        client.sendall(b"GET /livez HTTP/1.1\r\n")
+        sent = 0
+        try:
+            while sent < 100 << 20:
+                client.sendall(b"a:b\r\n" * 20_000)
+                sent += 100_000
+        except OSError:  # the server has closed
+            return
+        refused(rest(client), 431, "head_too_large")
+
+
+def test_a_head_with_too_many_fields(server: BoundedServer) -> None:
+    head = b"GET /livez HTTP/1.1\r\nConnection: close\r\n" + b"a:b\r\n" * 49
+    assert server.ask(head + b"\r\n").startswith(b"HTTP/1.1 200 ")
+    refused(server.ask(head + b"a:b\r\n\r\n"), 431, "head_too_large")
+
+
+def test_a_url_that_is_too_long(server: BoundedServer) -> None:
+    refused(server.ask(b"GET /" + b"x" * 10_000 + b" HTTP/1.1\r\n\r\n"), 414, "url_too_long")
+
+
+def test_a_head_in_single_bytes(server: BoundedServer) -> None:
+    with server.connect() as client:
+        for byte in LAST:
+            client.send(bytes([byte]))
+        assert rest(client).startswith(b"HTTP/1.1 200 ")
+
+
+def test_line_breaks_without_a_request(server: BoundedServer) -> None:
+    assert server.ask(b"\r\n\r\n" + LAST).startswith(b"HTTP/1.1 200 ")
+    refused(server.ask(b"\r\n" * 100_000), 431, "head_too_large")
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+@pytest.mark.parametrize("part", [b"G", b"GET /livez HTTP/1.1\r\nHost: x\r\n", b"\r\n"])
+def test_half_a_head_does_not_stay(services, fresh: bool, part: bytes) -> None:
+    with BoundedServer(services, ConnectionLimits(head_timeout=0.5)) as server:
+        with server.connect() as client:
+            if not fresh:
+                client.sendall(LIVEZ)
+                assert reply(client)[0] == 200
+            client.sendall(part)
+            refused(rest(client), 408, "head_timeout")
+        assert server.closed("head_timeout") == 1
+        until(lambda: not server.connections.all)
+
+
+def test_a_head_that_drips_does_not_stay(services) -> None:
+    with BoundedServer(services, ConnectionLimits(head_timeout=0.5)) as server, server.connect() as client:
+        client.sendall(b"GET /livez HTTP/1.1\r\n")
+        end = time.monotonic() + 30
+        while time.monotonic() < end and not server.closed("head_timeout"):
+            client.sendall(b"a:b\r\n")
+            time.sleep(0.05)
+        refused(rest(client), 408, "head_timeout")
+
+
+def test_an_idle_connection_does_not_stay(services) -> None:
+    with BoundedServer(services, ConnectionLimits(idle_timeout=0.5)) as server:
+        with server.connect() as silent, server.connect() as used:
+            used.sendall(LIVEZ)
+            assert reply(used)[0] == 200
+            assert rest(silent) == rest(used) == b""
+        until(lambda: not server.connections.all)
+
+
+# Bodies
+
+
+def test_what_frames_the_chunks_is_bounded(server: BoundedServer) -> None:
+    head = POST + b"Transfer-Encoding: chunked\r\n\r\n"
+    refused(server.ask(head + b"1;" + b"x" * 100_000 + b"\r\n"), 400, "malformed_request")
+    refused(server.ask(head + b"1\r\nx\r\n" * 100_000), 400, "malformed_request")
+
+
+def test_trailers_are_bounded_and_nobodys_headers(server: BoundedServer, image) -> None:
+    data = image(5)
+    head = POST + b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n%x\r\n%b\r\n0\r\n" % (len(data), data)
+    answer = server.ask(head + b"X-Request-Id: from-a-trailer\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b"from-a-trailer" not in answer
+    refused(server.ask(head + b"a:b\r\n" * 50_000 + b"\r\n"), 431, "head_too_large")
+    refused(server.ask(head + b"a: " + b"x" * 50_000), 400, "malformed_request")
+
+
+@pytest.mark.parametrize(
+    ("fields", "body"),
+    [
+        (b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n", b"0\r\n\r\n"),
+        (b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n", b"0\r\n\r\n"),
+        (b"Content-Length: 5\r\nContent-Length: 6\r\n", b"hello"),
+        (b"Content-Length: 5\r\nContent-Length: 5\r\n", b"hello"),
+        (b"Content-Length: 5, 5\r\n", b"hello"),
+        (b"Content-Length: -1\r\n", b"hello"),
+        (b"Content-Length: +5\r\n", b"hello"),
+        (b"Content-Length: 0x5\r\n", b"hello"),
+        (b"Content-Length: 99999999999999999999999\r\n", b"hello"),
+        (b"Content-Length : 5\r\n", b"hello"),
+        (b"Transfer-Encoding: chunked\r\n", b"ffffffffffffffffff\r\nhello"),
+        (b"Transfer-Encoding: chunked\r\n", b"-1\r\nhello\r\n0\r\n\r\n"),
+        (b"Transfer-Encoding: chunked\r\n", b"5\r\nhelloworld\r\n0\r\n\r\n"),
+        (b"Transfer-Encoding: chunked\r\n", b"5\nhello\n0\n\n"),
+        (b"Transfer-Encoding: chunked, identity\r\n", b"0\r\n\r\n"),
+        (b"Transfer-Encoding: chunked, chunked\r\n", b"0\r\n\r\n"),
+        (b"X-Folded: one\r\n two\r\n", b""),
+        (b"X-Bare: one\ntwo: three\r\n", b""),
+        (b"X-Return: one\rtwo\r\n", b""),
+        (b"X-Null: one\0two\r\n", b""),
+        (b"No colon\r\n", b""),
+        (b": no name\r\n", b""),
+    ],
+)
+def test_what_two_parsers_could_read_differently(server: BoundedServer, fields: bytes, body: bytes) -> None:
+    smuggled = b"GET /startup HTTP/1.1\r\nHost: x\r\n\r\n"
+    refused(server.ask(POST + fields + b"\r\n" + body + smuggled), 400, "malformed_request")
+    assert server.closed("malformed") == 1
+
+
+@pytest.mark.parametrize("coding", [b"gzip, chunked", b"gzip\r\nTransfer-Encoding: chunked"])
+def test_a_coding_that_is_not_read_is_refused(server: BoundedServer, coding: bytes) -> None:
+    answer = server.ask(POST + b"Transfer-Encoding: " + coding + b"\r\n\r\n0\r\n\r\n")
+    refused(answer, 400, "malformed_request")
+
+
+def test_chunks_in_http_1_0_are_refused(server: BoundedServer) -> None:
+    answer = server.ask(b"POST /v1/caption HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n")
+    refused(answer, 400, "malformed_request")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00",
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        b"GET /livez\r\n\r\n",
+        b"GET /livez HTTP/2.0\r\n\r\n",
+        b"\0",
+    ],
+)
+def test_what_is_not_http(server: BoundedServer, data: bytes) -> None:
+    refused(server.ask(data), 400, "malformed_request")
+
+
+@pytest.mark.parametrize("target", [b"CONNECT x:80", b"OPTIONS *", b"GET \xff", b"GET x", b"GET http://[::1"])
+def test_targets_that_are_nowhere(server: BoundedServer, target: bytes) -> None:
+    answer = server.ask(target + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 4")
+
+
+def test_the_rest_of_a_body_that_is_refused_is_not_read_for_ever(services, monkeypatch) -> None:
+    monkeypatch.setattr("service.connections._LINGER", 0.5)
+    with BoundedServer(services) as server, server.connect() as client:
+        client.sendall(POST + b"Transfer-Encoding: chunked\r\nContent-Encoding: gzip\r\n\r\n")
+        assert reply(client)[0] == 415
+        client.sendall(b"5\r\nhello\r\n")
+        until(lambda: server.closed("body_left_over") == 1)
+        until(lambda: not server.connections.all)
+
+
+# Several requests
+
+
+def test_requests_sent_ahead_are_answered_in_order(server: BoundedServer, image) -> None:
+    def post(red: int) -> bytes:
+        return POST + b"Content-Length: %d\r\n\r\n%b" % (len(image(red)), image(red))
+
+    data = post(5) + LIVEZ + post(6) + LAST
+    for size in (len(data), 7):  # in one packet, and in pieces
+        with server.connect() as client:
+            for at in range(0, len(data), size):
+                client.sendall(data[at : at + size])
+            answers = [reply(client) for _ in range(4)]
+            assert rest(client) == b""
+        assert [status for status, _ in answers] == [200] * 4
+        assert [json.loads(body).get("caption") for _, body in answers] == ["5 7", None, "6 7", None]
+
+
+def test_more_requests_ahead_than_anyone_means(server: BoundedServer) -> None:
+    with server.connect() as client:
+        client.sendall(LIVEZ * 5000)
+        answer = rest(client)
+    assert 1 <= answer.count(b"HTTP/1.1 200 OK") < 100
+    assert answer.count(b"HTTP/1.1 ") == answer.count(b"HTTP/1.1 200 OK")
+    assert answer.rpartition(b"HTTP/1.1 ")[2].count(b"connection: close") == 1
+
+
+def test_an_error_behind_a_request_waits_for_its_reply(server: BoundedServer, engine, image) -> None:
+    engine.gate.clear()
+    data = image(5)
+    with server.connect() as client:
+        client.sendall(POST + b"Content-Length: %d\r\n\r\n%bnot HTTP at all\r\n\r\n" % (len(data), data))
+        until(lambda: server.closed("malformed") == 1)
+        engine.gate.set()
+        answer = rest(client)
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert b"connection: close" in answer
+    assert answer.count(b"HTTP/1.1 ") == 1
+
+
+def test_an_error_in_a_body_is_its_reply(server: BoundedServer) -> None:
+    with server.connect() as client:
+        client.sendall(POST + b"Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")
+        metric = "snapcap_requests_in_flight"
+        until(lambda: server.services.registry.get_sample_value(metric) == 1)
+        client.sendall(b"not a chunk\r\n")
+        refused(rest(client), 400, "malformed_request")
+        until(lambda: server.services.registry.get_sample_value(metric) == 0)
+
+
+# Upgrades
+
+UPGRADE = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAABAAMAAABkAAQ\r\n"
+
+
+@pytest.mark.parametrize("size", [1 << 20, 1, 50])
+@pytest.mark.parametrize("chunked", [False, True])
+def test_javas_client_keeps_its_body(server: BoundedServer, image, size: int, chunked: bool) -> None:
+    data = image(5)
+    body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if chunked else data
+    length = b"Transfer-Encoding: chunked\r\n" if chunked else b"Content-Length: %d\r\n" % len(data)
+    request = POST + UPGRADE + length + b"X-Request-Id: mine\r\n\r\n" + body
+    with server.connect() as client:
+        for whole in (request, request, request + LIVEZ):
+            for at in range(0, len(whole), size):
+                client.sendall(whole[at : at + size])
+            status, answer = reply(client)
+            assert (status, json.loads(answer)["caption"]) == (200, "5 7")
+        assert reply(client)[0] == 200
+
+
+def test_upgrades_sent_ahead(server: BoundedServer, image) -> None:
+    data = image(5)
+    request = POST + UPGRADE + b"Content-Length: %d\r\n\r\n%b" % (len(data), data)
+    with server.connect() as client:
+        client.sendall(request * 3)
+        assert [reply(client)[0] for _ in range(3)] == [200] * 3
+
+
+def test_a_websocket_is_an_ordinary_request(server: BoundedServer) -> None:
+    head = b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: keep-alive, Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    with server.connect() as client:
+        client.sendall(head + LAST)
+        assert [reply(client)[0] for _ in range(2)] == [200, 200]
+
+
+def test_an_upgrade_on_a_connection_that_closes(server: BoundedServer, image) -> None:
+    data = image(5)
+    for fields in (b"Connection: close\r\n" + UPGRADE, UPGRADE + b"Connection: close\r\n"):
+        answer = server.ask(POST + fields + b"Content-Length: %d\r\n\r\n%b" % (len(data), data) + LIVEZ)
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert b"connection: close" in answer
+        assert answer.count(b"HTTP/1.1 ") == 1
+
+
+def test_an_upgrade_hides_no_smuggling(server: BoundedServer) -> None:
+    head = POST + UPGRADE + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+    refused(server.ask(head), 400, "malformed_request")
