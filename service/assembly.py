@@ -11,14 +11,17 @@ from starlette.types import ASGIApp
 
 from service.api_keys import ApiKeys
 from service.app import Exposure, Services, create_app, create_metrics_app
-from service.body import BodyLimits
 from service.captioner import Captioner, CaptionLimits
 from service.config import Settings
+from service.connections import Connections
+from service.decode_room import decode_memory
+from service.http_limits import body_limits, connection_limits
 from service.metrics import Metrics
 from service.port_switch import PortSwitch
 from service.readiness import Readiness
 from service.server import make_server
 from service.startup_collector import StartupCollector, register_process_collectors
+from service.thread_decoder import decode_threads
 from warmup.status import StartupStatus
 from warmup.timeline import Timeline
 
@@ -36,7 +39,8 @@ def assemble(settings: Settings, timeline: Timeline) -> Services:
     metrics.queue_capacity.set(settings.queue.size)
     readiness = Readiness(lambda: timeline.current() or "starting")
     status = StartupStatus()
-    limits = CaptionLimits(settings.queue.timeout, settings.queue.size, settings.images.decode_threads)
+    threads = decode_threads(settings.images.decode_threads)
+    limits = CaptionLimits(settings.queue.timeout, settings.queue.size, threads, decode_memory(settings) // threads)
     captioner = Captioner(limits, readiness, metrics, timeline)
     registry.register(StartupCollector(timeline, status, readiness, lambda: captioner.model_name))
     register_process_collectors(registry)
@@ -64,12 +68,14 @@ def run(
             _logger.info(what, extra={"fields": {"host": host, "port": port}})
         exits.callback(start(settings, services, server.begin_exit))
 
-    limits = BodyLimits(settings.http.max_body_bytes, settings.http.body_timeout)
+    limits = body_limits(settings.limits, services.metrics)
+    connections = Connections(connection_limits(settings.limits), services.metrics.connection_closed)
+    services.metrics.connections.set_function(lambda: len(connections.all))
     exposure = Exposure(keys, settings.http.image_hosts, metrics=len(listeners) == 1)
     app: ASGIApp = create_app(services, limits, exposure)
     for metrics_listener in listeners[1:]:
         app = PortSwitch(metrics_listener.getsockname()[1], create_metrics_app(services), app)
-    server = make_server(app, settings.http, services.readiness, on_live)
+    server = make_server(app, settings.http, services.readiness, on_live, connections)
     with exits:
         server.run(sockets=list(listeners))
     services.captioner.close()

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from service.after_ready import AFTER_READY_S, after_ready
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from service.engine import Engine
     from warmup.background import BackgroundBuild
     from warmup.options import StartOptions
@@ -28,13 +30,17 @@ def start_build(
     if loaded.compiled or options.backend not in ("auto", "aot") or options.build == "off":
         return lambda: None
     builds: list[BackgroundBuild] = []
+
+    def on_device(function: Callable[[], None]) -> "Future[None]":
+        return engine.call(function, "swap a bucket in")
+
     stopped = threading.Event()
 
     def begin() -> None:
         try:
             from warmup.background import BackgroundBuild  # noqa: PLC0415  only a start without artifacts
 
-            builds.append(BackgroundBuild(loaded, options, status, engine.call))
+            builds.append(BackgroundBuild(loaded, options, status, on_device))
         except Exception as error:  # nobody waits for this thread
             status.building(state="failed", error=f"{type(error).__name__}: {error}")
             _logger.exception("build failed unexpectedly; eager goes on serving")

@@ -16,6 +16,7 @@ from rich.progress import (
 
 from service import logs
 from service.config import Settings
+from service.interrupt import Interrupted
 from service.start_error import explain
 from service.start_options import start_options
 from warmup.build import Builder, BuildError, Built, Event
@@ -32,7 +33,9 @@ from warmup.timeline import Timeline
 
 
 def build(settings: Settings) -> int:
-    """Exit status 0 when the store has the artifacts afterwards, 1 when it has not."""
+    """Exit status 0 when the store has the artifacts afterwards, 1 when it has not.
+
+    An Interrupted that passes through says how many packages are kept."""
     logs.configure(settings.log.format, settings.log.level)
     options = start_options(settings)
     try:
@@ -74,9 +77,7 @@ def _build(options: StartOptions) -> int:
         )
         return 1
     try:
-        publication = publish_built(
-            built, artifacts.factors, options, to_remote=True, replace=artifacts.fetched.unusable
-        )
+        publication = publish_built(built, artifacts.factors, options, to_remote=True, found=artifacts.fetched)
     except StoreError as error:
         raise BuildError(str(error)) from error
     for published in (publication.local, publication.remote):
@@ -135,9 +136,11 @@ def _compile(
             workers=options.build_workers,
             on_event=show,
             environment=environment,
+            timeout=options.build_timeout,
         )
         progress.update(bar, total=len(builder.tasks))
         try:
             return builder.run()
-        finally:
-            builder.stop()
+        except Interrupted as interrupted:
+            interrupted.kept = f"{len(builder.made()[0])} of {len(builder.tasks)} packages kept"
+            raise

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from service.arrivals import Arrivals
+from service.body_budget import BodyAccount
 from service.caption_options import CaptionOptions
 from service.caption_stream import CaptionStream
 from service.caption_text import CaptionText
-from service.decoder import Decoder
+from service.decoder import Decoder, Encoded
 from service.decoding import Decoding, Prepared
 from service.errors import InvalidOption, ModelNotFound, NotReady
 from service.metrics import Metrics
@@ -28,11 +29,13 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class CaptionLimits:
     """`timeout`: seconds of a caption at most. `queue_size`: images that may wait to be decoded.
-    `decode_threads`: as `thread_decoder.decode_threads` has it."""
+    `decode_threads`: as `thread_decoder.decode_threads` has it. `decode_room`: bytes of memory that an image may
+    take on one of them; None: as many as it does."""
 
     timeout: float
     queue_size: int
     decode_threads: int = 0
+    decode_room: int | None = None
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ class Captioner:
         decoder: Decoder | None = None,
     ) -> None:
         """From now on captions are served. Called once, by the start. `decoder` None: `pool` decodes."""
-        decoder = decoder or ThreadDecoder(self._pool, transform)
+        decoder = decoder or ThreadDecoder(self._pool, transform, self._limits.decode_room)
         self._model = _Model(engine, decoder, tokenizer, model_name, time.time())
 
     def served_model(self, name: str | None = None) -> tuple[str, float]:
@@ -108,8 +111,10 @@ class Captioner:
         self._servable()
         self._decoding.check_admission()
 
-    async def caption(self, image: bytes, options: CaptionOptions, request_id: str) -> CaptionResult:
-        """The caption of one encoded image.
+    async def caption(
+        self, image: bytes, options: CaptionOptions, request_id: str, account: BodyAccount | None = None
+    ) -> CaptionResult:
+        """The caption of one encoded image, whose bytes the account has.
 
         Cancelling the call withdraws the request from the engine. Raises NotReady, Overloaded,
         DeadlineExceeded, UnprocessableImage, PromptTooLong, InvalidOption, EngineFailed."""
@@ -124,7 +129,8 @@ class Captioner:
             preparations.append(prepared)
             _submit(model, prepared, options, request_id, deadline, future)
 
-        self._start(model, image, options, future, submit)
+        encoded = Encoded(image, request_id, deadline, future.cancelled, account)
+        self._start(model, encoded, options, future, submit)
         completion = await self._arrivals().result(future, deadline)
         prepared, picture = preparations[0], preparations[0].picture
         text = model.tokenizer.decode([*prepared.prompt_ids, *completion.tokens])
@@ -146,7 +152,14 @@ class Captioner:
         )
 
     async def stream(
-        self, image: bytes, options: CaptionOptions, request_id: str, stop: Sequence[str] = (), *, live: bool
+        self,
+        image: bytes,
+        options: CaptionOptions,
+        request_id: str,
+        stop: Sequence[str] = (),
+        account: BodyAccount | None = None,
+        *,
+        live: bool,
     ) -> CaptionStream:
         """What follows the prompt in the caption of one encoded image, up to the first of the `stop` sequences.
 
@@ -172,7 +185,8 @@ class Captioner:
             except InvalidStateError:  # the client has left
                 stream.close()
 
-        self._start(model, image, options, queued, submit)
+        encoded = Encoded(image, request_id, deadline, queued.cancelled, account)
+        self._start(model, encoded, options, queued, submit)
         try:
             return await arrivals.result(queued, deadline)
         except BaseException:
@@ -186,13 +200,13 @@ class Captioner:
     def _start(
         self,
         model: _Model,
-        image: bytes,
+        encoded: Encoded,
         options: CaptionOptions,
         future: "Future[Any]",
         then: Callable[[Prepared], object],
     ) -> None:
         parts = (model.decoder, model.tokenizer, model.engine.limits)
-        self._decoding.start(image, options, parts, future, then)
+        self._decoding.start(encoded, options, parts, future, then)
 
     def _arrivals(self) -> Arrivals:
         """Those of the event loop that runs this."""

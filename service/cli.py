@@ -13,6 +13,7 @@ from service.config_reader import BUILD_GROUPS, SettingsError, add_arguments, re
 from service.errors import ServiceError
 from service.offline.job import add_job_arguments, read_job
 from service.options import options_of
+from warmup.own_imports import import_only_what_is_installed
 
 _VERSION = "--version"
 _BENCH = "bench"
@@ -42,7 +43,8 @@ examples:
   snapcap build --store s3://bucket/snapcap --sign-key KEY  once for a fleet of equal machines
   snapcap build --backend jit                               cache artifacts for `snapcap serve --backend jit`
 
-A second build of the same key does nothing, and an interrupted one goes on where it was.
+A second build of the same key does nothing, and an interrupted one goes on where it was. Exit
+status 0: the store has the artifacts; 1: it has not; 130: interrupted (143 by SIGTERM).
 {_ENVIRONMENT}
 """
 _EXPLAIN = f"""\
@@ -82,10 +84,15 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit status."""
+    """Runs one command and returns its exit status. Without ``argv`` it is this process's."""
+    if argv is None:
+        import_only_what_is_installed()
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         return _run(arguments)
+    except KeyboardInterrupt:
+        print("snapcap: interrupted", file=sys.stderr)
+        return 130
     except (SettingsError, ServiceError) as error:
         print(f"snapcap: {error}", file=sys.stderr)
         return 2
@@ -147,9 +154,18 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 def _build(arguments: argparse.Namespace) -> int:
     settings = read_settings(arguments, os.environ)
-    from service.build_command import build  # noqa: PLC0415
+    from service.interrupt import Interrupted, interruptible  # noqa: PLC0415
+    from service.serve import leave  # noqa: PLC0415
 
-    return build(settings)
+    try:
+        with interruptible():
+            from service.build_command import build  # noqa: PLC0415
+
+            status = build(settings)
+    except Interrupted as interrupted:
+        print(f"snapcap: {interrupted}", file=sys.stderr)
+        status = interrupted.status
+    leave(status)
 
 
 def _explain(arguments: argparse.Namespace) -> int:

@@ -7,17 +7,16 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from service.config_http import HttpLimits, HttpSettings
+from service.config_images import DecodingSettings, ImageSettings
 from service.config_store import S3Settings, StoreSettings
+from service.config_watchdog import WatchdogSettings
 from service.options import (
     option,
-    parse_auto,
     parse_buckets,
     parse_device,
-    parse_hosts,
     parse_int,
-    parse_name,
     parse_seconds,
-    parse_size,
     parse_switch,
 )
 
@@ -122,40 +121,6 @@ class ComputeSettings:
 
 
 @dataclass(frozen=True)
-class ImageSettings:
-    """Decoding of images."""
-
-    max_pixels: int = option(
-        "max_pixels",
-        50_000_000,
-        "largest image that is decoded, in pixels",
-        parse=parse_int(1),
-        metavar="N",
-    )
-    decode_threads: int = option(
-        "decode_threads",
-        0,
-        "threads that decode images; 0: one for each CPU, at most 8",
-        parse=parse_int(0, 1024),
-        metavar="N",
-    )
-
-
-@dataclass(frozen=True)
-class DecodingSettings:
-    """Decoding of images by a server's own processes."""
-
-    processes: int | None = option(
-        "decode_processes",
-        None,
-        "processes that decode images; 0: threads do; auto: five of eight CPUs, at most 12, and none below 8 CPUs",
-        parse=parse_auto(parse_int(0, 1024)),
-        metavar="N",
-        default_text="auto",
-    )
-
-
-@dataclass(frozen=True)
 class QueueSettings:
     """Admission of requests."""
 
@@ -172,78 +137,6 @@ class QueueSettings:
         "time limit of a caption; past it the request gets 504",
         parse=parse_seconds(above=True),
         metavar="SECONDS",
-    )
-
-
-@dataclass(frozen=True)
-class HttpSettings:
-    """The listener and its limits."""
-
-    host: str = option("host", "0.0.0.0", "address to listen on", metavar="ADDRESS")  # noqa: S104
-    port: int = option(
-        "port", 8000, "port to listen on; 0: any free one", parse=parse_int(0, 65535), metavar="PORT"
-    )
-    max_body_bytes: int = option(
-        "max_body_bytes",
-        20 << 20,
-        "largest request body, such as 20MiB",
-        parse=parse_size,
-        metavar="SIZE",
-        default_text="20MiB",
-    )
-    body_timeout: float = option(
-        "body_timeout",
-        10.0,
-        "how long a body may take to arrive, plus one second for each 32 KiB received",
-        parse=parse_seconds(above=True),
-        metavar="SECONDS",
-    )
-    drain_delay: float = option(
-        "drain_delay",
-        0.0,
-        "after SIGTERM, how long to go on serving while /readyz answers 503",
-        parse=parse_seconds(),
-        metavar="SECONDS",
-    )
-    grace_period: float = option(
-        "grace_period",
-        30.0,
-        "after the drain delay, how long running requests may take to finish",
-        parse=parse_seconds(),
-        metavar="SECONDS",
-    )
-    metrics_port: int | None = option(
-        "metrics_port",
-        None,
-        "port that answers /metrics, which the main port then does not; 0: any free one",
-        parse=parse_int(0, 65535),
-        metavar="PORT",
-        default_text="the main port",
-    )
-    api_key_file: Path | None = option(  # noqa: RUF009 - a field, not a shared value
-        "api_key_file",
-        None,
-        "file of keys, one a line; all but probes and pages then need one as `Authorization: Bearer KEY`",
-        parse=lambda text: Path(text).expanduser(),
-        metavar="FILE",
-        default_text="none",
-    )
-    model_name: str | None = option(
-        "model_name",
-        None,
-        "name by which clients ask for the model",
-        parse=parse_name,
-        metavar="NAME",
-        default_text="that of --model",
-    )
-    image_hosts: tuple[str, ...] = option(
-        "allow_image_host",
-        (),
-        "host whose image URLs are fetched for /v1/chat/completions; repeat it, or separate them by commas",
-        parse=parse_hosts,
-        metavar="HOST",
-        default_text="none",
-        repeatable=True,
     )
 
 
@@ -268,7 +161,9 @@ class Settings:
     images: ImageSettings = field(default_factory=ImageSettings)
     decoding: DecodingSettings = field(default_factory=DecodingSettings)
     queue: QueueSettings = field(default_factory=QueueSettings)
+    watchdog: WatchdogSettings = field(default_factory=WatchdogSettings)
     http: HttpSettings = field(default_factory=HttpSettings)
+    limits: HttpLimits = field(default_factory=HttpLimits)
     store: StoreSettings = field(default_factory=StoreSettings)
     s3: S3Settings = field(default_factory=S3Settings)
     log: LogSettings = field(default_factory=LogSettings)
@@ -280,7 +175,9 @@ GROUPS: dict[str, type] = {
     "images": ImageSettings,
     "decoding": DecodingSettings,
     "queue": QueueSettings,
+    "watchdog": WatchdogSettings,
     "http": HttpSettings,
+    "limits": HttpLimits,
     "store": StoreSettings,
     "s3": S3Settings,
     "log": LogSettings,

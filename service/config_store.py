@@ -56,7 +56,7 @@ class StoreSettings:
     trusted_keys: tuple[Path, ...] = option(
         "trusted_key",
         (),
-        "public keys whose signed artifacts are accepted from S3, separated by commas",
+        "public keys, separated by commas: no artifacts are loaded but what one of them signed or was built here",
         parse=parse_paths,
         metavar="FILE,…",
         default_text="none",
@@ -95,6 +95,14 @@ class StoreSettings:
         "compilers that run at once; 0: one for each CPU, and one less in the background",
         parse=parse_int(0, 256),
         metavar="N",
+    )
+    build_timeout: float = option(
+        "build_timeout",
+        1800.0,
+        "in which a package must be compiled, checked or published, else it has failed; a build that makes none in "
+        "twice that time is given up",
+        parse=parse_seconds(above=True),
+        metavar="SECONDS",
     )
     remote_cache: str = option(
         "remote_cache",

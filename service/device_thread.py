@@ -11,10 +11,11 @@ from service.after_ready import after_ready
 from service.engine import Engine, EngineObserver
 from service.limits import Limits
 from service.scheduler import Scheduler
-from warmup.buckets import Bucket, BucketTable
+from warmup.buckets import Bucket
+from warmup.child import one_line
 from warmup.options import StartOptions
 from warmup.startup import Loaded, load
-from warmup.status import StartupStatus
+from warmup.status import COMPONENTS, StartupStatus
 from warmup.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ class DeviceThread:
             if self._rehearse is not None:
                 with self._timeline.phase("rehearsal"):
                     self._run_rehearsal(loaded, self._rehearse)
-            scheduler = Scheduler(loaded.warm_table, limits(loaded, self._options), self._queue_size)
+            cold = [bucket.size for bucket in loaded.cold]
+            scheduler = Scheduler(loaded.warm_table, limits(loaded, self._options), self._queue_size, cold=cold)
             engine = Engine(scheduler, self._observer, self._turn_ended)
             self._on_ready(loaded, engine, scheduler)
             if loaded.cold:  # on this thread, between two steps
@@ -97,12 +99,23 @@ class DeviceThread:
 
     def _warm_cold(self, engine: Engine, loaded: Loaded, scheduler: Scheduler) -> None:
         for bucket in loaded.cold:
-            engine.call(partial(self._warm, loaded, scheduler, bucket))
+            engine.call(partial(self._warm, loaded, scheduler, bucket), f"make bucket {bucket.size} ready")
 
     def _warm(self, loaded: Loaded, scheduler: Scheduler, bucket: Bucket) -> None:
-        """Make one more bucket ready, for batches that it fits better."""
-        loaded.warmer.warm_aside(bucket)
-        scheduler.table = BucketTable.of((*scheduler.table.sizes, bucket.size))
+        """Make one more bucket ready, for batches that it fits better; without it, those of others have to do."""
+        try:
+            loaded.warmer.warm_aside(bucket)
+        except Exception as error:
+            for component in COMPONENTS:
+                self._status.update(
+                    component, bucket.size, "failed", self._status.bucket(component, bucket.size).backend
+                )
+            _logger.exception(
+                "bucket cannot be made ready", extra={"fields": {"bucket": bucket.size, "error": one_line(error)}}
+            )
+            scheduler.give_up(bucket.size)
+            raise  # the engine looks whether the device is lost
+        scheduler.warmed(bucket.size)
 
 
 class _Nobody:

@@ -16,8 +16,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from service.device_failures import DeviceFailedError, DeviceFailures
 from service.errors import EngineFailed
 from service.limits import Limits
+from service.messages import Pulse
 from service.request import CaptionRequest
 from service.running import Running
 from service.scheduler import Scheduler
@@ -29,9 +31,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("snapcap.engine")
 T = TypeVar("T")
-
-# A device that fails this often in a row does not come back (a CUDA error is sticky): the process must go.
-MAX_CONSECUTIVE_FAILURES = 3
 
 
 class EngineObserver(Protocol):
@@ -76,9 +75,11 @@ class Engine:
         self._scheduler = scheduler
         self._observer = observer
         self._turn_ended = turn_ended
-        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[Callable[[], Exception | None]] = queue.SimpleQueue()
         self._stopping = False
-        self._failures = 0
+        self._failures = DeviceFailures()
+        self._turns = self._work = 0
+        self._doing = ""
         self._step: _Step | None = None  # launched, but not yet read
 
     @property
@@ -94,19 +95,33 @@ class Engine:
         """
         self._scheduler.submit(request)
 
-    def call(self, function: Callable[[], T]) -> "Future[T]":
-        """Run ``function`` on the device thread between two steps."""
+    def call(self, function: Callable[[], T], doing: str = "") -> "Future[T]":
+        """Run ``function`` on the device thread between two steps.
+
+        ``doing``: what that is, where it may take longer than a step, as in "make bucket 64 ready"."""
         future: Future[T] = Future()
 
-        def run() -> None:
+        def run() -> Exception | None:
+            self._doing = doing
             try:
                 future.set_result(function())
             except BaseException as error:
                 future.set_exception(error)
+                return error if isinstance(error, Exception) else None
+            finally:
+                self._doing = ""
+            return None
 
         self._calls.put(run)
         self._scheduler.wake()
         return future
+
+    def pulse(self) -> Pulse:
+        """How far the device thread is. It is woken, so that one with nothing to do shows that it could. From any
+        thread."""
+        pulse = Pulse(self._turns, self._work, self._doing)
+        self._scheduler.wake()
+        return pulse
 
     def stop(self) -> None:
         """Take nothing in any more and let ``run`` return once no request is left."""
@@ -119,28 +134,44 @@ class Engine:
         ``backend_of`` names the backend that decodes a bucket of so many rows, for the reply.
 
         Raises:
-            EngineFailed: the device failed several times in a row; everything that waited has failed.
+            DeviceFailedError: the device is of no use any more; everything that waited has failed.
         """
         scheduler = self._scheduler
         while not (self._stopping and not scheduler.running and not scheduler.depth):
             scheduler.wait()
-            while not self._calls.empty():
-                self._calls.get()()
             try:
-                self._serve_once(runner, backend_of)
-                self._failures = 0
+                self._call_next(runner)
+                if self._serve_once(runner, backend_of):
+                    self._failures.none()
             except Exception as error:
-                self._failures += 1
                 self._step = None
-                log.exception("device step failed (%d in a row)", self._failures)
-                scheduler.fail_running(EngineFailed())
-                if self._failures >= MAX_CONSECUTIVE_FAILURES:
+                self._work += 1
+                log.exception("device step failed (%d in a row)", self._failures.count + 1)
+                try:
+                    self._failures.judge(error, runner.health(error))
+                except DeviceFailedError:
                     scheduler.fail_all()
-                    raise EngineFailed() from error
+                    raise
+                scheduler.fail_running(EngineFailed())
             finally:
+                self._turns += 1
                 self._turn_ended()
 
-    def _serve_once(self, runner: "Runner", backend_of: Callable[[int], str]) -> None:
+    def _call_next(self, runner: "Runner") -> None:
+        """One call of those that wait: rows that run have a step between two of them.
+
+        Raises what a call raised, if that was the end of the device: else it is for whoever called."""
+        if self._calls.empty():
+            return
+        error = self._calls.get()()
+        self._work += 1
+        if not self._calls.empty():
+            self._scheduler.wake()
+        if error is not None and runner.health(error) == "lost":
+            raise error
+
+    def _serve_once(self, runner: "Runner", backend_of: Callable[[int], str]) -> bool:
+        """A turn. Whether the device has shown that it works: the tokens of a step have been read."""
         scheduler = self._scheduler
         runner.move(scheduler.drop_lost())
         admitted = scheduler.admit()
@@ -148,9 +179,11 @@ class Engine:
         step = self._launch(runner, encoded) if scheduler.needs_step() else None
         if runner.runs_ahead:
             step, self._step = self._step, step
+        self._work += bool(admitted or step or self._step)
         if step is not None:
             tokens, hypotheses = self._read(step)
             runner.move(scheduler.advance(step.rows, tokens, backend_of(step.bucket), hypotheses))
+        return step is not None
 
     def _encode(self, runner: "Runner", admitted: list[Running]) -> _Encoded:
         scheduler = self._scheduler

@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,15 +16,19 @@ from prometheus_client.process_collector import ProcessCollector
 
 from service.child_process import how_it_ended
 from service.config import Settings
-from service.decoder import Decoder
+from service.decode_room import DecodeRoom, decode_memory
+from service.engine_watch import EngineWatch
+from service.last_words import STACKS, end_on_signal, print_stacks_on_signal
 from service.limits import Limits
 from service.loop_channel import LoopChannel
 from service.messages import (
+    Beat,
     Failed,
     Found,
     Loaded,
     Message,
     PhaseSeen,
+    Pulse,
     Ready,
     Rehearsed,
     StatusSeen,
@@ -33,15 +38,17 @@ from service.messages import (
 from service.outcome import Outcome
 from service.parts import Parts
 from service.process_decoder import ProcessDecoder
+from service.readiness import State
 from service.remote_engine import RemoteEngine
 from service.shared_pixels import Slots
-from service.thread_decoder import ThreadDecoder, decode_threads
+from service.watchdog import StalledError, Watchdog
 
 if TYPE_CHECKING:
     from service.app import Services
     from warmup.prepared import Checkpoint
 
 _END_S = 10.0
+_STACKS_S = 1.0  # to print them
 _logger = logging.getLogger("snapcap.start")
 
 
@@ -79,24 +86,34 @@ class EngineClient:
         self._outcome = Outcome(settings, services, stop)
         self._loop = loop
         self._channel = LoopChannel(parts.engine.end, loop, self._take)
-        self._processes: ProcessDecoder | None = None
-        if parts.decoding is not None:
-            self._processes = ProcessDecoder(parts.decoding, self._slots, services.metrics, loop)
+        self._decoders = parts.decoding.count
+        self._decoder = ProcessDecoder(
+            parts.decoding,
+            self._slots,
+            DecodeRoom(decode_memory(settings), self._decoders),
+            settings.images.decode_timeout,
+            services.metrics,
+            loop,
+            self._outcome.failed,
+        )
         self._waiter = threading.Thread(target=self._wait, name="engine-process", daemon=True)
         self._folder: Future[Path] = Future()
         self._limits: Future[Limits] = Future()
         self._checkpoint: Checkpoint | None = None
         self._engine: RemoteEngine | None = None
-        self._decoder: Decoder | None = None
         self._closing = False
-        threads = decode_threads(settings.images.decode_threads)
-        self._decoders = threads if parts.decoding is None else parts.decoding.count
+        self._stalled = False
+        self._start = Watchdog(settings.watchdog.start_timeout)
+        self._watch = EngineWatch(settings.watchdog.timeout, self._beat, self._is_waiting, self._end_stalled)
 
     def start(self) -> None:
         services, pid = self._services, self._process.pid
         self._outcome.log_phases()
         ProcessCollector("snapcap_engine", lambda: pid, registry=services.registry)
         services.metrics.queue_depth.set_function(lambda: 0 if self._engine is None else self._engine.depth)
+        services.metrics.engine_progress_age.set_function(lambda: self._watch.silent_s)
+        print_stacks_on_signal()
+        self._loop.call_later(self._start.tick_s, self._tick_start)
         self._waiter.start()
         threading.Thread(target=self._prepare, name="start", daemon=True).start()
 
@@ -104,21 +121,16 @@ class EngineClient:
         """End the processes, and wait until they have ended. The event loop is over by now."""
         self._closing = True
         self._channel.close()
-        if self._processes is not None:
-            self._processes.close()
-        self._waiter.join(_END_S)
-        if self._waiter.is_alive():
-            os.kill(self._process.pid, signal.SIGKILL)
-            self._waiter.join()
+        self._decoder.close()
+        self._waiter.join(0 if self._stalled else _END_S)
+        self._signal(signal.SIGKILL)
+        self._waiter.join(_END_S)  # a driver may hold up its end, though not that of this process
 
     def _prepare(self) -> None:
         """Beside the import of torch: read what turns bytes into pixels and tokens into text, and rehearse with it,
         on all that decode. Then, with the engine, rehearse a whole request."""
         try:
-            # Tokenizers, and where threads decode numpy and Pillow: now, as it takes a moment until the folder is
-            # known.
-            if self._processes is None:
-                import models.image  # noqa: F401, PLC0415
+            # Tokenizers: now, as it takes a moment until the folder is known.
             from models.config import ModelConfig  # noqa: PLC0415
             from models.tokenizer import Tokenizer  # noqa: F401, PLC0415
             from service.rehearsal import AnswersAtOnce, rehearse  # noqa: PLC0415
@@ -130,21 +142,30 @@ class EngineClient:
             checkpoint = Checkpoint.of(settings.model.source, folder, config, settings.images.max_pixels)
             _ = checkpoint.tokenizer
             self._pixels.open(checkpoint.config.vision.image_size)
-            self._decoder = self._begin_decoding(checkpoint)
+            if not self._decoder.begin(checkpoint.transform):
+                return
             alone = AnswersAtOnce(self._slots)
             self._rehearse(partial(rehearse, alone, checkpoint, self._decoder, self._run, self._decoders))
-            if self._processes is not None and not self._processes.works:
-                self._loop.call_soon_threadsafe(self._processes.give_up, "none has answered")
+            if not self._decoder.works:
+                self._loop.call_soon_threadsafe(self._decoder.give_up, "no process has answered")
+                return
             limits = self._limits.result()
             self._checkpoint = checkpoint
             engine = self._engine = RemoteEngine(
-                limits, self._pixels, self._slots, settings.queue.size, self._channel.send, self._services.metrics
+                limits,
+                self._pixels,
+                self._slots,
+                settings.queue.size,
+                self._channel.send,
+                self._services.metrics,
+                lambda: self._channel.has_room,
             )
         except Exception as error:
             self._outcome.failed(error)
             return
         self._rehearse(partial(rehearse, engine, checkpoint, self._decoder, self._run))
         self._channel.send(Rehearsed())
+        end_on_signal()
 
     def _rehearse(self, rehearsal: Callable[[], None]) -> None:
         try:
@@ -152,14 +173,6 @@ class EngineClient:
         except Exception:
             if not self._closing:  # else who decodes is gone
                 _logger.exception("the rehearsal of a request failed")
-
-    def _begin_decoding(self, checkpoint: "Checkpoint") -> Decoder:
-        threads = ThreadDecoder(self._services.captioner.pool, checkpoint.transform)
-        if self._processes is None:
-            return threads
-        if not self._processes.begin(checkpoint.transform, threads):
-            import models.image  # noqa: F401, PLC0415  which may be why
-        return self._processes
 
     def _run(self, rehearsal: Coroutine[Any, Any, None]) -> None:
         """On the event loop that serves: what decodes belongs to it."""
@@ -176,6 +189,8 @@ class EngineClient:
         match message:
             case Turn() if self._engine is not None:
                 self._engine.take(message)
+            case Pulse():
+                self._watch.take(message)
             case PhaseSeen(phase):
                 services.timeline.add(phase)
             case StatusSeen(state):
@@ -189,8 +204,44 @@ class EngineClient:
                 self._limits.set_result(limits)
             case Ready() if self._engine is not None and self._checkpoint is not None:
                 self._outcome.ready(self._engine, self._checkpoint, self._decoder)
+                self._tick()
             case Failed(sentence):
                 self._outcome.told_failed(sentence)
+
+    def _beat(self) -> None:
+        if self._channel.has_room:
+            self._channel.send(Beat())
+
+    def _is_waiting(self) -> bool:
+        return self._engine is not None and self._engine.waiting
+
+    def _tick_start(self) -> None:
+        readiness = self._services.readiness
+        if readiness.state is not State.STARTING:
+            return
+        self._loop.call_later(self._start.tick_s, self._tick_start)
+        if self._start.tick():
+            sentence = f"the start has taken {self._start.silent_s:.0f} s, and is in phase {readiness.phase()}"
+            self._end_stalled(StalledError(sentence))
+
+    def _tick(self) -> None:
+        self._loop.call_later(self._watch.tick_s, self._tick)
+        self._watch.tick()
+
+    def _end_stalled(self, error: StalledError) -> None:
+        """Who waits is told, and the server ends, with the engine process: where that stands is for the log."""
+        self._stalled = True
+        if self._engine is not None:
+            self._engine.fail()
+        self._outcome.failed(error)
+        self._signal(STACKS)
+        self._loop.call_later(_STACKS_S, self._signal, signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        """To the engine process, unless it has ended and its number may be another's."""
+        if self._waiter.is_alive():
+            with suppress(ProcessLookupError):
+                os.kill(self._process.pid, number)
 
     def _wait(self) -> None:
         try:
@@ -198,7 +249,7 @@ class EngineClient:
             how = how_it_ended(os.waitstatus_to_exitcode(status))
         except ChildProcessError:
             how = "in a way that the system does not tell"
-        if self._closing:
+        if self._closing or self._stalled:
             return
         try:
             self._loop.call_soon_threadsafe(self._ended, how)

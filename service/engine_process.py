@@ -6,6 +6,7 @@ It ends when the other end of the socket is closed.
 """
 
 import logging
+import os
 import socket
 import sys
 import threading
@@ -17,7 +18,10 @@ from service.channel import BlockingChannel
 from service.config import Settings
 from service.garbage import settle
 from service.intake import Intake
+from service.last_words import print_stacks_on_signal
+from service.loop_watch import LoopWatch
 from service.messages import (
+    Beat,
     Cancel,
     Failed,
     Found,
@@ -51,6 +55,7 @@ _logger = logging.getLogger("snapcap.start")
 
 def serve_engine(settings: Settings, end: socket.socket, pixels: SharedPixels, origin: float) -> int:
     """Serve requests until the socket is closed. `origin`: the moment of exec, the zero of the timeline."""
+    print_stacks_on_signal()
     process = _EngineProcess(settings, BlockingChannel(end), pixels, origin)
     process.run()
     return 0
@@ -66,6 +71,8 @@ class _EngineProcess:
         self._intake = Intake(pixels, channel.send)
         self._rehearsed = threading.Event()
         self._ended = threading.Event()
+        self._loop_watch = LoopWatch(settings.watchdog.timeout, os.getppid())
+        self._engine: Engine | None = None
         self._stop_build: Callable[[], object] = lambda: None
 
     def run(self) -> None:
@@ -76,6 +83,7 @@ class _EngineProcess:
             for message in messages:
                 self._take(message)
         self._ended.set()
+        self._loop_watch.stop()
         self._stop_build()
 
     def _begin(self) -> None:
@@ -113,6 +121,10 @@ class _EngineProcess:
                 self._intake.submit(message)
             case Cancel(number):
                 self._intake.cancel(number)
+            case Beat():
+                self._loop_watch.heard()
+                if self._engine is not None:
+                    self._channel.send(self._engine.pulse())
             case Rehearsed():
                 self._rehearsed.set()
 
@@ -136,7 +148,9 @@ class _EngineProcess:
         self._status.started()
         usage = _usage(loaded)
         self._channel.send(usage)  # what the start compiled, before it is over
+        self._engine = engine
         self._channel.send(Ready())
+        self._loop_watch.start()
         threading.Thread(target=self._report_usage, args=(loaded, usage), name="usage", daemon=True).start()
         self._stop_build = start_build(options, loaded, self._status, engine)
 

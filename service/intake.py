@@ -48,9 +48,9 @@ class Intake:
         try:
             if self._engine is not None:
                 self._engine.submit(request)
-        except NotReady:  # the engine has failed, as the other process is about to hear
+        except NotReady as error:  # among others when it has failed, as the other process is about to hear
             del self._futures[number]
-            self._send(Turn.of(failed=[(number, False)]))
+            self._send(Turn.of(failed=[(number, error)]))
 
     def cancel(self, number: int) -> None:
         """Nobody waits for this request, which may have ended."""

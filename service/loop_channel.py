@@ -8,6 +8,9 @@ from contextlib import suppress
 
 from service.messages import RECEIVE_BYTES, Message, Unpacker, pack, receive
 
+# Behind what the socket holds; thousands of requests.
+_ROOM_BYTES = 16 << 20
+
 
 class LoopChannel:
     """Nobody waits. Messages arrive on the event loop; the loop also sends what the socket had no room for."""
@@ -24,6 +27,11 @@ class LoopChannel:
         self._waiting = bytearray()
         self._full = False
         loop.add_reader(end, self.receive)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the other end reads, or has not left too much yet."""
+        return len(self._waiting) < _ROOM_BYTES
 
     def send(self, message: Message) -> None:
         """From any thread."""

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
+from service.errors import ServiceError
 from service.limits import Limits
 from service.request import Completion, SamplingParams
 from warmup.compile_events import CompilerCounts
@@ -43,6 +44,19 @@ class Cancel(NamedTuple):
 
 class Rehearsed(NamedTuple):
     """The HTTP process is warm: the engine may serve."""
+
+
+class Beat(NamedTuple):
+    """The event loop runs. Is answered with a pulse, once the engine serves."""
+
+
+class Pulse(NamedTuple):
+    """What the device thread has come to since the start: ``turns``, which it makes when it is woken as well, and
+    ``work``, those in which it did something. ``doing``: what it was called for that may take long, if that."""
+
+    turns: int = 0
+    work: int = 0
+    doing: str = ""
 
 
 class Found(NamedTuple):
@@ -90,8 +104,8 @@ class Turn(NamedTuple):
     """What turns of the engine have come to: at most one message for a decode step, however many rows it has.
 
     ``admitted``: requests whose slots are free again. ``waited``: seconds of each that was admitted.
-    ``encoded`` and ``stepped``: bucket, rows and seconds. ``tokens``: of requests that stream. ``failed``: whether
-    that is for its deadline.
+    ``encoded`` and ``stepped``: bucket, rows and seconds. ``tokens``: of requests that stream. ``failed``: with
+    what the client is told.
     """
 
     admitted: list[int]
@@ -101,16 +115,16 @@ class Turn(NamedTuple):
     generated: int
     tokens: list[tuple[int, int]]
     completed: list[tuple[int, Completion]]
-    failed: list[tuple[int, bool]]
+    failed: list[tuple[int, ServiceError]]
 
     @classmethod
-    def of(cls, failed: Iterable[tuple[int, bool]] = ()) -> "Turn":
+    def of(cls, failed: Iterable[tuple[int, ServiceError]] = ()) -> "Turn":
         """One that says no more than that."""
         return cls([], [], [], [], 0, [], [], list(failed))
 
 
-ToEngine: TypeAlias = Submit | Cancel | Rehearsed
-ToHttp: TypeAlias = Found | Loaded | PhaseSeen | StatusSeen | Usage | Ready | Failed | Turn
+ToEngine: TypeAlias = Submit | Cancel | Rehearsed | Beat
+ToHttp: TypeAlias = Found | Loaded | PhaseSeen | StatusSeen | Usage | Ready | Failed | Turn | Pulse
 Message: TypeAlias = ToEngine | ToHttp
 M = TypeVar("M")
 

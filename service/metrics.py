@@ -8,6 +8,9 @@ from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from service.body_budget import BodyMemoryFull
+from service.connections import REASONS
+from service.decode_reasons import WHYS
 from service.errors import (
     BodyTimeout,
     ClientDisconnected,
@@ -20,6 +23,7 @@ from service.errors import (
 from warmup.status import COMPONENTS
 
 _REFUSALS = (
+    BodyMemoryFull,
     BodyTimeout,
     ClientDisconnected,
     DeadlineExceeded,
@@ -61,15 +65,29 @@ class Metrics:
         self.requests_in_flight = gauge("requests_in_flight", "Caption requests that are being processed.")
         self.requests_rejected = counter(
             "requests_rejected_total",
-            "Caption requests given up, by reason: overloaded, not_ready, deadline_exceeded, "
+            "Caption requests given up, by reason: overloaded, body_memory_full, not_ready, deadline_exceeded, "
             "client_disconnected, payload_too_large, body_timeout.",
             "reason",
+        )
+        self.connections = gauge("http_connections", "Connections that are open.")
+        self.connections_closed = counter(
+            "http_connections_closed_total",
+            "Connections refused or closed for what their clients do, or for want of room, by reason.",
+            "reason",
+        )
+        self.body_memory = gauge("body_memory_bytes", "Bytes that request bodies hold.")
+        self.body_memory_limit = gauge(
+            "body_memory_limit_bytes", "Bytes that request bodies may hold; one more gets 429."
         )
         self.queue_wait = histogram(
             "queue_wait_seconds", "Seconds a request waited before its image was encoded.", _WAIT_S
         )
         self.queue_depth = gauge("queue_depth", "Requests that wait for the device.")
         self.queue_capacity = gauge("queue_capacity", "Requests that may wait; one more gets 429.")
+        self.engine_progress_age = gauge(
+            "engine_progress_age_seconds",
+            "Seconds in which the engine has not gone on though it should have: a step, or an answer when idle.",
+        )
         self.encode_batch_size = histogram(
             "encode_batch_size", "Real rows of an encoder batch, padding not counted.", _ROWS
         )
@@ -95,15 +113,25 @@ class Metrics:
         self.image_decode_failures = counter(
             "image_decode_failures_total", "Images that could not be decoded, by reason.", "reason"
         )
-        self.decode_processes = gauge("decode_processes", "Processes that decode images; 0: threads do.")
+        self.decode_processes = gauge("decode_processes", "Processes that decode images.")
         self.decode_process_deaths = counter(
             "decode_process_deaths_total",
-            "Decode processes that nobody ended; they are replaced, or threads take over.",
+            "Decode processes that nobody ended; they are replaced.",
+        )
+        self.decode_processes_killed = counter(
+            "decode_processes_killed_total",
+            "Decode processes that the server ended and replaced, by reason: deadline, too_complex, client_left, "
+            "hung, bad_answer.",
+            "reason",
         )
         # A counter that appears with its first event hides that event from Prometheus, whose increase() and rate()
         # need a value before it.
         for refusal in _REFUSALS:
             self.requests_rejected.labels(refusal.code)
+        for why in WHYS:
+            self.decode_processes_killed.labels(why)
+        for reason in REASONS:
+            self.connections_closed.labels(reason)
         for component in COMPONENTS:
             self.rows.labels(component)
             self.padding_rows.labels(component)
@@ -112,6 +140,10 @@ class Metrics:
         """Counts a request, by the label of its API."""
         self._child(self.requests, api, str(status)).inc()
         self._child(self.request_duration, api).observe(seconds)
+
+    def connection_closed(self, reason: str) -> None:
+        """Counts a connection, by one of `service.connections.REASONS`."""
+        self.connections_closed.labels(reason).inc()
 
     def image_decoded(self, kind: str, seconds: float) -> None:
         """Counts an image, by its format."""

@@ -14,10 +14,10 @@ from warmup.timeline import Timeline
 
 @dataclass(frozen=True)
 class Parts:
-    """As the HTTP process has them. `decoding` None: its own threads decode."""
+    """As the HTTP process has them."""
 
     engine: ChildProcess
-    decoding: DecodeProcesses | None
+    decoding: DecodeProcesses
     pixels: SharedPixels
 
 

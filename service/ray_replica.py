@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import fields
 from typing import Any
 
 import ray
@@ -24,20 +23,31 @@ from service import logs
 from service.api_keys import read_api_keys
 from service.app import Exposure, create_app
 from service.assembly import assemble
-from service.body import BodyLimits
-from service.config import DecodingSettings, HttpSettings, Settings
+from service.config import Settings
+from service.config_http import HttpLimits, HttpSettings
+from service.config_images import DecodingSettings
 from service.config_reader import SettingsError, read_settings
+from service.http_limits import body_limits
 from service.ray_metrics import RayMetrics
 from service.readiness import State
 from service.request_id import HEADER
 from service.startup import start
+from warmup.own_imports import import_only_what_is_installed
 from warmup.timeline import Timeline
 
 _POLL_SECONDS = 0.02
 # As the startup probe on Kubernetes, whose comment has the sum: a start that takes longer hangs.
 _START_SECONDS = 300
-# Ray's listeners and Ray's draining.
+# Ray's listeners, Ray's connections and Ray's draining.
 _RAYS_OWN = ("host", "port", "metrics_port", "drain_delay", "grace_period")
+_RAYS_LIMITS = (
+    "max_header_bytes",
+    "max_headers",
+    "header_timeout",
+    "keep_alive_timeout",
+    "send_timeout",
+    "max_connections",
+)
 
 
 def application(options: dict[str, Any]) -> Application:
@@ -76,6 +86,7 @@ class Replica:
             RuntimeError: the start failed, or hangs; Ray reports the sentence, and tries again.
             SettingsError: the environment of this machine has a variable that is wrong.
         """
+        import_only_what_is_installed()  # Ray's workers run where the application was deployed from
         self._exits = ExitStack()
         own = {name: value for name, value in os.environ.items() if name.startswith("SNAPCAP_")}
         self._settings = settings = _settings(_share() | own | variables)
@@ -92,10 +103,11 @@ class Replica:
 
     def _wait_until_ready(self) -> None:
         readiness = self._services.readiness
-        end = time.monotonic() + _START_SECONDS
+        limit = self._settings.watchdog.start_timeout or _START_SECONDS
+        end = time.monotonic() + limit
         while readiness.state is State.STARTING:
             if time.monotonic() > end:
-                raise RuntimeError(f"not ready after {_START_SECONDS} s, in phase {readiness.phase()}")
+                raise RuntimeError(f"not ready after {limit:g} s, in phase {readiness.phase()}")
             time.sleep(_POLL_SECONDS)
         if not readiness.servable:
             raise RuntimeError(f"the start failed: {readiness.error}")
@@ -103,7 +115,7 @@ class Replica:
     def __serve_build_asgi_app__(self) -> ASGIApp:
         http = self._settings.http
         keys = None if http.api_key_file is None else read_api_keys(http.api_key_file)
-        limits = BodyLimits(http.max_body_bytes, http.body_timeout)
+        limits = body_limits(self._settings.limits, self._services.metrics)
         return _RaysRequestId(create_app(self._services, limits, Exposure(keys, http.image_hosts)))
 
     def check_health(self) -> None:
@@ -134,12 +146,13 @@ class _RaysRequestId:
 
 def _settings(variables: Mapping[str, str]) -> Settings:
     settings = read_settings(argparse.Namespace(), variables)
-    defaults = HttpSettings()
-    for field in fields(HttpSettings):
-        if field.name in _RAYS_OWN and getattr(settings.http, field.name) != getattr(defaults, field.name):
-            raise SettingsError(
-                f"{field.name} has no meaning on Ray, which listens, drains and is scraped by itself"
-            )
+    for group, defaults, names in (
+        (settings.http, HttpSettings(), _RAYS_OWN),
+        (settings.limits, HttpLimits(), _RAYS_LIMITS),
+    ):
+        for name in names:
+            if getattr(group, name) != getattr(defaults, name):
+                raise SettingsError(f"{name} has no meaning on Ray, which listens, drains and is scraped by itself")
     if settings.decoding != DecodingSettings():
         raise SettingsError("decode_processes has no meaning on Ray, where threads of the replica decode")
     return settings

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
-from service.errors import DeadlineExceeded, EngineFailed, NotReady, Overloaded
+from service.errors import NotReady, Overloaded
 from service.limits import Limits
 from service.messages import Cancel, Submit, ToEngine, Turn
 from service.pace import Pace
@@ -35,13 +35,16 @@ class RemoteEngine:
         capacity: int,
         send: Callable[[ToEngine], object],
         observer: "EngineObserver",
+        has_room: Callable[[], bool] = lambda: True,
     ) -> None:
+        """``has_room``: whether the way to the engine takes more messages."""
         self.limits = limits
         self._pixels = pixels
         self._slots = slots
         self._capacity = capacity
         self._send = send
         self._observer = observer
+        self._has_room = has_room
         self._lock = threading.Lock()
         self._numbers = count()
         self._sent: dict[int, CaptionRequest] = {}
@@ -54,6 +57,11 @@ class RemoteEngine:
         """Requests that wait for the device."""
         return len(self._holding)
 
+    @property
+    def waiting(self) -> bool:
+        """Whether a request is on its way through the engine."""
+        return bool(self._sent)
+
     def submit(self, request: CaptionRequest) -> None:
         """Send a request; its result or exception arrives in ``request.future``.
 
@@ -64,7 +72,8 @@ class RemoteEngine:
         with self._lock:
             if self._failed:
                 raise NotReady("failed")
-            if len(self._holding) >= self._capacity:
+            # One that hears nothing leaves the messages of requests whose clients have left long ago.
+            if len(self._holding) >= self._capacity or not self._has_room():
                 raise Overloaded(self._pace.retry_after(self._capacity))
             number = next(self._numbers)
             pixels = request.pixels
@@ -93,8 +102,8 @@ class RemoteEngine:
             if ended is not None:
                 with suppress(InvalidStateError):  # the client left at this very moment
                     ended.future.set_result(completion)
-        for number, late in turn.failed:
-            self._fail(number, DeadlineExceeded() if late else EngineFailed())
+        for number, error in turn.failed:
+            self._fail(number, error)
 
     def fail(self) -> None:
         """The engine has ended: all that was sent fails, and nothing more is."""
@@ -102,7 +111,7 @@ class RemoteEngine:
             self._failed = True
             numbers = list(self._sent)
         for number in numbers:
-            self._fail(number, EngineFailed())
+            self._fail(number, NotReady("failed"))
 
     def _observe(self, turn: Turn) -> None:
         for seconds in turn.waited:

@@ -1,5 +1,6 @@
 """A request on the device, as the scheduler and the engine see it. No torch."""
 
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 from service.request import CaptionRequest, FinishReason
@@ -33,3 +34,9 @@ class Running:
         self.searches = params.num_beams > 1
         self.penalised = params.repetition_penalty != 1 or params.no_repeat_ngram_size > 0
         self.total = len(self.request.prompt_ids) + self.limit
+
+    def found(self, generated: Sequence[int], eos_ids: Container[int]) -> None:
+        """A beam search has its tokens all at once."""
+        ended = bool(generated) and generated[-1] in eos_ids
+        self.tokens = list(generated[:-1] if ended else generated)
+        self.finish_reason = "stop" if ended else "length"

@@ -7,46 +7,48 @@ slots from 0 without a gap, so the smallest bucket that holds them is the one to
 import math
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass
 from types import MappingProxyType
 
-from service.errors import DeadlineExceeded, EngineFailed, NotReady, Overloaded
+from service.errors import BeamsNotReady, DeadlineExceeded, NotReady, Overloaded
 from service.limits import Limits
 from service.pace import Pace
 from service.request import CaptionRequest, Completion
 from service.running import Running
+from service.waiting import Line, Waiting
 from warmup.buckets import BucketTable
 
 Clock = Callable[[], float]
 
 # Steps that a free slot stays empty at most while others are about to become free: see `Scheduler.admit`.
 MOST_STEPS_HELD = 8
-
-
-@dataclass(frozen=True)
-class _Waiting:
-    request: CaptionRequest
-    submitted: float
+# A lock can be waited for no longer than some centuries, which a deadline of a test may be away.
+_LONGEST_WAIT_S = 3600.0
 
 
 class Scheduler:
     """A bounded queue in front of the slots.
 
-    ``submit``, ``close`` and ``wake`` are called from any thread, the rest by the device thread, which also may
-    replace ``table`` by a larger one between two steps.
+    ``submit``, ``close`` and ``wake`` are called from any thread, the rest by the device thread.
     """
 
-    def __init__(self, table: BucketTable, limits: Limits, capacity: int, clock: Clock = time.monotonic) -> None:
+    def __init__(
+        self,
+        table: BucketTable,
+        limits: Limits,
+        capacity: int,
+        clock: Clock = time.monotonic,
+        cold: Iterable[int] = (),
+    ) -> None:
+        """``table``: the buckets that are ready. ``cold``: sizes of which ``warmed`` or ``give_up`` will tell."""
         self.table = table
         self.limits = limits
         self.capacity = capacity
         self.running: list[Running] = []  # by slot: a beam search is in several places
         self._clock = clock
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting = Line(table.largest.size, cold)
         self._changed = threading.Condition()
         self._closed = False
         self._woken = False
@@ -66,21 +68,27 @@ class Scheduler:
         Raises:
             Overloaded: the queue is full; carries when to try again.
             NotReady: the engine has stopped.
+            BeamsNotReady: no batch here will ever have so many rows.
         """
         with self._changed:
             if self._closed:
                 raise NotReady("draining")
+            if request.params.num_beams > self._waiting.most:
+                raise BeamsNotReady(request.params.num_beams, self._waiting.most)
             if len(self._waiting) >= self.capacity:
                 raise Overloaded(self._pace.retry_after(self.capacity))
-            self._waiting.append(_Waiting(request, self._clock()))
+            self._waiting.append(Waiting(request, self._clock()))
             self._look_at = min(self._look_at, request.deadline)
+            self._woken = True  # also where it stands aside: its deadline may be the next
             self._changed.notify()
         request.future.add_done_callback(self._note_cancelled)
 
     def wait(self) -> None:
-        """Sleep until there is a request to serve, or ``wake`` or ``close`` was called."""
+        """Sleep until there is a request to serve, ``wake`` or ``close`` was called, or a deadline has passed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self.running or self._closed or self._woken)
+            # Who stands aside needs to be looked for at its deadline only.
+            patience = min(max(self._look_at - self._clock(), 0.0), _LONGEST_WAIT_S)
+            self._changed.wait_for(self._has_work, patience)
             self._woken = False
 
     def wake(self) -> None:
@@ -88,6 +96,19 @@ class Scheduler:
         with self._changed:
             self._woken = True
             self._changed.notify_all()
+
+    def warmed(self, size: int) -> None:
+        """A cold bucket is ready: batches may have so many rows from the next step on."""
+        with self._changed:
+            self.table = BucketTable.of((*self.table.sizes, size))
+            self._waiting.warmed(size)
+
+    def give_up(self, size: int) -> None:
+        """A cold bucket cannot be made ready: who could only run there is refused."""
+        with self._changed:
+            lost, most = self._waiting.give_up(size), self._waiting.most
+        for entry in lost:
+            _set_exception(entry.request, BeamsNotReady(entry.slots, most))
 
     def close(self) -> None:
         """Refuse new requests; what waits or runs goes on."""
@@ -105,7 +126,7 @@ class Scheduler:
             return []  # at nearly every step
         self._cancelled = False
         with self._changed:
-            self._waiting = deque(entry for entry in self._waiting if not self._is_lost(entry.request, now))
+            self._waiting.keep(lambda entry: not self._is_lost(entry.request, now))
             running = list(dict.fromkeys(self.running))
             requests = [entry.request for entry in self._waiting] + [row.request for row in running]
             self._look_at = min((each.deadline for each in requests if each.deadline > now), default=math.inf)
@@ -115,16 +136,16 @@ class Scheduler:
         """Give waiting requests the next free slots, first come first served; they run from now on.
 
         One that needs more slots than are free waits for them, and those behind it wait as well: else it might
-        wait for ever. Each has one of the next slots, in order; behind these are the others of beam searches.
+        wait for ever. (One that needs more than there are stands aside: see `Line`.) Each has one of the next
+        slots, in order; behind these are the others of beam searches.
 
         Where more wait than there are slots, a free slot may stay empty for a few steps: an image costs less to
         encode in a batch than alone.
         """
         with self._changed:
             free = self.table.largest.size - len(self.running)
-            fitting = 0 if self._holds_back(free) else self._fitting(free)
-            count = self.table.admit(fitting) if fitting else 0
-            entries = [self._waiting.popleft() for _ in range(count)]
+            fitting = 0 if self._holds_back(free) else self._waiting.fitting(free)
+            entries = self._waiting.take(self.table.admit(fitting) if fitting else 0)
         now = self._clock()
         admitted = [
             Running(
@@ -147,7 +168,7 @@ class Scheduler:
         """
         largest = self.table.largest.size
         batch = max((size for size in self.table.sizes if 2 * size <= largest), default=1)
-        if not 0 < free < batch <= len(self._waiting):
+        if not 0 < free < batch <= self._waiting.servable:
             self._held = 0
             return False
         self._held += 1
@@ -188,7 +209,7 @@ class Scheduler:
                 continue
             if row.searches:
                 if slot in hypotheses:
-                    self._take(row, hypotheses[slot][1 + len(row.request.prompt_ids) :])
+                    row.found(hypotheses[slot][1 + len(row.request.prompt_ids) :], eos_ids)
                     finished.append(row)
                 continue
             if row.prompt_left:
@@ -217,13 +238,19 @@ class Scheduler:
         self.running = []
 
     def fail_all(self) -> None:
-        """Nobody will serve any more: everything that runs or waits fails, and nothing is taken in."""
+        """Nobody will serve any more: everything that runs or waits is told to come again, as it may ask another
+        server, and nothing is taken in."""
         self.close()
         with self._changed:
-            waiting, self._waiting = self._waiting, deque()
+            waiting = list(self._waiting)
+            self._waiting.keep(lambda entry: False)
         for entry in waiting:
-            _set_exception(entry.request, EngineFailed())
-        self.fail_running(EngineFailed())
+            _set_exception(entry.request, NotReady("failed"))
+        self.fail_running(NotReady("failed"))
+
+    def _has_work(self) -> bool:
+        over = self._closed and not self._waiting
+        return bool(self._waiting.servable or self.running or self._woken or over)
 
     def _note_cancelled(self, future: "Future[Completion]") -> None:
         if future.cancelled():
@@ -236,22 +263,6 @@ class Scheduler:
             return False
         _set_exception(request, DeadlineExceeded())
         return True
-
-    def _fitting(self, free: int) -> int:
-        """How many of the first that wait have room together."""
-        count = 0
-        for entry in self._waiting:
-            free -= entry.request.params.num_beams
-            if free < 0:
-                break
-            count += 1
-        return count
-
-    def _take(self, row: Running, generated: Sequence[int]) -> None:
-        """A beam search has its tokens all at once."""
-        ended = bool(generated) and generated[-1] in self.limits.eos_ids
-        row.tokens = list(generated[:-1] if ended else generated)
-        row.finish_reason = "stop" if ended else "length"
 
     def _compact(self, gone: list[Running]) -> list[tuple[int, int]]:
         """Fill each freed slot with one of the last running rows, so that rows stay contiguous."""

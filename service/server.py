@@ -1,19 +1,26 @@
 """uvicorn with an exit that drains before it closes."""
 
+import asyncio
 import logging
 import math
 import os
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from service.config import HttpSettings
+from service.config_http import HttpSettings
+from service.connections import ConnectionLimits, Connections
+from service.http_protocol import BoundedHttpProtocol
 from service.readiness import Readiness
 
+# For what has not ended at the end of the grace period, although it was refused.
+_LAST_SECONDS = 5
 _logger = logging.getLogger("snapcap.server")
 
 
@@ -25,14 +32,17 @@ class Server(uvicorn.Server):
         self,
         config: uvicorn.Config,
         readiness: Readiness,
-        drain_delay: float,
+        connections: Connections,
+        settings: HttpSettings,
         on_live: Callable[[], None],
         exit_now: Callable[[int], object] = os._exit,
     ) -> None:
         """`on_live` is called when the event loop accepts connections."""
         super().__init__(config)
         self._readiness = readiness
-        self._drain_delay = drain_delay
+        self._connections = connections
+        self._drain_delay = settings.drain_delay
+        self._grace_period = settings.grace_period
         self._on_live = on_live
         self._exit_now = exit_now
         self._signal: int | None = None
@@ -40,7 +50,19 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        self._connections.start()
         self._on_live()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._connections.exit()
+        # What still runs then is refused, and so withdrawn: its client is told to retry elsewhere, and nothing has
+        # to be cancelled, of which uvicorn would log a traceback each.
+        last = asyncio.get_running_loop().call_later(self._grace_period, self._connections.give_up)
+        try:
+            await super().shutdown(sockets)
+        finally:
+            last.cancel()
+            self._connections.stop()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         # Only a flag: a signal handler may interrupt whoever holds the lock of the readiness or of the log.
@@ -63,11 +85,19 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
 
-def make_server(app: ASGIApp, settings: HttpSettings, readiness: Readiness, on_live: Callable[[], None]) -> Server:
+def make_server(
+    app: ASGIApp,
+    settings: HttpSettings,
+    readiness: Readiness,
+    on_live: Callable[[], None],
+    connections: Connections | None = None,
+) -> Server:
     """A server that runs with `run(sockets=[listener])`. Logs are configured elsewhere."""
+    connections = connections or Connections(ConnectionLimits())
+    protocol: Any = partial(BoundedHttpProtocol, connections)
     config = uvicorn.Config(
         app,
-        http="httptools",
+        http=protocol,
         loop="auto",
         ws="none",
         lifespan="off",
@@ -76,7 +106,6 @@ def make_server(app: ASGIApp, settings: HttpSettings, readiness: Readiness, on_l
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=75,  # above the 60 s for which common load balancers keep idle connections
-        timeout_graceful_shutdown=math.ceil(settings.grace_period),
+        timeout_graceful_shutdown=math.ceil(settings.grace_period) + _LAST_SECONDS,
     )
-    return Server(config, readiness, settings.drain_delay, on_live)
+    return Server(config, readiness, connections, settings, on_live)

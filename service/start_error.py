@@ -2,13 +2,14 @@
 
 import sys
 
-from service.errors import EngineFailed
-
 # Errors that name their remedy themselves, by module: importing these is not for every process.
 _KNOWN = {
     "models.checkpoint_file": "WeightsError",
     "models.config_fields": "ConfigError",
+    "service.device_failures": "DeviceFailedError",
     "service.engine_client": "EngineEndedError",
+    "service.process_decoder": "DecodersEndedError",
+    "service.watchdog": "StalledError",
     "warmup.build": "BuildError",
     "warmup.checkpoint_files": "CheckpointError",
     "warmup.plan": "StartError",
@@ -18,8 +19,6 @@ _KNOWN = {
 
 def explain(error: Exception) -> str:
     """One line for the log, /readyz and /startup."""
-    if isinstance(error, EngineFailed):
-        return "the device failed several times in a row; the log has the cause"
     text = " ".join(str(error).split()) or type(error).__name__
     return f"{type(error).__name__}: {text}" if unexpected(error) else text
 

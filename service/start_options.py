@@ -35,6 +35,7 @@ def start_options(settings: Settings) -> StartOptions:
         strict=compute.strict,
         build=cast("BuildChoice", store.build),
         build_workers=store.build_workers,
+        build_timeout=store.build_timeout,
         remote_cache=store.remote_cache,
         max_pixels=settings.images.max_pixels,
         s3=S3Options(**asdict(settings.s3)),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from service.build_behind import start_build
 from service.config import Settings
+from service.engine_watch import EngineWatch
 from service.outcome import Outcome
 from service.thread_decoder import ThreadDecoder
 
@@ -35,6 +36,7 @@ def start(settings: Settings, services: "Services", stop: Callable[[], None]) ->
         services.status.started()
         if outcome.ready(engine, loaded.checkpoint):
             exits.callback(start_build(options, loaded, services.status, engine))
+            exits.callback(_watch(settings, services, engine, scheduler, outcome))
 
     def begin() -> None:
         try:
@@ -58,6 +60,28 @@ def start(settings: Settings, services: "Services", stop: Callable[[], None]) ->
     # On a thread already for what the start imports before torch: who asks is answered meanwhile.
     threading.Thread(target=begin, name="start", daemon=True).start()
     return exits.close
+
+
+def _watch(
+    settings: Settings, services: "Services", engine: "Engine", scheduler: "Scheduler", outcome: Outcome
+) -> Callable[[], object]:
+    """Fail when the device thread does not go on. Returns what ends the watch. When all of this process stands
+    still, it is for Ray to find, which asks each replica how it is."""
+    ended = threading.Event()
+    watch = EngineWatch(
+        settings.watchdog.timeout,
+        lambda: watch.take(engine.pulse()),
+        lambda: bool(scheduler.running or scheduler.depth),
+        outcome.failed,
+    )
+    services.metrics.engine_progress_age.set_function(lambda: watch.silent_s)
+
+    def tick() -> None:
+        while not ended.wait(watch.tick_s):
+            watch.tick()
+
+    threading.Thread(target=tick, name="engine-watch", daemon=True).start()
+    return ended.set
 
 
 def _rehearse(pool: "Executor", engine: "Engine", checkpoint: "Checkpoint") -> None:

@@ -13,7 +13,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from service.readiness import Readiness, State
-from warmup.status import StartupStatus
+from warmup.status import BUILD_RESULTS, StartupStatus
 from warmup.timeline import Timeline
 from warmup.version import snapcap_version
 
@@ -126,6 +126,13 @@ class StartupCollector(Collector):
         )
         yield self._counter(
             "artifact_publish", "Artifact sets published, by result.", ("result",), product(PUBLISH_RESULTS)
+        )
+        yield self._counter(
+            "builds",
+            "Builds of artifacts that have ended in this server, by how: published; fetched from another that was "
+            "faster; failed; declined, as it may not publish.",
+            ("result",),
+            product(BUILD_RESULTS),
         )
         yield self._counter(
             "bucket_swaps",

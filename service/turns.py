@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from service.errors import DeadlineExceeded
+from service.errors import EngineFailed, ServiceError
 from service.messages import Turn
 from service.request import Completion
 
@@ -45,7 +45,7 @@ class Turns:
         if error is None:
             self._turn.completed.append((number, future.result()))
         else:
-            self._turn.failed.append((number, isinstance(error, DeadlineExceeded)))
+            self._turn.failed.append((number, error if isinstance(error, ServiceError) else EngineFailed()))
 
     def end(self) -> None:
         """Send what there is, if a request waits for a part of it, or the counts have become many."""

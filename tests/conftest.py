@@ -13,7 +13,13 @@ from typing import Any
 import pytest
 from support.server_process import snapcap
 
-pytest_plugins = ["support.browser", "support.distribution", "support.redis_server", "support.s3_servers"]
+pytest_plugins = [
+    "support.browser",
+    "support.distribution",
+    "support.redis_server",
+    "support.s3_servers",
+    "support.small_disk",
+]
 
 
 @pytest.fixture(scope="session")

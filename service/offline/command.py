@@ -10,7 +10,7 @@ from contextlib import closing
 
 from service import logs
 from service.config import Settings
-from service.errors import EngineFailed, ServiceError
+from service.errors import ServiceError
 from service.offline.failure import Failure
 from service.offline.find import find_images
 from service.offline.job import Job
@@ -56,7 +56,7 @@ def _run(settings: Settings, job: Job, outputs: Outputs) -> Tally:
     finally:
         progress.close()
     if not (tally.signal or tally.error) and tally.captions + len(tally.failures) < len(outputs.todo):
-        tally.error = explain(offline.error or EngineFailed())
+        tally.error = explain(offline.error or RuntimeError("the engine has ended"))
     return tally
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from models.image import ImageError
+from models.image_error import ImageError
 from service.caption_options import CaptionOptions
 from service.engine import Engine
 from service.errors import NotReady, ServiceError

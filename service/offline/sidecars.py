@@ -31,7 +31,10 @@ class Sidecars:
         folder, name = os.path.split(path)
         part = os.path.join(folder, f".{name}.part")  # hidden, and the same each time: a killed run leaves one
         try:
-            with open(part, "w", encoding="utf-8", newline="\n") as file:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(part)
+            # A new file, and nothing else that somebody who may write to the folder has put there.
+            with open(part, "x", encoding="utf-8", newline="\n") as file:
                 file.write(f"{caption}\n")
             os.replace(part, path)
         except OSError as error:

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +15,7 @@ from service.arrivals import Arrivals
 from service.caption_options import CaptionOptions
 from service.caption_stream import CaptionStream
 from service.caption_text import CaptionText
-from service.decoder import Done, Picture
+from service.decoder import Done, Encoded, Picture
 from service.errors import DeadlineExceeded, EngineFailed, Overloaded
 from service.request import Completion
 
@@ -135,7 +135,7 @@ class Immediate:
     def __init__(self) -> None:
         self.taken: list[bool] = []
 
-    def decode(self, image: bytes, left: Callable[[], bool], done: Done) -> None:
+    def decode(self, encoded: Encoded, done: Done) -> None:
         self.taken.append(done(Picture(np.zeros((8, 8, 3), np.uint8), "png", 0.0, 0.0)))
 
 

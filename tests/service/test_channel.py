@@ -4,6 +4,7 @@ import asyncio
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -54,6 +55,25 @@ def test_who_sends_does_not_wait_for_an_end_that_does_not_read(ends: tuple[socke
         return received(theirs, MANY)
 
     assert on_a_loop(ours, use) == [Cancel(number) for number in range(MANY)]
+
+
+def test_a_channel_says_when_too_much_waits_and_when_it_does_no_more(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    ours, theirs = ends
+    large = Failed("x" * (1 << 20))
+
+    def use(channel: LoopChannel) -> int:
+        count = 0
+        while channel.has_room:
+            channel.send(large)
+            count += 1
+        assert received(theirs, count) == [large] * count
+        while not channel.has_room:
+            time.sleep(0.01)
+        return count
+
+    assert 16 <= on_a_loop(ours, use) <= 18  # MiB, with what the socket holds
 
 
 def test_messages_of_several_threads_stay_whole_and_each_threads_in_order(

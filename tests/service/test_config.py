@@ -18,7 +18,7 @@ def read(*argv: str, **environ: str) -> Settings:
 def test_defaults_are_those_of_the_dataclasses() -> None:
     assert read() == Settings()
     assert Settings().model.source == "demo"
-    assert (Settings().http.port, Settings().queue.size, Settings().http.max_body_bytes) == (8000, 256, 20 << 20)
+    assert (Settings().http.port, Settings().queue.size, Settings().limits.max_body_bytes) == (8000, 256, 20 << 20)
 
 
 def test_every_option_has_a_unique_name_and_a_default_that_its_parser_accepts() -> None:
@@ -53,7 +53,7 @@ def test_values_are_parsed() -> None:
     settings = read("--buckets=1,4,16", "--strict", "--max-body-bytes=2MiB", "--cache-dir=x/y", "--device=cuda:1")
     assert settings.compute.buckets == (1, 4, 16)
     assert settings.compute.strict
-    assert settings.http.max_body_bytes == 2 << 20
+    assert settings.limits.max_body_bytes == 2 << 20
     assert settings.model.cache_dir == Path("x/y")
     assert settings.compute.device == "cuda:1"
     assert read(SNAPCAP_STRICT="yes").compute.strict

@@ -2,11 +2,13 @@
 
 import random
 import threading
+import time
+from functools import partial
 
 import pytest
 from support.list_engine import LIMITS, PATIENCE, Served, result
 
-from service.errors import NotReady
+from service.errors import BeamsNotReady, NotReady
 from warmup.row import GREEDY, Needs, Search
 
 
@@ -156,4 +158,29 @@ def test_stop_finishes_what_runs_and_what_waits_and_takes_nothing_in() -> None:
 def test_stop_ends_an_idle_engine() -> None:
     served = Served()
     served.engine.stop()
+    served.outcome.result(PATIENCE)
+
+
+def test_a_search_that_waits_for_a_bucket_lets_others_pass_and_spins_nothing() -> None:
+    """The engine made 200,000 turns a second, and served nobody."""
+    served = Served(cold=(4, 8))
+    search = served.send(1, num_beams=4)
+    assert [result(served.send(image)).tokens[0] for image in (2, 3)] == [200, 300]
+    before = served.engine.pulse().turns
+    time.sleep(0.3)
+    assert served.engine.pulse().turns - before < 10
+    served.engine.call(partial(served.scheduler.warmed, 4)).result(PATIENCE)
+    assert result(search).tokens[0] == 100
+    served.engine.stop()
+    served.outcome.result(PATIENCE)
+
+
+def test_stop_waits_for_who_waits_for_a_bucket() -> None:
+    served = Served(cold=(4, 8))
+    search, lost = served.send(1, num_beams=4), served.send(2, num_beams=8)
+    served.engine.stop()
+    served.engine.call(partial(served.scheduler.warmed, 4))
+    served.engine.call(partial(served.scheduler.give_up, 8))
+    assert result(search).tokens[0] == 100
+    assert isinstance(lost.future.exception(PATIENCE), BeamsNotReady)
     served.outcome.result(PATIENCE)

@@ -4,8 +4,9 @@ import threading
 
 import pytest
 from support.list_engine import PATIENCE, Served, result
+from support.server_process import wait_until
 
-from service.engine import MAX_CONSECUTIVE_FAILURES
+from service.device_failures import MAX_CONSECUTIVE_FAILURES, DeviceFailedError
 from service.errors import DeadlineExceeded, EngineFailed, NotReady, Overloaded
 
 
@@ -64,16 +65,112 @@ def test_a_device_that_stays_broken_fails_all_and_ends_the_engine() -> None:
     served.runner.before_step = fail
     sent = [served.send(image) for image in range(40)]  # more than fit the slots of as many failures
     release.set()
-    for each in sent:
-        with pytest.raises(EngineFailed):
-            each.future.result(PATIENCE)
+    errors = [each.future.exception(PATIENCE) for each in sent]
+    # From the last failure on it is the device that is at fault: who asks another server may be served there.
+    assert [type(error) for error in errors] == [EngineFailed] * 16 + [NotReady] * 24
     error = served.outcome.exception(PATIENCE)
-    assert isinstance(error, EngineFailed)
+    assert isinstance(error, DeviceFailedError)
+    assert str(error) == "the device failed 3 times in a row, the last with: sticky"
     assert str(error.__cause__) == "sticky"
     assert served.runner.steps == []
     assert len(served.runner.encoded) == MAX_CONSECUTIVE_FAILURES
     with pytest.raises(NotReady):
         served.send(1)
+
+
+def test_turns_with_nothing_to_do_are_no_success() -> None:
+    """An engine that is asked how it is makes one every few seconds."""
+    served = Served()
+
+    def fail() -> None:
+        raise RuntimeError("sticky")
+
+    served.runner.before_step = fail
+    for image in range(MAX_CONSECUTIVE_FAILURES):
+        assert served.outcome.running() or not served.outcome.done()
+        with pytest.raises(EngineFailed if image + 1 < MAX_CONSECUTIVE_FAILURES else NotReady):
+            result(served.send(image))
+        if image + 1 < MAX_CONSECUTIVE_FAILURES:
+            served.engine.call(lambda: None).result(PATIENCE)
+    assert isinstance(served.outcome.exception(PATIENCE), DeviceFailedError)
+
+
+def test_a_device_that_is_lost_ends_the_engine_at_once() -> None:
+    served = Served()
+
+    def fail() -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered\nCompile with TORCH_USE_CUDA_DSA")
+
+    served.runner.before_step, served.runner.condition = fail, "lost"
+    with pytest.raises(NotReady):
+        result(served.send(1))
+    sentence = "the device is lost: CUDA error: device-side assert triggered"
+    assert str(served.outcome.exception(PATIENCE)) == sentence
+    assert len(served.runner.encoded) == 1
+
+
+def test_a_call_that_finds_the_device_lost_ends_the_engine_too() -> None:
+    served = Served()
+    served.runner.condition = "lost"
+
+    def fail() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    assert isinstance(served.engine.call(fail).exception(PATIENCE), RuntimeError)
+    assert isinstance(served.outcome.exception(PATIENCE), DeviceFailedError)
+
+
+def test_a_device_without_memory_fails_requests_and_serves_once_there_is_some(served: Served) -> None:
+    def fail() -> None:
+        raise RuntimeError("out of memory")
+
+    served.runner.before_step, served.runner.condition = fail, "out_of_memory"
+    for image in range(1, 4 * MAX_CONSECUTIVE_FAILURES):
+        with pytest.raises(EngineFailed):
+            result(served.send(image))
+    served.runner.before_step = lambda: None
+    assert result(served.send(7)).tokens[0] == 700
+
+
+def test_a_pulse_counts_turns_and_those_that_did_something(served: Served) -> None:
+    result(served.send(1, max_new_tokens=2))
+    served.engine.call(lambda: None).result(PATIENCE)
+    before = served.engine.pulse()
+    wait_until(lambda: served.engine.pulse().turns > before.turns + 3)
+    idle = served.engine.pulse()
+    assert (idle.work, idle.doing) == (before.work, "")
+    result(served.send(1, max_new_tokens=2))
+    assert served.engine.pulse().work > idle.work
+
+
+def test_a_pulse_names_what_takes_long_and_stands_still_meanwhile(served: Served) -> None:
+    reached, release = threading.Event(), threading.Event()
+
+    def work() -> None:
+        reached.set()
+        release.wait(PATIENCE)
+
+    called = served.engine.call(work, "make bucket 8 ready")
+    assert reached.wait(PATIENCE)
+    first, second = served.engine.pulse(), served.engine.pulse()
+    assert first == second
+    assert first.doing == "make bucket 8 ready"
+    release.set()
+    called.result(PATIENCE)
+    wait_until(lambda: served.engine.pulse().work > first.work)
+    assert served.engine.pulse().doing == ""
+
+
+def test_rows_that_run_have_a_step_between_two_calls(served: Served) -> None:
+    steps: list[int] = []
+    release = served.hold()
+    sent = served.send(1, max_new_tokens=12)
+    calls = [served.engine.call(lambda: steps.append(len(served.runner.steps))) for _ in range(4)]
+    release.set()
+    result(sent)
+    for each in calls:
+        each.result(PATIENCE)
+    assert steps == sorted(set(steps)), "each after another step"
 
 
 def test_a_full_queue_refuses_at_once() -> None:

@@ -2,17 +2,21 @@
 
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.errors import BeamsNotReady, DeadlineExceeded, EngineFailed, ModelNotFound, NotReady, ServiceError
 from service.limits import Limits
 from service.messages import (
+    Beat,
     Cancel,
     Failed,
     Found,
     Loaded,
     Message,
     PhaseSeen,
+    Pulse,
     Ready,
     Rehearsed,
     StatusSeen,
@@ -63,8 +67,10 @@ messages: st.SearchStrategy[Message] = st.one_of(
         small,
         st.lists(st.tuples(numbers, small)),
         st.lists(st.tuples(numbers, completions), max_size=3),
-        st.lists(st.tuples(numbers, st.booleans())),
+        st.just([]),  # errors, which are no values: see below
     ),
+    st.builds(Beat),
+    st.builds(Pulse, numbers, numbers, st.text()),
 )
 
 
@@ -77,6 +83,18 @@ def test_messages_arrive_as_they_were_sent_however_the_bytes_are_cut(sent: list[
     arrived += unpacker.feed(data)
     assert arrived == sent
     assert [type(message) for message in arrived] == [type(message) for message in sent]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [DeadlineExceeded(), EngineFailed(), NotReady("failed", 3.0), BeamsNotReady(8, 4), ModelNotFound("a", "b")],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_arrives_as_it_was_sent(error: ServiceError) -> None:
+    (turn,) = Unpacker[Turn]().feed(pack(Turn.of(failed=[(7, error)])))
+    ((number, arrived),) = turn.failed
+    assert (number, type(arrived), str(arrived)) == (7, type(error), str(error))
+    assert (vars(arrived), arrived.headers()) == (vars(error), error.headers())
 
 
 def test_a_status_becomes_what_it_is_told() -> None:

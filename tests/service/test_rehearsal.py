@@ -96,10 +96,10 @@ def test_without_a_model_each_thread_decodes_and_serves_others_later(
     threads, all_of_them = set(), threading.Barrier(3)
     decode = ImageTransform.decode
 
-    def kept(self, data):
+    def kept(self, data, room=None):
         all_of_them.wait(PATIENCE)  # none has time for two
         threads.add(threading.get_ident())
-        return decode(self, data)
+        return decode(self, data, room)
 
     monkeypatch.setattr(ImageTransform, "decode", kept)
     checkpoint = Checkpoint.of("demo", demo_folder, ModelConfig.from_folder(demo_folder), 1_000_000)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from support.list_engine import LIMITS, PATIENCE, ListRunner, Observer, result
 
+from service.device_failures import DeviceFailedError
 from service.engine import Engine
 from service.errors import DeadlineExceeded, EngineFailed, NotReady, Overloaded
 from service.intake import Intake
@@ -68,7 +69,11 @@ def test_a_request_is_a_message_and_its_pixels_are_in_shared_memory(sent: Sent) 
 
 def test_what_a_turn_says_reaches_whom_it_is_for(sent: Sent) -> None:
     (first, a), (second, b), (third, c) = (sent.submit(image) for image in (1, 2, 3))
-    sent.engine.take(turn(completed=[(b.number, COMPLETION)], failed=[(a.number, True), (c.number, False)]))
+    sent.engine.take(
+        turn(
+            completed=[(b.number, COMPLETION)], failed=[(a.number, DeadlineExceeded()), (c.number, EngineFailed())]
+        )
+    )
     assert result(second) == COMPLETION
     assert isinstance(first.future.exception(0), DeadlineExceeded)
     assert isinstance(third.future.exception(0), EngineFailed)
@@ -98,7 +103,7 @@ def test_a_request_that_ends_frees_its_slot_once(sent: Sent, how: str) -> None:
         assert waiting.future.cancel()
         assert sent.messages[-1] == Cancel(message.number)
     else:
-        value: Any = COMPLETION if how == "completed" else False
+        value: Any = COMPLETION if how == "completed" else EngineFailed()
         sent.engine.take(turn(**{how: [(message.number, value)]}))
     assert sent.engine.depth == 0
     # The engine had already given the device the pixels, and says so now.
@@ -118,9 +123,29 @@ def test_a_result_that_arrives_after_its_client_has_left_goes_nowhere(sent: Sent
 def test_an_engine_that_has_ended_fails_what_was_sent_and_takes_nothing_more(sent: Sent) -> None:
     waiting, _ = sent.submit(1)
     sent.engine.fail()
-    assert isinstance(waiting.future.exception(0), EngineFailed)
+    error = waiting.future.exception(0)
+    assert isinstance(error, NotReady)  # to be sent again: 503 with Retry-After
+    assert error.headers() == {"Retry-After": "1"}
     with pytest.raises(NotReady):
         sent.engine.submit(request(2))
+
+
+def test_an_engine_that_does_not_read_is_sent_only_so_much(sent: Sent) -> None:
+    """Clients that leave free their slots, and others come: their messages would pile up for ever."""
+    room = [True]
+    engine = RemoteEngine(
+        LIMITS, sent.pixels, sent.slots, SLOTS, sent.messages.append, sent.observer, lambda: room[0]
+    )
+    waiting = request(1)
+    engine.submit(waiting)
+    room[0] = False
+    with pytest.raises(Overloaded):
+        engine.submit(request(2))
+    assert len(sent.messages) == 1
+    assert engine.waiting
+    waiting.future.cancel()  # is told all the same
+    assert len(sent.messages) == 2
+    assert not engine.waiting
 
 
 # --- with an engine behind it ---
@@ -147,7 +172,7 @@ class Behind:
 
     def _run(self) -> None:
         runner: Any = self.runner
-        with suppress(EngineFailed):
+        with suppress(DeviceFailedError):
             self.engine.run(runner, lambda size: f"b{size}")
 
     def _to_engine(self, message: Message) -> None:
@@ -261,11 +286,11 @@ def test_a_device_that_fails_for_good_fails_what_waits(behind: Behind) -> None:
         behind.remote.submit(each)
     release.set()
     assert all(isinstance(each.future.exception(PATIENCE), EngineFailed) for each in sent)
-    last = request(1)  # those were in two batches
+    last = request(1)  # those were in two batches; now it is the device that is at fault
     behind.remote.submit(last)
-    assert isinstance(last.future.exception(PATIENCE), EngineFailed)
+    assert isinstance(last.future.exception(PATIENCE), NotReady)
     behind.thread.join(PATIENCE)
     assert not behind.thread.is_alive()
     refused = request(1)
     behind.remote.submit(refused)
-    assert isinstance(refused.future.exception(PATIENCE), EngineFailed)
+    assert isinstance(refused.future.exception(PATIENCE), NotReady)

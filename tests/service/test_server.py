@@ -13,7 +13,8 @@ import pytest
 from service.app import Services, create_app
 from service.bind import BindError, bind
 from service.body import BodyLimits
-from service.config import HttpSettings
+from service.config_http import HttpSettings
+from service.connections import ConnectionLimits, Connections
 from service.readiness import State
 from service.server import Server, make_server
 
@@ -147,7 +148,8 @@ def test_a_second_signal_ends_the_process_at_once(services: Services) -> None:
     config: Any = make_server(
         create_app(services, BodyLimits(1, 1)), HttpSettings(), services.readiness, print
     ).config
-    server = Server(config, services.readiness, 0.0, lambda: None, exit_now=statuses.append)
+    connections = Connections(ConnectionLimits())
+    server = Server(config, services.readiness, connections, HttpSettings(), print, exit_now=statuses.append)
     server.handle_exit(signal.SIGTERM, None)
     assert statuses == []
     server.handle_exit(signal.SIGINT, None)

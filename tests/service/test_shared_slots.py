@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support.decode_world import COMPLETION, QUEUE, SLOTS, World, play, turns
 
 from service.decode_messages import Refused
-from service.errors import EngineFailed, Overloaded, UnprocessableImage
+from service.errors import NotReady, Overloaded, UnprocessableImage
 from service.messages import Cancel, Submit, Turn
 
 
@@ -43,7 +43,7 @@ class History:
         self.world.engine.fail()
         for future in self.asked:
             error = None if future.cancelled() else future.exception(0)
-            assert error is None or isinstance(error, Overloaded | UnprocessableImage | EngineFailed)
+            assert error is None or isinstance(error, Overloaded | UnprocessableImage | NotReady)
         assert len(self.world.slots) == SLOTS
         assert self.world.decoding._count == 0
         self.world.close()

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,11 @@ from service.app import Services
 from service.assembly import assemble
 from service.caption_options import CaptionOptions
 from service.config import ComputeSettings, ModelSettings, Settings
+from service.config_watchdog import WatchdogSettings
+from service.errors import DeadlineExceeded
 from service.readiness import State
 from service.startup import start
+from warmup.runner import Runner
 from warmup.timeline import Timeline
 
 PATIENCE = 60.0
@@ -56,6 +60,28 @@ def test_captions_are_served_once_it_is_ready(tmp_path: Path, exits: ExitStack, 
     assert {"ready", "first_caption"} <= services.timeline.marks().keys()
     assert services.registry.get_sample_value("snapcap_queue_depth") == 0
     assert not started.stopped.is_set()
+
+
+def test_a_device_thread_that_hangs_fails_the_replica(
+    tmp_path: Path, exits: ExitStack, samples: dict[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As nobody else would find: its event loop answers whoever asks how it is."""
+    release = threading.Event()
+    exits.callback(release.set)
+    watched = replace(settings(tmp_path), watchdog=WatchdogSettings(timeout=2.0))
+    started = Started(watched, exits)
+    services = started.services
+    time.sleep(3)
+    assert services.readiness.state is State.READY, "an idle one is left alone"
+    monkeypatch.setattr(Runner, "decode_step", lambda *_: release.wait(PATIENCE))
+    path = next(iter(samples))
+    with pytest.raises(DeadlineExceeded):
+        asyncio.run(services.captioner.caption(path.read_bytes(), CaptionOptions(timeout=6), "1"))
+    assert started.stopped.wait(PATIENCE)
+    error = services.readiness.error
+    assert error is not None
+    assert error.startswith("the engine has not gone on for 2 s, while requests wait")
+    assert (services.registry.get_sample_value("snapcap_engine_progress_age_seconds") or 0) > 2
 
 
 def test_a_model_that_cannot_be_served_stops_it_with_a_sentence(tmp_path: Path, exits: ExitStack) -> None:

@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from service.engine import Engine
 from service.limits import Limits
@@ -11,6 +11,9 @@ from service.request import CaptionRequest, Completion, SamplingParams
 from service.scheduler import Scheduler
 from warmup.buckets import Bucket, BucketTable
 from warmup.row import Needs, Row, Search
+
+if TYPE_CHECKING:
+    from warmup.device_health import DeviceHealth
 
 PATIENCE = 30.0
 START, EOS = 1, 2
@@ -35,6 +38,10 @@ class ListRunner:
         self.encoded: list[tuple[int, int]] = []
         self.before_step: Callable[[], object] = lambda: None
         self.before_encode: Callable[[], object] = lambda: None
+        self.condition: DeviceHealth = "failed"
+
+    def health(self, error: Exception) -> "DeviceHealth":
+        return self.condition
 
     def encode(self, bucket: Bucket, images: list[int], first_slot: int) -> None:
         self.before_encode()
@@ -146,11 +153,13 @@ class Observer:
 class Served:
     """An engine on a thread of its own. ``held`` keeps it between two steps while requests are sent."""
 
-    def __init__(self, capacity: int = 64, runs_ahead: bool = False) -> None:
-        table = BucketTable.of((1, 4, 8))
-        self.runner = ListRunner(table.largest.size, runs_ahead)
+    def __init__(self, capacity: int = 64, runs_ahead: bool = False, cold: tuple[int, ...] = ()) -> None:
+        """``cold``: those of the buckets 1, 4, 8 that are not ready yet."""
+        sizes = (1, 4, 8)
+        self.runner = ListRunner(max(sizes), runs_ahead)
         self.observer = Observer()
-        self.scheduler = Scheduler(table, LIMITS, capacity)
+        table = BucketTable.of(size for size in sizes if size not in cold)
+        self.scheduler = Scheduler(table, LIMITS, capacity, cold=cold)
         self.engine = Engine(self.scheduler, self.observer)
         self.outcome: Future[None] = Future()
         self.thread = threading.Thread(target=self._run, daemon=True)

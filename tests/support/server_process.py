@@ -28,11 +28,14 @@ def snapcap(*arguments: str, timeout: float = 300, **environment: str) -> "subpr
     return python("-m", "service.cli", *arguments, timeout=timeout, **environment)
 
 
-def python(*arguments: str, timeout: float = 120, **environment: str) -> "subprocess.CompletedProcess[str]":
-    """Run Python to its end."""
+def python(
+    *arguments: str, timeout: float = 120, stdin: str = "", **environment: str
+) -> "subprocess.CompletedProcess[str]":
+    """Run Python to its end. `stdin`: what it reads there."""
     return subprocess.run(
         [sys.executable, *arguments],
         env=clean_environment(**environment),
+        input=stdin,
         capture_output=True,
         text=True,
         timeout=timeout,
@@ -46,6 +49,14 @@ def children(pid: int) -> list[int]:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
         return []
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below one, whichever thread started them."""
+    direct = [
+        int(child) for task in Path(f"/proc/{pid}/task").glob("*/children") for child in task.read_text().split()
+    ]
+    return [*direct, *(each for child in direct for each in descendants(child))]
 
 
 def is_gone(pid: int) -> bool:
@@ -68,6 +79,8 @@ def wait_until(what: Callable[[], bool], seconds: float = 60) -> None:
 class ServerProcess:
     """`snapcap serve` on a free port; a context manager that kills it."""
 
+    program: tuple[str, ...] = ("-m", "service.cli")
+
     def __init__(self, *arguments: str, **environment: str) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -78,7 +91,7 @@ class ServerProcess:
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
 
     def __enter__(self) -> "ServerProcess":
-        command = [sys.executable, "-m", "service.cli", "serve", "--host", "127.0.0.1", "--port", str(self.port)]
+        command = [sys.executable, *self.program, "serve", "--host", "127.0.0.1", "--port", str(self.port)]
         self.process = subprocess.Popen(
             [*command, *self._arguments],
             env=clean_environment(**self._environment),

@@ -9,7 +9,7 @@ from PIL import Image
 from support.server_process import ServerProcess
 
 # What `refusals` needs: limits that a test can reach.
-TIGHT = ("--queue-size", "2", "--max-body-bytes", "1MiB", "--body-timeout", "5")
+TIGHT = ("--queue-size", "2", "--max-body-bytes", "1MiB", "--max-body-memory", "1MiB", "--body-timeout", "5")
 _FORMATS = ("PNG", "JPEG", "WEBP")
 
 
@@ -32,6 +32,14 @@ def refusals(server: ServerProcess, picture: Path) -> None:
     assert _half_sent(server, announced=2 << 20).startswith(b"HTTP/1.1 413 ")
     assert _half_sent(server, announced=1000).startswith(b"HTTP/1.1 408 ")
     _leave(server)
+    with (
+        _request(server, announced=1 << 20, sent=900_000),
+        _request(server, announced=1 << 20, sent=900_000) as other,
+    ):
+        assert other.recv(4096).startswith(b"HTTP/1.1 429 ")
+    with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
+        client.sendall(b"not HTTP\r\n\r\n")
+        assert client.recv(4096).startswith(b"HTTP/1.1 400 ")
     assert any(429 in _burst(server, image) for _ in range(20))
 
 
@@ -40,11 +48,11 @@ def _burst(server: ServerProcess, image: bytes) -> set[int]:
         return set(pool.map(lambda _: server.call("/v1/caption", image)[0], range(24)))
 
 
-def _request(server: ServerProcess, announced: int) -> socket.socket:
-    """A connection that has sent the head of a request and the first bytes of its body."""
+def _request(server: ServerProcess, announced: int, sent: int = 4) -> socket.socket:
+    """A connection that has sent the head of a request and so many bytes of its body."""
     client = socket.create_connection(("127.0.0.1", server.port), timeout=60)
     head = f"POST /v1/caption HTTP/1.1\r\nHost: a\r\nContent-Length: {announced}\r\n\r\n"
-    client.sendall(head.encode() + b"\x89PNG")
+    client.sendall(head.encode() + bytes(sent))
     return client
 
 

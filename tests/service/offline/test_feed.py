@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.list_engine import LIMITS, PATIENCE, Served
 
-from models.image import ImageError
+from models.image_error import ImageError
 from service.caption_options import CaptionOptions
 from service.offline.feed import Asked, Feed, Outcome
 

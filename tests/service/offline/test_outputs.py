@@ -130,6 +130,24 @@ class TestSidecars:
         assert (later.todo, later.held) == (["b.png"], 1)
         assert outputs("a.png", "b.png", sidecar=True, overwrite=True).todo == ["a.png", "b.png"]
 
+    @pytest.mark.timeout(60)  # against for ever
+    @pytest.mark.parametrize("kind", ["left", "link", "fifo"])
+    def test_what_lies_where_a_part_is_written_is_neither_written_through_nor_waited_for(
+        self, here: Path, kind: str
+    ) -> None:
+        mine, part = here / "thesis", here / "photos" / ".a.txt.part"
+        mine.write_text("three years of work")
+        if kind == "left":
+            part.write_text("of a run that was killed")
+        elif kind == "link":
+            part.symlink_to(mine)
+        else:
+            os.mkfifo(part)
+        write(outputs("photos/a.png", sidecar=True), "photos/a.png")
+        assert (here / "photos" / "a.txt").read_text() == "caption of photos/a.png\n"
+        assert mine.read_text() == "three years of work"
+        assert not part.exists()
+
     def test_two_images_with_one_sidecar(self) -> None:
         found = Found(["a.jpg", "a.png", "odd.txt"])
         both = outputs(found=found, sidecar=True)
