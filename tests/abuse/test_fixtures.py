@@ -1,0 +1,35 @@
+"""The fixtures can fail: a server that stops for a moment, that keeps memory, or loses a place, is found out."""
+
+import time
+from contextlib import ExitStack
+
+import pytest
+from support.abuse import FACTOR, FLOOR_S, Abused
+from support.full_capacity import ask, check, full_capacity, stopped
+
+
+def test_a_quiet_server_withstands_nothing(abused: Abused) -> None:
+    damage = abused.withstands(lambda: time.sleep(0.5))
+    assert damage.window.livez.count > 5
+    assert damage.window.failed == 0
+    assert damage.before > 50 << 20
+
+
+def test_a_server_that_stops_is_found_out(abused: Abused) -> None:
+    def stop() -> None:
+        with stopped(abused.server.process.pid):
+            time.sleep(max(2 * FACTOR * abused.idle.livez.p99, 12 * FLOOR_S))
+
+    with pytest.raises(AssertionError, match="/livez worst"):
+        abused.withstands(stop)
+
+
+def test_a_place_that_is_taken_is_found_out(abused: Abused) -> None:
+    """A request that nobody asked about holds a place of the queue, as one that is lost would."""
+    with ExitStack() as exits:
+        with stopped(abused.server.engine_pid):
+            waiting = ask(abused.server, exits, abused.samples, 1)
+            abused.server.wait_for(lambda: abused.server.metrics()["snapcap_queue_depth"] == 1, 30)
+            with pytest.raises(AssertionError, match="not within"):
+                full_capacity(abused.server, abused.samples, patience=1)
+        check(waiting)

@@ -1,0 +1,167 @@
+"""Pictures that are small to send and dear to decode, against a real server."""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.abuse import Abused
+from support.attack_pictures import (
+    chunk,
+    flat_png,
+    flat_webp,
+    many_scans,
+    packed_text,
+    segment,
+    with_chunks,
+    with_segments,
+)
+from support.pictures import encoded, scene
+
+from benchmarks.process_memory import process_memory
+from benchmarks.processes import descendants
+from service.decode_process import SLACK
+from service.memory_budget import MemoryBudget
+
+GIB = 1 << 30
+PIXELS = (8000, 6000)  # within the limit of 50 million
+KILLED = "snapcap_decode_processes_killed_total"
+
+
+def caption(abused: Abused, data: bytes, query: str = "") -> tuple[int, str]:
+    """Status, and the reason or the code of an error."""
+    status, body, _ = abused.server.call(f"/v1/caption{query}", data)
+    assert isinstance(body, dict), (status, body)
+    return status, body.get("reason") or body.get("code", "")
+
+
+def at_once(abused: Abused, pictures: list[bytes], query: str = "") -> list[tuple[int, str]]:
+    with ThreadPoolExecutor(len(pictures)) as pool:
+        return list(pool.map(lambda data: caption(abused, data, query), pictures))
+
+
+def dear() -> Iterator[tuple[str, bytes, str]]:
+    """A name, a picture, and the reason for which it is refused."""
+    jpeg, png = encoded(scene(90, 70), "JPEG"), encoded(scene(90, 70))
+    frame = b"ANMF" + bytes(4)
+    yield "scans, of 164 KB", many_scans(3000, 2000, 6000), "too_complex"
+    yield "scans, of 20 MB", many_scans(*PIXELS, 190_000), "too_complex"
+    yield "segments", with_segments(jpeg, segment(0xE5, b"") * 4_000_000), "too_complex"
+    yield "chunks", with_chunks(png, chunk(b"abCd", b"") * 1_500_000), "too_complex"
+    yield "chunks of no pixels", with_chunks(png, chunk(b"IDAT", b"") * 1_500_000), "too_complex"
+    yield "texts", with_chunks(png, *(packed_text(number) for number in range(600))), "too_complex"
+    yield "frames", flat_webp(20, 20) + frame * 2_000_000, "too_complex"
+    yield "pixels", flat_webp(16_000, 16_000), "too_large"
+    yield "a thin one", flat_png("RGB", 4, 3_000_000), "too_large"
+
+
+DEAR = list(dear())
+
+
+@pytest.mark.parametrize(("data", "reason"), [each[1:] for each in DEAR], ids=[each[0] for each in DEAR])
+def test_what_is_dear_is_refused_before_it_is_decoded(abused: Abused, data: bytes, reason: str) -> None:
+    abused.withstands(lambda: check_all(at_once(abused, [data] * 4), {(422, reason)}))
+
+
+def check_all(found: list[tuple[int, str]], allowed: set[tuple[int, str]]) -> None:
+    assert set(found) <= allowed, found
+
+
+def slow_picture() -> bytes:
+    """A JPEG of as many pixels and scans as are allowed: a second and more."""
+    return many_scans(*PIXELS, 20)
+
+
+def test_a_decode_ends_with_its_request(abused: Abused) -> None:
+    """Its client is answered, and a moment later nothing is done for it any more."""
+    slow = slow_picture()
+    before = abused.server.metrics()[f'{KILLED}{{reason="deadline"}}']
+    late: list[tuple[int, str]] = []
+
+    def attack() -> None:
+        late.extend(at_once(abused, [slow] * 6, "?timeout=0.2"))
+        pids = abused.server.decode_pids
+        end = time.monotonic() + 30
+        while any(cpu_grows(pid) for pid in pids):
+            assert time.monotonic() < end, "they go on"
+
+    abused.withstands(attack)
+    assert set(late) == {(504, "deadline_exceeded")}
+    after = abused.server.metrics()
+    assert after[f'{KILLED}{{reason="deadline"}}'] > before
+    line = next(each for each in abused.server.log().splitlines() if "decode process killed" in each)
+    assert "why=killed at the deadline of its request" in line
+    assert f"format=jpeg bytes={len(slow)} s=" in line
+    assert "request_id=" in line
+    assert "decode process ended" not in abused.server.log(), "it is not said that memory ran out"
+
+
+def cpu_grows(pid: int) -> bool:
+    def seconds() -> float:
+        try:
+            return time.clock_gettime(~pid << 3 | 2)
+        except OSError:
+            return 0.0
+
+    before = seconds()
+    time.sleep(0.1)
+    return seconds() - before > 0.02
+
+
+def test_an_image_that_takes_too_long_is_refused_for_that(samples: dict[Path, str], tmp_path: Path) -> None:
+    slow = slow_picture()
+    with Abused(samples, tmp_path, "--decode-timeout", "0.3") as abused:
+        abused.withstands(lambda: check_all(at_once(abused, [slow] * 3), {(422, "too_complex")}))
+        metrics = abused.server.metrics()
+        assert metrics[f'{KILLED}{{reason="too_complex"}}'] >= 3
+        assert metrics['snapcap_image_decode_failures_total{reason="too_complex"}'] >= 3
+
+
+@pytest.fixture(scope="module")
+def small(samples: dict[Path, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Abused]:
+    """With what a container of 4 GiB gives to pixels."""
+    size = str(MemoryBudget.of(4 * GIB).pixels)
+    with Abused(samples, tmp_path_factory.mktemp("small"), "--decode-memory", size) as abused:
+        yield abused
+
+
+def test_pixels_stay_within_their_memory(small: Abused) -> None:
+    """The dearest of each format that fits, all at once: the decode processes take what the formula says."""
+    budget, count = MemoryBudget.of(4 * GIB).pixels, len(small.server.decode_pids)
+    pictures = [
+        flat_webp(5600, 5500),
+        flat_webp(3900, 3900),
+        flat_png("RGBA", 6000, 6000),
+        flat_png("I;16", 5000, 5000),
+    ]
+    too_large = [flat_webp(*PIXELS), flat_webp(16_000, 3_000)]
+    found: list[tuple[int, str]] = []
+    idle = sum(process_memory(pid) for pid in small.server.decode_pids)
+    highest: list[int] = []
+
+    def attack() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(at_once, small, (pictures + too_large) * 2)
+            while not asked.done():
+                highest.append(sum(process_memory(pid) for pid, _ in descendants(small.server.decode_parent_pid)))
+            found.extend(asked.result())
+
+    damage = small.withstands(attack)
+    assert set(found) <= {(200, ""), (422, "too_large"), (429, "overloaded")}, found
+    assert (422, "too_large") in found
+    assert (200, "") in found
+    assert max(highest) - idle > budget // 4, "it was an attack"
+    assert max(highest) - idle <= budget + count * SLACK, (max(highest) >> 20, idle >> 20)
+    assert damage.window.peak - damage.before <= budget + count * SLACK + (64 << 20), damage
+
+
+def test_the_limit_of_a_process_is_under_the_estimate(small: Abused) -> None:
+    """What its estimate says is not all that a codec could take: the kernel would refuse it more."""
+    share = MemoryBudget.of(4 * GIB).pixels // 2 // len(small.server.decode_pids)
+    for pid in small.server.decode_pids:
+        limits: Any = Path(f"/proc/{pid}/limits").read_text().splitlines()
+        (line,) = [each for each in limits if each.startswith("Max address space")]
+        size = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * 4096
+        assert size < int(line.split()[3]) <= size + 2 * share + 2 * SLACK + (20 << 20) * 3
