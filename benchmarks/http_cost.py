@@ -1,6 +1,6 @@
 """CPU time that a caption costs the server beside the model: in either process, and in its busiest thread.
 
-    python -m benchmarks.http_cost [--form raw] [--clients 64] [--seconds 5] [--rounds 3] [--decode-processes 0,2]
+    python -m benchmarks.http_cost [--form raw] [--clients 64] [--seconds 5] [--rounds 3] [--decode-processes 1,2]
 
 The real application behind the real server in this process; the real scheduler and engine in an engine process,
 over a runner that only waits: a step is over after a fixed time, however fast the machine's device. Requests and
@@ -8,8 +8,8 @@ replies go between the two as they do in a server. Clients are in a process of t
 what they used, so other work on the machine hardly changes it, as it does latencies and rates.
 
 Where a GPU makes thousands of captions a second, what the HTTP process spends on each is what limits them: its
-threads take turns with one interpreter's lock. So images are decoded by threads and by processes, one after the
-other, each in a server of its own.
+threads take turns with one interpreter's lock. Images are decoded by processes, as many as are asked for, one
+number after the other, each in a server of its own.
 """
 
 import argparse
@@ -41,7 +41,9 @@ from service.app import Services, create_app
 from service.assembly import assemble
 from service.bind import bind
 from service.body import BodyLimits
-from service.config import DecodingSettings, Settings
+from service.config import Settings
+from service.config_images import DecodingSettings
+from service.decode_room import DecodeRoom, decode_memory
 from service.loop_channel import LoopChannel
 from service.messages import Message, Turn
 from service.parts import Parts, fork_parts
@@ -49,7 +51,6 @@ from service.process_decoder import ProcessDecoder
 from service.remote_engine import RemoteEngine
 from service.server import Server, make_server
 from service.shared_pixels import Slots
-from service.thread_decoder import ThreadDecoder
 from warmup.timeline import Timeline
 
 FORMS = ("raw", "json", "multipart")
@@ -76,24 +77,25 @@ def attach(services: Services, parts: Parts) -> tuple[Callable[[], None], Callab
 
     channel = LoopChannel(parts.engine.end, loop, take)
     engine = RemoteEngine(LIMITS, parts.pixels, slots, Settings().queue.size, channel.send, services.metrics)
-    processes = None
-    if parts.decoding is not None:
-        processes = ProcessDecoder(parts.decoding, slots, services.metrics, loop)
+    room = DecodeRoom(decode_memory(Settings()), parts.decoding.count)
+    processes = ProcessDecoder(parts.decoding, slots, room, 10.0, services.metrics, loop, ended)
     transform, words = ImageTransform(size=IMAGE_SIZE), cast("Any", Words())
-    threads = ThreadDecoder(services.captioner.pool, transform)
 
     def begin() -> None:
-        if processes is not None:
-            processes.begin(transform, threads)
-        services.captioner.attach(engine, transform, words, "none", processes or threads)
+        processes.begin(transform)
+        services.captioner.attach(engine, transform, words, "none", processes)
         services.readiness.ready()
 
     def end() -> None:
-        if processes is not None:
-            processes.close()
+        processes.close()
         channel.close()
 
     return begin, end
+
+
+def ended(error: Exception) -> None:
+    """Without decode processes there is nothing to measure."""
+    raise error
 
 
 def measure(port: int, images: Path, options: argparse.Namespace, clocks: list[Callable[[], float]]) -> list[float]:
@@ -124,8 +126,6 @@ def clock_of(thread: threading.Thread) -> Callable[[], float]:
 
 def decode_seconds(parts: Parts) -> float:
     """CPU seconds of the decode processes."""
-    if parts.decoding is None:
-        return 0.0
     parent = parts.decoding.parent.pid
     return sum(cpu_seconds(pid) for pid in [parent, *(pid for pid, _ in descendants(parent))])
 
@@ -187,9 +187,9 @@ def main() -> None:
     parser.add_argument(
         "--decode-processes",
         type=lambda text: [int(each) for each in text.split(",")],
-        default=[0, 2],
+        default=[2],
         metavar="N,N,…",
-        help="how many processes decode, each in turn; 0: threads do",
+        help="how many processes decode, each in turn",
     )
     parser.add_argument("--step", type=float, default=0.5, help="milliseconds of the device for a decode step")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the table and every round")
@@ -199,7 +199,7 @@ def main() -> None:
         captions = dict.fromkeys(json.loads((images / "captions.json").read_text()))
         (images / "captions.json").write_text(json.dumps(captions))
         rounds = [_apart(options, images, processes) for processes in options.decode_processes]
-    ways = ["threads" if count == 0 else f"{count} processes" for count in options.decode_processes]
+    ways = [f"{count} processes" for count in options.decode_processes]
     medians = [[statistics.median(values) for values in zip(*each, strict=True)] for each in rounds]
     spans = [[f"{min(v):.3f} to {max(v):.3f}" for v in zip(*each, strict=True)] for each in rounds]
     rows = [

@@ -9,6 +9,7 @@ caption is exactly as long as its limit for whoever serves it; its captions mean
 import argparse
 import json
 import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -41,16 +42,26 @@ RANDOM_MODELS = {
 
 def write_checkpoint(model: RandomModel, folder: Path) -> None:
     """Write all files; the folder appears whole or not at all."""
-    staging = folder.with_name(folder.name + ".part")
-    shutil.rmtree(staging, ignore_errors=True)
-    staging.mkdir(parents=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(
+        tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent)
+    )  # and not a name that may be taken
+    try:
+        _write(model, staging)
+        staging.replace(folder)
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+
+
+def _write(model: RandomModel, staging: Path) -> None:
+    staging.chmod(0o755)
     files = model.family.files(model.shapes)
     for name, content in files.small.items():
         (staging / name).write_text(json.dumps(content, indent=2) + "\n")
     (staging / "tokenizer.json").write_text(json.dumps(files.tokenizer))
     _write_weights(model, staging / "model.safetensors")
     (staging / "model.safetensors").chmod(0o644)  # some versions write it for the owner alone
-    staging.replace(folder)
 
 
 def _write_weights(model: RandomModel, path: Path) -> None:

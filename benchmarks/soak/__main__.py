@@ -1,0 +1,136 @@
+"""Good and bad traffic on two servers behind a balancer, while faults are injected: what is lost, wrong, or hangs.
+
+    python -m benchmarks.soak --minutes 30 [--seed N] [--faults all] [--device cpu] [--cache FOLDER] [--json FILE]
+
+Each fault comes once, then they come at random; what cannot be injected here is named, with the reason. Good
+clients come again as the API tells them to, and each caption is compared with the known one. A server that ends is
+started again, and one whose /livez does not answer is ended, as Kubernetes would. Exit status 1 when a request was
+lost, a caption was wrong, a server answered 500 or did not recover. Traffic goes to 127.0.0.1 only.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import secrets
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.arguments import add_serve, count, some_of
+from benchmarks.common import SNAPCAP, scratch
+from benchmarks.soak import soak_report
+from benchmarks.soak.bad_clients import BadClients
+from benchmarks.soak.balancer import Balancer
+from benchmarks.soak.campaign import Campaign, watched
+from benchmarks.soak.faults_clients import CLIENT_FAULTS
+from benchmarks.soak.faults_gpu import GPU_FAULTS
+from benchmarks.soak.faults_processes import PROCESS_FAULTS
+from benchmarks.soak.faults_store import STORE_FAULTS
+from benchmarks.soak.good_clients import GoodClients
+from benchmarks.soak.replica import Replica
+from benchmarks.soak.setting import Setting, artifacts, direct_proxy, small_disks, steppable_clock
+from benchmarks.soak.world import Fault, World
+
+FAULTS = (*PROCESS_FAULTS, *STORE_FAULTS, *CLIENT_FAULTS, *GPU_FAULTS)
+NAMES = ("one", "two")
+# Time limits that a campaign can wait for. Two processes that decode, so that they can be stopped and killed.
+OPTIONS = (
+    *("--decode-processes", "2", "--queue-size", "32", "--request-timeout", "10"),
+    *("--drain-delay", "1", "--grace-period", "10", "--body-timeout", "5", "--watchdog-timeout", "5"),
+    *("--store-deadline", "8", "--s3-connect-timeout", "1", "--s3-read-timeout", "2", "--s3-deadline", "8"),
+)
+LAUNCHER = (sys.executable, "-m", "benchmarks.soak.launcher")
+SETTLE_S = 5.0
+
+
+def read_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--seed", type=int, help="of all that is random; drawn and printed where it is not given")
+    names = some_of(fault.name for fault in FAULTS)
+    parser.add_argument("--faults", type=names, default="all", help="all, or some (default: %(default)s)")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--clients", type=count, default=6, help="good clients")
+    parser.add_argument("--cache", type=Path, help="folder that keeps the built artifacts for the next time")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything that was measured")
+    add_serve(parser)
+    return parser.parse_args()
+
+
+async def run(options: argparse.Namespace, setting: Setting, faults: Sequence[Fault], seed: int) -> dict[str, Any]:
+    """The campaign, its strikes and totals."""
+    console, chooser = Console(stderr=True), Random(seed)
+    if setting.proxy is not None:
+        await setting.proxy.start()
+        direct_proxy(setting)
+    command = [*(LAUNCHER if options.device == "cuda" else SNAPCAP), "serve", "--host", "127.0.0.1"]
+    command += ["--device", options.device, *OPTIONS, *setting.options, *shlex.split(options.serve)]
+    replicas = [Replica(name, command, setting.environment, setting.cache(name)) for name in NAMES]
+    bad, balancer = BadClients(replicas, chooser), Balancer(replicas)
+    world = World(replicas, setting.proxy, setting.clock, bad, chooser)
+    try:
+        for replica in replicas:
+            replica.start()
+        await balancer.start()
+        clients = GoodClients(balancer.port, options.clients, chooser)
+        with watched(replicas) as watches:
+            campaign = Campaign(world, clients, watches, console)
+            if not await campaign.all_well():
+                raise RuntimeError(f"the servers do not start:\n{replicas[0].log()[-2000:]}")
+            clients.start()
+            bad.start()
+            began = time.monotonic()
+            await campaign.run(faults, options.minutes * 60)
+            bad.stop()
+            await clients.stop()
+            ended_well = await campaign.all_well()
+            await asyncio.sleep(SETTLE_S)
+        seconds = time.monotonic() - began
+        totals = soak_report.totals(seed, seconds, clients.tally, bad, replicas, campaign.strikes)
+        totals |= {"retried by the balancer": balancer.retried, "ended well": ended_well}
+        return {"strikes": campaign.strikes, "totals": totals}
+    finally:
+        await balancer.stop()
+        await asyncio.gather(*(replica.stop() for replica in replicas))
+        if setting.proxy is not None:
+            setting.proxy.stop()
+
+
+def main() -> int:
+    options = read_arguments()
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # servers and mounts go with it
+    seed = secrets.randbelow(1 << 32) if options.seed is None else options.seed
+    chosen = [fault for fault in FAULTS if fault.name in options.faults]
+    kinds = {fault.kind for fault in chosen}
+    with scratch() as folder, contextlib.ExitStack() as exits:
+        setting = Setting(folder)
+        if options.device != "cuda":
+            setting.unavailable["gpu"] = "it needs --device cuda"
+        if kinds & {"s3", "disk", "gpu"} - setting.unavailable.keys():
+            sets = (options.cache or folder).resolve() / "sets"
+            exits.enter_context(artifacts(setting, sets, Random(seed), "--device", options.device))
+        else:
+            setting.options += ["--backend", "eager", "--build", "off"]
+        if "disk" in kinds:
+            exits.enter_context(small_disks(setting, list(NAMES)))
+        if "clock" in kinds:
+            steppable_clock(setting)
+        skipped = {each.name: setting.unavailable[each.kind] for each in chosen if each.kind in setting.unavailable}
+        for name, why in skipped.items():
+            print(f"NOT INJECTED: {name}: {why}", file=sys.stderr)
+        print(f"seed {seed}", file=sys.stderr)
+        faults = [fault for fault in chosen if fault.name not in skipped]
+        found = asyncio.run(run(options, setting, faults, seed))
+    soak_report.write(options.json, found["strikes"], found["totals"], skipped)
+    return 0 if soak_report.went_well(found["totals"]) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

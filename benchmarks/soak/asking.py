@@ -1,0 +1,70 @@
+"""Sends one request on a connection of its own, in an event loop, and reads its reply."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+class CutError(ConnectionError):
+    """The connection was lost after the reply had begun."""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """``raw`` is all of it, as it came."""
+
+    status: int
+    fields: Mapping[str, str]
+    body: bytes
+    raw: bytes
+
+    @property
+    def retry_after(self) -> float | None:
+        """Seconds, where the server says when to come again."""
+        text = self.fields.get("retry-after", "")
+        return float(text) if text.isdecimal() else None
+
+
+async def ask(port: int, request: bytes, within: float) -> Reply:
+    """The reply to a whole request.
+
+    Raises:
+        CutError: the connection was lost after the reply had begun.
+        OSError: it was refused, or lost before.
+        TimeoutError: there was no whole reply ``within`` seconds.
+    """
+    async with asyncio.timeout(within):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            writer.write(request)
+            return await _reply(reader)
+        finally:
+            writer.close()
+
+
+async def _reply(reader: asyncio.StreamReader) -> Reply:
+    begun = False
+    try:
+        line = await reader.readuntil(b"\r\n")
+        begun = True
+        rest = await reader.readuntil(b"\r\n\r\n")
+        fields = {}
+        for each in rest.decode("latin-1").split("\r\n"):
+            name, _, value = each.partition(":")
+            fields[name.strip().lower()] = value.strip()
+        body = await reader.readexactly(int(fields.get("content-length", "0")))
+    except (asyncio.IncompleteReadError, ConnectionError) as error:
+        if begun:
+            raise CutError("the reply was cut") from error
+        raise ConnectionResetError("no reply") from error
+    return Reply(int(line.split()[1]), fields, body, line + rest + body)
+
+
+def post(path: str, body: bytes, content_type: str) -> bytes:
+    """A request whose connection is closed after the reply."""
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {content_type}\r\nConnection: close\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def get(path: str) -> bytes:
+    return f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()

@@ -1,0 +1,113 @@
+"""A load balancer for HTTP, as an ingress is one: it sends to those that /readyz says are ready, and tries the
+other one where a reply says that it may.
+
+Tried again elsewhere: a connection that was refused, or lost before the reply had begun (a caption changes nothing,
+so that to ask twice is harmless), and 429 or 503 with Retry-After. All else goes back to the client as it is.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+
+from benchmarks.soak.asking import CutError, Reply, ask
+from benchmarks.soak.replica import Replica
+
+PROBE_S = 0.25
+ATTEMPTS = 3
+TIMEOUT_S = 60.0
+
+
+def answer(status: int, title: str, *lines: str) -> bytes:
+    """A reply of the balancer's own."""
+    head = "\r\n".join([f"HTTP/1.1 {status} {title}", "Content-Length: 0", "Connection: close", *lines])
+    return f"{head}\r\n\r\n".encode()
+
+
+NOBODY = answer(503, "Service Unavailable", "Retry-After: 1")
+BAD_GATEWAY = answer(502, "Bad Gateway")
+GATEWAY_TIMEOUT = answer(504, "Gateway Timeout")
+
+
+class Balancer:
+    """``retried`` counts attempts after the first."""
+
+    def __init__(self, replicas: Sequence[Replica]) -> None:
+        self.retried = 0
+        self.port = 0
+        self._replicas = replicas
+        self._ready: list[Replica] = []
+        self._turn = 0
+        self._tasks: list[asyncio.Task[None]] = []
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        self._tasks = [asyncio.create_task(self._probe(each)) for each in self._replicas]
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port = int(self._server.sockets[0].getsockname()[1])
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        if self._server is not None:
+            self._server.close()
+
+    async def _probe(self, replica: Replica) -> None:
+        while True:
+            self._set(replica, await replica.is_ready())
+            await asyncio.sleep(PROBE_S)
+
+    def _set(self, replica: Replica, ready: bool) -> None:
+        if ready and replica not in self._ready:
+            self._ready.append(replica)
+        elif not ready and replica in self._ready:
+            self._ready.remove(replica)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            writer.write(await self._pass_on(await _request(reader)))
+            await writer.drain()
+        writer.close()
+
+    async def _pass_on(self, request: bytes) -> bytes:
+        tried: list[Replica] = []
+        last: bytes = NOBODY
+        for _ in range(ATTEMPTS):
+            replica = self._next(tried)
+            if replica is None:
+                return last
+            self.retried += bool(tried)
+            tried.append(replica)
+            try:
+                reply = await ask(replica.port, request, TIMEOUT_S)
+            except CutError:
+                return BAD_GATEWAY
+            except TimeoutError:
+                return GATEWAY_TIMEOUT
+            except OSError:
+                self._set(replica, False)
+                last = NOBODY
+                continue
+            if not _passes(reply):
+                return reply.raw
+            last = reply.raw
+        return last
+
+    def _next(self, tried: Sequence[Replica]) -> Replica | None:
+        """One that is ready and was not tried; in turn."""
+        free = [each for each in self._ready if each not in tried]
+        self._turn += 1
+        return free[self._turn % len(free)] if free else None
+
+
+def _passes(reply: Reply) -> bool:
+    """Whether the reason for this reply is one that passes, by what the server says."""
+    return reply.status in (429, 503) and reply.retry_after is not None
+
+
+async def _request(reader: asyncio.StreamReader) -> bytes:
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = 0
+    for line in head.lower().split(b"\r\n"):
+        if line.startswith(b"content-length:"):
+            length = int(line.partition(b":")[2])
+    return head + await reader.readexactly(length)

@@ -1,0 +1,150 @@
+"""Clients that do as the server's API says: they know the right caption, and come again where they are told to.
+
+Come again: a connection that was lost, 408 of a sender who was slow, 429 and 503 after their Retry-After, 502 and
+504 after a second. Everything else that is not the right caption is a request lost, or a caption wrong.
+"""
+
+import asyncio
+import base64
+import json
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from benchmarks.common import samples
+from benchmarks.load import multipart
+from benchmarks.soak.asking import Reply, ask, post
+
+PATIENCE_S = 180.0
+TIMEOUT_S = 90.0
+JSON = "application/json"
+_PASSING = (408, 429, 502, 503, 504)
+
+
+@dataclass(frozen=True)
+class Request:
+    """``read`` finds the caption in the reply's document."""
+
+    api: str
+    data: bytes
+    caption: str
+    read: Callable[[Any], str]
+
+
+@dataclass
+class Tally:
+    """What became of all requests of good clients. ``problems``: the first of what was lost or wrong, in words."""
+
+    requests: int = 0
+    retried: int = 0
+    lost: int = 0
+    wrong: int = 0
+    slowest: float = 0.0
+    problems: list[str] = field(default_factory=list)
+
+    def snapshot(self) -> "Tally":
+        return replace(self, problems=list(self.problems))
+
+    def problem(self, text: str) -> None:
+        if len(self.problems) < 100:
+            self.problems.append(text)
+
+
+def requests() -> list[Request]:
+    """Every sample picture through every API."""
+    found = []
+    for image, caption in samples().values():
+        text = base64.b64encode(image).decode()
+        chat = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{text}"}}]
+        tensor = {"name": "image", "shape": [1], "datatype": "BYTES", "data": [text]}
+        documents: Mapping[str, tuple[Any, Callable[[Any], str]]] = {
+            "/v1/caption": ({"image": text}, lambda reply: str(reply["caption"])),
+            "/": ({"inputs": text}, lambda reply: str(reply[0]["generated_text"])),
+            "/v1/chat/completions": (
+                {"model": "demo", "messages": [{"role": "user", "content": chat}]},
+                lambda reply: str(reply["choices"][0]["message"]["content"]),
+            ),
+            "/v2/models/demo/infer": ({"inputs": [tensor]}, lambda reply: str(reply["outputs"][0]["data"][0])),
+        }
+        for path, (document, read) in documents.items():
+            found.append(Request(path, post(path, json.dumps(document).encode(), JSON), caption, read))
+        for kind, body in (("raw", (image, "image/png")), ("form", multipart(image))):
+            data = post("/v1/caption", *body)
+            found.append(Request(f"/v1/caption {kind}", data, caption, lambda reply: str(reply["caption"])))
+    return found
+
+
+class GoodClients:
+    """``count`` clients, each of which asks again as soon as it has its caption, after a moment of thought."""
+
+    def __init__(self, port: int, count: int, chooser: random.Random, thought_s: float = 0.05) -> None:
+        self.tally = Tally()
+        self._port = port
+        self._count = count
+        self._chooser = chooser
+        self._thought_s = thought_s
+        self._requests = requests()
+        self._over = False
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        self._tasks = [asyncio.create_task(self._client()) for _ in range(self._count)]
+
+    async def stop(self) -> None:
+        """Every request that has begun comes to its end."""
+        self._over = True
+        await asyncio.gather(*self._tasks)
+
+    async def _client(self) -> None:
+        while not self._over:
+            await self._caption(self._chooser.choice(self._requests))
+            await asyncio.sleep(self._thought_s * self._chooser.random() * 2)
+
+    async def _caption(self, request: Request) -> None:
+        tally, began, last = self.tally, time.monotonic(), ""
+        tally.requests += 1
+        while time.monotonic() - began < PATIENCE_S:
+            wait = 1.0
+            try:
+                reply = await ask(self._port, request.data, TIMEOUT_S)
+            except (OSError, TimeoutError) as error:
+                last = f"{type(error).__name__}: {error}"
+            else:
+                if reply.status not in _PASSING:
+                    tally.slowest = max(tally.slowest, time.monotonic() - began)
+                    self._judge(request, reply)
+                    return
+                last = f"{reply.status} {reply.body[:200]!r}"
+                wait = reply.retry_after or wait
+            tally.retried += 1
+            await asyncio.sleep(wait)
+        tally.lost += 1
+        tally.problem(f"{request.api}: gave up after {PATIENCE_S:.0f} s: {last}")
+
+    def _judge(self, request: Request, reply: Reply) -> None:
+        if reply.status != 200:
+            self.tally.lost += 1
+            self.tally.problem(f"{request.api}: {reply.status} {reply.body[:300]!r}")
+        elif (found := caption_of(request, reply)) != request.caption:
+            self.tally.wrong += 1
+            self.tally.problem(f"{request.api}: {found!r} instead of {request.caption!r}")
+
+
+async def captions_rightly(port: int, requests: Sequence[Request], within: float = 5.0) -> bool:
+    """Whether a server itself answers with the right caption."""
+    request = requests[0]
+    try:
+        reply = await ask(port, request.data, within)
+    except (OSError, TimeoutError):
+        return False
+    return reply.status == 200 and caption_of(request, reply) == request.caption
+
+
+def caption_of(request: Request, reply: Reply) -> str:
+    """The caption in a reply; where there is none, the reply."""
+    try:
+        return request.read(json.loads(reply.body))
+    except (ValueError, KeyError, IndexError, TypeError):
+        return repr(reply.body[:300])

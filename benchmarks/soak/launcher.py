@@ -1,0 +1,34 @@
+"""`snapcap`, in whose engine process SIGUSR2 runs a kernel that asserts. Only the campaign starts servers this way.
+
+    python -m benchmarks.soak.launcher serve …
+
+The shipped server has no such way in: the handler is put around `service.engine_fork._serve_engine` here. A device
+assertion is sticky: whatever the process asks of its context from then on fails, on every stream and thread.
+"""
+
+import signal
+import socket
+from types import FrameType
+
+from service import engine_fork
+from service.cli import main
+from service.config import Settings
+from service.shared_pixels import SharedPixels
+
+_serve_engine = engine_fork._serve_engine
+
+
+def assert_on_device(_number: int, _frame: FrameType | None) -> None:
+    import torch
+
+    torch._assert_async(torch.zeros(1, device="cuda"))
+
+
+def serve_engine(settings: Settings, end: socket.socket, pixels: SharedPixels, origin: float) -> int:
+    signal.signal(signal.SIGUSR2, assert_on_device)
+    return _serve_engine(settings, end, pixels, origin)
+
+
+if __name__ == "__main__":
+    engine_fork._serve_engine = serve_engine
+    raise SystemExit(main())

@@ -1,0 +1,167 @@
+"""One server as Kubernetes keeps it: started again whenever it ends, and ended when /livez does not answer.
+
+The numbers are those of `deploy/kubernetes`: three probes of /livez in a row, ten seconds apart, five seconds each.
+"""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.common import ROOT, environment, free_port
+from benchmarks.process_memory import tree_memory
+from benchmarks.processes import own_parts
+from benchmarks.soak.asking import ask, get
+
+LIVENESS_PERIOD_S = 10.0
+LIVENESS_TIMEOUT_S = 5.0
+LIVENESS_FAILURES = 3
+TERMINATION_S = 45.0
+BACK_OFF_S = 0.5
+MEMORY_S = 0.5
+
+
+class Replica:
+    """``cache``: its own cache folder. ``starts`` counts its processes, ``up`` are the times in which it was ready:
+    began and ended, the last of them open."""
+
+    def __init__(self, name: str, command: Sequence[str], extra: Mapping[str, str], cache: Path) -> None:
+        self.name = name
+        self.port = free_port()
+        self.cache = cache
+        self.starts = 0
+        self.exits: list[int] = []
+        self.up: list[list[float]] = []
+        self.memory: list[tuple[float, int]] = []
+        self.extra = {"PYTHONFAULTHANDLER": "1", **extra}  # of the environment, from the next start on
+        self._command = [*command, "--port", str(self.port), "--cache-dir", str(cache)]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as this
+        self._over = False
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def pid(self) -> int:
+        """Of the process that answers.
+
+        Raises:
+            RuntimeError: there is none at the moment.
+        """
+        if self._process is None or self._process.poll() is not None:
+            raise RuntimeError(f"{self.name} does not run")
+        return self._process.pid
+
+    @property
+    def parts(self) -> list[int]:
+        """The engine process, the parent of those that decode, and these."""
+        return own_parts(self.pid)
+
+    def start(self) -> None:
+        jobs = (self._supervise(), self._look_for_life(), self._note_ready(), self._sample_memory())
+        self._tasks = [asyncio.create_task(job) for job in jobs]
+
+    async def stop(self) -> None:
+        self._over = True
+        self.signal(signal.SIGTERM)
+        supervisor, *others = self._tasks
+        for task in others:
+            task.cancel()
+        try:
+            await asyncio.wait_for(asyncio.shield(supervisor), TERMINATION_S)
+        except TimeoutError:
+            self.kill()
+            await supervisor
+
+    def signal(self, number: int) -> None:
+        with contextlib.suppress(RuntimeError, ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """The whole container, as its runtime does it."""
+        with contextlib.suppress(RuntimeError, ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def went_down(self) -> None:
+        """From now on it is not up, until it is ready again."""
+        if self.up and self.up[-1][1] == float("inf"):
+            self.up[-1][1] = time.monotonic()
+
+    def empty_cache(self) -> None:
+        for entry in self.cache.iterdir():
+            shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink()
+
+    def log(self) -> str:
+        size = self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(size - 200_000, 0))
+        return self._log.read().decode(errors="replace")
+
+    async def is_ready(self) -> bool:
+        with contextlib.suppress(OSError, TimeoutError):
+            return (await ask(self.port, get("/readyz"), 2.0)).status == 200
+        return False
+
+    async def _supervise(self) -> None:
+        while not self._over:
+            self.cache.mkdir(parents=True, exist_ok=True)
+            self._process = subprocess.Popen(  # noqa: ASYNC220  a millisecond
+                self._command,
+                cwd=ROOT,
+                env=environment(**self.extra),
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                start_new_session=True,
+            )
+            self.starts += 1
+            group = self._process.pid
+            code = await asyncio.to_thread(self._process.wait)
+            self.exits.append(code)
+            self.went_down()
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, signal.SIGKILL)  # a container ends with its first process
+            await asyncio.sleep(BACK_OFF_S)
+
+    async def _look_for_life(self) -> None:
+        failures, start = 0, 0
+        while True:
+            await asyncio.sleep(LIVENESS_PERIOD_S)
+            if start != self.starts:
+                failures, start = 0, self.starts
+            try:
+                alive = (await ask(self.port, get("/livez"), LIVENESS_TIMEOUT_S)).status == 200
+            except (OSError, TimeoutError):
+                alive = False
+            failures = 0 if alive else failures + 1
+            if failures >= LIVENESS_FAILURES:
+                failures = 0
+                await self._terminate()
+
+    async def _terminate(self) -> None:
+        start = self.starts
+        self.signal(signal.SIGTERM)
+        end = time.monotonic() + TERMINATION_S
+        while self.starts == start and time.monotonic() < end:  # noqa: ASYNC110  it has a limit
+            await asyncio.sleep(0.2)
+        if self.starts == start:
+            self.kill()
+
+    async def _note_ready(self) -> None:
+        seen = 0
+        while True:
+            start = self.starts
+            if seen != start and await self.is_ready() and start == self.starts:
+                seen = start
+                self.up.append([time.monotonic(), float("inf")])
+            await asyncio.sleep(0.1)
+
+    async def _sample_memory(self) -> None:
+        while True:
+            with contextlib.suppress(RuntimeError):
+                self.memory.append((time.monotonic(), await asyncio.to_thread(tree_memory, self.pid)))
+            await asyncio.sleep(MEMORY_S)

@@ -1,0 +1,34 @@
+"""What a fault can reach: the servers, the store's proxy, and the files beside them."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from random import Random
+
+from benchmarks.soak.bad_clients import BadClients
+from benchmarks.soak.lying_proxy import LyingProxy
+from benchmarks.soak.replica import Replica
+
+Healed = Callable[[], bool]
+
+
+@dataclass(frozen=True)
+class World:
+    """``proxy`` None: the servers have no store but their own folders. ``clock``: the environment in which
+    a server has a clock of its own, whose steps come from a file."""
+
+    replicas: Sequence[Replica]
+    proxy: LyingProxy | None
+    clock: Mapping[str, str]
+    bad: BadClients
+    chooser: Random
+
+
+@dataclass(frozen=True)
+class Fault:
+    """``inject`` does it to one server, yields whether what it broke is there again, and takes it back. ``kind``:
+    of what must be there for it, as `Setting.unavailable` has it."""
+
+    name: str
+    kind: str
+    inject: Callable[[World, Replica], AbstractAsyncContextManager[Healed]]
