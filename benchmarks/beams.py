@@ -1,6 +1,6 @@
 """A decode step of one image's b beams beside that of b greedy rows, in the same bucket and one process.
 
-    python -m benchmarks.beams [--model demo] [--backend aot|eager] [--device auto] [--buckets 4,8] [--json FILE]
+    python -m snapcap.benchmarks.beams [--model demo] [--backend aot|eager] [--device auto] [--buckets 4,8] [--json FILE]
 
 Both run through the runner that serves, on CUDA as the graphs that serve, and take turns. Then the tokens of some
 searches are compared with those of steps launched operation by operation: with the callables that were measured
@@ -12,15 +12,15 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.common import build_store, scratch
-from benchmarks.report import Report, number
-from benchmarks.workload import MODELS, Workload, open_workload
+from snapcap.benchmarks.common import build_store, scratch
+from snapcap.benchmarks.report import Report, number
+from snapcap.benchmarks.workload import MODELS, Workload, open_workload
 
 if TYPE_CHECKING:
-    from warmup.buckets import Bucket
-    from warmup.row import Needs
-    from warmup.runner import Runner
-    from warmup.startup import Loaded
+    from snapcap.warmup.buckets import Bucket
+    from snapcap.warmup.row import Needs
+    from snapcap.warmup.runner import Runner
+    from snapcap.warmup.startup import Loaded
 
 BEAMS = (2, 3, 4, 5, 8)
 MOST = 1.3
@@ -30,10 +30,10 @@ CHECKED_TOKENS = 16
 
 def start(workload: Workload, options: argparse.Namespace, cache: Path) -> "Loaded":
     """The model as a server has it when it is ready."""
-    from warmup.options import StartOptions, StoreOptions
-    from warmup.startup import load
-    from warmup.status import StartupStatus
-    from warmup.timeline import Timeline
+    from snapcap.warmup.options import StartOptions, StoreOptions
+    from snapcap.warmup.startup import load
+    from snapcap.warmup.status import StartupStatus
+    from snapcap.warmup.timeline import Timeline
 
     sizes = tuple(int(size) for size in options.buckets.split(",")) if options.buckets else ()
     if options.backend == "aot":
@@ -54,7 +54,7 @@ def start(workload: Workload, options: argparse.Namespace, cache: Path) -> "Load
 def admit(runner: "Runner", bucket: "Bucket", beams: int, image: Any, search: bool) -> "Needs":
     """The first b slots: one image's beams, or as many greedy rows. The image is encoded for both, as that leaves
     the CPU's caches without what a step reads."""
-    from warmup.row import GREEDY, Needs, Row, Search
+    from snapcap.warmup.row import GREEDY, Needs, Row, Search
 
     runner.encode(bucket, [image], 0)
     if not search:
@@ -95,14 +95,14 @@ def measure(loaded: "Loaded", image: Any, repeats: int) -> dict[int, dict[str, l
 
 def searched(runner: "Runner", bucket: "Bucket", beams: int, image: Any) -> list[int]:
     """The best hypothesis."""
-    from warmup.row import Row, Search
+    from snapcap.warmup.row import Row, Search
 
     row = Row(search=Search(beams, CHECKED_TOKENS))
     assert row.search is not None
     runner.encode(bucket, [image], 0)
     runner.admit(0, [row])
     runner.group(range(beams), row, row.search)
-    from warmup.row import Needs
+    from snapcap.warmup.row import Needs
 
     for _ in range(CHECKED_TOKENS):
         runner.decode_step(bucket, Needs(beams=True))
@@ -114,9 +114,9 @@ def searched(runner: "Runner", bucket: "Bucket", beams: int, image: Any) -> list
 
 def compare(loaded: "Loaded", images: list[Any]) -> list[list[str]]:
     """How many searches give the same tokens launched by hand, and with eager regions."""
-    from warmup.backends.eager import EagerBackend
-    from warmup.runner import open_callables
-    from warmup.status import COMPONENTS
+    from snapcap.warmup.backends.eager import EagerBackend
+    from snapcap.warmup.runner import open_callables
+    from snapcap.warmup.status import COMPONENTS
 
     runner, table = loaded.runner, loaded.plan.table
     rows = []

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases import FLOOR, IMPORT_TORCH
-from benchmarks.cold import BUILD_LIMIT_S, until_building, until_compiled
-from benchmarks.common import build_store, fresh_caches, scratch, serve_command
-from benchmarks.moto_store import S3Artifacts, s3_artifacts
-from benchmarks.peers.commands import PEERS
-from benchmarks.server import Server
-from benchmarks.start import Machine, ServerStart, Start, expect, start_script
-from benchmarks.workload import FIRST_IMAGE, Workload
+from snapcap.benchmarks.cases import FLOOR, IMPORT_TORCH
+from snapcap.benchmarks.cold import BUILD_LIMIT_S, until_building, until_compiled
+from snapcap.benchmarks.common import build_store, fresh_caches, scratch, serve_command
+from snapcap.benchmarks.moto_store import S3Artifacts, s3_artifacts
+from snapcap.benchmarks.peers.commands import PEERS
+from snapcap.benchmarks.server import Server
+from snapcap.benchmarks.start import Machine, ServerStart, Start, expect, start_script
+from snapcap.benchmarks.workload import FIRST_IMAGE, Workload
 
 
 class UnavailableError(RuntimeError):
@@ -88,9 +88,11 @@ class Bench:
 
     def _floor(self, case: str, extra: Mapping[str, str]) -> Start:
         if case == IMPORT_TORCH:
-            script = "from benchmarks.marks import mark; mark('interpreter'); import torch; mark('import_torch')"
+            script = (
+                "from snapcap.benchmarks.marks import mark; mark('interpreter'); import torch; mark('import_torch')"
+            )
             return start_script([sys.executable, "-c", script], self.machine, extra, "import_torch")
-        command = [sys.executable, "-m", "benchmarks.floor"]
+        command = [sys.executable, "-m", "snapcap.benchmarks.floor"]
         command += ["--model", str(self.workload.folder), "--device", self.device]
         return start_script(command, self.machine, extra, "load_weights")
 
@@ -106,7 +108,7 @@ class Bench:
     def _strategy(self, case: str, extra: Mapping[str, str]) -> Start:
         images = self.workload.write_images(self.work / "images")
         restored, kept = case.endswith("-restored"), self._saved(case)
-        command = [sys.executable, "-m", "benchmarks.compile_case", case.partition("-")[0]]
+        command = [sys.executable, "-m", "snapcap.benchmarks.compile_case", case.partition("-")[0]]
         command += ["--model", str(self.workload.folder), "--device", self.device]
         command += ["--image", str(images / FIRST_IMAGE), "--restore" if restored else "--save", str(kept)]
         command += [option for option in self.serve if option.startswith(("--buckets=", "--threads="))]

@@ -1,6 +1,6 @@
 """The cases of `snapcap bench startup` by name."""
 
-from benchmarks.peers.commands import PEERS
+from snapcap.benchmarks.peers.commands import PEERS
 
 FLOOR = "floor"
 IMPORT_TORCH = "import-torch"

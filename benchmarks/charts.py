@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.segments import Segment
+from snapcap.benchmarks.segments import Segment
 
 MISSING = "a picture needs matplotlib: pip install 'snapcap[bench]'"
 # A label is written where a phase is at least this share of the longest start.

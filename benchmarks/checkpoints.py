@@ -1,6 +1,6 @@
 """One artifact set, two checkpoints of the same shapes: both served compiled, nothing built.
 
-    python -m benchmarks.checkpoints [--cache FOLDER] [--json FILE]
+    python -m snapcap.benchmarks.checkpoints [--cache FOLDER] [--json FILE]
 
 The second checkpoint is the demo model with every weight disturbed a little, as if fine-tuned. Compiled captions of
 both are compared with their own eager ones; exits 1 where anything differs, or the store has changed.
@@ -14,9 +14,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import DEMO, build_store, samples, scratch, serve_command
-from benchmarks.report import Report
-from benchmarks.server import serving
+from snapcap.benchmarks.common import DEMO, build_store, samples, scratch, serve_command
+from snapcap.benchmarks.report import Report
+from snapcap.benchmarks.server import serving
 
 
 def disturbed(folder: Path) -> Path:

@@ -4,9 +4,9 @@ import threading
 import time
 from typing import Any
 
-from benchmarks.measurements import percentiles_ms
-from benchmarks.server import Server
-from benchmarks.workload import Workload
+from snapcap.benchmarks.measurements import percentiles_ms
+from snapcap.benchmarks.server import Server
+from snapcap.benchmarks.workload import Workload
 
 PAUSE_S = 0.05
 BEGIN_LIMIT_S = 20.0

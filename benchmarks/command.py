@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from benchmarks import latency, modes, startup, throughput
-from benchmarks.charts import ChartsError, require_matplotlib
-from benchmarks.workload import MODELS
-from warmup.factors import FactorsError, resolve_device
+from snapcap.benchmarks import latency, modes, startup, throughput
+from snapcap.benchmarks.charts import ChartsError, require_matplotlib
+from snapcap.benchmarks.workload import MODELS
+from snapcap.warmup.factors import FactorsError, resolve_device
 
 _EXAMPLES = """\
 examples:

@@ -1,6 +1,6 @@
 """One way to compile a captioner, in a process of its own; marks each stretch of its start.
 
-    python -m benchmarks.compile_case regional --model FOLDER --image FILE [--save FOLDER | --restore FOLDER]
+    python -m snapcap.benchmarks.compile_case regional --model FOLDER --image FILE [--save FOLDER | --restore FOLDER]
 
 Every bucket is compiled, and on a GPU captured as a CUDA graph, as a server does before it is ready. Then either
 ``--measure caption``: the image is captioned, which ends the start, and captioned again; or ``--measure steps``: an
@@ -18,9 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.compiled_steps import COMPONENTS, MODES, WAYS, CompiledSteps, How
-from benchmarks.marks import mark, memory, result
-from service.options import parse_buckets
+from snapcap.benchmarks.compiled_steps import COMPONENTS, MODES, WAYS, CompiledSteps, How
+from snapcap.benchmarks.marks import mark, memory, result
+from snapcap.service.options import parse_buckets
 
 REPEATS = 30
 CAPTIONS = 10
@@ -29,11 +29,11 @@ TOKENS = 20
 
 def load(options: argparse.Namespace) -> tuple[Any, Any, Any, Any]:
     """Model, device and plan, as the server has them, and the pixels of the image."""
-    from warmup.device import open_device
-    from warmup.model import load_model
-    from warmup.options import StartOptions, StoreOptions
-    from warmup.plan import make_plan
-    from warmup.prepare import read_checkpoint
+    from snapcap.warmup.device import open_device
+    from snapcap.warmup.model import load_model
+    from snapcap.warmup.options import StartOptions, StoreOptions
+    from snapcap.warmup.plan import make_plan
+    from snapcap.warmup.prepare import read_checkpoint
 
     start = StartOptions(
         options.model,
@@ -131,7 +131,7 @@ def save(folder: Path) -> None:
     """Keep what was compiled, in the form of a jit artifact set."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-    from warmup.compile_cache import CompileCache
+    from snapcap.warmup.compile_cache import CompileCache
 
     folder.mkdir(parents=True, exist_ok=True)
     for path in CompileCache(Path(cache_dir())).save().values():
@@ -183,7 +183,7 @@ def main() -> int:
     elif captures:
         values |= steady_steps(steps, buckets, "_graph")
     if how.way != "eager":
-        from warmup.compile_events import cache_counts, compiled_graphs
+        from snapcap.warmup.compile_events import cache_counts, compiled_graphs
 
         values |= {"graphs": compiled_graphs(), **cache_counts()._asdict()}
     result(values)

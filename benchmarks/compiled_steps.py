@@ -121,7 +121,7 @@ class CompiledSteps:
         """The component's three regions that a greedy caption runs."""
         import torch
 
-        from models.fused import compiled_function
+        from snapcap.models.fused import compiled_function
 
         way = self._how.of(component)
         parts = []
@@ -144,8 +144,8 @@ class CompiledSteps:
 
     def _compiled(self, component: str, function: Callable[..., Any], name: str) -> Callable[..., Any]:
         """Compiled under a code object of its own, with the options of its component's mode."""
-        from warmup.backends.jit import ALONE, compile_static, own_code
-        from warmup.modes import inductor_options
+        from snapcap.warmup.backends.jit import ALONE, compile_static, own_code
+        from snapcap.warmup.modes import inductor_options
 
         mode = self._how.mode(component)
         options = inductor_options(mode, self._device.type)

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.arguments import add_cases, add_serve, count
-from benchmarks.common import build_store, scratch, serve_command
-from benchmarks.http_probe import Connection
-from benchmarks.marks import read_result
-from benchmarks.peers.commands import PEERS
-from benchmarks.report import Report
-from benchmarks.server import SNAPCAP_API, Process, Server, serving
-from benchmarks.workload import Workload, open_workload
-from warmup.cpus import available_cpus
+from snapcap.benchmarks.arguments import add_cases, add_serve, count
+from snapcap.benchmarks.common import build_store, scratch, serve_command
+from snapcap.benchmarks.http_probe import Connection
+from snapcap.benchmarks.marks import read_result
+from snapcap.benchmarks.peers.commands import PEERS
+from snapcap.benchmarks.report import Report
+from snapcap.benchmarks.server import SNAPCAP_API, Process, Server, serving
+from snapcap.benchmarks.workload import Workload, open_workload
+from snapcap.warmup.cpus import available_cpus
 
 BACKENDS = {"aot": "snapcap, aot", "jit": "snapcap, jit", "eager": "snapcap, eager"}
 TITLES = {**BACKENDS, **{name: peer.title for name, peer in PEERS.items()}}
@@ -75,7 +75,7 @@ class Contenders:
         return connection
 
     def engine(self, name: str, concurrency: list[int], seconds: float) -> dict[str, Any]:
-        """What `benchmarks.engine`, or `generate` alone, measures in a process of its own; empty where there is no
+        """What `snapcap.benchmarks.engine`, or `generate` alone, measures in a process of its own; empty where there is no
         such thing for a contender.
 
         Raises:
@@ -87,10 +87,20 @@ class Contenders:
         sizes = ",".join(map(str, concurrency))
         if name in BACKENDS:
             further = [option for option in self.serve if option.startswith(("--buckets=", "--threads="))]
-            command = ["benchmarks.engine", "--backend", name, "--cache", str(self.sets), "--concurrency", sizes]
+            command = [
+                "snapcap.benchmarks.engine",
+                "--backend",
+                name,
+                "--cache",
+                str(self.sets),
+                "--concurrency",
+                sizes,
+            ]
             return self._measured([*command, *common, *further])
         if name in GENERATE:
-            return self._measured(["benchmarks.peers.generate", "--batches", sizes, *GENERATE[name], *common])
+            return self._measured(
+                ["snapcap.benchmarks.peers.generate", "--batches", sizes, *GENERATE[name], *common]
+            )
         return {}
 
     def _check_time(self) -> None:

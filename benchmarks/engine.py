@@ -1,6 +1,6 @@
 """The engine without HTTP, in a process of its own: latency and captions/s of decoded images.
 
-    python -m benchmarks.engine --model FOLDER --backend aot --cache FOLDER --images FOLDER [--concurrency 1,64]
+    python -m snapcap.benchmarks.engine --model FOLDER --backend aot --cache FOLDER --images FOLDER [--concurrency 1,64]
 
 Requests go through the scheduler and the device thread, exactly as a server's do; each worker of a closed loop
 submits the next image when it has its caption. Prints one result line: for each concurrency the captions/s and the
@@ -18,10 +18,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from benchmarks.marks import mark, memory, result
-from benchmarks.measurements import percentiles_ms
-from benchmarks.workload import read_images
-from service.options import parse_buckets
+from snapcap.benchmarks.marks import mark, memory, result
+from snapcap.benchmarks.measurements import percentiles_ms
+from snapcap.benchmarks.workload import read_images
+from snapcap.service.options import parse_buckets
 
 FOREVER_S = 600.0
 STEPS = 20
@@ -61,10 +61,10 @@ def open_engine(options: argparse.Namespace) -> Opened:
     Raises:
         RuntimeError: the start failed, or served another backend than was asked for.
     """
-    from service.device_thread import DeviceThread
-    from warmup.options import BackendChoice, StartOptions, StoreOptions
-    from warmup.status import StartupStatus
-    from warmup.timeline import Timeline
+    from snapcap.service.device_thread import DeviceThread
+    from snapcap.warmup.options import BackendChoice, StartOptions, StoreOptions
+    from snapcap.warmup.status import StartupStatus
+    from snapcap.warmup.timeline import Timeline
 
     start = StartOptions(
         str(options.model),
@@ -137,7 +137,7 @@ def closed_loop(submit: Callable[[int], "Future[Any]"], concurrency: int, second
 def measure_steps(loaded: Any, images: list[Any]) -> dict[str, dict[str, float]]:
     """Milliseconds of an encode, a decode step and a row's move at every bucket, each the mean of many in a row
     with one wait for the device at their end. On the device thread, between two requests."""
-    from warmup.row import Row
+    from snapcap.warmup.row import Row
 
     runner = loaded.runner
     found: dict[str, dict[str, float]] = {}
@@ -181,7 +181,7 @@ def _each(run: Callable[[], None], rewind: Callable[[], None], wait: Callable[[]
 
 def ask(opened: Opened, images: list[Any], turn: int) -> "Future[Any]":
     """Submit an image, another each turn."""
-    from service.request import CaptionRequest, SamplingParams
+    from snapcap.service.request import CaptionRequest, SamplingParams
 
     future: Future[Any] = Future()
     deadline = time.monotonic() + FOREVER_S

@@ -1,6 +1,6 @@
 """The first captions after READY beside later ones that follow a pause: what is being first, and what is idleness.
 
-    python -m benchmarks.first_request [--model demo] [--device auto] [--runs 30] [--cache FOLDER] [--json FILE]
+    python -m snapcap.benchmarks.first_request [--model demo] [--device auto] [--runs 30] [--cache FOLDER] [--json FILE]
 
 Each run is a fresh `snapcap serve --backend aot`. One client asks for the same caption again and again, the first
 time at the moment it sees READY, and at the end a few times after a pause: a poll of READY as before the first, or
@@ -14,13 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.arguments import add_serve, count
-from benchmarks.common import build_store, fresh_caches, scratch, serve_command
-from benchmarks.http_probe import Connection
-from benchmarks.measurements import Samples, percentile
-from benchmarks.report import Report, number
-from benchmarks.server import Server, serving
-from benchmarks.workload import MODELS, Workload, open_workload
+from snapcap.benchmarks.arguments import add_serve, count
+from snapcap.benchmarks.common import build_store, fresh_caches, scratch, serve_command
+from snapcap.benchmarks.http_probe import Connection
+from snapcap.benchmarks.measurements import Samples, percentile
+from snapcap.benchmarks.report import Report, number
+from snapcap.benchmarks.server import Server, serving
+from snapcap.benchmarks.workload import MODELS, Workload, open_workload
 
 STEADY = 20
 POSITIONS = {0: "first", 1: "second", 2: "third"}

@@ -1,6 +1,6 @@
 """The floor of every start: import torch, open the device, bring the weights there. Nothing is run.
 
-    python -m benchmarks.floor --model FOLDER [--device cuda]
+    python -m snapcap.benchmarks.floor --model FOLDER [--device cuda]
 
 Read as plainly as can be: safetensors to the device in the precision that is served, one tensor after the other.
 """
@@ -8,7 +8,7 @@ Read as plainly as can be: safetensors to the device in the precision that is se
 import argparse
 from pathlib import Path
 
-from benchmarks.marks import mark, memory, result
+from snapcap.benchmarks.marks import mark, memory, result
 
 
 def main() -> None:

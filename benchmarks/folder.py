@@ -1,6 +1,6 @@
 """Captions/s of a folder beside those of the engine alone, in one process, on the same engine, in turn.
 
-    python -m benchmarks.folder [--model demo] [--backend eager] [--rounds 5] [--seconds 6] [--cache FOLDER]
+    python -m snapcap.benchmarks.folder [--model demo] [--backend eager] [--rounds 5] [--seconds 6] [--cache FOLDER]
 
 The folder is what `snapcap caption FOLDER --output FILE` does once the model is ready: find, read and decode JPEGs,
 caption, write. The engine gets images that are decoded already, as many under way as the folder has, in a closed
@@ -17,10 +17,10 @@ import time
 from functools import partial
 from pathlib import Path
 
-from benchmarks.common import scratch
-from benchmarks.engine import Opened, ask, captioned_right, closed_loop, open_engine
-from benchmarks.report import Report, number
-from benchmarks.workload import MODELS, Workload, open_workload
+from snapcap.benchmarks.common import scratch
+from snapcap.benchmarks.engine import Opened, ask, captioned_right, closed_loop, open_engine
+from snapcap.benchmarks.report import Report, number
+from snapcap.benchmarks.workload import MODELS, Workload, open_workload
 
 LEAST = 0.9
 
@@ -45,13 +45,13 @@ def caption_folder(opened: Opened, folder: Path, output: Path, threads: int) -> 
     Raises:
         RuntimeError: an image has no caption.
     """
-    from service.caption_options import CaptionOptions
-    from service.offline.find import find_images
-    from service.offline.job import Job
-    from service.offline.model import Model
-    from service.offline.outputs import Outputs
-    from service.offline.progress import LoggedProgress
-    from service.offline.run import caption_images
+    from snapcap.service.caption_options import CaptionOptions
+    from snapcap.service.offline.find import find_images
+    from snapcap.service.offline.job import Job
+    from snapcap.service.offline.model import Model
+    from snapcap.service.offline.outputs import Outputs
+    from snapcap.service.offline.progress import LoggedProgress
+    from snapcap.service.offline.run import caption_images
 
     loaded = opened.loaded
     model = Model(loaded.checkpoint, opened.engine, loaded.plan.table.largest.size, loaded.plan.device, "")
@@ -79,8 +79,8 @@ def check(output: Path, expected: dict[str, str | None]) -> None:
 
 def measure(opened: Opened, workload: Workload, options: argparse.Namespace) -> tuple[list[dict[str, float]], int]:
     """The rates of each round, and how many images are in a folder."""
-    from service.offline.run import images_ahead
-    from service.thread_decoder import decode_threads
+    from snapcap.service.offline.run import images_ahead
+    from snapcap.service.thread_decoder import decode_threads
 
     images = captioned_right(opened, list(workload.images.values()))
     threads = decode_threads(options.decode_threads)

@@ -1,6 +1,6 @@
 """CPU time that a caption costs the server beside the model: in either process, and in its busiest thread.
 
-    python -m benchmarks.http_cost [--form raw] [--clients 64] [--seconds 5] [--rounds 3] [--decode-processes 1,2]
+    python -m snapcap.benchmarks.http_cost [--form raw] [--clients 64] [--seconds 5] [--rounds 3] [--decode-processes 1,2]
 
 The real application behind the real server in this process; the real scheduler and engine in an engine process,
 over a runner that only waits: a step is over after a fixed time, however fast the machine's device. Requests and
@@ -30,28 +30,28 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from benchmarks.common import ROOT, environment, scratch
-from benchmarks.processes import cpu_seconds, descendants
-from benchmarks.report import Report, number
-from benchmarks.waiting_engine import IMAGE_SIZE, LIMITS, Words, serve_waiting
-from benchmarks.workload import open_workload
-from models.preprocess import ImageTransform
-from service import logs
-from service.app import Services, create_app
-from service.assembly import assemble
-from service.bind import bind
-from service.body import BodyLimits
-from service.config import Settings
-from service.config_images import DecodingSettings
-from service.decode_room import DecodeRoom, decode_memory
-from service.loop_channel import LoopChannel
-from service.messages import Message, Turn
-from service.parts import Parts, fork_parts
-from service.process_decoder import ProcessDecoder
-from service.remote_engine import RemoteEngine
-from service.server import Server, make_server
-from service.shared_pixels import Slots
-from warmup.timeline import Timeline
+from snapcap.benchmarks.common import ROOT, environment, scratch
+from snapcap.benchmarks.processes import cpu_seconds, descendants
+from snapcap.benchmarks.report import Report, number
+from snapcap.benchmarks.waiting_engine import IMAGE_SIZE, LIMITS, Words, serve_waiting
+from snapcap.benchmarks.workload import open_workload
+from snapcap.models.preprocess import ImageTransform
+from snapcap.service import logs
+from snapcap.service.app import Services, create_app
+from snapcap.service.assembly import assemble
+from snapcap.service.bind import bind
+from snapcap.service.body import BodyLimits
+from snapcap.service.config import Settings
+from snapcap.service.config_images import DecodingSettings
+from snapcap.service.decode_room import DecodeRoom, decode_memory
+from snapcap.service.loop_channel import LoopChannel
+from snapcap.service.messages import Message, Turn
+from snapcap.service.parts import Parts, fork_parts
+from snapcap.service.process_decoder import ProcessDecoder
+from snapcap.service.remote_engine import RemoteEngine
+from snapcap.service.server import Server, make_server
+from snapcap.service.shared_pixels import Slots
+from snapcap.warmup.timeline import Timeline
 
 FORMS = ("raw", "json", "multipart")
 NAMES = ("event loop", "HTTP process", "device thread", "engine process", "decode processes")
@@ -100,7 +100,7 @@ def ended(error: Exception) -> None:
 
 def measure(port: int, images: Path, options: argparse.Namespace, clocks: list[Callable[[], float]]) -> list[float]:
     """CPU milliseconds a request by each clock, under one stretch of load."""
-    command = [sys.executable, "-m", "benchmarks.load", "--port", str(port), "--images", str(images)]
+    command = [sys.executable, "-m", "snapcap.benchmarks.load", "--port", str(port), "--images", str(images)]
     command += ["--clients", str(options.clients), "--seconds", str(options.seconds)]
     command += [] if options.form == "raw" else [f"--{options.form}"]
     with subprocess.Popen(

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import ROOT, environment
-from benchmarks.measurements import percentiles_ms
-from benchmarks.processes import cpu_seconds, descendants
-from benchmarks.server import Server
-from benchmarks.start import SERVING_COMPILES
+from snapcap.benchmarks.common import ROOT, environment
+from snapcap.benchmarks.measurements import percentiles_ms
+from snapcap.benchmarks.processes import cpu_seconds, descendants
+from snapcap.benchmarks.server import Server
+from snapcap.benchmarks.start import SERVING_COMPILES
 
 COMPONENTS = ("encoder", "decoder")
 RAMP_S = 1.0
@@ -76,7 +76,7 @@ class HttpLoad:
 
     def _client(self, server: Server, index: int, count: int) -> "subprocess.Popen[str]":
         share = self.clients // count + (index < self.clients % count)
-        command = [sys.executable, "-m", "benchmarks.load", "--port", str(server.port)]
+        command = [sys.executable, "-m", "snapcap.benchmarks.load", "--port", str(server.port)]
         command += ["--path", server.api.caption, "--images", str(self.images), "--clients", str(share)]
         command += ["--json"] if server.api.json else []
         command += ["--seconds", str(self.seconds), "--rate", str(self.rate / count), "--seed", str(index)]

@@ -1,6 +1,6 @@
 """An encode and a decode step on CUDA at every bucket: plain regions, what Inductor makes of them, and fused ones.
 
-    python -m benchmarks.kernels [--model vit-b16-gpt2] [--variants eager,inductor,fused] [--buckets 1,4,16,64]
+    python -m snapcap.benchmarks.kernels [--model vit-b16-gpt2] [--variants eager,inductor,fused] [--buckets 1,4,16,64]
 
 Each is one CUDA graph over the runner that serves, replayed back to back, the fastest of five series. Beside each
 time stand the least bytes that a decode step reads (weights and cross-attention K/V), or the operations of an
@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from benchmarks.common import scratch
-from benchmarks.random_checkpoint import RANDOM_MODELS
-from benchmarks.report import Report, number
-from benchmarks.workload import open_workload
-from warmup.readback import DeviceTimer
+from snapcap.benchmarks.common import scratch
+from snapcap.benchmarks.random_checkpoint import RANDOM_MODELS
+from snapcap.benchmarks.report import Report, number
+from snapcap.benchmarks.workload import open_workload
+from snapcap.warmup.readback import DeviceTimer
 
 if TYPE_CHECKING:
-    from models.regions import Region, RegionFunction
-    from warmup.buckets import Bucket
-    from warmup.model import LoadedModel
-    from warmup.runner import Runner
+    from snapcap.models.regions import Region, RegionFunction
+    from snapcap.warmup.buckets import Bucket
+    from snapcap.warmup.model import LoadedModel
+    from snapcap.warmup.runner import Runner
 
 REPLAYS, SERIES = 20, 5
 
@@ -42,7 +42,7 @@ class Compiled:
         return "fused" if self.fused else "inductor"
 
     def callable(self, region: "Region", bucket: "Bucket") -> "RegionFunction":
-        from models.fused import compiled_function
+        from snapcap.models.fused import compiled_function
 
         device, dtype = self.model.state.tokens.device, self.model.dtype
         function = compiled_function(region, device, dtype) if self.fused else region.function
@@ -65,7 +65,7 @@ def measure(runner: "Runner", bucket: "Bucket") -> tuple[float, float]:
     """Milliseconds of an encode and of a decode step at a bucket whose callables are bound."""
     import numpy as np
 
-    from warmup.row import Row
+    from snapcap.warmup.row import Row
 
     height, width = runner.config.vision.image_size
     images = [np.zeros((height, width, 3), dtype=np.uint8)] * bucket.size
@@ -100,7 +100,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if not torch.cuda.is_available():
-        raise SystemExit("benchmarks.kernels needs a CUDA device; on a CPU benchmarks.steps compares the backends")
+        raise SystemExit(
+            "snapcap.benchmarks.kernels needs a CUDA device; on a CPU snapcap.benchmarks.steps compares the backends"
+        )
     torch._dynamo.config.recompile_limit = 64  # one code object for all buckets
     report, raw = Report(), {}
     with scratch(options.cache) as folder:
@@ -118,13 +120,13 @@ def main() -> None:
 
 
 def _variant(variant: str, options: argparse.Namespace, folder: Path) -> dict[int, dict[str, Any]]:
-    from warmup.backends.eager import EagerBackend
-    from warmup.device import open_device
-    from warmup.model import load_model
-    from warmup.options import StartOptions, StoreOptions
-    from warmup.plan import make_plan
-    from warmup.prepare import read_checkpoint
-    from warmup.runner import Runner, open_callables
+    from snapcap.warmup.backends.eager import EagerBackend
+    from snapcap.warmup.device import open_device
+    from snapcap.warmup.model import load_model
+    from snapcap.warmup.options import StartOptions, StoreOptions
+    from snapcap.warmup.plan import make_plan
+    from snapcap.warmup.prepare import read_checkpoint
+    from snapcap.warmup.runner import Runner, open_callables
 
     sizes = tuple(int(size) for size in options.buckets.split(","))
     start = StartOptions(

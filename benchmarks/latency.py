@@ -12,13 +12,13 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import contenders as contending
-from benchmarks.arguments import counts, seconds
-from benchmarks.charts import Line, draw_latency
-from benchmarks.contenders import BACKENDS, TITLES, Contenders, engine_title
-from benchmarks.http_load import HttpLoad
-from benchmarks.report import Report, number, ratio
-from benchmarks.start import steady_caption
+from snapcap.benchmarks import contenders as contending
+from snapcap.benchmarks.arguments import counts, seconds
+from snapcap.benchmarks.charts import Line, draw_latency
+from snapcap.benchmarks.contenders import BACKENDS, TITLES, Contenders, engine_title
+from snapcap.benchmarks.http_load import HttpLoad
+from snapcap.benchmarks.report import Report, number, ratio
+from snapcap.benchmarks.start import steady_caption
 
 DEFAULT = ("aot", "eager", "transformers-eager")
 DEFAULT_CONCURRENCY = {"cuda": (1, 4, 16, 64, 128), "cpu": (1, 4, 16)}

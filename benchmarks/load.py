@@ -1,6 +1,6 @@
 """A lean HTTP load generator, run in processes of its own because it shares the CPUs with the server it measures.
 
-    python -m benchmarks.load --port 8000 --path /v1/caption --images FOLDER --clients 16 --seconds 10
+    python -m snapcap.benchmarks.load --port 8000 --path /v1/caption --images FOLDER --clients 16 --seconds 10
 
 Closed loop: each client is one keep-alive connection that sends the next image as soon as it has its caption. With
 ``--rate`` an open loop: requests are due at random moments (Poisson), however long the answers take, and latency is
@@ -24,9 +24,9 @@ from typing import cast
 
 import uvloop
 
-from benchmarks.http_probe import content_length, request_bytes
-from benchmarks.server import Endpoint
-from benchmarks.workload import read_images
+from snapcap.benchmarks.http_probe import content_length, request_bytes
+from snapcap.benchmarks.server import Endpoint
+from snapcap.benchmarks.workload import read_images
 
 _BOUNDARY = "------------------------d74496d66958873e"
 GRACE_S = 60.0  # for the replies under way when the time is over

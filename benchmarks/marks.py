@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from benchmarks.processes import peak_host_bytes
+from snapcap.benchmarks.processes import peak_host_bytes
 
 _MARK = "bench-mark "
 _RESULT = "bench-result "

@@ -17,16 +17,16 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import modes_report
-from benchmarks.arguments import add_cases, count, counts
-from benchmarks.charts import draw_bars
-from benchmarks.common import fresh_caches, scratch
-from benchmarks.marks import read_marks, read_result
-from benchmarks.measurements import Samples
-from benchmarks.modes_cases import CASES, with_needed
-from benchmarks.report import Report
-from benchmarks.server import Process
-from benchmarks.workload import FIRST_IMAGE, open_workload
+from snapcap.benchmarks import modes_report
+from snapcap.benchmarks.arguments import add_cases, count, counts
+from snapcap.benchmarks.charts import draw_bars
+from snapcap.benchmarks.common import fresh_caches, scratch
+from snapcap.benchmarks.marks import read_marks, read_result
+from snapcap.benchmarks.measurements import Samples
+from snapcap.benchmarks.modes_cases import CASES, with_needed
+from snapcap.benchmarks.report import Report
+from snapcap.benchmarks.server import Process
+from snapcap.benchmarks.workload import FIRST_IMAGE, open_workload
 
 CASE_LIMIT_S = 1800.0
 
@@ -132,7 +132,7 @@ def measure(name: str, setup: Setup, kept: Path) -> dict[str, Any]:
     files = ("--restore", str(kept / case.restores)) if case.restores else ()
     if any(other.restores == name for other in CASES.values()):
         files = ("--save", str(kept / name))
-    command = (sys.executable, "-m", "benchmarks.compile_case", *case.options, *setup.options, *files)
+    command = (sys.executable, "-m", "snapcap.benchmarks.compile_case", *case.options, *setup.options, *files)
     with tempfile.TemporaryDirectory(prefix="snapcap-bench-", ignore_cleanup_errors=True) as folder:
         process = Process((*command, "--measure", "steps"), fresh_caches(Path(folder)))
         try:

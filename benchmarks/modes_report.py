@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 
-from benchmarks.compiled_steps import COMPONENTS
-from benchmarks.measurements import Samples
-from benchmarks.modes_cases import CASES, EAGER
-from benchmarks.report import Report, number, ratio
+from snapcap.benchmarks.compiled_steps import COMPONENTS
+from snapcap.benchmarks.measurements import Samples
+from snapcap.benchmarks.modes_cases import CASES, EAGER
+from snapcap.benchmarks.report import Report, number, ratio
 
 _WHAT = {"encoder": "encode", "decoder": "step"}
 

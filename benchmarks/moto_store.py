@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.common import ROOT, SNAPCAP, build_store, environment, free_port
+from snapcap.benchmarks.common import ROOT, SNAPCAP, build_store, environment, free_port
 
 _CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "key",

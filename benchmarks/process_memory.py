@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from benchmarks.processes import descendants
+from snapcap.benchmarks.processes import descendants
 
 
 def tree_memory(pid: int) -> int:

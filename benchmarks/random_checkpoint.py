@@ -1,6 +1,6 @@
 """A captioner with random weights in real shapes, as transformers' `save_pretrained` writes it.
 
-    python -m benchmarks.random_checkpoint vit-b16-gpt2 FOLDER
+    python -m snapcap.benchmarks.random_checkpoint vit-b16-gpt2 FOLDER
 
 Made without transformers and always the same for a seed. No token that ends a caption is ever chosen, so every
 caption is exactly as long as its limit for whoever serves it; its captions mean nothing.
@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from benchmarks.random_models import blip, vit_gpt2
-from benchmarks.random_models.tensors import Shapes, TensorSpec
+from snapcap.benchmarks.random_models import blip, vit_gpt2
+from snapcap.benchmarks.random_models.tensors import Shapes, TensorSpec
 
 SEED = 0
 
 
 @dataclass(frozen=True)
 class RandomModel:
-    """A family, which is a module of `benchmarks.random_models`, in some shapes."""
+    """A family, which is a module of `snapcap.benchmarks.random_models`, in some shapes."""
 
     family: ModuleType
     shapes: Shapes

@@ -19,8 +19,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.common import ROOT
-from benchmarks.processes import gpu_name
+from snapcap.benchmarks.common import ROOT
+from snapcap.benchmarks.processes import gpu_name
 
 VERSIONS = ("torch", "triton", "transformers", "litserve", "fastapi", "uvicorn")
 _NUMBER = re.compile(r"[≤≥<>+-]? ?\d")
@@ -69,7 +69,7 @@ def setting() -> dict[str, str]:
     """Where and how this was measured."""
     module = sys.modules["__main__"].__spec__
     name = module.name if module is not None else Path(sys.argv[0]).stem
-    command = ["snapcap"] if name in ("service.cli", "snapcap") else ["python", "-m", name]
+    command = ["snapcap"] if name in ("snapcap.service.cli", "snapcap") else ["python", "-m", name]
     parts = [cpu_model(), f"{len(os.sched_getaffinity(0))} CPUs", f"{platform.system()} {platform.release()}"]
     gpu = gpu_name()
     return {

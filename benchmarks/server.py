@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
-from benchmarks.common import ROOT, environment, free_port
-from benchmarks.http_probe import BINARY, Connection, Reply
+from snapcap.benchmarks.common import ROOT, environment, free_port
+from snapcap.benchmarks.http_probe import BINARY, Connection, Reply
 
 START_LIMIT_S = 600.0
 

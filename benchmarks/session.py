@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 from rich.console import Console
 
-from benchmarks.bench import Bench, UnavailableError
-from benchmarks.cases import FLOOR, ONCE, PEER, TITLES, WARM, WATCHED
-from benchmarks.start import Start
+from snapcap.benchmarks.bench import Bench, UnavailableError
+from snapcap.benchmarks.cases import FLOOR, ONCE, PEER, TITLES, WARM, WATCHED
+from snapcap.benchmarks.start import Start
 
 
 @dataclass

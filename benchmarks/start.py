@@ -7,9 +7,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.http_probe import Connection
-from benchmarks.marks import read_marks, read_result
-from benchmarks.processes import (
+from snapcap.benchmarks.http_probe import Connection
+from snapcap.benchmarks.marks import read_marks, read_result
+from snapcap.benchmarks.processes import (
     DeviceMemory,
     Watch,
     children,
@@ -20,9 +20,9 @@ from benchmarks.processes import (
     own_parts,
     peak_host_bytes,
 )
-from benchmarks.segments import CAPTION, HTTP, Segment, from_marks, from_startup, seconds_by_name
-from benchmarks.server import SNAPCAP_API, START_LIMIT_S, Endpoint, Process, Server, serving
-from benchmarks.workload import Workload
+from snapcap.benchmarks.segments import CAPTION, HTTP, Segment, from_marks, from_startup, seconds_by_name
+from snapcap.benchmarks.server import SNAPCAP_API, START_LIMIT_S, Endpoint, Process, Server, serving
+from snapcap.benchmarks.workload import Workload
 
 STEADY_CAPTIONS = 20
 STEADY_LIMIT_S = 5.0

@@ -9,15 +9,15 @@ import contextlib
 import time
 from contextlib import ExitStack
 
-from benchmarks import startup_report
-from benchmarks.arguments import add_cases, add_serve, count
-from benchmarks.bench import Bench
-from benchmarks.cases import DEFAULT, TITLES
-from benchmarks.common import scratch
-from benchmarks.report import Report
-from benchmarks.session import Session
-from benchmarks.start import Machine
-from benchmarks.workload import open_workload
+from snapcap.benchmarks import startup_report
+from snapcap.benchmarks.arguments import add_cases, add_serve, count
+from snapcap.benchmarks.bench import Bench
+from snapcap.benchmarks.cases import DEFAULT, TITLES
+from snapcap.benchmarks.common import scratch
+from snapcap.benchmarks.report import Report
+from snapcap.benchmarks.session import Session
+from snapcap.benchmarks.start import Machine
+from snapcap.benchmarks.workload import open_workload
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,13 +5,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases import FLOOR, IMPORT_TORCH, PEER
-from benchmarks.charts import Bar, draw_waterfall
-from benchmarks.measurements import Samples
-from benchmarks.report import Report, number, ratio
-from benchmarks.segments import seconds_by_name
-from benchmarks.session import CaseResult
-from benchmarks.start import Start
+from snapcap.benchmarks.cases import FLOOR, IMPORT_TORCH, PEER
+from snapcap.benchmarks.charts import Bar, draw_waterfall
+from snapcap.benchmarks.measurements import Samples
+from snapcap.benchmarks.report import Report, number, ratio
+from snapcap.benchmarks.segments import seconds_by_name
+from snapcap.benchmarks.session import CaseResult
+from snapcap.benchmarks.start import Start
 
 # A phase below this share of its start is part of "the rest" on the terminal; the JSON has all.
 SHOWN_SHARE = 0.01

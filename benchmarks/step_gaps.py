@@ -1,6 +1,6 @@
 """How long a CUDA device waits between one decode step and the next, while the engine runs.
 
-    python -m benchmarks.step_gaps [--model vit-b16-gpt2] [--rows 1,4,16,64] [--backend aot] [--cache FOLDER]
+    python -m snapcap.benchmarks.step_gaps [--model vit-b16-gpt2] [--rows 1,4,16,64] [--backend aot] [--cache FOLDER]
 
 The engine that serves captions as many images at once as there are rows, again and again, with an event of the
 device before and behind every decode step that it launches. A gap is the time from the end of a step to the
@@ -20,18 +20,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from unittest import mock
 
-from benchmarks.arguments import count, counts
-from benchmarks.common import build_store, scratch
-from benchmarks.engine import Opened, ask, captioned_right, open_engine
-from benchmarks.measurements import percentile
-from benchmarks.random_checkpoint import RANDOM_MODELS
-from benchmarks.report import Report, number
-from benchmarks.workload import open_workload
+from snapcap.benchmarks.arguments import count, counts
+from snapcap.benchmarks.common import build_store, scratch
+from snapcap.benchmarks.engine import Opened, ask, captioned_right, open_engine
+from snapcap.benchmarks.measurements import percentile
+from snapcap.benchmarks.random_checkpoint import RANDOM_MODELS
+from snapcap.benchmarks.report import Report, number
+from snapcap.benchmarks.workload import open_workload
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from warmup.runner import Runner
+    from snapcap.warmup.runner import Runner
 
 REPLAYS, SERIES = 20, 5
 
@@ -167,11 +167,13 @@ def main() -> None:
     options = parser.parse_args()
     import torch
 
-    from warmup.readback import event
-    from warmup.runner import Runner
+    from snapcap.warmup.readback import event
+    from snapcap.warmup.runner import Runner
 
     if not torch.cuda.is_available():
-        raise SystemExit("benchmarks.step_gaps needs a CUDA device: a CPU works on the thread that launches")
+        raise SystemExit(
+            "snapcap.benchmarks.step_gaps needs a CUDA device: a CPU works on the thread that launches"
+        )
     buckets = ",".join(map(str, options.rows))
     found: dict[tuple[int, str], Gaps] = {}
     with scratch(options.cache) as cache:

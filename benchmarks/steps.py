@@ -1,6 +1,6 @@
 """One encode and one decode step at every bucket, compiled beside eager, in one process without HTTP.
 
-    python -m benchmarks.steps [--repeats 60] [--threads N] [--cache FOLDER] [--json FILE]
+    python -m snapcap.benchmarks.steps [--repeats 60] [--threads N] [--cache FOLDER] [--json FILE]
 
 Both run through the runner that serves, on the same weights and with the threads a server uses, and take turns.
 """
@@ -11,27 +11,27 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.common import DEMO, build_store, samples, scratch
-from benchmarks.report import Report, number, ratio
+from snapcap.benchmarks.common import DEMO, build_store, samples, scratch
+from snapcap.benchmarks.report import Report, number, ratio
 
 LEAST_FASTER = 1.5
 
 
 def measure(cache: Path, threads: int, repeats: int) -> tuple[dict[tuple[str, int, str], list[float]], int]:
     """Seconds by component, bucket and backend; and the threads they ran with."""
-    from models.preprocess import ImageTransform
-    from warmup.backends.aot import AotBackend
-    from warmup.backends.base import Backend
-    from warmup.backends.eager import EagerBackend
-    from warmup.buckets import Bucket
-    from warmup.device import open_device
-    from warmup.model import load_model
-    from warmup.options import StartOptions, StoreOptions
-    from warmup.plan import make_plan
-    from warmup.prepare import find_artifacts, read_checkpoint
-    from warmup.row import Row
-    from warmup.runner import Runner, open_callables
-    from warmup.status import COMPONENTS
+    from snapcap.models.preprocess import ImageTransform
+    from snapcap.warmup.backends.aot import AotBackend
+    from snapcap.warmup.backends.base import Backend
+    from snapcap.warmup.backends.eager import EagerBackend
+    from snapcap.warmup.buckets import Bucket
+    from snapcap.warmup.device import open_device
+    from snapcap.warmup.model import load_model
+    from snapcap.warmup.options import StartOptions, StoreOptions
+    from snapcap.warmup.plan import make_plan
+    from snapcap.warmup.prepare import find_artifacts, read_checkpoint
+    from snapcap.warmup.row import Row
+    from snapcap.warmup.runner import Runner, open_callables
+    from snapcap.warmup.status import COMPONENTS
 
     options = StartOptions(
         str(DEMO), cache, StoreOptions(cache / "store"), device="cpu", backend="aot", threads=threads

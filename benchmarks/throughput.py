@@ -13,14 +13,14 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks import contenders as contending
-from benchmarks.arguments import count, seconds
-from benchmarks.charts import draw_bars
-from benchmarks.contenders import BACKENDS, TITLES, Contenders, engine_title
-from benchmarks.http_load import HttpLoad
-from benchmarks.measurements import Samples, interleave
-from benchmarks.report import Report, number, ratio
-from benchmarks.server import Server
+from snapcap.benchmarks import contenders as contending
+from snapcap.benchmarks.arguments import count, seconds
+from snapcap.benchmarks.charts import draw_bars
+from snapcap.benchmarks.contenders import BACKENDS, TITLES, Contenders, engine_title
+from snapcap.benchmarks.http_load import HttpLoad
+from snapcap.benchmarks.measurements import Samples, interleave
+from snapcap.benchmarks.report import Report, number, ratio
+from snapcap.benchmarks.server import Server
 
 DEFAULT = ("aot", "eager", "transformers-eager", "transformers-1-thread")
 DEFAULT_CLIENTS = {"cuda": 128, "cpu": 16}

@@ -7,15 +7,15 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from service.channel import BlockingChannel
-from service.config import Settings
-from service.engine import Engine
-from service.intake import Intake
-from service.limits import Limits
-from service.messages import Cancel, Submit
-from service.scheduler import Scheduler
-from service.shared_pixels import SharedPixels
-from warmup.buckets import Bucket, BucketTable
+from snapcap.service.channel import BlockingChannel
+from snapcap.service.config import Settings
+from snapcap.service.engine import Engine
+from snapcap.service.intake import Intake
+from snapcap.service.limits import Limits
+from snapcap.service.messages import Cancel, Submit
+from snapcap.service.scheduler import Scheduler
+from snapcap.service.shared_pixels import SharedPixels
+from snapcap.warmup.buckets import Bucket, BucketTable
 
 TOKENS = 20
 END, WORD = 1, 5

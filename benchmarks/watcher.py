@@ -1,6 +1,6 @@
 """Watches a server from a process of its own: how long /livez takes on a fresh connection, and its memory.
 
-    python -m benchmarks.watcher --port 8000 [--pid 4242] [--interval 0.01]
+    python -m snapcap.benchmarks.watcher --port 8000 [--pid 4242] [--interval 0.01]
 
 Writes one JSON line for each observation, `[kind, began, value]`, until its standard input ends; `began` is
 CLOCK_MONOTONIC, which all processes share. Kinds: `livez` (seconds until the whole reply), `failed` (the same,
@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 
-from benchmarks.process_memory import tree_memory
+from snapcap.benchmarks.process_memory import tree_memory
 
 MEMORY_S = 0.2
 WORK_S, REST_S = 0.02, 0.4

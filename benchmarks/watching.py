@@ -1,4 +1,4 @@
-"""Follows `benchmarks.watcher`: what /livez and the memory of a server were between two moments."""
+"""Follows `snapcap.benchmarks.watcher`: what /livez and the memory of a server were between two moments."""
 
 import json
 import subprocess
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import NamedTuple
 
-from benchmarks.common import ROOT, environment
-from benchmarks.measurements import percentile
+from snapcap.benchmarks.common import ROOT, environment
+from snapcap.benchmarks.measurements import percentile
 
 _PATIENCE_S = 300.0
 
@@ -43,7 +43,7 @@ class Window:
 
 
 class Probe(NamedTuple):
-    """One observation, as `benchmarks.watcher` tells it."""
+    """One observation, as `snapcap.benchmarks.watcher` tells it."""
 
     kind: str
     began: float
@@ -60,7 +60,7 @@ class ServerWatch:
 
     def __init__(self, port: int, pid: int | None = None, interval: float = 0.01) -> None:
         options = ["--port", str(port), "--interval", str(interval)]
-        self._command = [sys.executable, "-m", "benchmarks.watcher", *options]
+        self._command = [sys.executable, "-m", "snapcap.benchmarks.watcher", *options]
         self._kinds = {"control"}
         if pid is not None:
             self._command += ["--pid", str(pid)]

@@ -1,6 +1,6 @@
 """Seconds that a checkpoint's weights take from a file in the page cache to a CUDA device.
 
-    python -m benchmarks.weights [--model vit-b16-gpt2] [--runs 5]
+    python -m snapcap.benchmarks.weights [--model vit-b16-gpt2] [--runs 5]
 
 Each is a process of its own, whose device is open: what a start calls `load_weights`, through pinned memory as it
 is, and with every tensor copied from the file's own pages; and beside them the plainest way, safetensors to the
@@ -16,11 +16,11 @@ import time
 from pathlib import Path
 from unittest import mock
 
-from benchmarks.arguments import count
-from benchmarks.common import ROOT, environment, scratch
-from benchmarks.marks import read_result, result
-from benchmarks.report import Report, number, ratio
-from benchmarks.workload import MODELS, open_workload
+from snapcap.benchmarks.arguments import count
+from snapcap.benchmarks.common import ROOT, environment, scratch
+from snapcap.benchmarks.marks import read_result, result
+from snapcap.benchmarks.report import Report, number, ratio
+from snapcap.benchmarks.workload import MODELS, open_workload
 
 WAYS = {
     "plain": "one tensor after the other, as they are",
@@ -34,10 +34,10 @@ def load(way: str, folder: Path) -> None:
     import torch
     from safetensors.torch import load_file
 
-    from models.checkpoint_file import weight_files
-    from models.config import ModelConfig
-    from models.preprocess import ImageTransform
-    from models.weights import Normalisation, load_weights
+    from snapcap.models.checkpoint_file import weight_files
+    from snapcap.models.config import ModelConfig
+    from snapcap.models.preprocess import ImageTransform
+    from snapcap.models.weights import Normalisation, load_weights
 
     device = torch.device("cuda", 0)
     torch.set_grad_enabled(False)
@@ -53,7 +53,7 @@ def load(way: str, folder: Path) -> None:
     def regions() -> object:
         return load_weights(folder, config, normalisation, device, torch.bfloat16)
 
-    unchanged = mock.patch("models.weights.upload", lambda tensors, _device: dict(tensors))
+    unchanged = mock.patch("snapcap.models.weights.upload", lambda tensors, _device: dict(tensors))
     with unchanged if way == "pageable" else contextlib.nullcontext():
         torch.cuda.synchronize()
         began = time.perf_counter()
@@ -71,7 +71,7 @@ def measure(folder: Path, runs: int) -> dict[str, list[dict[str, float]]]:
     found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
     for turn in range(runs + 1):
         for way, results in found.items():
-            command = [sys.executable, "-m", "benchmarks.weights", "--child", way, str(folder)]
+            command = [sys.executable, "-m", "snapcap.benchmarks.weights", "--child", way, str(folder)]
             run = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
             if run.returncode:
                 raise SystemExit(f"{way} failed: {run.stderr.strip()[-2000:]}")
@@ -94,7 +94,9 @@ def main() -> None:
     import torch
 
     if not torch.cuda.is_available():
-        raise SystemExit("benchmarks.weights needs a CUDA device: on a CPU weights stay in the file's own pages")
+        raise SystemExit(
+            "snapcap.benchmarks.weights needs a CUDA device: on a CPU weights stay in the file's own pages"
+        )
     with scratch(options.cache) as folder:
         found = measure(open_workload(options.model, folder).folder, options.runs)
     medians = {way: statistics.median(run["seconds"] for run in runs) for way, runs in found.items()}

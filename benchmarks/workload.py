@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import DEMO, ROOT, environment, samples
-from benchmarks.random_checkpoint import RANDOM_MODELS
+from snapcap.benchmarks.common import DEMO, ROOT, environment, samples
+from snapcap.benchmarks.random_checkpoint import RANDOM_MODELS
 
 MODELS = ("demo", *RANDOM_MODELS)
 JPEG_SIZE = (500, 375)
@@ -68,7 +68,7 @@ def open_workload(name: str, cache: Path) -> Workload:
         return Workload(name, DEMO, jpegs, None)
     folder = cache / "models" / name
     if not folder.is_dir():
-        command = [sys.executable, "-m", "benchmarks.random_checkpoint", name, str(folder)]
+        command = [sys.executable, "-m", "snapcap.benchmarks.random_checkpoint", name, str(folder)]
         subprocess.run(command, cwd=ROOT, env=environment(), check=True)
     images = {name: (data, None) for name, (data, _) in jpegs.items()}
     return Workload(name, folder, images, RANDOM_MODELS[name].shapes.new_tokens)

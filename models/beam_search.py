@@ -8,7 +8,7 @@ is small once its members' best tokens are known, and keeps its own part.
 import torch
 from torch import Tensor
 
-from models.kv_reorder import reorder
+from snapcap.models.kv_reorder import reorder
 
 _NEVER = float("-inf")
 # The best tokens of a row are among the parts of this size whose largest score is best.

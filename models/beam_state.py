@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from models.dimensions import MAX_BEAMS
+from snapcap.models.dimensions import MAX_BEAMS
 
 SELECT_INPUTS = (
     "members",
@@ -84,7 +84,7 @@ class BeamState:
         return self.outcomes.shape[1] - 1
 
     def inputs(self, rows: int) -> tuple[Tensor, ...]:
-        """What `models.beam_search.select` takes of the first ``rows`` slots, in the order of ``SELECT_INPUTS``."""
+        """What `snapcap.models.beam_search.select` takes of the first ``rows`` slots, in the order of ``SELECT_INPUTS``."""
         return tuple(
             self.sequences if name == "sequences" else getattr(self, name)[:rows] for name in SELECT_INPUTS
         )

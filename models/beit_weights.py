@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from models.dimensions import BeitConfig
-from models.weight_source import WeightSet, WeightSource
+from snapcap.models.dimensions import BeitConfig
+from snapcap.models.weight_source import WeightSet, WeightSource
 
 
 def blocks(take: WeightSource, vision: BeitConfig) -> tuple[WeightSet, ...]:

@@ -4,15 +4,15 @@ Its blocks normalise after each part, not before it as GPT-2's do. BERT, RoBERTa
 differ in what stands around the blocks alone: what is added to a token's embedding is summed up when weights are
 loaded, and a norm or a dense layer that a family has not is left out of the region by its number of weights.
 
-Letters are those of ``models.gpt2``; linear layers are stored [out, in].
+Letters are those of ``snapcap.models.gpt2``; linear layers are stored [out, in].
 """
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.activations import Activation
-from models.attention import attend, attend_cached
-from models.next_token import advance
+from snapcap.models.activations import Activation
+from snapcap.models.attention import attend, attend_cached
+from snapcap.models.next_token import advance
 
 EMBED_WEIGHTS = ("token", "position")
 EMBED_NORM_WEIGHTS = ("norm.weight", "norm.bias")

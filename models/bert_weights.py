@@ -5,12 +5,12 @@ import math
 import torch
 from torch import Tensor
 
-from models.dimensions import BertConfig
-from models.weight_source import WeightSet, WeightSource
+from snapcap.models.dimensions import BertConfig
+from snapcap.models.weight_source import WeightSet, WeightSource
 
 
 def cross_kv(take: WeightSource, decoder: BertConfig, inputs: int) -> WeightSet:
-    """Keys and values of all layers as one linear layer [out, in], for ``models.cross_kv``.
+    """Keys and values of all layers as one linear layer [out, in], for ``snapcap.models.cross_kv``.
 
     ``inputs``: width of the states that cross-attention reads.
     """

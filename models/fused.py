@@ -1,6 +1,6 @@
-"""Regions for CUDA in 16 bits, made of `models.kernels`: what is compiled there instead of the plain functions.
+"""Regions for CUDA in 16 bits, made of `snapcap.models.kernels`: what is compiled there instead of the plain functions.
 
-Each takes and returns what the function of its name in `models.gpt2`, `models.bert` or `models.vit` does, and a
+Each takes and returns what the function of its name in `snapcap.models.gpt2`, `snapcap.models.bert` or `snapcap.models.vit` does, and a
 build compares it with that. Eager serving, the CPU and fp32 keep the plain functions, but for beams in fp32.
 """
 
@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models import beam_search, bert, cross_kv, gpt2, vit
-from models.activations import Activation, activation
-from models.regions import Region, RegionFunction
+from snapcap.models import beam_search, bert, cross_kv, gpt2, vit
+from snapcap.models.activations import Activation, activation
+from snapcap.models.regions import Region, RegionFunction
 
 DTYPES = (torch.bfloat16, torch.float16)
 
@@ -52,8 +52,8 @@ def _gpt2_block(
     scale: float,
     act: Activation,
 ) -> Tensor:
-    from models.kernels.attention import attend_cached, attend_cross  # noqa: PLC0415  Triton
-    from models.kernels.linear import linear  # noqa: PLC0415  Triton
+    from snapcap.models.kernels.attention import attend_cached, attend_cross  # noqa: PLC0415  Triton
+    from snapcap.models.kernels.linear import linear  # noqa: PLC0415  Triton
 
     w = dict(zip(gpt2.BLOCK_WEIGHTS, weights, strict=True))
 
@@ -83,7 +83,7 @@ def _gpt2_head(
     *,
     eps: float,
 ) -> Tensor:
-    from models.kernels.head import head  # noqa: PLC0415  Triton
+    from snapcap.models.kernels.head import head  # noqa: PLC0415  Triton
 
     logits: Tensor = head(hidden, tokens, positions, forced, head_weight, None, norm_weight, norm_bias, eps)
     return logits
@@ -102,8 +102,8 @@ def _bert_block(
     scale: float,
     act: Activation,
 ) -> Tensor:
-    from models.kernels.attention import attend_cached, attend_cross  # noqa: PLC0415  Triton
-    from models.kernels.linear import linear, norm  # noqa: PLC0415  Triton
+    from snapcap.models.kernels.attention import attend_cached, attend_cross  # noqa: PLC0415  Triton
+    from snapcap.models.kernels.linear import linear, norm  # noqa: PLC0415  Triton
 
     w = dict(zip(bert.BLOCK_WEIGHTS, weights, strict=True))
 
@@ -132,8 +132,8 @@ def _bert_head(
     eps: float,
     act: Activation | None,
 ) -> Tensor:
-    from models.kernels.head import head  # noqa: PLC0415  Triton
-    from models.kernels.linear import linear  # noqa: PLC0415  Triton
+    from snapcap.models.kernels.head import head  # noqa: PLC0415  Triton
+    from snapcap.models.kernels.linear import linear  # noqa: PLC0415  Triton
 
     *transform, head_weight, head_bias = weights
     gamma = beta = None
@@ -162,13 +162,13 @@ def _gelu_of_linear(x: Tensor, weight: Tensor, bias: Tensor, _act: Activation) -
 def _cross_kv(
     hidden: Tensor, slots: Tensor, key_cache: Tensor, value_cache: Tensor, *weights: Tensor, eps: float | None
 ) -> Tensor:
-    from models.kernels.cross_kv import cross_kv as write  # noqa: PLC0415  Triton
+    from snapcap.models.kernels.cross_kv import cross_kv as write  # noqa: PLC0415  Triton
 
     return cross_kv.cross_kv(hidden, slots, key_cache, value_cache, *weights, eps=eps, write=write)
 
 
 def _select(*inputs: Tensor) -> Tensor:
-    from models.kernels.beams import select  # noqa: PLC0415  Triton
+    from snapcap.models.kernels.beams import select  # noqa: PLC0415  Triton
 
     parents: Tensor = select(*inputs)
     return parents

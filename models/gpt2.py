@@ -7,16 +7,16 @@ never changes its result.
 
 Keys are cached as [H, d, L]: with one query a row, both products of attention then run along contiguous memory,
 which is what a compiler fuses and vectorises best on a CPU. On CUDA the same shape has other strides, for kernels
-that read whole keys (`models.kv_cache`; benchmarks/NOTES.md has the times).
+that read whole keys (`snapcap.models.kv_cache`; benchmarks/NOTES.md has the times).
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.activations import Activation
-from models.attention import attend, attend_cached
-from models.next_token import advance
+from snapcap.models.activations import Activation
+from snapcap.models.attention import attend, attend_cached
+from snapcap.models.next_token import advance
 
 EMBED_WEIGHTS = ("token", "position")
 BLOCK_WEIGHTS = (

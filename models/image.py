@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image, JpegImagePlugin, PngImagePlugin, UnidentifiedImageError, WebPImagePlugin
 
-from models.image_error import ImageError, NeedsMemory
-from models.image_memory import image_bytes, webp_bytes
-from models.image_parts import LONGEST_SIDE, check_parts, check_scans, sniff, webp_size
+from snapcap.models.image_error import ImageError, NeedsMemory
+from snapcap.models.image_memory import image_bytes, webp_bytes
+from snapcap.models.image_parts import LONGEST_SIDE, check_parts, check_scans, sniff, webp_size
 
 # The plugins are named here because Image.open would import all forty to find WEBP. A JPEG that holds several
 # pictures (MPO, which phones write) opens through the JPEG plugin.

@@ -8,7 +8,7 @@ thousand times its length. Files that cameras and programs write have few of eac
 import re
 import struct
 
-from models.image_error import ImageError
+from snapcap.models.image_error import ImageError
 
 # Encoders write 10 scans (libjpeg), up to 17 (mozjpeg), and 26 for four components.
 MOST_SCANS = 100

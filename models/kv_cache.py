@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from models.config import ModelConfig
+from snapcap.models.config import ModelConfig
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """A checkpoint's image processor: bytes -> uint8 pixels of the size its encoder takes -> normalised floats.
 
 Equal to transformers' image processors of ViT, DeiT, BEiT and BLIP (Pillow backend) but for transparent pixels and
-16-bit greys, and large JPEGs, which are decoded at a fraction of their size (``models.image.read_image``).
+16-bit greys, and large JPEGs, which are decoded at a fraction of their size (``snapcap.models.image.read_image``).
 """
 
 from collections.abc import Mapping
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from models import processor_fields as fields
-from models.config_fields import ConfigError, json_or_empty, read_json
-from models.image_error import ImageError
+from snapcap.models import processor_fields as fields
+from snapcap.models.config_fields import ConfigError, json_or_empty, read_json
+from snapcap.models.image_error import ImageError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -93,7 +93,7 @@ class ImageTransform:
         # Here, because who runs the model or hands images on needs the numbers above, and no numpy or Pillow.
         import numpy as np  # noqa: PLC0415
 
-        from models.image import Resize, read_image  # noqa: PLC0415
+        from snapcap.models.image import Resize, read_image  # noqa: PLC0415
 
         resize = Resize(self._resized, self.resample) if self.do_resize else None
         image, name = read_image(data, self.max_pixels, resize, room)

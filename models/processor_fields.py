@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from models.config_fields import ConfigError
+from snapcap.models.config_fields import ConfigError
 
 Channels = tuple[float, ...]
 # Pillow's numbers of resize filters, of which there are six.

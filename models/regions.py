@@ -12,13 +12,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from models import beam_search, bert, cross_kv, gpt2, vit
-from models.activations import activation
-from models.beam_state import SELECT_INPUTS, BeamState
-from models.config import ModelConfig
-from models.dimensions import BeitConfig, BertConfig, DecoderConfig, Gpt2Config
-from models.kv_cache import DecodeState
-from models.region_names import BEAMS, ON_DEMAND
+from snapcap.models import beam_search, bert, cross_kv, gpt2, vit
+from snapcap.models.activations import activation
+from snapcap.models.beam_state import SELECT_INPUTS, BeamState
+from snapcap.models.config import ModelConfig
+from snapcap.models.dimensions import BeitConfig, BertConfig, DecoderConfig, Gpt2Config
+from snapcap.models.kv_cache import DecodeState
+from snapcap.models.region_names import BEAMS, ON_DEMAND
 
 Component = Literal["encoder", "decoder"]
 RegionFunction = Callable[..., Tensor]

@@ -8,8 +8,8 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders
 
-from models.text_stream import INCOMPLETE, ByteLevelStream, WordStream
-from models.tokenizer_files import read_backend
+from snapcap.models.text_stream import INCOMPLETE, ByteLevelStream, WordStream
+from snapcap.models.tokenizer_files import read_backend
 
 # transformers' clean-up of spaces, in its order
 _CLEAN_UP = (

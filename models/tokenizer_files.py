@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
-from models.config_fields import ConfigError, json_or_empty
+from snapcap.models.config_fields import ConfigError, json_or_empty
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 _SPECIAL_LISTS = ("additional_special_tokens", "extra_special_tokens")

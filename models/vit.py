@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.activations import Activation
+from snapcap.models.activations import Activation
 
 # x, weight, bias, activation -> the activated linear layer
 Activated = Callable[[Tensor, Tensor, Tensor, Activation], Tensor]

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import torch
 
-from models.dimensions import VisionConfig
-from models.weight_source import WeightSet, WeightSource
+from snapcap.models.dimensions import VisionConfig
+from snapcap.models.weight_source import WeightSet, WeightSource
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from models.checkpoint_file import WeightsError
+from snapcap.models.checkpoint_file import WeightsError
 
 WeightSet = tuple[Tensor, ...]
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from models import beit_weights, bert_weights, gpt2_weights, vit_weights
-from models.checkpoint_file import read_tensors
-from models.config import ModelConfig
-from models.dimensions import BeitConfig, BertConfig, Gpt2Config
-from models.regions import Region
-from models.upload import upload
-from models.vit_weights import Normalisation
-from models.weight_source import WeightSet, WeightSource
+from snapcap.models import beit_weights, bert_weights, gpt2_weights, vit_weights
+from snapcap.models.checkpoint_file import read_tensors
+from snapcap.models.config import ModelConfig
+from snapcap.models.dimensions import BeitConfig, BertConfig, Gpt2Config
+from snapcap.models.regions import Region
+from snapcap.models.upload import upload
+from snapcap.models.vit_weights import Normalisation
+from snapcap.models.weight_source import WeightSet, WeightSource
 
 __all__ = ["Normalisation", "WeightSet", "Weights", "load_weights"]
 

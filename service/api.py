@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from starlette.routing import Route, Router
 
-from service.error_shapes import OPENAI, PROBLEM, V2, ErrorShape
+from snapcap.service.error_shapes import OPENAI, PROBLEM, V2, ErrorShape
 
 
 @dataclass(frozen=True)

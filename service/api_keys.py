@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-from service.config_reader import SettingsError
+from snapcap.service.config_reader import SettingsError
 
 _logger = logging.getLogger("snapcap.server")
 # What a bearer token may consist of (RFC 6750, b64token).

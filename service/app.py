@@ -16,32 +16,32 @@ from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service import openapi
-from service.api import Api, Apis
-from service.api_keys import ApiKeys
-from service.authentication import Authentication
-from service.body import BodyLimits
-from service.captioner import Captioner
-from service.error_shapes import HUGGING_FACE, OPENAI, V2
-from service.errors import ServiceError
-from service.image_fetcher import ImageFetcher
-from service.image_url import AllowedHosts
-from service.metrics import Metrics
-from service.problem_handler import ProblemHandler
-from service.readiness import Readiness
-from service.request_scope import RequestScope
-from service.routes.caption import CaptionRoutes
-from service.routes.direct import DirectDispatch
-from service.routes.health import health_router
-from service.routes.huggingface import HuggingFaceRoutes
-from service.routes.metrics import metrics_router
-from service.routes.openai import OpenAIRoutes
-from service.routes.page import page_router
-from service.routes.startup import startup_router
-from service.routes.v2 import V2Routes
-from warmup.status import StartupStatus
-from warmup.timeline import Timeline
-from warmup.version import snapcap_version
+from snapcap.service import openapi
+from snapcap.service.api import Api, Apis
+from snapcap.service.api_keys import ApiKeys
+from snapcap.service.authentication import Authentication
+from snapcap.service.body import BodyLimits
+from snapcap.service.captioner import Captioner
+from snapcap.service.error_shapes import HUGGING_FACE, OPENAI, V2
+from snapcap.service.errors import ServiceError
+from snapcap.service.image_fetcher import ImageFetcher
+from snapcap.service.image_url import AllowedHosts
+from snapcap.service.metrics import Metrics
+from snapcap.service.problem_handler import ProblemHandler
+from snapcap.service.readiness import Readiness
+from snapcap.service.request_scope import RequestScope
+from snapcap.service.routes.caption import CaptionRoutes
+from snapcap.service.routes.direct import DirectDispatch
+from snapcap.service.routes.health import health_router
+from snapcap.service.routes.huggingface import HuggingFaceRoutes
+from snapcap.service.routes.metrics import metrics_router
+from snapcap.service.routes.openai import OpenAIRoutes
+from snapcap.service.routes.page import page_router
+from snapcap.service.routes.startup import startup_router
+from snapcap.service.routes.v2 import V2Routes
+from snapcap.warmup.status import StartupStatus
+from snapcap.warmup.timeline import Timeline
+from snapcap.warmup.version import snapcap_version
 
 # FastAPI would look for OpenTelemetry's configuration in the environment, for each request.
 _UNTRACED: dict[str, Any] = {

@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-from service.errors import DeadlineExceeded
+from snapcap.service.errors import DeadlineExceeded
 
 T = TypeVar("T")
 

@@ -9,21 +9,21 @@ from typing import TypeAlias
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
-from service.api_keys import ApiKeys
-from service.app import Exposure, Services, create_app, create_metrics_app
-from service.captioner import Captioner, CaptionLimits
-from service.config import Settings
-from service.connections import Connections
-from service.decode_room import decode_memory
-from service.http_limits import body_limits, connection_limits
-from service.metrics import Metrics
-from service.port_switch import PortSwitch
-from service.readiness import Readiness
-from service.server import make_server
-from service.startup_collector import StartupCollector, register_process_collectors
-from service.thread_decoder import decode_threads
-from warmup.status import StartupStatus
-from warmup.timeline import Timeline
+from snapcap.service.api_keys import ApiKeys
+from snapcap.service.app import Exposure, Services, create_app, create_metrics_app
+from snapcap.service.captioner import Captioner, CaptionLimits
+from snapcap.service.config import Settings
+from snapcap.service.connections import Connections
+from snapcap.service.decode_room import decode_memory
+from snapcap.service.http_limits import body_limits, connection_limits
+from snapcap.service.metrics import Metrics
+from snapcap.service.port_switch import PortSwitch
+from snapcap.service.readiness import Readiness
+from snapcap.service.server import make_server
+from snapcap.service.startup_collector import StartupCollector, register_process_collectors
+from snapcap.service.thread_decoder import decode_threads
+from snapcap.warmup.status import StartupStatus
+from snapcap.warmup.timeline import Timeline
 
 _logger = logging.getLogger("snapcap.server")
 

@@ -2,8 +2,8 @@
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.api_keys import ApiKeys
-from service.errors import Unauthorized
+from snapcap.service.api_keys import ApiKeys
+from snapcap.service.errors import Unauthorized
 
 # Probes cannot send a key. The pages are the same on every server, and a browser opens them without one.
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/v2/health/live", "/v2/health/ready", "/", "/docs", "/openapi.json"})

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterator
 
-from service.json_text import LongText, whole_escapes
+from snapcap.service.json_text import LongText, whole_escapes
 
 _DATA_URI = re.compile(r"data:[^,]{0,200};base64,", re.IGNORECASE)  # a scheme has no case
 _PIECE = 256 << 10

@@ -3,16 +3,16 @@
 import sys
 from collections.abc import Sequence
 
-from service.config_reader import SettingsError
+from snapcap.service.config_reader import SettingsError
 
 
 def bench(arguments: Sequence[str]) -> int:
-    """Runs `benchmarks.command`; its own options are not the server's.
+    """Runs `snapcap.benchmarks.command`; its own options are not the server's.
 
     Raises:
         SettingsError: the command line is wrong.
     """
-    from benchmarks.command import UsageError, main  # noqa: PLC0415  no other command needs it
+    from snapcap.benchmarks.command import UsageError, main  # noqa: PLC0415  no other command needs it
 
     try:
         return main(arguments)

@@ -11,9 +11,9 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
-from service.body_budget import BodyBudget, body_account, open_account
-from service.errors import BodyTimeout, ClientDisconnected, PayloadTooLarge, UnsupportedMediaType
-from service.multipart import Part, boundary_of, parse_multipart
+from snapcap.service.body_budget import BodyBudget, body_account, open_account
+from snapcap.service.errors import BodyTimeout, ClientDisconnected, PayloadTooLarge, UnsupportedMediaType
+from snapcap.service.multipart import Part, boundary_of, parse_multipart
 
 T = TypeVar("T")
 # A body that keeps coming at this rate is slow, not stalled. 256 kbit/s.

@@ -4,7 +4,7 @@ import math
 import threading
 from typing import TYPE_CHECKING
 
-from service.errors import Overloaded
+from snapcap.service.errors import Overloaded
 
 if TYPE_CHECKING:
     from starlette.types import Scope

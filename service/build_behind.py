@@ -5,16 +5,16 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from service.after_ready import AFTER_READY_S, after_ready
+from snapcap.service.after_ready import AFTER_READY_S, after_ready
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from service.engine import Engine
-    from warmup.background import BackgroundBuild
-    from warmup.options import StartOptions
-    from warmup.startup import Loaded
-    from warmup.status import StartupStatus
+    from snapcap.service.engine import Engine
+    from snapcap.warmup.background import BackgroundBuild
+    from snapcap.warmup.options import StartOptions
+    from snapcap.warmup.startup import Loaded
+    from snapcap.warmup.status import StartupStatus
 
 _logger = logging.getLogger("snapcap.build")
 
@@ -38,7 +38,7 @@ def start_build(
 
     def begin() -> None:
         try:
-            from warmup.background import BackgroundBuild  # noqa: PLC0415  only a start without artifacts
+            from snapcap.warmup.background import BackgroundBuild  # noqa: PLC0415  only a start without artifacts
 
             builds.append(BackgroundBuild(loaded, options, status, on_device))
         except Exception as error:  # nobody waits for this thread

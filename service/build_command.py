@@ -14,22 +14,22 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from service import logs
-from service.config import Settings
-from service.interrupt import Interrupted
-from service.start_error import explain
-from service.start_options import start_options
-from warmup.build import Builder, BuildError, Built, Event
-from warmup.options import StartOptions
-from warmup.plan import Plan, StartError, make_plan
-from warmup.prepare import find_artifacts, read_checkpoint
-from warmup.prepared import Artifacts, Checkpoint
-from warmup.publication import publish_built, publish_in_child, signer_of
-from warmup.remote_cache import remote_cache_environment
-from warmup.startup import load
-from warmup.status import StartupStatus
-from warmup.store import StoreError
-from warmup.timeline import Timeline
+from snapcap.service import logs
+from snapcap.service.config import Settings
+from snapcap.service.interrupt import Interrupted
+from snapcap.service.start_error import explain
+from snapcap.service.start_options import start_options
+from snapcap.warmup.build import Builder, BuildError, Built, Event
+from snapcap.warmup.options import StartOptions
+from snapcap.warmup.plan import Plan, StartError, make_plan
+from snapcap.warmup.prepare import find_artifacts, read_checkpoint
+from snapcap.warmup.prepared import Artifacts, Checkpoint
+from snapcap.warmup.publication import publish_built, publish_in_child, signer_of
+from snapcap.warmup.remote_cache import remote_cache_environment
+from snapcap.warmup.startup import load
+from snapcap.warmup.status import StartupStatus
+from snapcap.warmup.store import StoreError
+from snapcap.warmup.timeline import Timeline
 
 
 def build(settings: Settings) -> int:

@@ -6,17 +6,11 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from service.body import BodyLimits, read_body, read_multipart
-from service.caption_options import NAMES, CaptionOptions, options_from_json, options_from_text
-from service.errors import (
-    EmptyBody,
-    MissingImage,
-    TooManyImages,
-    UnknownOption,
-    UnsupportedMediaType,
-)
-from service.json_body import image_from_base64, json_object, read_json
-from service.multipart import Part
+from snapcap.service.body import BodyLimits, read_body, read_multipart
+from snapcap.service.caption_options import NAMES, CaptionOptions, options_from_json, options_from_text
+from snapcap.service.errors import EmptyBody, MissingImage, TooManyImages, UnknownOption, UnsupportedMediaType
+from snapcap.service.json_body import image_from_base64, json_object, read_json
+from snapcap.service.multipart import Part
 
 MULTIPART = "multipart/form-data"
 JSON = "application/json"

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from models.dimensions import MAX_BEAMS
-from service.errors import InvalidOption, PromptTooLong, UnknownOption
-from warmup.row import EarlyStopping
+from snapcap.models.dimensions import MAX_BEAMS
+from snapcap.service.errors import InvalidOption, PromptTooLong, UnknownOption
+from snapcap.warmup.row import EarlyStopping
 
 MAX_PROMPT_CHARACTERS = 10_000
 

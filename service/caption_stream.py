@@ -7,12 +7,12 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING
 
-from service.arrivals import Arrivals
-from service.caption_text import CaptionText
-from service.errors import DeadlineExceeded
+from snapcap.service.arrivals import Arrivals
+from snapcap.service.caption_text import CaptionText
+from snapcap.service.errors import DeadlineExceeded
 
 if TYPE_CHECKING:
-    from service.request import Completion
+    from snapcap.service.request import Completion
 
 
 class CaptionStream:

@@ -7,23 +7,23 @@ from concurrent.futures import Executor, Future, InvalidStateError, ThreadPoolEx
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from service.arrivals import Arrivals
-from service.body_budget import BodyAccount
-from service.caption_options import CaptionOptions
-from service.caption_stream import CaptionStream
-from service.caption_text import CaptionText
-from service.decoder import Decoder, Encoded
-from service.decoding import Decoding, Prepared
-from service.errors import InvalidOption, ModelNotFound, NotReady
-from service.metrics import Metrics
-from service.readiness import Readiness, State
-from service.thread_decoder import ThreadDecoder, decode_threads
-from warmup.timeline import Timeline
+from snapcap.service.arrivals import Arrivals
+from snapcap.service.body_budget import BodyAccount
+from snapcap.service.caption_options import CaptionOptions
+from snapcap.service.caption_stream import CaptionStream
+from snapcap.service.caption_text import CaptionText
+from snapcap.service.decoder import Decoder, Encoded
+from snapcap.service.decoding import Decoding, Prepared
+from snapcap.service.errors import InvalidOption, ModelNotFound, NotReady
+from snapcap.service.metrics import Metrics
+from snapcap.service.readiness import Readiness, State
+from snapcap.service.thread_decoder import ThreadDecoder, decode_threads
+from snapcap.warmup.timeline import Timeline
 
 if TYPE_CHECKING:
-    from models.preprocess import ImageTransform
-    from models.tokenizer import Tokenizer
-    from service.request import CaptionEngine, Completion
+    from snapcap.models.preprocess import ImageTransform
+    from snapcap.models.tokenizer import Tokenizer
+    from snapcap.service.request import CaptionEngine, Completion
 
 
 @dataclass(frozen=True)
@@ -242,7 +242,7 @@ def _submit(
     on_token: Callable[[int], None] | None = None,
 ) -> None:
     # Here, because it imports numpy, which the first second of the process must not wait for.
-    from service.request import CaptionRequest, SamplingParams  # noqa: PLC0415
+    from snapcap.service.request import CaptionRequest, SamplingParams  # noqa: PLC0415
 
     params = SamplingParams.of(options)
     pixels, prompt_ids = prepared.picture.pixels, prepared.prompt_ids

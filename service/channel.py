@@ -4,7 +4,7 @@ import socket
 import threading
 from contextlib import suppress
 
-from service.messages import RECEIVE_BYTES, Message, Unpacker, pack
+from snapcap.service.messages import RECEIVE_BYTES, Message, Unpacker, pack
 
 
 class BlockingChannel:

@@ -8,12 +8,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
-from service.config import GROUPS
-from service.config_reader import BUILD_GROUPS, SettingsError, add_arguments, read_settings, suggestion
-from service.errors import ServiceError
-from service.offline.job import add_job_arguments, read_job
-from service.options import options_of
-from warmup.own_imports import import_only_what_is_installed
+from snapcap.service.config import GROUPS
+from snapcap.service.config_reader import (
+    BUILD_GROUPS,
+    SettingsError,
+    add_arguments,
+    read_settings,
+    suggestion,
+)
+from snapcap.service.errors import ServiceError
+from snapcap.service.offline.job import add_job_arguments, read_job
+from snapcap.service.options import options_of
+from snapcap.warmup.own_imports import import_only_what_is_installed
 
 _VERSION = "--version"
 _BENCH = "bench"
@@ -120,12 +126,12 @@ def _run(arguments: list[str]) -> int:
         return 2
     if arguments[0] == _VERSION:
         # Here, because it costs a command that starts fast 10 ms.
-        from warmup.version import snapcap_version  # noqa: PLC0415
+        from snapcap.warmup.version import snapcap_version  # noqa: PLC0415
 
         print(f"snapcap {snapcap_version()}")
         return 0
     if arguments[0] == _BENCH:  # its options are its own
-        from service.bench_command import bench  # noqa: PLC0415
+        from snapcap.service.bench_command import bench  # noqa: PLC0415
 
         return bench(arguments[1:])
     if not arguments[0].startswith("-") and arguments[0] not in commands:
@@ -147,19 +153,19 @@ def _unknown(word: str, command: str) -> SettingsError:
 def _serve(arguments: argparse.Namespace) -> int:
     settings = read_settings(arguments, os.environ)
     # Here, so that a bad option is reported, and help printed, without importing a server.
-    from service.serve import leave, serve  # noqa: PLC0415
+    from snapcap.service.serve import leave, serve  # noqa: PLC0415
 
     leave(serve(settings))
 
 
 def _build(arguments: argparse.Namespace) -> int:
     settings = read_settings(arguments, os.environ)
-    from service.interrupt import Interrupted, interruptible  # noqa: PLC0415
-    from service.serve import leave  # noqa: PLC0415
+    from snapcap.service.interrupt import Interrupted, interruptible  # noqa: PLC0415
+    from snapcap.service.serve import leave  # noqa: PLC0415
 
     try:
         with interruptible():
-            from service.build_command import build  # noqa: PLC0415
+            from snapcap.service.build_command import build  # noqa: PLC0415
 
             status = build(settings)
     except Interrupted as interrupted:
@@ -170,13 +176,13 @@ def _build(arguments: argparse.Namespace) -> int:
 
 def _explain(arguments: argparse.Namespace) -> int:
     settings = read_settings(arguments, os.environ)
-    from service.explain_command import explain  # noqa: PLC0415
+    from snapcap.service.explain_command import explain  # noqa: PLC0415
 
     return explain(settings)
 
 
 def _keygen(arguments: argparse.Namespace) -> int:
-    from service.keygen_command import keygen  # noqa: PLC0415
+    from snapcap.service.keygen_command import keygen  # noqa: PLC0415
 
     return keygen(Path(arguments.key))
 
@@ -184,8 +190,8 @@ def _keygen(arguments: argparse.Namespace) -> int:
 def _caption(arguments: argparse.Namespace) -> int:
     settings = read_settings(arguments, os.environ)
     job = read_job(arguments)
-    from service.offline.command import caption  # noqa: PLC0415
-    from service.serve import leave  # noqa: PLC0415
+    from snapcap.service.offline.command import caption  # noqa: PLC0415
+    from snapcap.service.serve import leave  # noqa: PLC0415
 
     try:
         status = caption(settings, job)
@@ -197,10 +203,10 @@ def _caption(arguments: argparse.Namespace) -> int:
 
 def _import(arguments: argparse.Namespace) -> int:
     settings = read_settings(arguments, os.environ)
-    from models.config import ConfigError  # noqa: PLC0415
-    from warmup.checkpoint import CheckpointError  # noqa: PLC0415
-    from warmup.importer import import_checkpoint  # noqa: PLC0415
-    from warmup.s3 import S3Options  # noqa: PLC0415
+    from snapcap.models.config import ConfigError  # noqa: PLC0415
+    from snapcap.warmup.checkpoint import CheckpointError  # noqa: PLC0415
+    from snapcap.warmup.importer import import_checkpoint  # noqa: PLC0415
+    from snapcap.warmup.s3 import S3Options  # noqa: PLC0415
 
     try:
         written = import_checkpoint(
@@ -248,7 +254,7 @@ def _parser() -> _Parser:
     importer.add_argument("destination", metavar="DST", help="the folder to write")
     importer.add_argument("--force", action="store_true", help="write into a folder that holds files already")
     add_arguments(importer, ("s3",))
-    # For the list of commands only: `service.bench_command` reads what follows it.
+    # For the list of commands only: `snapcap.service.bench_command` reads what follows it.
     adder.add_parser(_BENCH, help="Measure start, latency and throughput beside other servers.", add_help=False)
     return parser
 

@@ -7,11 +7,11 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from service.config_http import HttpLimits, HttpSettings
-from service.config_images import DecodingSettings, ImageSettings
-from service.config_store import S3Settings, StoreSettings
-from service.config_watchdog import WatchdogSettings
-from service.options import (
+from snapcap.service.config_http import HttpLimits, HttpSettings
+from snapcap.service.config_images import DecodingSettings, ImageSettings
+from snapcap.service.config_store import S3Settings, StoreSettings
+from snapcap.service.config_watchdog import WatchdogSettings
+from snapcap.service.options import (
     option,
     parse_buckets,
     parse_device,

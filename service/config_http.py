@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from service.options import (
+from snapcap.service.options import (
     option,
     parse_auto,
     parse_hosts,

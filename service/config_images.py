@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from service.options import option, parse_auto, parse_int, parse_seconds, parse_size
+from snapcap.service.options import option, parse_auto, parse_int, parse_seconds, parse_size
 
 
 @dataclass(frozen=True)

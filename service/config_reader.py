@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from service.config import GROUPS, Settings
-from service.options import Option, options_of
+from snapcap.service.config import GROUPS, Settings
+from snapcap.service.options import Option, options_of
 
 # What `build` and `explain` are told: all that decides about artifacts and where they are.
 BUILD_GROUPS = ("model", "compute", "store", "s3", "log")

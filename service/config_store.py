@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from service.options import option, parse_int, parse_paths, parse_seconds, parse_switch
+from snapcap.service.options import option, parse_int, parse_paths, parse_seconds, parse_switch
 
 
 @dataclass(frozen=True)

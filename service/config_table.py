@@ -1,7 +1,7 @@
-"""The table of options for the README: `python -m service.config_table`."""
+"""The table of options for the README: `python -m snapcap.service.config_table`."""
 
-from service.config import GROUPS
-from service.options import options_of
+from snapcap.service.config import GROUPS
+from snapcap.service.options import options_of
 
 
 def markdown() -> str:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from service.options import option, parse_seconds
+from snapcap.service.options import option, parse_seconds
 
 
 @dataclass(frozen=True)

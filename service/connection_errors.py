@@ -16,9 +16,9 @@ import random
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from service.errors import BadRequest, Overloaded, ServiceError
-from service.problem import problem
-from service.request_id import HEADER
+from snapcap.service.errors import BadRequest, Overloaded, ServiceError
+from snapcap.service.problem import problem
+from snapcap.service.request_id import HEADER
 
 
 class MalformedRequest(BadRequest):

@@ -4,8 +4,8 @@ import asyncio
 import socket
 from collections.abc import Callable
 
-from service.decode_messages import HEAD, Answer, AnswerReader, BadAnswer
-from service.messages import receive
+from snapcap.service.decode_messages import HEAD, Answer, AnswerReader, BadAnswer
+from snapcap.service.messages import receive
 
 
 class DecodeChannel:

@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from models.image_parts import sniff
-from service.child_process import how_it_ended
-from service.decode_fork import DecodeProcesses
-from service.decode_messages import Began, Ended, Notice, Setup
-from service.decode_reasons import SENTENCES, Why
-from service.decode_worker import Worker, kill
-from service.metrics import Metrics
-from service.notice_channel import NoticeChannel
+from snapcap.models.image_parts import sniff
+from snapcap.service.child_process import how_it_ended
+from snapcap.service.decode_fork import DecodeProcesses
+from snapcap.service.decode_messages import Began, Ended, Notice, Setup
+from snapcap.service.decode_reasons import SENTENCES, Why
+from snapcap.service.decode_worker import Worker, kill
+from snapcap.service.metrics import Metrics
+from snapcap.service.notice_channel import NoticeChannel
 
 START_S = 30.0
 # The parent says within milliseconds that one has ended, and once a second that it cannot start another.

@@ -4,9 +4,9 @@ import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from service.child_process import ChildProcess, fork_child
-from service.shared_pixels import SharedPixels
-from warmup.cpus import available_cpus
+from snapcap.service.child_process import ChildProcess, fork_child
+from snapcap.service.shared_pixels import SharedPixels
+from snapcap.warmup.cpus import available_cpus
 
 _MOST = 12
 _MOST_OF_FEW_CPUS = 4
@@ -24,7 +24,7 @@ def decode_processes(asked: int | None) -> int:
     """How many processes decode: as many as asked for; without a number five of eight CPUs and at most 12, and on
     few CPUs one for each and at most 4.
 
-    Beside the model, decoding is most of a request's CPU time (``python -m benchmarks.http_cost``). The other CPUs
+    Beside the model, decoding is most of a request's CPU time (``python -m snapcap.benchmarks.http_cost``). The other CPUs
     are for the HTTP and the engine process, and for background builds.
     """
     if asked is not None:
@@ -45,6 +45,6 @@ def fork_decoding(count: int, pixels: SharedPixels, others: Iterable[socket.sock
 
 
 def _serve_decoding(count: int, end: socket.socket, pixels: SharedPixels) -> int:
-    from service.decode_parent import serve_decoding  # noqa: PLC0415  in the child only
+    from snapcap.service.decode_parent import serve_decoding  # noqa: PLC0415  in the child only
 
     return serve_decoding(count, end, pixels)

@@ -11,13 +11,13 @@ import socket
 import time
 from contextlib import suppress
 
-from service.child_process import fork_child
-from service.decode_messages import Began, Ended, NoneBegan, Notice, Setup, pack_notice
-from service.decode_process import decode_images
-from service.garbage import settle
-from service.messages import RECEIVE_BYTES, Unpacker
-from service.rehearsal_picture import picture
-from service.shared_pixels import SharedPixels
+from snapcap.service.child_process import fork_child
+from snapcap.service.decode_messages import Began, Ended, NoneBegan, Notice, Setup, pack_notice
+from snapcap.service.decode_process import decode_images
+from snapcap.service.garbage import settle
+from snapcap.service.messages import RECEIVE_BYTES, Unpacker
+from snapcap.service.rehearsal_picture import picture
+from snapcap.service.shared_pixels import SharedPixels
 
 # Before another is forked, so that what ends all of them does not keep a CPU busy.
 PAUSE_S = 0.05
@@ -29,8 +29,8 @@ _logger = logging.getLogger("snapcap.decode")
 def serve_decoding(count: int, end: socket.socket, pixels: SharedPixels) -> int:
     """Keep so many processes until the server ends. Exit status 0."""
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's threads would not be there after a fork
-    import models.image  # noqa: F401, PLC0415  Pillow and numpy, while the checkpoint is looked for
-    from models.image_error import ImageError  # noqa: PLC0415
+    import snapcap.models.image  # noqa: F401, PLC0415  Pillow and numpy, while the checkpoint is looked for
+    from snapcap.models.image_error import ImageError  # noqa: PLC0415
 
     setup = _setup(end)
     if setup is None:

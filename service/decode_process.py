@@ -8,11 +8,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from service.decode_messages import HEAD, Answer, Broken, Decoded, Needs, Refused, pack_answer, receive_exactly
-from service.shared_pixels import SharedPixels
+from snapcap.service.decode_messages import (
+    HEAD,
+    Answer,
+    Broken,
+    Decoded,
+    Needs,
+    Refused,
+    pack_answer,
+    receive_exactly,
+)
+from snapcap.service.shared_pixels import SharedPixels
 
 if TYPE_CHECKING:
-    from models.preprocess import ImageTransform
+    from snapcap.models.preprocess import ImageTransform
 
 # What a decode may take beyond its estimate: tables of codecs, and the interpreter's own work.
 SLACK = 64 << 20
@@ -69,7 +78,7 @@ def answer_images(
 
 
 def _decode(image: bytes, slot: int, room: int, pixels: SharedPixels, transform: "ImageTransform") -> Answer:
-    from models.image_error import ImageError, NeedsMemory  # noqa: PLC0415  imported before the fork
+    from snapcap.models.image_error import ImageError, NeedsMemory  # noqa: PLC0415  imported before the fork
 
     began = time.monotonic()
     try:

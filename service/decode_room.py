@@ -4,9 +4,9 @@ Half of it is the decode processes' in equal shares, for which none has to ask: 
 An image that takes more than a share waits for its part of the other half.
 """
 
-from service.config import Settings
-from service.errors import Overloaded
-from service.memory_budget import MemoryBudget, memory_limit
+from snapcap.service.config import Settings
+from snapcap.service.errors import Overloaded
+from snapcap.service.memory_budget import MemoryBudget, memory_limit
 
 # Images that wait for the second half, at most: by the time that more had their turn, most would be too late.
 _MOST_WAITING = 16

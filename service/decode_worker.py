@@ -6,9 +6,9 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from service.decode_channel import DecodeChannel
-from service.decode_reasons import Why
-from service.decoder import Done, Encoded
+from snapcap.service.decode_channel import DecodeChannel
+from snapcap.service.decode_reasons import Why
+from snapcap.service.decoder import Done, Encoded
 
 # A client that has left is no reason to end a process for a picture that is about to be ready.
 LEFT_S = 1.0

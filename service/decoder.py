@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
-from service.body_budget import BodyAccount
-from service.errors import DeadlineExceeded
-from service.shared_pixels import FilledSlot
+from snapcap.service.body_budget import BodyAccount
+from snapcap.service.errors import DeadlineExceeded
+from snapcap.service.shared_pixels import FilledSlot
 
 if TYPE_CHECKING:
     import numpy as np

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from service.body_budget import BodyAccount
-from service.caption_options import CaptionOptions
-from service.decoder import Decoder, Done, Encoded, Outcome, Picture, Unreadable
-from service.errors import Overloaded, UnprocessableImage
-from service.metrics import Metrics
+from snapcap.service.body_budget import BodyAccount
+from snapcap.service.caption_options import CaptionOptions
+from snapcap.service.decoder import Decoder, Done, Encoded, Outcome, Picture, Unreadable
+from snapcap.service.errors import Overloaded, UnprocessableImage
+from snapcap.service.metrics import Metrics
 
 if TYPE_CHECKING:
-    from models.tokenizer import Tokenizer
-    from service.limits import Limits
+    from snapcap.models.tokenizer import Tokenizer
+    from snapcap.service.limits import Limits
 
 
 @dataclass(frozen=True)

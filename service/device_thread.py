@@ -6,20 +6,20 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from models.dimensions import MAX_BEAMS
-from service.after_ready import after_ready
-from service.engine import Engine, EngineObserver
-from service.limits import Limits
-from service.scheduler import Scheduler
-from warmup.buckets import Bucket
-from warmup.child import one_line
-from warmup.options import StartOptions
-from warmup.startup import Loaded, load
-from warmup.status import COMPONENTS, StartupStatus
-from warmup.timeline import Timeline
+from snapcap.models.dimensions import MAX_BEAMS
+from snapcap.service.after_ready import after_ready
+from snapcap.service.engine import Engine, EngineObserver
+from snapcap.service.limits import Limits
+from snapcap.service.scheduler import Scheduler
+from snapcap.warmup.buckets import Bucket
+from snapcap.warmup.child import one_line
+from snapcap.warmup.options import StartOptions
+from snapcap.warmup.startup import Loaded, load
+from snapcap.warmup.status import COMPONENTS, StartupStatus
+from snapcap.warmup.timeline import Timeline
 
 if TYPE_CHECKING:
-    from warmup.prepared import Checkpoint
+    from snapcap.warmup.prepared import Checkpoint
 
 _logger = logging.getLogger("snapcap.start")
 

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive
 
-from service.errors import ClientDisconnected
+from snapcap.service.errors import ClientDisconnected
 
 T = TypeVar("T")
 

@@ -16,18 +16,18 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from service.device_failures import DeviceFailedError, DeviceFailures
-from service.errors import EngineFailed
-from service.limits import Limits
-from service.messages import Pulse
-from service.request import CaptionRequest
-from service.running import Running
-from service.scheduler import Scheduler
-from warmup.row import Needs, Row, Search
+from snapcap.service.device_failures import DeviceFailedError, DeviceFailures
+from snapcap.service.errors import EngineFailed
+from snapcap.service.limits import Limits
+from snapcap.service.messages import Pulse
+from snapcap.service.request import CaptionRequest
+from snapcap.service.running import Running
+from snapcap.service.scheduler import Scheduler
+from snapcap.warmup.row import Needs, Row, Search
 
 if TYPE_CHECKING:
-    from warmup.readback import DeviceTimer, PendingTokens
-    from warmup.runner import Runner
+    from snapcap.warmup.readback import DeviceTimer, PendingTokens
+    from snapcap.warmup.runner import Runner
 
 log = logging.getLogger("snapcap.engine")
 T = TypeVar("T")

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client.process_collector import ProcessCollector
 
-from service.child_process import how_it_ended
-from service.config import Settings
-from service.decode_room import DecodeRoom, decode_memory
-from service.engine_watch import EngineWatch
-from service.last_words import STACKS, end_on_signal, print_stacks_on_signal
-from service.limits import Limits
-from service.loop_channel import LoopChannel
-from service.messages import (
+from snapcap.service.child_process import how_it_ended
+from snapcap.service.config import Settings
+from snapcap.service.decode_room import DecodeRoom, decode_memory
+from snapcap.service.engine_watch import EngineWatch
+from snapcap.service.last_words import STACKS, end_on_signal, print_stacks_on_signal
+from snapcap.service.limits import Limits
+from snapcap.service.loop_channel import LoopChannel
+from snapcap.service.messages import (
     Beat,
     Failed,
     Found,
@@ -35,17 +35,17 @@ from service.messages import (
     Turn,
     Usage,
 )
-from service.outcome import Outcome
-from service.parts import Parts
-from service.process_decoder import ProcessDecoder
-from service.readiness import State
-from service.remote_engine import RemoteEngine
-from service.shared_pixels import Slots
-from service.watchdog import StalledError, Watchdog
+from snapcap.service.outcome import Outcome
+from snapcap.service.parts import Parts
+from snapcap.service.process_decoder import ProcessDecoder
+from snapcap.service.readiness import State
+from snapcap.service.remote_engine import RemoteEngine
+from snapcap.service.shared_pixels import Slots
+from snapcap.service.watchdog import StalledError, Watchdog
 
 if TYPE_CHECKING:
-    from service.app import Services
-    from warmup.prepared import Checkpoint
+    from snapcap.service.app import Services
+    from snapcap.warmup.prepared import Checkpoint
 
 _END_S = 10.0
 _STACKS_S = 1.0  # to print them
@@ -131,10 +131,10 @@ class EngineClient:
         on all that decode. Then, with the engine, rehearse a whole request."""
         try:
             # Tokenizers: now, as it takes a moment until the folder is known.
-            from models.config import ModelConfig  # noqa: PLC0415
-            from models.tokenizer import Tokenizer  # noqa: F401, PLC0415
-            from service.rehearsal import AnswersAtOnce, rehearse  # noqa: PLC0415
-            from warmup.prepared import Checkpoint  # noqa: PLC0415
+            from snapcap.models.config import ModelConfig  # noqa: PLC0415
+            from snapcap.models.tokenizer import Tokenizer  # noqa: F401, PLC0415
+            from snapcap.service.rehearsal import AnswersAtOnce, rehearse  # noqa: PLC0415
+            from snapcap.warmup.prepared import Checkpoint  # noqa: PLC0415
 
             folder = self._folder.result()
             settings = self._settings

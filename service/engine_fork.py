@@ -5,10 +5,10 @@ import socket
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
-from service.child_process import ChildProcess, fork_child
-from service.config import Settings
-from service.shared_pixels import SharedPixels
-from warmup.timeline import Timeline
+from snapcap.service.child_process import ChildProcess, fork_child
+from snapcap.service.config import Settings
+from snapcap.service.shared_pixels import SharedPixels
+from snapcap.warmup.timeline import Timeline
 
 Serve: TypeAlias = Callable[[Settings, socket.socket, SharedPixels, float], int]
 
@@ -31,6 +31,6 @@ def fork_engine(
 
 
 def _serve_engine(settings: Settings, end: socket.socket, pixels: SharedPixels, origin: float) -> int:
-    from service.engine_process import serve_engine  # noqa: PLC0415  in the child only
+    from snapcap.service.engine_process import serve_engine  # noqa: PLC0415  in the child only
 
     return serve_engine(settings, end, pixels, origin)

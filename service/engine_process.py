@@ -14,13 +14,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from service.channel import BlockingChannel
-from service.config import Settings
-from service.garbage import settle
-from service.intake import Intake
-from service.last_words import print_stacks_on_signal
-from service.loop_watch import LoopWatch
-from service.messages import (
+from snapcap.service.channel import BlockingChannel
+from snapcap.service.config import Settings
+from snapcap.service.garbage import settle
+from snapcap.service.intake import Intake
+from snapcap.service.last_words import print_stacks_on_signal
+from snapcap.service.loop_watch import LoopWatch
+from snapcap.service.messages import (
     Beat,
     Cancel,
     Failed,
@@ -34,18 +34,18 @@ from service.messages import (
     Submit,
     Usage,
 )
-from service.shared_pixels import SharedPixels
-from service.start_error import explain, unexpected
-from warmup.compile_events import compiler_counts
-from warmup.status import StartupStatus
-from warmup.timeline import Timeline
+from snapcap.service.shared_pixels import SharedPixels
+from snapcap.service.start_error import explain, unexpected
+from snapcap.warmup.compile_events import compiler_counts
+from snapcap.warmup.status import StartupStatus
+from snapcap.warmup.timeline import Timeline
 
 if TYPE_CHECKING:
-    from service.engine import Engine
-    from service.scheduler import Scheduler
-    from warmup.options import StartOptions
-    from warmup.prepared import Checkpoint
-    from warmup.startup import Loaded as LoadedModel
+    from snapcap.service.engine import Engine
+    from snapcap.service.scheduler import Scheduler
+    from snapcap.warmup.options import StartOptions
+    from snapcap.warmup.prepared import Checkpoint
+    from snapcap.warmup.startup import Loaded as LoadedModel
 
 _USAGE_S = 1.0
 # The other process sends no more than its queue holds.
@@ -89,12 +89,12 @@ class _EngineProcess:
     def _begin(self) -> None:
         try:
             with self._timeline.phase("import_engine"):
-                from warmup.device_context import begin_device_context  # noqa: PLC0415  what fails is for the log
+                from snapcap.warmup.device_context import begin_device_context  # noqa: PLC0415  what fails is for the log
 
                 begin_device_context(self._settings.compute.device)  # the driver takes longer than these imports
-                from service.device_thread import DeviceThread  # noqa: PLC0415
-                from service.start_options import start_options  # noqa: PLC0415
-                from warmup.torch_libraries import load_torch_libraries  # noqa: PLC0415
+                from snapcap.service.device_thread import DeviceThread  # noqa: PLC0415
+                from snapcap.service.start_options import start_options  # noqa: PLC0415
+                from snapcap.warmup.torch_libraries import load_torch_libraries  # noqa: PLC0415
 
                 # Alone: the dynamic linker does one thing at a time, and Python waits for it with its lock held
                 # where a module has compiled parts. Beside the fetch, that one would wait for the libraries.
@@ -141,7 +141,7 @@ class _EngineProcess:
     def _ready(
         self, options: "StartOptions", loaded: "LoadedModel", engine: "Engine", _scheduler: "Scheduler"
     ) -> None:
-        from service.build_behind import start_build  # noqa: PLC0415  before the first request, which it would delay
+        from snapcap.service.build_behind import start_build  # noqa: PLC0415  before the first request, which it would delay
 
         self._intake.attach(engine)
         settle()

@@ -9,8 +9,8 @@ only spins does not count.
 
 from collections.abc import Callable
 
-from service.messages import Pulse
-from service.watchdog import StalledError, Watchdog
+from snapcap.service.messages import Pulse
+from snapcap.service.watchdog import StalledError, Watchdog
 
 # Longer than any step: to run a bucket for the first time, to open packages and compare what they compute.
 LONG_WORK = 10.0

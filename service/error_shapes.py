@@ -13,8 +13,8 @@ from typing import Any
 
 from starlette.responses import Response
 
-from service.errors import ServiceError
-from service.problem import problem
+from snapcap.service.errors import ServiceError
+from snapcap.service.problem import problem
 
 
 @dataclass(frozen=True)

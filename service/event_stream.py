@@ -6,8 +6,8 @@ from contextlib import aclosing
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from service.disconnect import unless_disconnected
-from service.errors import ClientDisconnected
+from snapcap.service.disconnect import unless_disconnected
+from snapcap.service.errors import ClientDisconnected
 
 
 class EventStream(Response):

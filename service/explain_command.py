@@ -5,14 +5,14 @@ import sys
 from rich.console import Console
 from rich.table import Table
 
-from service import logs
-from service.config import Settings
-from service.start_error import explain as one_line
-from service.start_options import start_options
-from warmup.describe import describe_model
-from warmup.key import ABSENT
-from warmup.plan import make_plan
-from warmup.prepare import find_artifacts, read_checkpoint
+from snapcap.service import logs
+from snapcap.service.config import Settings
+from snapcap.service.start_error import explain as one_line
+from snapcap.service.start_options import start_options
+from snapcap.warmup.describe import describe_model
+from snapcap.warmup.key import ABSENT
+from snapcap.warmup.plan import make_plan
+from snapcap.warmup.prepare import find_artifacts, read_checkpoint
 
 
 def explain(settings: Settings) -> int:

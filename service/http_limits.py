@@ -3,12 +3,12 @@
 import logging
 import resource
 
-from service.body import BodyLimits
-from service.body_budget import BodyBudget
-from service.config_http import HttpLimits
-from service.connections import SPARE, ConnectionLimits
-from service.memory_budget import MemoryBudget, memory_limit
-from service.metrics import Metrics
+from snapcap.service.body import BodyLimits
+from snapcap.service.body_budget import BodyBudget
+from snapcap.service.config_http import HttpLimits
+from snapcap.service.connections import SPARE, ConnectionLimits
+from snapcap.service.memory_budget import MemoryBudget, memory_limit
+from snapcap.service.metrics import Metrics
 
 # A connection holds at most a packet of 256 KiB that waits to be read, 64 KiB of a body and a head.
 _MEMORY_OF_CONNECTION = 4 << 20

@@ -15,7 +15,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from service.connection_errors import (
+from snapcap.service.connection_errors import (
     HeadTimeout,
     HeadTooLarge,
     MalformedRequest,
@@ -23,10 +23,10 @@ from service.connection_errors import (
     UrlTooLong,
     last_reply,
 )
-from service.connections import Connections
-from service.errors import NotReady, ServiceError
-from service.probes_only import ProbesOnly
-from service.upgrade import head_without_upgrade
+from snapcap.service.connections import Connections
+from snapcap.service.errors import NotReady, ServiceError
+from snapcap.service.probes_only import ProbesOnly
+from snapcap.service.upgrade import head_without_upgrade
 
 # Requests that may wait behind the one that is answered. Hardly any client sends even one ahead.
 _MAX_PIPELINED = 32

@@ -6,11 +6,11 @@ from typing import Any
 
 from starlette.requests import Request
 
-from service.body import BodyLimits
-from service.caption_forms import JSON, is_raw, media_type, read_raw
-from service.caption_options import NAMES, CaptionOptions, options_from_json
-from service.errors import InvalidOption, MissingImage, UnknownOption, UnsupportedMediaType
-from service.json_body import image_from_base64, json_object, member_object, read_json
+from snapcap.service.body import BodyLimits
+from snapcap.service.caption_forms import JSON, is_raw, media_type, read_raw
+from snapcap.service.caption_options import NAMES, CaptionOptions, options_from_json
+from snapcap.service.errors import InvalidOption, MissingImage, UnknownOption, UnsupportedMediaType
+from snapcap.service.json_body import image_from_base64, json_object, member_object, read_json
 
 # The names under which clients and older pipelines nest the parameters of generation.
 NESTED = ("generation_parameters", "generate_kwargs")

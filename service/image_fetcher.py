@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import urljoin
 
-from service.body import BodyClock, BodyLimits
-from service.body_budget import BodyAccount
-from service.errors import ImageNotFetched, ImageUrlRefused, Overloaded
-from service.image_url import AllowedHosts, Target, is_public
+from snapcap.service.body import BodyClock, BodyLimits
+from snapcap.service.body_budget import BodyAccount
+from snapcap.service.errors import ImageNotFetched, ImageUrlRefused, Overloaded
+from snapcap.service.image_url import AllowedHosts, Target, is_public
 
 if TYPE_CHECKING:
     import h11

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from service.errors import ImageUrlRefused
+from snapcap.service.errors import ImageUrlRefused
 
 _PORTS = {"http": 80, "https": 443}
 _URL = re.compile(r"[\x21-\x7e]{1,8192}")

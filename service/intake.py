@@ -5,14 +5,14 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING
 
-from service.errors import NotReady
-from service.messages import Submit, Turn
-from service.request import CaptionRequest, Completion
-from service.shared_pixels import SharedPixels
-from service.turns import Turns
+from snapcap.service.errors import NotReady
+from snapcap.service.messages import Submit, Turn
+from snapcap.service.request import CaptionRequest, Completion
+from snapcap.service.shared_pixels import SharedPixels
+from snapcap.service.turns import Turns
 
 if TYPE_CHECKING:
-    from service.engine import Engine
+    from snapcap.service.engine import Engine
 
 
 class Intake:

@@ -6,10 +6,10 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 
-from service.base64_text import decode_base64
-from service.body import BodyLimits, parse_body
-from service.errors import EmptyBody, InvalidJson, InvalidOption, UnprocessableImage
-from service.json_text import parse_json
+from snapcap.service.base64_text import decode_base64
+from snapcap.service.body import BodyLimits, parse_body
+from snapcap.service.errors import EmptyBody, InvalidJson, InvalidOption, UnprocessableImage
+from snapcap.service.json_text import parse_json
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from service.errors import InvalidJson, PayloadTooLarge
+from snapcap.service.errors import InvalidJson, PayloadTooLarge
 
 # No text that is not an image's may be as long: a prompt of 10,000 characters fits with each of them escaped.
 LONG = 64 << 10

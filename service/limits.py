@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from models.dimensions import MAX_BEAMS
-from service.errors import InvalidOption, PromptTooLong
+from snapcap.models.dimensions import MAX_BEAMS
+from snapcap.service.errors import InvalidOption, PromptTooLong
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 
-from service.messages import RECEIVE_BYTES, Message, Unpacker, pack, receive
+from snapcap.service.messages import RECEIVE_BYTES, Message, Unpacker, pack, receive
 
 # Behind what the socket holds; thousands of requests.
 _ROOM_BYTES = 16 << 20

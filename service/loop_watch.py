@@ -11,8 +11,8 @@ import threading
 import time
 from contextlib import suppress
 
-from service.last_words import END, STACKS
-from service.watchdog import Watchdog
+from snapcap.service.last_words import END, STACKS
+from snapcap.service.watchdog import Watchdog
 
 # What a stuck process is sent, and seconds until the next: where it stands, its end, that it may go on if it was
 # stopped, and the end of one that has no handler yet.

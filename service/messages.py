@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
-from service.errors import ServiceError
-from service.limits import Limits
-from service.request import Completion, SamplingParams
-from warmup.compile_events import CompilerCounts
-from warmup.status import StatusState
-from warmup.timeline import Phase
+from snapcap.service.errors import ServiceError
+from snapcap.service.limits import Limits
+from snapcap.service.request import Completion, SamplingParams
+from snapcap.warmup.compile_events import CompilerCounts
+from snapcap.warmup.status import StatusState
+from snapcap.warmup.timeline import Phase
 
 _LENGTH = struct.Struct("=I")
 # What either end asks the socket for at once: more than a turn's message. For twice as much the allocator would go

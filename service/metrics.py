@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from service.body_budget import BodyMemoryFull
-from service.connections import REASONS
-from service.decode_reasons import WHYS
-from service.errors import (
+from snapcap.service.body_budget import BodyMemoryFull
+from snapcap.service.connections import REASONS
+from snapcap.service.decode_reasons import WHYS
+from snapcap.service.errors import (
     BodyTimeout,
     ClientDisconnected,
     DeadlineExceeded,
@@ -20,7 +20,7 @@ from service.errors import (
     PayloadTooLarge,
     ServiceError,
 )
-from warmup.status import COMPONENTS
+from snapcap.warmup.status import COMPONENTS
 
 _REFUSALS = (
     BodyMemoryFull,
@@ -142,7 +142,7 @@ class Metrics:
         self._child(self.request_duration, api).observe(seconds)
 
     def connection_closed(self, reason: str) -> None:
-        """Counts a connection, by one of `service.connections.REASONS`."""
+        """Counts a connection, by one of `snapcap.service.connections.REASONS`."""
         self.connections_closed.labels(reason).inc()
 
     def image_decoded(self, kind: str, seconds: float) -> None:
@@ -150,7 +150,7 @@ class Metrics:
         self._child(self.image_decode, kind).observe(seconds)
 
     def queue_waited(self, seconds: float) -> None:
-        """Part of `service.engine.EngineObserver`, as are the next three."""
+        """Part of `snapcap.service.engine.EngineObserver`, as are the next three."""
         self.queue_wait.observe(seconds)
 
     def encoded(self, bucket: int, rows: int, seconds: float) -> None:

@@ -7,7 +7,7 @@ from python_multipart import MultipartParser
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import parse_options_header
 
-from service.errors import InvalidMultipart, UnsupportedMediaType
+from snapcap.service.errors import InvalidMultipart, UnsupportedMediaType
 
 if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks

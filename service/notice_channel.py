@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
-from service.decode_messages import Began, Notice, NoticeReader, Setup
-from service.messages import RECEIVE_BYTES, pack
+from snapcap.service.decode_messages import Began, Notice, NoticeReader, Setup
+from snapcap.service.messages import RECEIVE_BYTES, pack
 
 _SOCKETS = 64  # that come with what is received at once, at most
 _logger = logging.getLogger("snapcap.decode")

@@ -5,9 +5,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from service.caption_options import CaptionOptions, options_from_json
-from service.errors import InvalidOption, MissingImage, TooManyImages, UnknownOption, UnsupportedOption
-from service.json_body import image_from_base64, json_object
+from snapcap.service.caption_options import CaptionOptions, options_from_json
+from snapcap.service.errors import (
+    InvalidOption,
+    MissingImage,
+    TooManyImages,
+    UnknownOption,
+    UnsupportedOption,
+)
+from snapcap.service.json_body import image_from_base64, json_object
 
 MAX_STOPS = 4
 MAX_STOP_CHARACTERS = 1000

@@ -5,11 +5,11 @@ What an API's bodies hold is in `openapi_*.py`, one module an API; the errors co
 
 from typing import Any
 
-from service import errors
-from service.api import Apis
-from service.authentication import is_open
-from service.error_shapes import PROBLEM, ErrorShape
-from service.errors import ServiceError
+from snapcap.service import errors
+from snapcap.service.api import Apis
+from snapcap.service.authentication import is_open
+from snapcap.service.error_shapes import PROBLEM, ErrorShape
+from snapcap.service.errors import ServiceError
 
 Schema = dict[str, Any]
 # As `responses=` of FastAPI takes them.
@@ -97,7 +97,7 @@ def complete(document: dict[str, Any], apis: Apis, keys: bool) -> None:
     """Adds to FastAPI's document what holds for every route: the header X-Request-Id, the errors that any request
     may end with, and their schemas. `keys`: clients must show one."""
     # Few processes are ever asked for the document.
-    from service.schemas_apis import definitions  # noqa: PLC0415
+    from snapcap.service.schemas_apis import definitions  # noqa: PLC0415
 
     components = document.setdefault("components", {})
     components["schemas"] = definitions()

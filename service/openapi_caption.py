@@ -2,9 +2,18 @@
 
 from typing import Any
 
-from service import caption_options, errors
-from service.errors import ServiceError
-from service.openapi import BODY, CAPTION, IMAGE_BODIES, IMAGE_TEXT, JSON_BODY, Schema, closed_object, nullable
+from snapcap.service import caption_options, errors
+from snapcap.service.errors import ServiceError
+from snapcap.service.openapi import (
+    BODY,
+    CAPTION,
+    IMAGE_BODIES,
+    IMAGE_TEXT,
+    JSON_BODY,
+    Schema,
+    closed_object,
+    nullable,
+)
 
 CAPTIONS_PROBLEMS: tuple[type[ServiceError], ...] = (
     *BODY,

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from service import caption_options, errors
-from service.error_shapes import HUGGING_FACE
-from service.huggingface_request import NESTED
-from service.openapi import (
+from snapcap.service import caption_options, errors
+from snapcap.service.error_shapes import HUGGING_FACE
+from snapcap.service.huggingface_request import NESTED
+from snapcap.service.openapi import (
     BODY,
     CAPTION,
     IMAGE_BODIES,

@@ -2,10 +2,19 @@
 
 from typing import Any
 
-from service import caption_options, errors
-from service.error_shapes import OPENAI
-from service.openai_request import LABELS, MAX_STOP_CHARACTERS, MAX_STOPS, NEUTRAL, OPTIONS
-from service.openapi import BODY, CAPTION, JSON_BODY, closed_object, nullable, path_parameter, problems, reply
+from snapcap.service import caption_options, errors
+from snapcap.service.error_shapes import OPENAI
+from snapcap.service.openai_request import LABELS, MAX_STOP_CHARACTERS, MAX_STOPS, NEUTRAL, OPTIONS
+from snapcap.service.openapi import (
+    BODY,
+    CAPTION,
+    JSON_BODY,
+    closed_object,
+    nullable,
+    path_parameter,
+    problems,
+    reply,
+)
 
 
 def _object(required: list[str], **properties: Any) -> dict[str, Any]:

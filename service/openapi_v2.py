@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-from service import caption_options, errors
-from service.error_shapes import V2
-from service.openapi import (
+from snapcap.service import caption_options, errors
+from snapcap.service.error_shapes import V2
+from snapcap.service.openapi import (
     BODY,
     CAPTION,
     IMAGE_TEXT,
@@ -16,7 +16,7 @@ from service.openapi import (
     problems,
     reply,
 )
-from service.v2_request import BINARY_OUTPUT, INPUT, MAX_IMAGES, MAX_TIMEOUT, OUTPUT
+from snapcap.service.v2_request import BINARY_OUTPUT, INPUT, MAX_IMAGES, MAX_TIMEOUT, OUTPUT
 
 _LENGTH = {
     "name": "Inference-Header-Content-Length",

@@ -5,18 +5,18 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from service.decoder import Decoder
-from service.garbage import settle
-from service.readiness import State
-from service.start_error import explain, unexpected
-from service.waterfall import waterfall
-from warmup.timeline import Phase
+from snapcap.service.decoder import Decoder
+from snapcap.service.garbage import settle
+from snapcap.service.readiness import State
+from snapcap.service.start_error import explain, unexpected
+from snapcap.service.waterfall import waterfall
+from snapcap.warmup.timeline import Phase
 
 if TYPE_CHECKING:
-    from service.app import Services
-    from service.config import Settings
-    from service.request import CaptionEngine
-    from warmup.prepared import Checkpoint
+    from snapcap.service.app import Services
+    from snapcap.service.config import Settings
+    from snapcap.service.request import CaptionEngine
+    from snapcap.warmup.prepared import Checkpoint
 
 _logger = logging.getLogger("snapcap.start")
 

@@ -4,12 +4,12 @@ import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from service.child_process import ChildProcess
-from service.config import Settings
-from service.decode_fork import DecodeProcesses, decode_processes, fork_decoding
-from service.engine_fork import Serve, fork_engine
-from service.shared_pixels import SharedPixels
-from warmup.timeline import Timeline
+from snapcap.service.child_process import ChildProcess
+from snapcap.service.config import Settings
+from snapcap.service.decode_fork import DecodeProcesses, decode_processes, fork_decoding
+from snapcap.service.engine_fork import Serve, fork_engine
+from snapcap.service.shared_pixels import SharedPixels
+from snapcap.warmup.timeline import Timeline
 
 
 @dataclass(frozen=True)

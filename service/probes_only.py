@@ -4,10 +4,10 @@ from typing import Any
 
 from uvicorn._types import ASGI3Application
 
-from service.connection_errors import TooManyConnections
-from service.connections import Connections
-from service.error_shapes import PROBLEM
-from service.request_id import identify
+from snapcap.service.connection_errors import TooManyConnections
+from snapcap.service.connections import Connections
+from snapcap.service.error_shapes import PROBLEM
+from snapcap.service.request_id import identify
 
 _PROBES = frozenset({"/livez", "/readyz", "/startup", "/metrics", "/v2/health/live", "/v2/health/ready"})
 

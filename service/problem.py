@@ -11,13 +11,7 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 
-from service.errors import (
-    BadRequest,
-    ClientDisconnected,
-    EngineFailed,
-    NotFound,
-    ServiceError,
-)
+from snapcap.service.errors import BadRequest, ClientDisconnected, EngineFailed, NotFound, ServiceError
 
 
 def as_service_error(error: Exception, path: str) -> ServiceError:

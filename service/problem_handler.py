@@ -5,11 +5,11 @@ import logging
 from fastapi import Request, Response
 from starlette.exceptions import HTTPException
 
-from service.api import Apis
-from service.errors import EngineFailed, MethodNotAllowed, ServiceError
-from service.metrics import Metrics
-from service.problem import as_service_error
-from service.request_id import request_id
+from snapcap.service.api import Apis
+from snapcap.service.errors import EngineFailed, MethodNotAllowed, ServiceError
+from snapcap.service.metrics import Metrics
+from snapcap.service.problem import as_service_error
+from snapcap.service.request_id import request_id
 
 _logger = logging.getLogger("snapcap.access")
 

@@ -16,20 +16,20 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from service.decode_channel import DecodeChannel
-from service.decode_family import DecodeFamily
-from service.decode_fork import DecodeProcesses
-from service.decode_messages import Answer, BadAnswer, Broken, Decoded, Needs, Refused, Setup
-from service.decode_reasons import TRIED_AGAIN, Why
-from service.decode_room import DecodeRoom
-from service.decode_worker import Job, Worker
-from service.decoder import Done, Encoded, Outcome, Picture, Unreadable, too_large
-from service.errors import DeadlineExceeded, NotReady
-from service.metrics import Metrics
-from service.shared_pixels import FilledSlot, Slots
+from snapcap.service.decode_channel import DecodeChannel
+from snapcap.service.decode_family import DecodeFamily
+from snapcap.service.decode_fork import DecodeProcesses
+from snapcap.service.decode_messages import Answer, BadAnswer, Broken, Decoded, Needs, Refused, Setup
+from snapcap.service.decode_reasons import TRIED_AGAIN, Why
+from snapcap.service.decode_room import DecodeRoom
+from snapcap.service.decode_worker import Job, Worker
+from snapcap.service.decoder import Done, Encoded, Outcome, Picture, Unreadable, too_large
+from snapcap.service.errors import DeadlineExceeded, NotReady
+from snapcap.service.metrics import Metrics
+from snapcap.service.shared_pixels import FilledSlot, Slots
 
 if TYPE_CHECKING:
-    from models.preprocess import ImageTransform
+    from snapcap.models.preprocess import ImageTransform
 
 _LOOK_S = 0.25  # how often what is late is looked for, while there is anything
 _ATTEMPTS = 2

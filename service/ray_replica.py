@@ -1,6 +1,6 @@
 """snapcap as an application of Ray Serve: the same routes over one engine in each replica.
 
-    serve run service.ray_replica:application model=demo store=/shared/snapcap
+    serve run snapcap.service.ray_replica:application model=demo store=/shared/snapcap
 
 Ray starts the replicas, sends requests to them, counts those that are on their way and replaces the replicas that
 fail; what `snapcap serve` does around the application (listeners, signals, draining) is Ray's here.
@@ -19,21 +19,21 @@ from ray.serve import Application
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service import logs
-from service.api_keys import read_api_keys
-from service.app import Exposure, create_app
-from service.assembly import assemble
-from service.config import Settings
-from service.config_http import HttpLimits, HttpSettings
-from service.config_images import DecodingSettings
-from service.config_reader import SettingsError, read_settings
-from service.http_limits import body_limits
-from service.ray_metrics import RayMetrics
-from service.readiness import State
-from service.request_id import HEADER
-from service.startup import start
-from warmup.own_imports import import_only_what_is_installed
-from warmup.timeline import Timeline
+from snapcap.service import logs
+from snapcap.service.api_keys import read_api_keys
+from snapcap.service.app import Exposure, create_app
+from snapcap.service.assembly import assemble
+from snapcap.service.config import Settings
+from snapcap.service.config_http import HttpLimits, HttpSettings
+from snapcap.service.config_images import DecodingSettings
+from snapcap.service.config_reader import SettingsError, read_settings
+from snapcap.service.http_limits import body_limits
+from snapcap.service.ray_metrics import RayMetrics
+from snapcap.service.readiness import State
+from snapcap.service.request_id import HEADER
+from snapcap.service.startup import start
+from snapcap.warmup.own_imports import import_only_what_is_installed
+from snapcap.warmup.timeline import Timeline
 
 _POLL_SECONDS = 0.02
 # As the startup probe on Kubernetes, whose comment has the sum: a start that takes longer hangs.

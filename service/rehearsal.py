@@ -9,22 +9,22 @@ from fastapi import Request
 from prometheus_client import CollectorRegistry
 from starlette.types import Message, Scope
 
-from service.body import BodyLimits
-from service.captioner import Captioner, CaptionLimits
-from service.decoder import Decoder
-from service.limits import Limits
-from service.metrics import Metrics
-from service.readiness import Readiness
-from service.rehearsal_picture import picture
-from service.request import CaptionRequest, Completion
-from service.request_id import identify
-from service.routes.caption import CaptionRoutes
-from service.shared_pixels import FilledSlot, Slots
-from warmup.timeline import Timeline
+from snapcap.service.body import BodyLimits
+from snapcap.service.captioner import Captioner, CaptionLimits
+from snapcap.service.decoder import Decoder
+from snapcap.service.limits import Limits
+from snapcap.service.metrics import Metrics
+from snapcap.service.readiness import Readiness
+from snapcap.service.rehearsal_picture import picture
+from snapcap.service.request import CaptionRequest, Completion
+from snapcap.service.request_id import identify
+from snapcap.service.routes.caption import CaptionRoutes
+from snapcap.service.shared_pixels import FilledSlot, Slots
+from snapcap.warmup.timeline import Timeline
 
 if TYPE_CHECKING:
-    from service.request import CaptionEngine
-    from warmup.prepared import Checkpoint
+    from snapcap.service.request import CaptionEngine
+    from snapcap.warmup.prepared import Checkpoint
 
 TIMEOUT_S = 30.0
 _BODY = BodyLimits(1 << 20, TIMEOUT_S)

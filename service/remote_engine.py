@@ -9,15 +9,15 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
 
-from service.errors import NotReady, Overloaded
-from service.limits import Limits
-from service.messages import Cancel, Submit, ToEngine, Turn
-from service.pace import Pace
-from service.request import CaptionRequest, Completion
-from service.shared_pixels import FilledSlot, SharedPixels, Slots
+from snapcap.service.errors import NotReady, Overloaded
+from snapcap.service.limits import Limits
+from snapcap.service.messages import Cancel, Submit, ToEngine, Turn
+from snapcap.service.pace import Pace
+from snapcap.service.request import CaptionRequest, Completion
+from snapcap.service.shared_pixels import FilledSlot, SharedPixels, Slots
 
 if TYPE_CHECKING:
-    from service.engine import EngineObserver
+    from snapcap.service.engine import EngineObserver
 
 
 class RemoteEngine:

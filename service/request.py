@@ -6,14 +6,14 @@ from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from service.limits import Limits
-from service.shared_pixels import FilledSlot
-from warmup.row import EarlyStopping
+from snapcap.service.limits import Limits
+from snapcap.service.shared_pixels import FilledSlot
+from snapcap.warmup.row import EarlyStopping
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from service.caption_options import CaptionOptions
+    from snapcap.service.caption_options import CaptionOptions
 
 FinishReason = Literal["stop", "length"]
 

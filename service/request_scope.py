@@ -6,12 +6,12 @@ import time
 from fastapi import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api import Api
-from service.body_budget import body_account
-from service.metrics import Metrics
-from service.problem import forget_frames
-from service.problem_handler import ProblemHandler
-from service.request_id import HEADER, identify
+from snapcap.service.api import Api
+from snapcap.service.body_budget import body_account
+from snapcap.service.metrics import Metrics
+from snapcap.service.problem import forget_frames
+from snapcap.service.problem_handler import ProblemHandler
+from snapcap.service.request_id import HEADER, identify
 
 _HEADER = HEADER.lower().encode()
 _logger = logging.getLogger("snapcap.access")

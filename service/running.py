@@ -3,7 +3,7 @@
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
-from service.request import CaptionRequest, FinishReason
+from snapcap.service.request import CaptionRequest, FinishReason
 
 
 @dataclass(eq=False)

@@ -12,13 +12,13 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from types import MappingProxyType
 
-from service.errors import BeamsNotReady, DeadlineExceeded, NotReady, Overloaded
-from service.limits import Limits
-from service.pace import Pace
-from service.request import CaptionRequest, Completion
-from service.running import Running
-from service.waiting import Line, Waiting
-from warmup.buckets import BucketTable
+from snapcap.service.errors import BeamsNotReady, DeadlineExceeded, NotReady, Overloaded
+from snapcap.service.limits import Limits
+from snapcap.service.pace import Pace
+from snapcap.service.request import CaptionRequest, Completion
+from snapcap.service.running import Running
+from snapcap.service.waiting import Line, Waiting
+from snapcap.warmup.buckets import BucketTable
 
 Clock = Callable[[], float]
 

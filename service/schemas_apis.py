@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, RootModel
 from pydantic.json_schema import models_json_schema
 
-from service.schemas import Caption, Captions, Live, Problem, Ready, Startup, Trace
+from snapcap.service.schemas import Caption, Captions, Live, Problem, Ready, Startup, Trace
 
 
 class _Reply(BaseModel):

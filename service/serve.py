@@ -10,15 +10,15 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
-from service import logs
-from service.bind import BindError, bind
-from service.child_process import ForkError
-from service.config import Settings
-from service.parts import fork_parts
-from warmup.timeline import Timeline
+from snapcap.service import logs
+from snapcap.service.bind import BindError, bind
+from snapcap.service.child_process import ForkError
+from snapcap.service.config import Settings
+from snapcap.service.parts import fork_parts
+from snapcap.warmup.timeline import Timeline
 
 if TYPE_CHECKING:
-    from service.api_keys import ApiKeys
+    from snapcap.service.api_keys import ApiKeys
 
 
 def serve(settings: Settings) -> int:
@@ -36,7 +36,7 @@ def serve(settings: Settings) -> int:
     keys: ApiKeys | None = None
     listeners: list[socket.socket] = []
     if http.api_key_file is not None:
-        from service.api_keys import read_api_keys  # noqa: PLC0415 - hashlib, which the bind must not wait for
+        from snapcap.service.api_keys import read_api_keys  # noqa: PLC0415 - hashlib, which the bind must not wait for
 
         keys = read_api_keys(http.api_key_file)
     try:
@@ -52,11 +52,11 @@ def serve(settings: Settings) -> int:
     except OSError as error:  # too many processes, or no memory for one more
         print(f"snapcap: the server's processes cannot be started: {error}", file=sys.stderr)
         return 1
-    from service.web_imports import import_web  # noqa: PLC0415
+    from snapcap.service.web_imports import import_web  # noqa: PLC0415
 
     import_web()
-    from service.assembly import run  # noqa: PLC0415
-    from service.engine_client import follow  # noqa: PLC0415
+    from snapcap.service.assembly import run  # noqa: PLC0415
+    from snapcap.service.engine_client import follow  # noqa: PLC0415
 
     return run(settings, listeners, keys, timeline, partial(follow, parts))
 

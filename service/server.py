@@ -14,10 +14,10 @@ from typing import Any
 import uvicorn
 from starlette.types import ASGIApp
 
-from service.config_http import HttpSettings
-from service.connections import ConnectionLimits, Connections
-from service.http_protocol import BoundedHttpProtocol
-from service.readiness import Readiness
+from snapcap.service.config_http import HttpSettings
+from snapcap.service.connections import ConnectionLimits, Connections
+from snapcap.service.http_protocol import BoundedHttpProtocol
+from snapcap.service.readiness import Readiness
 
 # For what has not ended at the end of the grace period, although it was refused.
 _LAST_SECONDS = 5

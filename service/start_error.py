@@ -4,16 +4,16 @@ import sys
 
 # Errors that name their remedy themselves, by module: importing these is not for every process.
 _KNOWN = {
-    "models.checkpoint_file": "WeightsError",
-    "models.config_fields": "ConfigError",
-    "service.device_failures": "DeviceFailedError",
-    "service.engine_client": "EngineEndedError",
-    "service.process_decoder": "DecodersEndedError",
-    "service.watchdog": "StalledError",
-    "warmup.build": "BuildError",
-    "warmup.checkpoint_files": "CheckpointError",
-    "warmup.plan": "StartError",
-    "warmup.store": "StoreError",
+    "snapcap.models.checkpoint_file": "WeightsError",
+    "snapcap.models.config_fields": "ConfigError",
+    "snapcap.service.device_failures": "DeviceFailedError",
+    "snapcap.service.engine_client": "EngineEndedError",
+    "snapcap.service.process_decoder": "DecodersEndedError",
+    "snapcap.service.watchdog": "StalledError",
+    "snapcap.warmup.build": "BuildError",
+    "snapcap.warmup.checkpoint_files": "CheckpointError",
+    "snapcap.warmup.plan": "StartError",
+    "snapcap.warmup.store": "StoreError",
 }
 
 

@@ -4,9 +4,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import cast
 
-from service.config import Settings
-from warmup.options import BackendChoice, BuildChoice, ReadyWhen, StartOptions, StoreOptions
-from warmup.s3 import S3Options
+from snapcap.service.config import Settings
+from snapcap.warmup.options import BackendChoice, BuildChoice, ReadyWhen, StartOptions, StoreOptions
+from snapcap.warmup.s3 import S3Options
 
 
 def start_options(settings: Settings) -> StartOptions:

@@ -6,21 +6,21 @@ from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
-from service.build_behind import start_build
-from service.config import Settings
-from service.engine_watch import EngineWatch
-from service.outcome import Outcome
-from service.thread_decoder import ThreadDecoder
+from snapcap.service.build_behind import start_build
+from snapcap.service.config import Settings
+from snapcap.service.engine_watch import EngineWatch
+from snapcap.service.outcome import Outcome
+from snapcap.service.thread_decoder import ThreadDecoder
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from service.app import Services
-    from service.engine import Engine
-    from service.scheduler import Scheduler
-    from warmup.options import StartOptions
-    from warmup.prepared import Checkpoint
-    from warmup.startup import Loaded
+    from snapcap.service.app import Services
+    from snapcap.service.engine import Engine
+    from snapcap.service.scheduler import Scheduler
+    from snapcap.warmup.options import StartOptions
+    from snapcap.warmup.prepared import Checkpoint
+    from snapcap.warmup.startup import Loaded
 
 
 def start(settings: Settings, services: "Services", stop: Callable[[], None]) -> Callable[[], object]:
@@ -40,8 +40,8 @@ def start(settings: Settings, services: "Services", stop: Callable[[], None]) ->
 
     def begin() -> None:
         try:
-            from service.device_thread import DeviceThread  # noqa: PLC0415
-            from service.start_options import start_options  # noqa: PLC0415
+            from snapcap.service.device_thread import DeviceThread  # noqa: PLC0415
+            from snapcap.service.start_options import start_options  # noqa: PLC0415
 
             options = start_options(settings)
             DeviceThread(
@@ -85,6 +85,6 @@ def _watch(
 
 
 def _rehearse(pool: "Executor", engine: "Engine", checkpoint: "Checkpoint") -> None:
-    from service.rehearsal import rehearse  # noqa: PLC0415
+    from snapcap.service.rehearsal import rehearse  # noqa: PLC0415
 
     rehearse(engine, checkpoint, ThreadDecoder(pool, checkpoint.transform))

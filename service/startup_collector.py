@@ -12,10 +12,10 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
-from service.readiness import Readiness, State
-from warmup.status import BUILD_RESULTS, StartupStatus
-from warmup.timeline import Timeline
-from warmup.version import snapcap_version
+from snapcap.service.readiness import Readiness, State
+from snapcap.warmup.status import BUILD_RESULTS, StartupStatus
+from snapcap.warmup.timeline import Timeline
+from snapcap.warmup.version import snapcap_version
 
 _MARKS = {
     "live": "until the port was bound and /livez could answer",

@@ -5,11 +5,11 @@ import time
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
-from service.decoder import Done, Encoded, Outcome, Picture, Unreadable, too_large
-from warmup.cpus import available_cpus
+from snapcap.service.decoder import Done, Encoded, Outcome, Picture, Unreadable, too_large
+from snapcap.warmup.cpus import available_cpus
 
 if TYPE_CHECKING:
-    from models.preprocess import ImageTransform
+    from snapcap.models.preprocess import ImageTransform
 
 
 def decode_threads(asked: int) -> int:
@@ -41,7 +41,7 @@ class ThreadDecoder:
         done(outcome)
 
     def _decode(self, image: bytes) -> Outcome:
-        from models.image_error import ImageError, NeedsMemory  # noqa: PLC0415  imported by now
+        from snapcap.models.image_error import ImageError, NeedsMemory  # noqa: PLC0415  imported by now
 
         began = time.monotonic()
         try:

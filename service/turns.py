@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from service.errors import EngineFailed, ServiceError
-from service.messages import Turn
-from service.request import Completion
+from snapcap.service.errors import EngineFailed, ServiceError
+from snapcap.service.messages import Turn
+from snapcap.service.request import Completion
 
 _MOST_STEPS = 64
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from service.caption_options import NAMES, CaptionOptions, integer, options_from_json
-from service.errors import (
+from snapcap.service.caption_options import NAMES, CaptionOptions, integer, options_from_json
+from snapcap.service.errors import (
     BadRequest,
     InvalidJson,
     InvalidOption,
@@ -20,7 +20,7 @@ from service.errors import (
     UnknownOption,
     UnsupportedOption,
 )
-from service.json_body import image_from_base64, json_object, member_object
+from snapcap.service.json_body import image_from_base64, json_object, member_object
 
 INPUT = "image"
 OUTPUT = "caption"

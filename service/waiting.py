@@ -8,7 +8,7 @@ from heapq import merge
 from itertools import chain
 from operator import attrgetter
 
-from service.request import CaptionRequest
+from snapcap.service.request import CaptionRequest
 
 
 @dataclass(frozen=True)

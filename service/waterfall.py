@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from warmup.timeline import Phase
+from snapcap.warmup.timeline import Phase
 
 _BAR = 48
 

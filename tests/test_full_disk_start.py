@@ -7,13 +7,13 @@ import pytest
 from support.server_process import ServerProcess, snapcap
 from support.small_disk import SMALL
 
-from warmup.options import StartOptions, StoreOptions
-from warmup.plan import make_plan
-from warmup.prepare import read_checkpoint
-from warmup.publish import new_manifest, publish
-from warmup.s3 import S3Options, client
-from warmup.s3_store import S3Store
-from warmup.signing import Signer, load_signer
+from snapcap.warmup.options import StartOptions, StoreOptions
+from snapcap.warmup.plan import make_plan
+from snapcap.warmup.prepare import read_checkpoint
+from snapcap.warmup.publish import new_manifest, publish
+from snapcap.warmup.s3 import S3Options, client
+from snapcap.warmup.s3_store import S3Store
+from snapcap.warmup.signing import Signer, load_signer
 
 BUCKETS = ("--device", "cpu", "--buckets", "1")
 

@@ -13,6 +13,7 @@ from support.server_process import ServerProcess, clean_environment
 MISSING = ("aot/encoder_after.b1",)
 # What Python itself, or the command, imports first; and what we import later.
 FIRST = (
+    "snapcap/__init__.py",
     "warmup/__init__.py",
     "models/__init__.py",
     "service/__init__.py",
@@ -111,15 +112,15 @@ def test_a_server_that_builds_runs_nothing_of_the_folder_it_is_started_in(
 def test_the_module_that_is_the_command_imports_nothing_late_from_the_folder(
     hostile: Path, built_cache: Path, tmp_path: Path
 ) -> None:
-    """`python -m service.cli` has Python put the folder first, and run what is in the way of its own first imports;
+    """`python -m snapcap.service.cli` has Python put the folder first, and run what is in the way of its own first imports;
     what follows is ours to choose, as torch and numpy are."""
     for name in FIRST:
         (hostile / name).unlink()
-    for name in ("warmup", "models", "service"):
+    for name in ("snapcap", "warmup", "models", "service"):
         (hostile / name).rmdir()
     options = ("--cache-dir", str(built_cache), "--buckets", "1,4")
     run = subprocess.run(
-        [sys.executable, "-m", "service.cli", "build", *options],
+        [sys.executable, "-m", "snapcap.service.cli", "build", *options],
         cwd=hostile,
         env=clean_environment(),
         capture_output=True,

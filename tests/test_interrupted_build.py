@@ -15,11 +15,11 @@ from support.build_folders import nearly_built
 from support.compilers import HangingCompiler
 from support.server_process import ServerProcess, clean_environment, descendants, is_gone, snapcap, wait_until
 
-from warmup.child import Child, ChildError
-from warmup.options import StartOptions, StoreOptions
-from warmup.plan import make_plan
-from warmup.prepare import read_checkpoint
-from warmup.region_task import job_of
+from snapcap.warmup.child import Child, ChildError
+from snapcap.warmup.options import StartOptions, StoreOptions
+from snapcap.warmup.plan import make_plan
+from snapcap.warmup.prepare import read_checkpoint
+from snapcap.warmup.region_task import job_of
 
 MISSING = ("aot/encoder_before.b1", "aot/decoder_after.b4")
 _ABORTS = "#include <cstdlib>\n__attribute__((constructor)) static void loaded() { abort(); }\n"
@@ -31,7 +31,7 @@ def test_a_build_that_was_killed_keeps_what_is_done(built_cache: Path, tmp_path:
     options = ("--cache-dir", str(tmp_path), "--buckets", "1,4", "--build-workers", "1")
     first, second = (build / f"{name}.json" for name in MISSING)
     process = subprocess.Popen(
-        [sys.executable, "-m", "service.cli", "build", *options],
+        [sys.executable, "-m", "snapcap.service.cli", "build", *options],
         env=clean_environment(),
         stderr=subprocess.DEVNULL,
     )
@@ -75,7 +75,7 @@ def test_a_package_that_crashes_its_process_is_told_by_its_signal(built_cache: P
     options = StartOptions("demo", tmp_path, StoreOptions(tmp_path), buckets=(1, 4))
     checkpoint = read_checkpoint(options)
     job = job_of(checkpoint.folder, make_plan(checkpoint.config, options), packages)
-    checker = Child("warmup.check_worker", job, {"AOTI_RUNTIME_CHECK_INPUTS": "1"})
+    checker = Child("snapcap.warmup.check_worker", job, {"AOTI_RUNTIME_CHECK_INPUTS": "1"})
     checker.start(120)
     try:
         assert checker.ask({"region": "decoder_before", "size": 1}, 120)["difference"] < 1e-4
@@ -98,7 +98,7 @@ class HungBuild:
 
     def __enter__(self) -> "HungBuild":
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "service.cli", "build", *self._options],
+            [sys.executable, "-m", "snapcap.service.cli", "build", *self._options],
             env=clean_environment(CXX=str(self.compiler.path), TMPDIR=str(self.temporary)),
             stderr=subprocess.PIPE,
             text=True,
@@ -178,7 +178,7 @@ def test_a_build_that_is_killed_leaves_no_process(built_cache: Path, tmp_path: P
 def test_a_signal_before_the_build_begins(built_cache: Path, tmp_path: Path) -> None:
     """While torch is imported, or whatever else comes first."""
     with HungBuild(built_cache, tmp_path) as hung:
-        wait_until(lambda: b"service.cli" in Path(f"/proc/{hung.process.pid}/cmdline").read_bytes())
+        wait_until(lambda: b"snapcap.service.cli" in Path(f"/proc/{hung.process.pid}/cmdline").read_bytes())
         time.sleep(1)
         os.killpg(hung.process.pid, signal.SIGINT)
         ended, said = hung.end()
@@ -192,7 +192,7 @@ def test_a_compiler_that_hangs_is_ended_and_its_package_has_failed(built_cache: 
         _, said = hung.process.communicate(timeout=200)
         assert hung.process.returncode == 1, said
         words = " ".join(said.split())
-        assert "compile: warmup.build_worker took more than 30 s and was ended" in words
+        assert "compile: snapcap.warmup.build_worker took more than 30 s and was ended" in words
         assert "2 of 14 packages failed: nothing published" in words
         wait_until(lambda: hung.compiler.is_gone and all(map(is_gone, workers)), 30)
 

@@ -47,10 +47,10 @@ def test_a_caption_on_eager_imports_no_compiler_and_no_transformers() -> None:
     program = """
 import json, sys
 from pathlib import Path
-from warmup.options import StartOptions, StoreOptions
-from warmup.startup import load
-from warmup.status import StartupStatus
-from warmup.timeline import Timeline
+from snapcap.warmup.options import StartOptions, StoreOptions
+from snapcap.warmup.startup import load
+from snapcap.warmup.status import StartupStatus
+from snapcap.warmup.timeline import Timeline
 folder = Path(sys.argv[1])
 load(StartOptions("demo", folder, StoreOptions(folder), backend="eager"), Timeline.since_exec(), StartupStatus())
 print(json.dumps(sorted(sys.modules)))

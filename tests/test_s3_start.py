@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 from support.server_process import ServerProcess, snapcap
 
-from warmup.s3 import S3Options, client
+from snapcap.warmup.s3 import S3Options, client
 
 BUCKETS = ("--buckets", "1,4")
 

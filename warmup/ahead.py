@@ -14,15 +14,15 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from models.region_names import ON_DEMAND
-from warmup.aoti import AotiError, Container
-from warmup.aoti_operators import Operators
-from warmup.aoti_tensors import Zeros, run_on_zeros
-from warmup.child import one_line
-from warmup.eager_launches import Launch
-from warmup.packages import region_of
-from warmup.prepared import Artifacts
-from warmup.torch_libraries import load_torch_libraries
+from snapcap.models.region_names import ON_DEMAND
+from snapcap.warmup.aoti import AotiError, Container
+from snapcap.warmup.aoti_operators import Operators
+from snapcap.warmup.aoti_tensors import Zeros, run_on_zeros
+from snapcap.warmup.child import one_line
+from snapcap.warmup.eager_launches import Launch
+from snapcap.warmup.packages import region_of
+from snapcap.warmup.prepared import Artifacts
+from snapcap.warmup.torch_libraries import load_torch_libraries
 
 _logger = logging.getLogger("snapcap.start")
 

@@ -15,9 +15,9 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from warmup.dynamic_library import open_library
-from warmup.files import VerifiedFile
-from warmup.package_library import library_file
+from snapcap.warmup.dynamic_library import open_library
+from snapcap.warmup.files import VerifiedFile
+from snapcap.warmup.package_library import library_file
 
 
 class AotiError(RuntimeError):

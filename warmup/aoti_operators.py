@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from warmup.aoti import AotiError
-from warmup.aoti_tensors import Zeros, exported
-from warmup.eager_launches import Launch
+from snapcap.warmup.aoti import AotiError
+from snapcap.warmup.aoti_tensors import Zeros, exported
+from snapcap.warmup.eager_launches import Launch
 
 _NONE, _NO, _LAST, _EPS = 0, 0, -1, 1e-5
 # What follows the tensors of a launch.

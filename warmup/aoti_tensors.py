@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from warmup.aoti import AotiError, Container
-from warmup.packages import Signature
+from snapcap.warmup.aoti import AotiError, Container
+from snapcap.warmup.packages import Signature
 
 if TYPE_CHECKING:
     from torch import Tensor

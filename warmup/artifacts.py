@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from warmup.envelope import MAX_ENVELOPE_BYTES, ManifestError, UntrustedError
-from warmup.factors import is_stale
-from warmup.files import VerifiedFile
-from warmup.folder_store import FolderStore
-from warmup.key import Difference, Factors, nearest
-from warmup.manifest import Manifest, open_envelope
-from warmup.signing import OWNER, Trust
-from warmup.store import MANIFESTS, ArtifactStore, DamagedError, StoreError, blob_name, manifest_name
+from snapcap.warmup.envelope import MAX_ENVELOPE_BYTES, ManifestError, UntrustedError
+from snapcap.warmup.factors import is_stale
+from snapcap.warmup.files import VerifiedFile
+from snapcap.warmup.folder_store import FolderStore
+from snapcap.warmup.key import Difference, Factors, nearest
+from snapcap.warmup.manifest import Manifest, open_envelope
+from snapcap.warmup.signing import OWNER, Trust
+from snapcap.warmup.store import MANIFESTS, ArtifactStore, DamagedError, StoreError, blob_name, manifest_name
 
 Result = Literal["hit", "miss", "stale", "corrupt", "untrusted", "error"]
 

@@ -9,23 +9,23 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from warmup.backends.aot import AotBackend
-from warmup.buckets import Bucket
-from warmup.build import Builder, BuildError, Built, Event, require_compiler
-from warmup.compare import CheckError
-from warmup.cpus import default_threads
-from warmup.folder_store import FolderStore
-from warmup.lease import Held, Lease, acquire
-from warmup.options import StartOptions
-from warmup.plan import StartError
-from warmup.prepare import find_artifacts, trust_of
-from warmup.publication import publish_built, publish_in_child, report
-from warmup.remote_cache import remote_cache_environment
-from warmup.startup import Loaded
-from warmup.status import COMPONENTS, ComponentName, StartupStatus
-from warmup.store import ArtifactStore, StoreDeniedError, StoreError
-from warmup.stores import open_store
-from warmup.swap import swap_bucket
+from snapcap.warmup.backends.aot import AotBackend
+from snapcap.warmup.buckets import Bucket
+from snapcap.warmup.build import Builder, BuildError, Built, Event, require_compiler
+from snapcap.warmup.compare import CheckError
+from snapcap.warmup.cpus import default_threads
+from snapcap.warmup.folder_store import FolderStore
+from snapcap.warmup.lease import Held, Lease, acquire
+from snapcap.warmup.options import StartOptions
+from snapcap.warmup.plan import StartError
+from snapcap.warmup.prepare import find_artifacts, trust_of
+from snapcap.warmup.publication import publish_built, publish_in_child, report
+from snapcap.warmup.remote_cache import remote_cache_environment
+from snapcap.warmup.startup import Loaded
+from snapcap.warmup.status import COMPONENTS, ComponentName, StartupStatus
+from snapcap.warmup.store import ArtifactStore, StoreDeniedError, StoreError
+from snapcap.warmup.stores import open_store
+from snapcap.warmup.swap import swap_bucket
 
 OnDevice = Callable[[Callable[[], None]], "Future[None]"]
 

@@ -18,22 +18,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from warmup.build_children import Children, ReplaceableChild
-from warmup.build_environment import checker_environment, compiler_environment
-from warmup.build_folder import BuildFolder
-from warmup.child import ChildError, ChildTimeoutError
-from warmup.cpus import available_cpus
-from warmup.cxx import compiler_names, find_compiler
-from warmup.disk_errors import explained
-from warmup.files import VerifiedFile
-from warmup.manifest import Blob
-from warmup.options import BUILD_TIMEOUT
-from warmup.packages import Signature
-from warmup.plan import Plan
-from warmup.prepared import Checkpoint
-from warmup.region_task import job_of
-from warmup.scratch import scratch_folder
-from warmup.status import ComponentName
+from snapcap.warmup.build_children import Children, ReplaceableChild
+from snapcap.warmup.build_environment import checker_environment, compiler_environment
+from snapcap.warmup.build_folder import BuildFolder
+from snapcap.warmup.child import ChildError, ChildTimeoutError
+from snapcap.warmup.cpus import available_cpus
+from snapcap.warmup.cxx import compiler_names, find_compiler
+from snapcap.warmup.disk_errors import explained
+from snapcap.warmup.files import VerifiedFile
+from snapcap.warmup.manifest import Blob
+from snapcap.warmup.options import BUILD_TIMEOUT
+from snapcap.warmup.packages import Signature
+from snapcap.warmup.plan import Plan
+from snapcap.warmup.prepared import Checkpoint
+from snapcap.warmup.region_task import job_of
+from snapcap.warmup.scratch import scratch_folder
+from snapcap.warmup.status import ComponentName
 
 EventKind = Literal["kept", "compiled", "built", "failed"]
 
@@ -117,8 +117,8 @@ def require_compiler() -> str:
 
 def tasks_of(checkpoint: Checkpoint, plan: Plan) -> list[Task]:
     """Every package of the set, smallest buckets first."""
-    from models.regions import build_regions  # noqa: PLC0415  imports torch, which a server has by now
-    from warmup.packages import entry_names  # noqa: PLC0415
+    from snapcap.models.regions import build_regions  # noqa: PLC0415  imports torch, which a server has by now
+    from snapcap.warmup.packages import entry_names  # noqa: PLC0415
 
     regions = build_regions(checkpoint.config)
     return [
@@ -250,7 +250,7 @@ class Builder:
     def _compile_all(self, missing: "queue.SimpleQueue[Task]", checks: _Checks, scratch: Path) -> None:
         """One compiler child, replaced when it dies, until nothing is left to compile."""
         environment = compiler_environment(scratch, self._device_type, self._environment)
-        with ReplaceableChild(self._children, "warmup.build_worker", environment) as compiler:
+        with ReplaceableChild(self._children, "snapcap.warmup.build_worker", environment) as compiler:
             while not self._stopped.is_set():
                 try:
                     task = missing.get_nowait()
@@ -263,7 +263,9 @@ class Builder:
 
     def _check_all(self, checks: _Checks, scratch: Path) -> None:
         """One checker child, replaced when it dies, until it is told that nothing more will come."""
-        with ReplaceableChild(self._children, "warmup.check_worker", checker_environment(scratch)) as checker:
+        with ReplaceableChild(
+            self._children, "snapcap.warmup.check_worker", checker_environment(scratch)
+        ) as checker:
             while (compiled := checks.get()) is not None and not self._stopped.is_set():
                 task = compiled.task
                 with self._failing(task, "self-check"):

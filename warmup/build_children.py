@@ -4,7 +4,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from warmup.child import Child, ChildError
+from snapcap.warmup.child import Child, ChildError
 
 
 class Children:

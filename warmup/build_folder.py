@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from warmup.files import VerifiedFile, make_folder, open_regular
-from warmup.manifest import Blob
-from warmup.packages import Signature
+from snapcap.warmup.files import VerifiedFile, make_folder, open_regular
+from snapcap.warmup.manifest import Blob
+from snapcap.warmup.packages import Signature
 
 _RECORD_BYTES = 1024 * 1024
 

@@ -3,7 +3,7 @@
     stdin   {"checkpoint": folder, "plan": {…}, "folder": where packages go}, then {"region": …, "size": …} a line
     stdout  {"entry": …, "signature": […], "seconds": …} or {"entry": …, "error": …} a line
 
-Run as ``python -m warmup.build_worker``; never imported by a server.
+Run as ``python -m snapcap.warmup.build_worker``; never imported by a server.
 """
 
 import os
@@ -15,15 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.fused import compiled_function
-from models.regions import Region, RegionFunction
-from warmup.buckets import Bucket
-from warmup.model import LoadedModel
-from warmup.modes import inductor_options
-from warmup.packages import is_whole, signature, slim
-from warmup.plan import Plan
-from warmup.region_task import serve_regions
-from warmup.vector_tests import skip_vector_tests
+from snapcap.models.fused import compiled_function
+from snapcap.models.regions import Region, RegionFunction
+from snapcap.warmup.buckets import Bucket
+from snapcap.warmup.model import LoadedModel
+from snapcap.warmup.modes import inductor_options
+from snapcap.warmup.packages import is_whole, signature, slim
+from snapcap.warmup.plan import Plan
+from snapcap.warmup.region_task import serve_regions
+from snapcap.warmup.vector_tests import skip_vector_tests
 
 # Inductor writes into its cache folder in place, and may take a file from there that another build on this machine
 # is writing. By the next attempt that is done.

@@ -15,16 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.dimensions import MAX_BEAMS
-from models.region_names import BEAMS
-from models.regions import Region
-from warmup.backends.aot import open_package
-from warmup.buckets import Bucket
-from warmup.compare import CheckError, compare_call
-from warmup.files import VerifiedFile
-from warmup.model import LoadedModel
-from warmup.plan import Plan
-from warmup.region_task import serve_regions
+from snapcap.models.dimensions import MAX_BEAMS
+from snapcap.models.region_names import BEAMS
+from snapcap.models.regions import Region
+from snapcap.warmup.backends.aot import open_package
+from snapcap.warmup.buckets import Bucket
+from snapcap.warmup.compare import CheckError, compare_call
+from snapcap.warmup.files import VerifiedFile
+from snapcap.warmup.model import LoadedModel
+from snapcap.warmup.plan import Plan
+from snapcap.warmup.region_task import serve_regions
 
 
 def check(model: LoadedModel, region: Region, bucket: Bucket, package: VerifiedFile) -> float:

@@ -3,10 +3,10 @@
 import os
 from pathlib import Path
 
-import models
-from warmup import hub, s3_checkpoint
-from warmup.checkpoint_files import CheckpointError
-from warmup.s3 import S3Options
+from snapcap import models
+from snapcap.warmup import hub, s3_checkpoint
+from snapcap.warmup.checkpoint_files import CheckpointError
+from snapcap.warmup.s3 import S3Options
 
 __all__ = ["CheckpointError", "S3Options", "resolve_checkpoint"]
 

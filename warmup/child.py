@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from warmup.own_imports import child_environment, python_module
+from snapcap.warmup.own_imports import child_environment, python_module
 
 Task = Callable[[dict[str, Any]], dict[str, Any]]
 

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from warmup.files import ChangedError
-from warmup.scratch import scratch_folder
+from snapcap.warmup.files import ChangedError
+from snapcap.warmup.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from torch.compiler._cache import CacheInfo
 
-    from warmup.prepared import Artifacts
+    from snapcap.warmup.prepared import Artifacts
 
 PAYLOAD = "jit/cache.bin"
 LIBRARIES = "jit/libraries.zip"

@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from warmup.cgroups import MEMBERSHIP, MOUNTS, control_groups
+from snapcap.warmup.cgroups import MEMBERSHIP, MOUNTS, control_groups
 
 
 def available_cpus() -> int:

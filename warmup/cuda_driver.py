@@ -3,7 +3,7 @@
 import ctypes
 from dataclasses import dataclass
 
-from warmup.dynamic_library import open_library
+from snapcap.warmup.dynamic_library import open_library
 
 _MULTIPROCESSORS, _MAJOR, _MINOR = 16, 75, 76  # CUdevice_attribute
 _NAME_BYTES = 256

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from warmup.key import Factors
+from snapcap.warmup.key import Factors
 
 
 def describe_model(factors: Factors) -> str:

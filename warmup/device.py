@@ -2,7 +2,7 @@
 
 import torch
 
-from warmup.plan import Plan, StartError
+from snapcap.warmup.plan import Plan, StartError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

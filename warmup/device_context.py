@@ -3,8 +3,8 @@
 import contextlib
 import threading
 
-from warmup.cuda_driver import CudaDriverError, open_context
-from warmup.factors import FactorsError, resolve_device
+from snapcap.warmup.cuda_driver import CudaDriverError, open_context
+from snapcap.warmup.factors import FactorsError, resolve_device
 
 
 def begin_device_context(device: str) -> None:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-from models.config import ModelConfig
-from models.dimensions import BeitConfig, BertConfig, DecoderConfig, VisionConfig
-from warmup.plan import Plan
+from snapcap.models.config import ModelConfig
+from snapcap.models.dimensions import BeitConfig, BertConfig, DecoderConfig, VisionConfig
+from snapcap.warmup.plan import Plan
 
 INT64, FP32 = "int64", "float32"
 
@@ -100,7 +100,7 @@ def _attention(vision: VisionConfig, dtype: str, rows: int) -> Launch:
     head_dim = vision.hidden_size // heads
     step = 3 * vision.hidden_size
     part = Like(dtype, (rows, heads, tokens, head_dim), (tokens * step, head_dim, step, 1))
-    # As `scaled_dot_product_attention` chooses without cuDNN (`warmup.device`).
+    # As `scaled_dot_product_attention` chooses without cuDNN (`snapcap.warmup.device`).
     flash = dtype != FP32 and not (isinstance(vision, BeitConfig) and vision.relative)
     kind = "flash" if flash else "efficient"
     return Launch(f"_scaled_dot_product_{kind}_attention", (part, part, part))

@@ -11,8 +11,8 @@ import hashlib
 import json
 from typing import Any
 
-from warmup.key import canonical_json
-from warmup.signing import Signature, Signer, Trust
+from snapcap.warmup.key import canonical_json
+from snapcap.warmup.signing import Signature, Signer, Trust
 
 PAYLOAD_TYPE = "application/vnd.snapcap.manifest+json"
 MAX_ENVELOPE_BYTES = 4 * 1024 * 1024

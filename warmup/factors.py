@@ -16,11 +16,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from warmup.cuda_driver import CudaDriverError, cuda_device, cuda_device_count
-from warmup.cxx import compiler_version
-from warmup.isa import instruction_set
-from warmup.key import Difference, Factor, check_factors
-from warmup.manifest import FORMAT, Kind
+from snapcap.warmup.cuda_driver import CudaDriverError, cuda_device, cuda_device_count
+from snapcap.warmup.cxx import compiler_version
+from snapcap.warmup.isa import instruction_set
+from snapcap.warmup.key import Difference, Factor, check_factors
+from snapcap.warmup.manifest import FORMAT, Kind
 
 # The files whose code is compiled. What reads the configuration is not: what it decides reaches a region as a
 # dimension, which is a factor. Nor is the sampling of eager steps.
@@ -102,7 +102,7 @@ def region_source_hash(models: Path | None = None) -> str:
     Args:
         models: the folder of the ``models`` package, if it is not the installed one.
     """
-    folder = models or _package_folder("models")
+    folder = models or _package_folder("snapcap.models")
     digest = hashlib.sha256()
     for name in REGION_SOURCES:
         source = (folder / name).read_bytes().replace(b"\r\n", b"\n")

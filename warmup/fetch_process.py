@@ -7,7 +7,7 @@ child nothing.
     stdin   {"request": …}, then {} to fetch
     stdout  {"result": …, "reason": …, …}
 
-Run as ``python -m warmup.fetch_process``.
+Run as ``python -m snapcap.warmup.fetch_process``.
 """
 
 import json
@@ -17,14 +17,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from warmup.artifacts import Fetched, Result, fetch
-from warmup.child import Child, ChildError, ChildTimeoutError, Task, one_line, serve_lines
-from warmup.folder_store import FolderStore
-from warmup.key import Difference, Factors
-from warmup.s3 import S3Options
-from warmup.signing import KeyFileError, Trust
-from warmup.store import StoreError
-from warmup.stores import open_store
+from snapcap.warmup.artifacts import Fetched, Result, fetch
+from snapcap.warmup.child import Child, ChildError, ChildTimeoutError, Task, one_line, serve_lines
+from snapcap.warmup.folder_store import FolderStore
+from snapcap.warmup.key import Difference, Factors
+from snapcap.warmup.s3 import S3Options
+from snapcap.warmup.signing import KeyFileError, Trust
+from snapcap.warmup.store import StoreError
+from snapcap.warmup.stores import open_store
 
 _GRACE = 3.0  # seconds for starting Python, and for the child to say itself that its time was over
 
@@ -85,7 +85,7 @@ def _from_folder(request: FetchRequest, local: FolderStore, trust: Trust) -> Fet
 
 def _ask_child(request: FetchRequest) -> Fetched:
     end = time.monotonic() + request.deadline + _GRACE
-    child = Child("warmup.fetch_process", {"request": request.to_json()})
+    child = Child("snapcap.warmup.fetch_process", {"request": request.to_json()})
     try:
         child.start(end - time.monotonic())
         return _parsed(child.ask({}, end - time.monotonic()))

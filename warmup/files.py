@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-from warmup.manifest import Blob
+from snapcap.warmup.manifest import Blob
 
 
 class NotAFileError(OSError):

@@ -14,18 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-from warmup.disk_errors import explained
-from warmup.files import (
-    NotAFileError,
-    commit,
-    describe,
-    make_folder,
-    new_file,
-    open_regular,
-)
-from warmup.manifest import Blob
-from warmup.scratch import scratch_folder
-from warmup.store import (
+from snapcap.warmup.disk_errors import explained
+from snapcap.warmup.files import NotAFileError, commit, describe, make_folder, new_file, open_regular
+from snapcap.warmup.manifest import Blob
+from snapcap.warmup.scratch import scratch_folder
+from snapcap.warmup.store import (
     MANIFESTS,
     DamagedError,
     Stored,

@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-from warmup.checkpoint_files import METADATA, PICKLES, SAFETENSORS, CheckpointError, matching
-from warmup.disk_errors import explained
+from snapcap.warmup.checkpoint_files import METADATA, PICKLES, SAFETENSORS, CheckpointError, matching
+from snapcap.warmup.disk_errors import explained
 
 _ADVICE = {
     "GatedRepoError": "access is gated; accept its terms on the hub and set HF_TOKEN",

@@ -14,21 +14,21 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 
-from warmup.backends.jit import JitBackend
-from warmup.build import BuildError, require_compiler
-from warmup.compile_cache import CompileCache, RestoreError
-from warmup.compile_events import cache_counts
-from warmup.factors import resolve_device
-from warmup.options import StartOptions
-from warmup.plan import Plan, StartError
-from warmup.prepared import Artifacts
-from warmup.publication import publish_in_child, publish_jit, report
-from warmup.publish import Published
-from warmup.remote_cache import remote_cache_environment
-from warmup.status import StartupStatus
-from warmup.store import StoreError
-from warmup.timeline import Timeline
-from warmup.vector_tests import skip_vector_tests
+from snapcap.warmup.backends.jit import JitBackend
+from snapcap.warmup.build import BuildError, require_compiler
+from snapcap.warmup.compile_cache import CompileCache, RestoreError
+from snapcap.warmup.compile_events import cache_counts
+from snapcap.warmup.factors import resolve_device
+from snapcap.warmup.options import StartOptions
+from snapcap.warmup.plan import Plan, StartError
+from snapcap.warmup.prepared import Artifacts
+from snapcap.warmup.publication import publish_in_child, publish_jit, report
+from snapcap.warmup.publish import Published
+from snapcap.warmup.remote_cache import remote_cache_environment
+from snapcap.warmup.status import StartupStatus
+from snapcap.warmup.store import StoreError
+from snapcap.warmup.timeline import Timeline
+from snapcap.warmup.vector_tests import skip_vector_tests
 
 _logger = logging.getLogger("snapcap.jit")
 

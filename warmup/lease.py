@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 from uuid import uuid4
 
-from warmup.key import canonical_json
-from warmup.store import ArtifactStore, StoreError, lease_name
+from snapcap.warmup.key import canonical_json
+from snapcap.warmup.store import ArtifactStore, StoreError, lease_name
 
 CLOCK_SKEW = 10.0
 _LIMIT = 4096  # bytes of a lease

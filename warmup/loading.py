@@ -6,18 +6,18 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from warmup.backends.aot import PackageError
-from warmup.backends.base import Backend
-from warmup.backends.eager import EagerBackend
-from warmup.buckets import Bucket, BucketTable
-from warmup.child import one_line
-from warmup.packages import SignatureError
-from warmup.plan import StartError
-from warmup.row import Row
-from warmup.runner import Runner, open_callables
-from warmup.staging import Pixels
-from warmup.status import COMPONENTS, BucketState, ComponentName, StartupStatus
-from warmup.timeline import Timeline
+from snapcap.warmup.backends.aot import PackageError
+from snapcap.warmup.backends.base import Backend
+from snapcap.warmup.backends.eager import EagerBackend
+from snapcap.warmup.buckets import Bucket, BucketTable
+from snapcap.warmup.child import one_line
+from snapcap.warmup.packages import SignatureError
+from snapcap.warmup.plan import StartError
+from snapcap.warmup.row import Row
+from snapcap.warmup.runner import Runner, open_callables
+from snapcap.warmup.staging import Pixels
+from snapcap.warmup.status import COMPONENTS, BucketState, ComponentName, StartupStatus
+from snapcap.warmup.timeline import Timeline
 
 SELF_TEST_TOKENS = 8
 _EAGER = EagerBackend()

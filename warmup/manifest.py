@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any, Literal, cast
 
-from warmup.envelope import ManifestError, load_object, open_payload, seal_payload
-from warmup.key import FactorError, Factors, artifact_key, canonical_json, check_factors
-from warmup.signing import Signer, Trust
+from snapcap.warmup.envelope import ManifestError, load_object, open_payload, seal_payload
+from snapcap.warmup.key import FactorError, Factors, artifact_key, canonical_json, check_factors
+from snapcap.warmup.signing import Signer, Trust
 
 FORMAT = 1
 MAX_TOTAL_BYTES = 32 * 1024**3

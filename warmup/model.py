@@ -6,13 +6,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from models.config import ModelConfig
-from models.kv_cache import DecodeState
-from models.preprocess import ImageTransform
-from models.regions import Region, Regions, build_regions, region_inputs
-from models.weights import Normalisation, Weights, load_weights
-from warmup.buckets import Bucket
-from warmup.plan import Plan
+from snapcap.models.config import ModelConfig
+from snapcap.models.kv_cache import DecodeState
+from snapcap.models.preprocess import ImageTransform
+from snapcap.models.regions import Region, Regions, build_regions, region_inputs
+from snapcap.models.weights import Normalisation, Weights, load_weights
+from snapcap.warmup.buckets import Bucket
+from snapcap.warmup.plan import Plan
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from warmup.manifest import Kind
-from warmup.s3 import S3Options
-from warmup.stores import is_remote
+from snapcap.warmup.manifest import Kind
+from snapcap.warmup.s3 import S3Options
+from snapcap.warmup.stores import is_remote
 
 BackendChoice = Literal["auto", "aot", "jit", "eager"]
 BuildChoice = Literal["auto", "local", "off"]

@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-_ROOT = Path(__file__).parent.parent  # what holds our packages: an installation, or a source tree
+_PACKAGE = "snapcap"
+# An installation, or a source tree.
+_ROOT = Path(str(sys.modules[_PACKAGE].__file__)).parent.parent
 # Lists of folders, of Python, the shell, the linker and compilers. In each an empty entry is the working directory.
 _LISTS = (
     "PYTHONPATH",
@@ -72,5 +74,5 @@ def _of_every_interpreter() -> list[str]:
 
 
 def _finds_us(path: list[str]) -> bool:
-    found = PathFinder.find_spec(__package__, path)
+    found = PathFinder.find_spec(_PACKAGE, path)
     return found is not None and found.origin is not None and Path(found.origin).parent.parent == _ROOT

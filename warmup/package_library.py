@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from warmup.packages import MODEL_NAME
+from snapcap.warmup.packages import MODEL_NAME
 
 _MODELS = f"/data/aotinductor/{MODEL_NAME}/"
 _METADATA = "_metadata.json"

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from warmup.buckets import Bucket
+from snapcap.warmup.buckets import Bucket
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from models.regions import Region, Regions
+    from snapcap.models.regions import Region, Regions
 
 MODEL_NAME = "model"  # the one model inside each package
 

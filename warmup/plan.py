@@ -6,14 +6,14 @@ The artifact key is made of it, so it is known while torch is still being import
 from dataclasses import dataclass
 from typing import Any
 
-from models.config import ModelConfig
-from warmup.buckets import BucketTable
-from warmup.cpus import default_threads
-from warmup.factors import FactorsError, build_factors, machine_factors, resolve_device
-from warmup.key import Factors
-from warmup.manifest import Kind
-from warmup.modes import inductor_options
-from warmup.options import StartOptions
+from snapcap.models.config import ModelConfig
+from snapcap.warmup.buckets import BucketTable
+from snapcap.warmup.cpus import default_threads
+from snapcap.warmup.factors import FactorsError, build_factors, machine_factors, resolve_device
+from snapcap.warmup.key import Factors
+from snapcap.warmup.manifest import Kind
+from snapcap.warmup.modes import inductor_options
+from snapcap.warmup.options import StartOptions
 
 DEFAULT_BUCKETS = {"cuda": (1, 4, 16, 64), "cpu": (1, 4, 8)}
 DEFAULT_CACHE_LENGTH = 64

@@ -6,23 +6,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from warmup.artifacts import Fetched, fetch
-from warmup.checkpoint import resolve_checkpoint
-from warmup.fetch_process import FetchRequest, fetch_in_child
-from warmup.folder_store import FolderStore
-from warmup.key import artifact_key
-from warmup.manifest import Kind
-from warmup.options import StartOptions
-from warmup.plan import Plan, StartError, make_plan
-from warmup.prepared import Artifacts, Checkpoint
-from warmup.signing import KeyFileError, Trust
-from warmup.status import StartupStatus
-from warmup.store import StoreError, StoreRefusedError
-from warmup.stores import check_store
-from warmup.timeline import Timeline
+from snapcap.warmup.artifacts import Fetched, fetch
+from snapcap.warmup.checkpoint import resolve_checkpoint
+from snapcap.warmup.fetch_process import FetchRequest, fetch_in_child
+from snapcap.warmup.folder_store import FolderStore
+from snapcap.warmup.key import artifact_key
+from snapcap.warmup.manifest import Kind
+from snapcap.warmup.options import StartOptions
+from snapcap.warmup.plan import Plan, StartError, make_plan
+from snapcap.warmup.prepared import Artifacts, Checkpoint
+from snapcap.warmup.signing import KeyFileError, Trust
+from snapcap.warmup.status import StartupStatus
+from snapcap.warmup.store import StoreError, StoreRefusedError
+from snapcap.warmup.stores import check_store
+from snapcap.warmup.timeline import Timeline
 
 if TYPE_CHECKING:
-    from models.config import ModelConfig
+    from snapcap.models.config import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def read_checkpoint(options: StartOptions) -> Checkpoint:
 
 
 def _described(options: StartOptions) -> "tuple[Path, ModelConfig]":
-    from models.config import ModelConfig  # noqa: PLC0415  a server must not wait for it before it listens
+    from snapcap.models.config import ModelConfig  # noqa: PLC0415  a server must not wait for it before it listens
 
     folder = resolve_checkpoint(options.model, options.cache_dir, options.s3)
     return folder, ModelConfig.from_folder(folder)

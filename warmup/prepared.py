@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from models.config import ModelConfig
-    from models.preprocess import ImageTransform
-    from models.tokenizer import Tokenizer
-    from warmup.artifacts import Fetched
-    from warmup.key import Factors
+    from snapcap.models.config import ModelConfig
+    from snapcap.models.preprocess import ImageTransform
+    from snapcap.models.tokenizer import Tokenizer
+    from snapcap.warmup.artifacts import Fetched
+    from snapcap.warmup.key import Factors
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Checkpoint:
         Raises:
             ConfigError: its files cannot be used.
         """
-        from models.preprocess import ImageTransform  # noqa: PLC0415  numpy, which no server waits for to listen
+        from snapcap.models.preprocess import ImageTransform  # noqa: PLC0415  numpy, which no server waits for to listen
 
         vision = config.vision
         transform = ImageTransform.from_folder(folder, vision.image_size, max_pixels, vision.family)
@@ -39,7 +39,7 @@ class Checkpoint:
     @cached_property
     def tokenizer(self) -> "Tokenizer":
         """Read once. Raises ConfigError."""
-        from models.tokenizer import Tokenizer  # noqa: PLC0415  a native library, which the device does not need
+        from snapcap.models.tokenizer import Tokenizer  # noqa: PLC0415  a native library, which the device does not need
 
         return Tokenizer.from_folder(self.folder)
 

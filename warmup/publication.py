@@ -6,22 +6,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from warmup.artifacts import Fetched
-from warmup.build import Built
-from warmup.child import Child, ChildError
-from warmup.envelope import MAX_ENVELOPE_BYTES
-from warmup.folder_store import FolderStore
-from warmup.key import Factors
-from warmup.manifest import Manifest, seal
-from warmup.options import StartOptions
-from warmup.plan import StartError
-from warmup.prepare import trust_of
-from warmup.publish import Published, new_manifest, publish
-from warmup.signing import KeyFileError, Signer, load_signer
-from warmup.status import StartupStatus
-from warmup.store import StoreError, manifest_name
-from warmup.stores import open_store
-from warmup.version import snapcap_version
+from snapcap.warmup.artifacts import Fetched
+from snapcap.warmup.build import Built
+from snapcap.warmup.child import Child, ChildError
+from snapcap.warmup.envelope import MAX_ENVELOPE_BYTES
+from snapcap.warmup.folder_store import FolderStore
+from snapcap.warmup.key import Factors
+from snapcap.warmup.manifest import Manifest, seal
+from snapcap.warmup.options import StartOptions
+from snapcap.warmup.plan import StartError
+from snapcap.warmup.prepare import trust_of
+from snapcap.warmup.publish import Published, new_manifest, publish
+from snapcap.warmup.signing import KeyFileError, Signer, load_signer
+from snapcap.warmup.status import StartupStatus
+from snapcap.warmup.store import StoreError, manifest_name
+from snapcap.warmup.stores import open_store
+from snapcap.warmup.version import snapcap_version
 
 _logger = logging.getLogger("snapcap.build")
 
@@ -124,7 +124,7 @@ def publish_in_child(key: str, options: StartOptions, replace: bool) -> Publishe
         "s3": dataclasses.asdict(options.s3),
         "replace": replace,
     }
-    child = Child("warmup.publish_worker", job)
+    child = Child("snapcap.warmup.publish_worker", job)
     try:
         child.start(options.build_timeout)
         answer = child.ask({}, options.build_timeout)

@@ -6,12 +6,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from warmup.envelope import ManifestError
-from warmup.files import describe
-from warmup.key import Factors, artifact_key
-from warmup.manifest import Kind, Manifest, seal
-from warmup.signing import Signer
-from warmup.store import ArtifactStore, StoreDeniedError, StoreError, blob_name, manifest_name
+from snapcap.warmup.envelope import ManifestError
+from snapcap.warmup.files import describe
+from snapcap.warmup.key import Factors, artifact_key
+from snapcap.warmup.manifest import Kind, Manifest, seal
+from snapcap.warmup.signing import Signer
+from snapcap.warmup.store import ArtifactStore, StoreDeniedError, StoreError, blob_name, manifest_name
 
 
 @dataclass(frozen=True)

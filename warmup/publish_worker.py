@@ -4,7 +4,7 @@
     stdout  {"result": …, "reason": …}
 
 Publishes the set of a key that is in the local folder, if it could be loaded from there: signing makes it good for
-every server. Run as ``python -m warmup.publish_worker``.
+every server. Run as ``python -m snapcap.warmup.publish_worker``.
 """
 
 import sys
@@ -12,14 +12,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from warmup.artifacts import fetch
-from warmup.child import Task, serve_lines
-from warmup.folder_store import FolderStore
-from warmup.publish import publish
-from warmup.s3 import S3Options
-from warmup.signing import Trust, load_signer
-from warmup.store import StoreError
-from warmup.stores import open_store
+from snapcap.warmup.artifacts import fetch
+from snapcap.warmup.child import Task, serve_lines
+from snapcap.warmup.folder_store import FolderStore
+from snapcap.warmup.publish import publish
+from snapcap.warmup.s3 import S3Options
+from snapcap.warmup.signing import Trust, load_signer
+from snapcap.warmup.store import StoreError
+from snapcap.warmup.stores import open_store
 
 
 def _start(job: dict[str, Any]) -> Task:

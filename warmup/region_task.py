@@ -5,15 +5,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from models.config import ModelConfig
-from models.preprocess import ImageTransform
-from models.regions import Region
-from warmup.buckets import Bucket
-from warmup.child import Task, serve_lines
-from warmup.device import open_device
-from warmup.model import LoadedModel, load_model
-from warmup.packages import entry_name
-from warmup.plan import Plan
+from snapcap.models.config import ModelConfig
+from snapcap.models.preprocess import ImageTransform
+from snapcap.models.regions import Region
+from snapcap.warmup.buckets import Bucket
+from snapcap.warmup.child import Task, serve_lines
+from snapcap.warmup.device import open_device
+from snapcap.warmup.model import LoadedModel, load_model
+from snapcap.warmup.packages import entry_name
+from snapcap.warmup.plan import Plan
 
 # What is done with a region at a bucket: its package's path -> members of the answer.
 Work = Callable[[LoadedModel, Plan, Region, Bucket, Path], dict[str, Any]]

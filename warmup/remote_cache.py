@@ -11,7 +11,7 @@ import logging
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-from warmup.plan import StartError
+from snapcap.warmup.plan import StartError
 
 # Not BUNDLED_AUTOTUNE, which has the same results once more: it is part of torch's keys, so that a server with this
 # cache could not use what one without it has published.

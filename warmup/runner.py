@@ -11,17 +11,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from models.config import ModelConfig
-from models.kv_cache import DecodeState
-from models.regions import Component, RegionFunction, Regions
-from models.weights import Weights, WeightSet
-from warmup.backends.base import Backend
-from warmup.buckets import Bucket
-from warmup.device_health import DeviceHealth, device_health
-from warmup.readback import DeviceTimer, PendingTokens, TokenReadback
-from warmup.row import GREEDY, Needs, Row, Search
-from warmup.staging import Pixels, Staging
-from warmup.token_choice import TokenChoice
+from snapcap.models.config import ModelConfig
+from snapcap.models.kv_cache import DecodeState
+from snapcap.models.regions import Component, RegionFunction, Regions
+from snapcap.models.weights import Weights, WeightSet
+from snapcap.warmup.backends.base import Backend
+from snapcap.warmup.buckets import Bucket
+from snapcap.warmup.device_health import DeviceHealth, device_health
+from snapcap.warmup.readback import DeviceTimer, PendingTokens, TokenReadback
+from snapcap.warmup.row import GREEDY, Needs, Row, Search
+from snapcap.warmup.staging import Pixels, Staging
+from snapcap.warmup.token_choice import TokenChoice
 
 
 class Callables(NamedTuple):

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from warmup.files import make_folder, open_regular, write_all
-from warmup.s3_errors import ObjectChangedError, S3Error, explained, is_transient
-from warmup.s3_replies import Connections, bound_replies
+from snapcap.warmup.files import make_folder, open_regular, write_all
+from snapcap.warmup.s3_errors import ObjectChangedError, S3Error, explained, is_transient
+from snapcap.warmup.s3_replies import Connections, bound_replies
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

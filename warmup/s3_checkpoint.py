@@ -13,11 +13,20 @@ import time
 from pathlib import Path
 from uuid import uuid4
 
-from warmup.checkpoint_files import CheckpointError, checkpoint_names, is_checkpoint_name
-from warmup.disk_errors import explained
-from warmup.files import make_folder, open_regular, sync
-from warmup.s3 import Download, S3Object, S3Options, client, download, list_objects, remove_parts, split_uri
-from warmup.s3_errors import S3Error
+from snapcap.warmup.checkpoint_files import CheckpointError, checkpoint_names, is_checkpoint_name
+from snapcap.warmup.disk_errors import explained
+from snapcap.warmup.files import make_folder, open_regular, sync
+from snapcap.warmup.s3 import (
+    Download,
+    S3Object,
+    S3Options,
+    client,
+    download,
+    list_objects,
+    remove_parts,
+    split_uri,
+)
+from snapcap.warmup.s3_errors import S3Error
 
 # What each file was downloaded from: {name: {"etag": …, "size": …}}; and "boot" while it may not be on the disk.
 _SIDECAR = ".snapcap-s3.json"

@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from warmup.disk_errors import explained as disk_error
+from snapcap.warmup.disk_errors import explained as disk_error
 
 _CREDENTIALS = "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the profile"
 

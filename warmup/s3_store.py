@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from warmup.s3 import Download, S3Object, S3Options, client, download, split_uri
-from warmup.s3_errors import ObjectChangedError, S3Error, explained
-from warmup.store import (
+from snapcap.warmup.s3 import Download, S3Object, S3Options, client, download, split_uri
+from snapcap.warmup.s3_errors import ObjectChangedError, S3Error, explained
+from snapcap.warmup.store import (
     DamagedError,
     Stored,
     StoreDeniedError,

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from warmup.readback import event
+from snapcap.warmup.readback import event
 
 Pixels = np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]
 

@@ -22,24 +22,24 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from warmup.buckets import Bucket, BucketTable
-from warmup.device_context import begin_device_context
-from warmup.options import StartOptions
-from warmup.plan import Plan, StartError
-from warmup.prepare import Preparation, prepare
-from warmup.prepared import Artifacts, Checkpoint
-from warmup.status import StartupStatus
-from warmup.timeline import Timeline
-from warmup.torch_libraries import load_torch_libraries
+from snapcap.warmup.buckets import Bucket, BucketTable
+from snapcap.warmup.device_context import begin_device_context
+from snapcap.warmup.options import StartOptions
+from snapcap.warmup.plan import Plan, StartError
+from snapcap.warmup.prepare import Preparation, prepare
+from snapcap.warmup.prepared import Artifacts, Checkpoint
+from snapcap.warmup.status import StartupStatus
+from snapcap.warmup.timeline import Timeline
+from snapcap.warmup.torch_libraries import load_torch_libraries
 
 if TYPE_CHECKING:
-    from warmup.aoti import Container
-    from warmup.backends.base import Backend
-    from warmup.jit_start import Jit
-    from warmup.loading import Warmer
-    from warmup.model import LoadedModel
-    from warmup.publish import Published
-    from warmup.runner import Runner
+    from snapcap.warmup.aoti import Container
+    from snapcap.warmup.backends.base import Backend
+    from snapcap.warmup.jit_start import Jit
+    from snapcap.warmup.loading import Warmer
+    from snapcap.warmup.model import LoadedModel
+    from snapcap.warmup.publish import Published
+    from snapcap.warmup.runner import Runner
 
 SWITCH_INTERVAL_S = 0.0001
 _logger = logging.getLogger("snapcap.start")
@@ -102,16 +102,16 @@ def load(
         importing.result()
         jit = None
         if options.backend == "jit":
-            from warmup.jit_start import open_compiler  # noqa: PLC0415  of no other start
+            from snapcap.warmup.jit_start import open_compiler  # noqa: PLC0415  of no other start
 
             jit = scope.enter_context(open_compiler(options, timeline, status))
         checkpoint, plan = preparation.model.result()
 
-        from warmup.backends.eager import EagerBackend  # noqa: PLC0415  these import torch
-        from warmup.device import avoid_driver_compilation, open_device  # noqa: PLC0415
-        from warmup.loading import Warmer, self_test  # noqa: PLC0415
-        from warmup.model import load_model  # noqa: PLC0415
-        from warmup.runner import Runner  # noqa: PLC0415
+        from snapcap.warmup.backends.eager import EagerBackend  # noqa: PLC0415  these import torch
+        from snapcap.warmup.device import avoid_driver_compilation, open_device  # noqa: PLC0415
+        from snapcap.warmup.loading import Warmer, self_test  # noqa: PLC0415
+        from snapcap.warmup.model import load_model  # noqa: PLC0415
+        from snapcap.warmup.runner import Runner  # noqa: PLC0415
 
         with timeline.phase("device_init"):
             device, dtype = open_device(plan)
@@ -165,12 +165,12 @@ def _launch_ahead(preparation: Preparation, options: StartOptions, timeline: Tim
     config, plan = preparation.planned.result()
     if plan.device_type != "cuda" or options.kind != "aot":
         return {}
-    from warmup.ahead import launch_ahead, open_ahead  # noqa: PLC0415  of no other start
+    from snapcap.warmup.ahead import launch_ahead, open_ahead  # noqa: PLC0415  of no other start
 
     if found is not None and found.hit:
         with timeline.phase("open_packages"):
             return open_ahead(found, plan.device, options.before_ready(plan.buckets))
-    from warmup.eager_launches import eager_launches  # noqa: PLC0415  of no other start
+    from snapcap.warmup.eager_launches import eager_launches  # noqa: PLC0415  of no other start
 
     with timeline.phase("launch_operators"):
         launch_ahead(eager_launches(config, plan, plan.buckets[0]), plan.device)
@@ -194,7 +194,7 @@ def _backend(
         return jit.backend(plan, artifacts)
     if not artifacts.hit:
         return None
-    from warmup.backends.aot import AotBackend  # noqa: PLC0415  imports torch
+    from snapcap.warmup.backends.aot import AotBackend  # noqa: PLC0415  imports torch
 
     return AotBackend(artifacts.fetched.entries, artifacts.signatures, model, opened)
 

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from warmup.compile_events import CacheCounts, CompilerCounts, compiler_counts
+from snapcap.warmup.compile_events import CacheCounts, CompilerCounts, compiler_counts
 
 if TYPE_CHECKING:
-    from warmup.prepared import Artifacts
+    from snapcap.warmup.prepared import Artifacts
 
 BucketState = Literal["pending", "eager", "warm", "captured", "failed"]
 ComponentName = Literal["encoder", "decoder"]

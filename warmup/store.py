@@ -5,7 +5,7 @@
     leases/<key>.json           who is building the set
     built/<digest>              of a folder only: the envelopes that its owner made there
 
-A store moves bytes. What they are worth is for ``warmup.artifacts`` to check.
+A store moves bytes. What they are worth is for ``snapcap.warmup.artifacts`` to check.
 """
 
 import re
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from warmup.manifest import Blob, is_digest
+from snapcap.warmup.manifest import Blob, is_digest
 
 MANIFESTS = "manifests"
 _NAME = re.compile(r"[a-z0-9_][a-z0-9_.-]*(/[a-z0-9_][a-z0-9_.-]*)*")

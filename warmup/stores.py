@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from warmup.folder_store import FolderStore
-from warmup.s3 import S3Options
-from warmup.s3_store import S3Store
-from warmup.signing import Trust
-from warmup.store import ArtifactStore, StoreRefusedError
+from snapcap.warmup.folder_store import FolderStore
+from snapcap.warmup.s3 import S3Options
+from snapcap.warmup.s3_store import S3Store
+from snapcap.warmup.signing import Trust
+from snapcap.warmup.store import ArtifactStore, StoreRefusedError
 
 
 def is_remote(address: str) -> bool:

@@ -6,14 +6,14 @@ All of it runs on the device thread between two steps, on buffers of its own, so
 import numpy as np
 import torch
 
-from models.regions import Component
-from warmup.backends.base import Backend
-from warmup.backends.eager import EagerBackend
-from warmup.buckets import Bucket
-from warmup.compare import TOLERANCE, CheckError, relative_difference
-from warmup.row import Row
-from warmup.runner import Callables, Runner, open_callables
-from warmup.staging import Pixels
+from snapcap.models.regions import Component
+from snapcap.warmup.backends.base import Backend
+from snapcap.warmup.backends.eager import EagerBackend
+from snapcap.warmup.buckets import Bucket
+from snapcap.warmup.compare import TOLERANCE, CheckError, relative_difference
+from snapcap.warmup.row import Row
+from snapcap.warmup.runner import Callables, Runner, open_callables
+from snapcap.warmup.staging import Pixels
 
 CHECKED_STEPS = 3
 # A whole component adds the rounding of all its layers to that of one region.

@@ -6,15 +6,15 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from models import beam_search
-from models.beam_state import BeamState
-from models.dimensions import MAX_BEAMS, GenerationConfig
-from models.kv_cache import DecodeState
-from models.kv_reorder import RowMoves
-from models.logits import ban_repeated_ngrams, penalise_repetition
-from models.regions import RegionFunction
-from models.sampling import sample
-from warmup.row import Needs, Row, Search
+from snapcap.models import beam_search
+from snapcap.models.beam_state import BeamState
+from snapcap.models.dimensions import MAX_BEAMS, GenerationConfig
+from snapcap.models.kv_cache import DecodeState
+from snapcap.models.kv_reorder import RowMoves
+from snapcap.models.logits import ban_repeated_ngrams, penalise_repetition
+from snapcap.models.regions import RegionFunction
+from snapcap.models.sampling import sample
+from snapcap.warmup.row import Needs, Row, Search
 
 
 class TokenChoice:

@@ -5,8 +5,8 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 
-from warmup import cuda_driver
-from warmup.dynamic_library import open_library
+from snapcap.warmup import cuda_driver
+from snapcap.warmup.dynamic_library import open_library
 
 
 def load_torch_libraries() -> int | None:

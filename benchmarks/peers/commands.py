@@ -4,11 +4,11 @@ import importlib.util
 import sys
 from dataclasses import dataclass
 
-from benchmarks.server import Endpoint
-from benchmarks.workload import Workload
+from snapcap.benchmarks.server import Endpoint
+from snapcap.benchmarks.workload import Workload
 
-_TRANSFORMERS = "benchmarks.peers.transformers_server"
-_LITSERVE = "benchmarks.peers.litserve_server"
+_TRANSFORMERS = "snapcap.benchmarks.peers.transformers_server"
+_LITSERVE = "snapcap.benchmarks.peers.litserve_server"
 
 
 @dataclass(frozen=True)

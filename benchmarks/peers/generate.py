@@ -1,6 +1,6 @@
 """transformers' `generate` without a server, in a process of its own: what the engine is compared with.
 
-    python -m benchmarks.peers.generate --model FOLDER --images FOLDER [--batches 1,64] [--compile]
+    python -m snapcap.benchmarks.peers.generate --model FOLDER --images FOLDER [--batches 1,64] [--compile]
 
 Prints one result line: for each batch size captions/s and percentiles of a whole batch, images decoded before.
 """
@@ -9,10 +9,10 @@ import argparse
 import time
 from pathlib import Path
 
-from benchmarks.marks import mark, memory, result
-from benchmarks.measurements import percentiles_ms
-from benchmarks.peers.transformers_model import Captioner
-from benchmarks.workload import read_images
+from snapcap.benchmarks.marks import mark, memory, result
+from snapcap.benchmarks.measurements import percentiles_ms
+from snapcap.benchmarks.peers.transformers_model import Captioner
+from snapcap.benchmarks.workload import read_images
 
 WARM_UPS = 2
 

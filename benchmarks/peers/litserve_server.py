@@ -1,6 +1,6 @@
 """The peer with dynamic batching: LitServe and transformers' `generate`.
 
-    python -m benchmarks.peers.litserve_server --model models/demo --port 8101
+    python -m snapcap.benchmarks.peers.litserve_server --model models/demo --port 8101
 
 Up to 64 images in one call of `generate`, which wait for each other 5 ms at most. LitServe takes JSON or forms, so
 the image comes as base64, as in its own examples.
@@ -14,8 +14,8 @@ from typing import Any
 import litserve
 from fastapi import Response
 
-from benchmarks.marks import mark
-from benchmarks.peers.transformers_model import Captioner
+from snapcap.benchmarks.marks import mark
+from snapcap.benchmarks.peers.transformers_model import Captioner
 
 BATCH_TIMEOUT_S = 0.005
 

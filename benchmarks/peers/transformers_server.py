@@ -1,6 +1,6 @@
 """The peer: FastAPI and transformers' `generate`, as one writes it who knows both and has no tricks up his sleeve.
 
-    python -m benchmarks.peers.transformers_server --model models/demo --port 8100
+    python -m snapcap.benchmarks.peers.transformers_server --model models/demo --port 8100
 
 The model is loaded before the port is bound, the endpoint is a plain `def`, which FastAPI runs in its thread pool,
 and the body is the image itself.
@@ -9,8 +9,8 @@ and the body is the image itself.
 import argparse
 from typing import Any
 
-from benchmarks.marks import mark
-from benchmarks.peers.transformers_model import Captioner
+from snapcap.benchmarks.marks import mark
+from snapcap.benchmarks.peers.transformers_model import Captioner
 
 
 def create_app(captioner: Captioner) -> Any:

@@ -7,8 +7,16 @@ from ever being chosen.
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.random_models.tensors import MATRIX_STD, POSITION_STD, Files, Shapes, TensorSpec, linear, norm
-from benchmarks.random_models.word_pieces import PADDING, SEP, start_id, word_piece_tokenizer
+from snapcap.benchmarks.random_models.tensors import (
+    MATRIX_STD,
+    POSITION_STD,
+    Files,
+    Shapes,
+    TensorSpec,
+    linear,
+    norm,
+)
+from snapcap.benchmarks.random_models.word_pieces import PADDING, SEP, start_id, word_piece_tokenizer
 
 _NEVER = -1e4  # far below every logit, and a number of float16 too
 

@@ -6,8 +6,16 @@ It has no end token at all.
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.random_models.byte_pairs import byte_pair_tokenizer
-from benchmarks.random_models.tensors import MATRIX_STD, POSITION_STD, Files, Shapes, TensorSpec, linear, norm
+from snapcap.benchmarks.random_models.byte_pairs import byte_pair_tokenizer
+from snapcap.benchmarks.random_models.tensors import (
+    MATRIX_STD,
+    POSITION_STD,
+    Files,
+    Shapes,
+    TensorSpec,
+    linear,
+    norm,
+)
 
 
 def tensors(shapes: Shapes) -> Iterator[TensorSpec]:

@@ -1,6 +1,6 @@
 """Good and bad traffic on two servers behind a balancer, while faults are injected: what is lost, wrong, or hangs.
 
-    python -m benchmarks.soak --minutes 30 [--seed N] [--faults all] [--device cpu] [--cache FOLDER] [--json FILE]
+    python -m snapcap.benchmarks.soak --minutes 30 [--seed N] [--faults all] [--device cpu] [--cache FOLDER] [--json FILE]
 
 Each fault comes once, then they come at random; what cannot be injected here is named, with the reason. Good
 clients come again as the API tells them to, and each caption is compared with the known one. A server that ends is
@@ -23,20 +23,20 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.arguments import add_serve, count, some_of
-from benchmarks.common import SNAPCAP, scratch
-from benchmarks.soak import soak_report
-from benchmarks.soak.bad_clients import BadClients
-from benchmarks.soak.balancer import Balancer
-from benchmarks.soak.campaign import Campaign, watched
-from benchmarks.soak.faults_clients import CLIENT_FAULTS
-from benchmarks.soak.faults_gpu import GPU_FAULTS
-from benchmarks.soak.faults_processes import PROCESS_FAULTS
-from benchmarks.soak.faults_store import STORE_FAULTS
-from benchmarks.soak.good_clients import GoodClients
-from benchmarks.soak.replica import Replica
-from benchmarks.soak.setting import Setting, artifacts, direct_proxy, small_disks, steppable_clock
-from benchmarks.soak.world import Fault, World
+from snapcap.benchmarks.arguments import add_serve, count, some_of
+from snapcap.benchmarks.common import SNAPCAP, scratch
+from snapcap.benchmarks.soak import soak_report
+from snapcap.benchmarks.soak.bad_clients import BadClients
+from snapcap.benchmarks.soak.balancer import Balancer
+from snapcap.benchmarks.soak.campaign import Campaign, watched
+from snapcap.benchmarks.soak.faults_clients import CLIENT_FAULTS
+from snapcap.benchmarks.soak.faults_gpu import GPU_FAULTS
+from snapcap.benchmarks.soak.faults_processes import PROCESS_FAULTS
+from snapcap.benchmarks.soak.faults_store import STORE_FAULTS
+from snapcap.benchmarks.soak.good_clients import GoodClients
+from snapcap.benchmarks.soak.replica import Replica
+from snapcap.benchmarks.soak.setting import Setting, artifacts, direct_proxy, small_disks, steppable_clock
+from snapcap.benchmarks.soak.world import Fault, World
 
 FAULTS = (*PROCESS_FAULTS, *STORE_FAULTS, *CLIENT_FAULTS, *GPU_FAULTS)
 NAMES = ("one", "two")
@@ -46,7 +46,7 @@ OPTIONS = (
     *("--drain-delay", "1", "--grace-period", "10", "--body-timeout", "5", "--watchdog-timeout", "5"),
     *("--store-deadline", "8", "--s3-connect-timeout", "1", "--s3-read-timeout", "2", "--s3-deadline", "8"),
 )
-LAUNCHER = (sys.executable, "-m", "benchmarks.soak.launcher")
+LAUNCHER = (sys.executable, "-m", "snapcap.benchmarks.soak.launcher")
 SETTLE_S = 5.0
 
 

@@ -12,9 +12,9 @@ import struct
 from collections import Counter
 from collections.abc import Sequence
 
-from benchmarks.common import samples
-from benchmarks.soak.asking import ask, post
-from benchmarks.soak.replica import Replica
+from snapcap.benchmarks.common import samples
+from snapcap.benchmarks.soak.asking import ask, post
+from snapcap.benchmarks.soak.replica import Replica
 
 _HEAD = b"POST /v1/caption HTTP/1.1\r\nHost: a\r\n"
 _JSON = "application/json"

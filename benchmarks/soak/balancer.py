@@ -9,8 +9,8 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 
-from benchmarks.soak.asking import CutError, Reply, ask
-from benchmarks.soak.replica import Replica
+from snapcap.benchmarks.soak.asking import CutError, Reply, ask
+from snapcap.benchmarks.soak.replica import Replica
 
 PROBE_S = 0.25
 ATTEMPTS = 3

@@ -4,11 +4,11 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from benchmarks.common import samples
-from benchmarks.soak.asking import post
-from benchmarks.soak.bad_clients import leave, status_of
-from benchmarks.soak.replica import Replica
-from benchmarks.soak.world import Fault, Healed, World
+from snapcap.benchmarks.common import samples
+from snapcap.benchmarks.soak.asking import post
+from snapcap.benchmarks.soak.bad_clients import leave, status_of
+from snapcap.benchmarks.soak.replica import Replica
+from snapcap.benchmarks.soak.world import Fault, Healed, World
 
 STALLED, STALL_S = 200, 5.0
 LEAVING = 300

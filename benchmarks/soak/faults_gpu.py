@@ -6,9 +6,9 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from benchmarks.soak.faults_processes import ENGINE, drained, signalled
-from benchmarks.soak.replica import Replica
-from benchmarks.soak.world import Fault, Healed, World
+from snapcap.benchmarks.soak.faults_processes import ENGINE, drained, signalled
+from snapcap.benchmarks.soak.replica import Replica
+from snapcap.benchmarks.soak.world import Fault, Healed, World
 
 HELD_S = 8.0
 # All that is free, in ever smaller pieces.

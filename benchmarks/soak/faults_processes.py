@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
-from benchmarks.soak.replica import Replica
-from benchmarks.soak.world import Fault, Healed, World
+from snapcap.benchmarks.soak.replica import Replica
+from snapcap.benchmarks.soak.world import Fault, Healed, World
 
 ENGINE, DECODE_PARENT, FIRST_DECODE = 0, 1, 2  # of `Replica.parts`
 Injection = Callable[[World, Replica], AbstractAsyncContextManager[Healed]]

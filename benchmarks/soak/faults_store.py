@@ -7,10 +7,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from benchmarks.soak.faults_processes import Injection, drained
-from benchmarks.soak.lying_proxy import Lie
-from benchmarks.soak.replica import Replica
-from benchmarks.soak.world import Fault, Healed, World
+from snapcap.benchmarks.soak.faults_processes import Injection, drained
+from snapcap.benchmarks.soak.lying_proxy import Lie
+from snapcap.benchmarks.soak.replica import Replica
+from snapcap.benchmarks.soak.world import Fault, Healed, World
 
 STEP = "+3600s"
 NO_STEP = "+0s"

@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from benchmarks.common import samples
-from benchmarks.load import multipart
-from benchmarks.soak.asking import Reply, ask, post
+from snapcap.benchmarks.common import samples
+from snapcap.benchmarks.load import multipart
+from snapcap.benchmarks.soak.asking import Reply, ask, post
 
 PATIENCE_S = 180.0
 TIMEOUT_S = 90.0

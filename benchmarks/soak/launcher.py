@@ -1,8 +1,8 @@
 """`snapcap`, in whose engine process SIGUSR2 runs a kernel that asserts. Only the campaign starts servers this way.
 
-    python -m benchmarks.soak.launcher serve …
+    python -m snapcap.benchmarks.soak.launcher serve …
 
-The shipped server has no such way in: the handler is put around `service.engine_fork._serve_engine` here. A device
+The shipped server has no such way in: the handler is put around `snapcap.service.engine_fork._serve_engine` here. A device
 assertion is sticky: whatever the process asks of its context from then on fails, on every stream and thread.
 """
 
@@ -10,10 +10,10 @@ import signal
 import socket
 from types import FrameType
 
-from service import engine_fork
-from service.cli import main
-from service.config import Settings
-from service.shared_pixels import SharedPixels
+from snapcap.service import engine_fork
+from snapcap.service.cli import main
+from snapcap.service.config import Settings
+from snapcap.service.shared_pixels import SharedPixels
 
 _serve_engine = engine_fork._serve_engine
 

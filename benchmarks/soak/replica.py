@@ -14,10 +14,10 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.common import ROOT, environment, free_port
-from benchmarks.process_memory import tree_memory
-from benchmarks.processes import own_parts
-from benchmarks.soak.asking import ask, get
+from snapcap.benchmarks.common import ROOT, environment, free_port
+from snapcap.benchmarks.process_memory import tree_memory
+from snapcap.benchmarks.processes import own_parts
+from snapcap.benchmarks.soak.asking import ask, get
 
 LIVENESS_PERIOD_S = 10.0
 LIVENESS_TIMEOUT_S = 5.0

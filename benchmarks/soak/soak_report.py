@@ -4,11 +4,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import Report
-from benchmarks.soak.bad_clients import BadClients
-from benchmarks.soak.campaign import Strike
-from benchmarks.soak.good_clients import Tally
-from benchmarks.soak.replica import Replica
+from snapcap.benchmarks.report import Report
+from snapcap.benchmarks.soak.bad_clients import BadClients
+from snapcap.benchmarks.soak.campaign import Strike
+from snapcap.benchmarks.soak.good_clients import Tally
+from snapcap.benchmarks.soak.replica import Replica
 
 _COUNTS = ["requests", "retried", "lost", "wrong"]
 _COLUMNS = ["fault", "server", "at s", "recovered s", *_COUNTS, "/livez ms", "control ms", "peak MiB"]

@@ -5,9 +5,9 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from random import Random
 
-from benchmarks.soak.bad_clients import BadClients
-from benchmarks.soak.lying_proxy import LyingProxy
-from benchmarks.soak.replica import Replica
+from snapcap.benchmarks.soak.bad_clients import BadClients
+from snapcap.benchmarks.soak.lying_proxy import LyingProxy
+from snapcap.benchmarks.soak.replica import Replica
 
 Healed = Callable[[], bool]
 

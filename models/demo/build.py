@@ -18,7 +18,7 @@ from transformers import (
     ViTModel,
 )
 
-from models.demo.scenes import scene_of
+from snapcap.models.demo.scenes import scene_of
 
 IMAGE_SIZE = 96
 PATCH_SIZE = 12

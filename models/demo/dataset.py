@@ -13,8 +13,8 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
-from models.demo.drawing import paint
-from models.demo.scenes import scene_of
+from snapcap.models.demo.drawing import paint
+from snapcap.models.demo.scenes import scene_of
 
 BLOCK = 256
 IGNORED = -100  # the label that the loss leaves out

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter
 
-from models.demo.scenes import EXTENT, Placed, Scene
+from snapcap.models.demo.scenes import EXTENT, Placed, Scene
 
 Floats = NDArray[np.float32]
 

@@ -12,8 +12,8 @@ import torch
 from PIL.Image import Image
 from transformers import AutoTokenizer, VisionEncoderDecoderModel, ViTImageProcessor
 
-from models.demo.drawing import paint
-from models.demo.scenes import scene_of
+from snapcap.models.demo.drawing import paint
+from snapcap.models.demo.scenes import scene_of
 
 
 @dataclass(frozen=True)

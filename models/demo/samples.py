@@ -1,4 +1,4 @@
-"""Paints the sample pictures and their captions: python -m models.demo.samples --out models/demo/samples"""
+"""Paints the sample pictures and their captions: python -m snapcap.models.demo.samples --out models/demo/samples"""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from models.demo.drawing import paint
-from models.demo.scenes import Scene, scene_of
+from snapcap.models.demo.drawing import paint
+from snapcap.models.demo.scenes import Scene, scene_of
 
 FIRST = 100_000  # far behind the held-out scenes that accuracy is measured on
 SIZE = 192  # twice what the model sees, so that serving a sample resizes it

@@ -11,8 +11,8 @@ from typing import Literal
 
 import numpy as np
 
-from models.demo import grammar
-from models.demo.grammar import Thing
+from snapcap.models.demo import grammar
+from snapcap.models.demo.grammar import Thing
 
 EXTENT = 96.0
 MARGIN = 1.5  # between a thing and the picture's edge, and between two things

@@ -1,4 +1,4 @@
-"""Trains the demo model and prints its exact match on held-out scenes: python -m models.demo.train --out DIR"""
+"""Trains the demo model and prints its exact match on held-out scenes: python -m snapcap.models.demo.train --out DIR"""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from models.demo import build
-from models.demo.dataset import BLOCK, SceneStore, painted_blocks
-from models.demo.evaluate import Captioner, answers, report
+from snapcap.models.demo import build
+from snapcap.models.demo.dataset import BLOCK, SceneStore, painted_blocks
+from snapcap.models.demo.evaluate import Captioner, answers, report
 
 LABELS = 18  # the longest caption with its end token has 17
 WARM_UP = 0.03  # the part of training in which the learning rate rises

@@ -2,9 +2,9 @@
 
 from typing import TypedDict
 
-from models.config_fields import Fields
-from models.dimensions import VisionConfig
-from models.families.names import Names
+from snapcap.models.config_fields import Fields
+from snapcap.models.dimensions import VisionConfig
+from snapcap.models.families.names import Names
 
 NAMES = Names(
     rules=(

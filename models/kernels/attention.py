@@ -1,6 +1,6 @@
 """Attention of a decode step: one query a row, a program a row and head, K/V read once.
 
-Caches are read as [length, head dimension], the layout `models.kv_cache` gives them on CUDA.
+Caches are read as [length, head dimension], the layout `snapcap.models.kv_cache` gives them on CUDA.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op
 
-from models.kernels.launch import launch
+from snapcap.models.kernels.launch import launch
 
 _CHUNK = 64  # positions of a row's own cache a program holds at once
 _CROSS_CHUNK = 256  # encoder tokens likewise: 197 of a ViT at 224 px in one go

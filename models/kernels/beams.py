@@ -8,9 +8,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op
 
-from models.kernels.best_tokens import NOTHING, best_tokens, place_of, score_of
-from models.kernels.group_choice import continuation_of, continuations, ranks_of
-from models.kernels.launch import launch
+from snapcap.models.kernels.best_tokens import NOTHING, best_tokens, place_of, score_of
+from snapcap.models.kernels.group_choice import continuation_of, continuations, ranks_of
+from snapcap.models.kernels.launch import launch
 
 
 @triton_op(
@@ -37,7 +37,7 @@ def select(
     sequences: Tensor,  # [2, slots, L + 1] int64, the first b slots are replaced
     outcomes: Tensor,  # [b, L + 1] int64, replaced
 ) -> Tensor:  # [b] int64
-    """What `models.beam_search.select` does, where all members of a group agree on who they are."""
+    """What `snapcap.models.beam_search.select` does, where all members of a group agree on who they are."""
     rows, vocabulary = logits.shape
     layers, _, heads, length, width = value_cache.shape
     beams, slots = min(members.shape[1], rows), sequences.shape[1]
@@ -147,7 +147,7 @@ def _choose(
     PADDED: tl.constexpr,
     LENGTH: tl.constexpr,
 ):
-    """One row works out the choice of its whole group, as `models.beam_search` describes it."""
+    """One row works out the choice of its whole group, as `snapcap.models.beam_search` describes it."""
     row = tl.program_id(0)
     at = tl.load(positions + row)
     rank, lowest = tl.load(ranks + row * 2), tl.load(ranks + row * 2 + 1)

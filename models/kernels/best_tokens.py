@@ -9,14 +9,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from models.kernels.launch import launch
+from snapcap.models.kernels.launch import launch
 
 NOTHING = tl.constexpr(-(2**63) + 1)  # below every score, that of -inf too
 _PART = 1024
 
 
 def best_tokens(logits: Tensor, normalised: Tensor, each: int) -> tuple[Tensor, Tensor]:
-    """What `models.beam_search.best_log_probs` gives: [b, each] fp32 and int64."""
+    """What `snapcap.models.beam_search.best_log_probs` gives: [b, each] fp32 and int64."""
     rows, vocabulary = logits.shape
     parts = triton.cdiv(vocabulary, _PART)
     best = torch.empty(rows, parts, each, dtype=torch.int64, device=logits.device)

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op
 
-from models.kernels.launch import launch
+from snapcap.models.kernels.launch import launch
 
 
 @triton_op("snapcap::cross_kv", mutates_args={"key_cache", "value_cache"})

@@ -1,9 +1,9 @@
-"""The arithmetic of a group's choice, over its few best continuations: parts of `models.kernels.beams`."""
+"""The arithmetic of a group's choice, over its few best continuations: parts of `snapcap.models.kernels.beams`."""
 
 import triton
 import triton.language as tl
 
-from models.kernels.best_tokens import NOTHING, keyed
+from snapcap.models.kernels.best_tokens import NOTHING, keyed
 
 
 @triton.jit
@@ -47,7 +47,7 @@ def continuations(
 
 @triton.jit
 def continuation_of(origins, within, place, rank, BEAMS: tl.constexpr):
-    """Which of its group's continuations a row goes on with, as the function of this name in `models.beam_search`.
+    """Which of its group's continuations a row goes on with, as the function of this name in `snapcap.models.beam_search`.
 
     ``origins``: the rank of the row that each comes from.
     """

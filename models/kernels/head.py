@@ -9,8 +9,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op
 
-from models.kernels.launch import launch, normalised, pointer
-from models.kernels.linear import FEW_ROWS, launch_norm
+from snapcap.models.kernels.launch import launch, normalised, pointer
+from snapcap.models.kernels.linear import FEW_ROWS, launch_norm
 
 
 @triton_op("snapcap::head", mutates_args={"tokens", "positions"})
@@ -25,7 +25,7 @@ def head(
     beta: Tensor | None,  # [D]
     eps: float,
 ) -> Tensor:  # [b, V]
-    """Logits, and what ``models.next_token.advance`` does; of equal logits the first is taken, as by argmax."""
+    """Logits, and what ``snapcap.models.next_token.advance`` does; of equal logits the first is taken, as by argmax."""
     rows, width = hidden.shape
     vocabulary = weight.shape[0]
     logits = torch.empty(rows, vocabulary, dtype=hidden.dtype, device=hidden.device)

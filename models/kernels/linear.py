@@ -2,7 +2,7 @@
 
 With few rows a product is a matter of reading its weights once, and a step one of how many kernels wait for each
 other: at 1 row about 2 µs each, whatever they do. Weights are read along their input axis, where the layout that
-`models.gpt2_weights` gives them on CUDA is contiguous.
+`snapcap.models.gpt2_weights` gives them on CUDA is contiguous.
 """
 
 import torch
@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op
 
-from models.kernels.launch import activate, launch, normalised, pointer
+from snapcap.models.kernels.launch import activate, launch, normalised, pointer
 
 # Up to here a row is a vector and a program holds whole rows of the weight; from here on tensor cores pay.
 FEW_ROWS = 2

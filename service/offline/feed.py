@@ -11,12 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from models.image_error import ImageError
-from service.caption_options import CaptionOptions
-from service.engine import Engine
-from service.errors import NotReady, ServiceError
-from service.offline.failure import reason_of
-from service.request import CaptionRequest, Completion, SamplingParams
+from snapcap.models.image_error import ImageError
+from snapcap.service.caption_options import CaptionOptions
+from snapcap.service.engine import Engine
+from snapcap.service.errors import NotReady, ServiceError
+from snapcap.service.offline.failure import reason_of
+from snapcap.service.request import CaptionRequest, Completion, SamplingParams
 
 if TYPE_CHECKING:
     import numpy as np

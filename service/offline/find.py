@@ -5,8 +5,8 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from service.offline.failure import Failure, reason_of
-from service.offline.job import STDIN
+from snapcap.service.offline.failure import Failure, reason_of
+from snapcap.service.offline.job import STDIN
 
 # By name only where files are found, not where they are named: opening every file of a folder would take minutes.
 READ = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp"})

@@ -3,8 +3,8 @@
 import argparse
 from dataclasses import dataclass
 
-from service.caption_options import CaptionOptions, options_from_text
-from service.config_reader import SettingsError
+from snapcap.service.caption_options import CaptionOptions, options_from_text
+from snapcap.service.config_reader import SettingsError
 
 STDIN = STDOUT = "-"
 _SAMPLING = {

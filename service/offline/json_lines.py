@@ -6,9 +6,9 @@ import stat
 import sys
 from typing import Any
 
-from service.config_reader import SettingsError
-from service.offline.failure import OutputError, reason_of
-from service.offline.job import STDOUT
+from snapcap.service.config_reader import SettingsError
+from snapcap.service.offline.failure import OutputError, reason_of
+from snapcap.service.offline.job import STDOUT
 
 
 class JsonLines:

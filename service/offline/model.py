@@ -3,15 +3,15 @@
 import threading
 from dataclasses import dataclass
 
-from service.config import Settings
-from service.device_thread import DeviceThread
-from service.engine import Engine
-from service.scheduler import Scheduler
-from service.start_options import start_options
-from warmup.prepared import Checkpoint
-from warmup.startup import Loaded
-from warmup.status import StartupStatus
-from warmup.timeline import Timeline
+from snapcap.service.config import Settings
+from snapcap.service.device_thread import DeviceThread
+from snapcap.service.engine import Engine
+from snapcap.service.scheduler import Scheduler
+from snapcap.service.start_options import start_options
+from snapcap.warmup.prepared import Checkpoint
+from snapcap.warmup.startup import Loaded
+from snapcap.warmup.status import StartupStatus
+from snapcap.warmup.timeline import Timeline
 
 # No limit: whoever feeds the engine holds back what it has no room for.
 _QUEUE_SIZE = 1 << 30

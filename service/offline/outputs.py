@@ -5,11 +5,11 @@ import os
 import sys
 from typing import Protocol
 
-from service.offline.failure import OutputError, reason_of
-from service.offline.find import Found
-from service.offline.job import Job
-from service.offline.json_lines import JsonLines
-from service.offline.sidecars import Sidecars, refuse_existing, separate_sidecars
+from snapcap.service.offline.failure import OutputError, reason_of
+from snapcap.service.offline.find import Found
+from snapcap.service.offline.job import Job
+from snapcap.service.offline.json_lines import JsonLines
+from snapcap.service.offline.sidecars import Sidecars, refuse_existing, separate_sidecars
 
 
 class Output(Protocol):

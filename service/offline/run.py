@@ -7,12 +7,12 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
 
-from service.caption_options import CaptionOptions
-from service.offline.failure import Failure, OutputError, reason_of
-from service.offline.feed import Asked, Feed, Outcome
-from service.offline.model import Model
-from service.offline.outputs import Outputs
-from service.offline.progress import Progress
+from snapcap.service.caption_options import CaptionOptions
+from snapcap.service.offline.failure import Failure, OutputError, reason_of
+from snapcap.service.offline.feed import Asked, Feed, Outcome
+from snapcap.service.offline.model import Model
+from snapcap.service.offline.outputs import Outputs
+from snapcap.service.offline.progress import Progress
 
 
 @dataclass

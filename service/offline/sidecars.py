@@ -5,8 +5,8 @@ import errno
 import os
 from collections.abc import Iterable
 
-from service.config_reader import SettingsError
-from service.offline.failure import Failure, OutputError
+from snapcap.service.config_reader import SettingsError
+from snapcap.service.offline.failure import Failure, OutputError
 
 # What fails for one image fails for all that follow.
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})

@@ -6,20 +6,25 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from service.body import BodyLimits
-from service.body_budget import body_account
-from service.caption_forms import NamedImage, read_image, read_images
-from service.caption_options import CaptionOptions
-from service.captioner import Captioner, CaptionResult
-from service.disconnect import unless_disconnected
-from service.errors import EngineFailed, ServiceError
-from service.json_reply import JsonReply
-from service.metrics import Metrics
-from service.openapi import problems, reply
-from service.openapi_caption import CAPTION_PROBLEMS, CAPTIONS_PROBLEMS, caption_request, captions_request
-from service.problem import as_service_error, forget_frames, problem
-from service.request_id import request_id
-from service.routes.direct import DirectRoute
+from snapcap.service.body import BodyLimits
+from snapcap.service.body_budget import body_account
+from snapcap.service.caption_forms import NamedImage, read_image, read_images
+from snapcap.service.caption_options import CaptionOptions
+from snapcap.service.captioner import Captioner, CaptionResult
+from snapcap.service.disconnect import unless_disconnected
+from snapcap.service.errors import EngineFailed, ServiceError
+from snapcap.service.json_reply import JsonReply
+from snapcap.service.metrics import Metrics
+from snapcap.service.openapi import problems, reply
+from snapcap.service.openapi_caption import (
+    CAPTION_PROBLEMS,
+    CAPTIONS_PROBLEMS,
+    caption_request,
+    captions_request,
+)
+from snapcap.service.problem import as_service_error, forget_frames, problem
+from snapcap.service.request_id import request_id
+from snapcap.service.routes.direct import DirectRoute
 
 MAX_IMAGES = 16
 _logger = logging.getLogger("snapcap.access")

@@ -3,8 +3,8 @@
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
-from service.openapi import reply
-from service.readiness import Readiness
+from snapcap.service.openapi import reply
+from snapcap.service.readiness import Readiness
 
 
 def health_router(readiness: Readiness) -> APIRouter:

@@ -2,15 +2,15 @@
 
 from fastapi import APIRouter, Request, Response
 
-from service.body import BodyLimits
-from service.body_budget import body_account
-from service.captioner import Captioner
-from service.disconnect import unless_disconnected
-from service.huggingface_request import read_huggingface
-from service.json_reply import JsonReply
-from service.openapi_huggingface import INFER, INFER_MODEL
-from service.request_id import request_id
-from service.routes.direct import DirectRoute
+from snapcap.service.body import BodyLimits
+from snapcap.service.body_budget import body_account
+from snapcap.service.captioner import Captioner
+from snapcap.service.disconnect import unless_disconnected
+from snapcap.service.huggingface_request import read_huggingface
+from snapcap.service.json_reply import JsonReply
+from snapcap.service.openapi_huggingface import INFER, INFER_MODEL
+from snapcap.service.request_id import request_id
+from snapcap.service.routes.direct import DirectRoute
 
 
 class HuggingFaceRoutes:

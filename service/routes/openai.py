@@ -7,23 +7,23 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from service.body import BodyLimits
-from service.body_budget import body_account
-from service.caption_forms import JSON, media_type
-from service.caption_stream import CaptionStream
-from service.captioner import Captioner
-from service.disconnect import unless_disconnected
-from service.error_shapes import openai_error
-from service.errors import UnsupportedMediaType
-from service.event_stream import EventStream
-from service.image_fetcher import ImageFetcher
-from service.json_body import read_json
-from service.json_reply import JsonReply
-from service.openai_request import ChatRequest, parse_chat
-from service.openapi_openai import MODEL, MODELS, chat
-from service.problem_handler import ProblemHandler
-from service.request_id import request_id
-from service.routes.direct import DirectRoute
+from snapcap.service.body import BodyLimits
+from snapcap.service.body_budget import body_account
+from snapcap.service.caption_forms import JSON, media_type
+from snapcap.service.caption_stream import CaptionStream
+from snapcap.service.captioner import Captioner
+from snapcap.service.disconnect import unless_disconnected
+from snapcap.service.error_shapes import openai_error
+from snapcap.service.errors import UnsupportedMediaType
+from snapcap.service.event_stream import EventStream
+from snapcap.service.image_fetcher import ImageFetcher
+from snapcap.service.json_body import read_json
+from snapcap.service.json_reply import JsonReply
+from snapcap.service.openai_request import ChatRequest, parse_chat
+from snapcap.service.openapi_openai import MODEL, MODELS, chat
+from snapcap.service.problem_handler import ProblemHandler
+from snapcap.service.request_id import request_id
+from snapcap.service.routes.direct import DirectRoute
 
 
 class OpenAIRoutes:

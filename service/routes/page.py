@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse
 
-from service.pages import Page, load_page
+from snapcap.service.pages import Page, load_page
 
 _PAGE: dict[str, Any] = {
     "response_class": HTMLResponse,

@@ -7,12 +7,12 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from service.errors import InvalidOption
-from service.openapi import problems, reply
-from service.readiness import Readiness
-from service.trace import chrome_trace
-from warmup.status import StartupStatus
-from warmup.timeline import Timeline
+from snapcap.service.errors import InvalidOption
+from snapcap.service.openapi import problems, reply
+from snapcap.service.readiness import Readiness
+from snapcap.service.trace import chrome_trace
+from snapcap.warmup.status import StartupStatus
+from snapcap.warmup.timeline import Timeline
 
 _FORMATS = ("json", "trace")
 _FORMAT = {

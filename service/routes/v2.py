@@ -10,19 +10,19 @@ from fastapi.responses import JSONResponse
 from starlette.routing import Match
 from starlette.types import Scope
 
-from service import openapi_v2 as documented
-from service.body import BodyLimits
-from service.body_budget import body_account
-from service.captioner import Captioner
-from service.disconnect import unless_disconnected
-from service.errors import NotFound, NotReady
-from service.json_body import read_json
-from service.json_reply import JsonReply
-from service.readiness import Readiness
-from service.request_id import request_id
-from service.routes.direct import DirectRoute
-from service.v2_request import INPUT, OUTPUT, InferRequest, bytes_elements, parse_infer
-from warmup.version import snapcap_version
+from snapcap.service import openapi_v2 as documented
+from snapcap.service.body import BodyLimits
+from snapcap.service.body_budget import body_account
+from snapcap.service.captioner import Captioner
+from snapcap.service.disconnect import unless_disconnected
+from snapcap.service.errors import NotFound, NotReady
+from snapcap.service.json_body import read_json
+from snapcap.service.json_reply import JsonReply
+from snapcap.service.readiness import Readiness
+from snapcap.service.request_id import request_id
+from snapcap.service.routes.direct import DirectRoute
+from snapcap.service.v2_request import INPUT, OUTPUT, InferRequest, bytes_elements, parse_infer
+from snapcap.warmup.version import snapcap_version
 
 VERSION = "1"
 HEADER_LENGTH = "Inference-Header-Content-Length"

@@ -20,10 +20,10 @@ from support.attack_pictures import (
 )
 from support.pictures import encoded, scene
 
-from benchmarks.process_memory import process_memory
-from benchmarks.processes import descendants
-from service.decode_process import SLACK
-from service.memory_budget import MemoryBudget
+from snapcap.benchmarks.process_memory import process_memory
+from snapcap.benchmarks.processes import descendants
+from snapcap.service.decode_process import SLACK
+from snapcap.service.memory_budget import MemoryBudget
 
 GIB = 1 << 30
 PIXELS = (8000, 6000)  # within the limit of 50 million

@@ -6,8 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.charts import Bar, ChartsError, Line, draw_bars, draw_latency, draw_waterfall, require_matplotlib
-from benchmarks.segments import Segment
+from snapcap.benchmarks.charts import (
+    Bar,
+    ChartsError,
+    Line,
+    draw_bars,
+    draw_latency,
+    draw_waterfall,
+    require_matplotlib,
+)
+from snapcap.benchmarks.segments import Segment
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -4,10 +4,10 @@ from typing import Any, cast
 
 import pytest
 
-from benchmarks import cold
-from benchmarks.http_probe import Reply
-from benchmarks.server import Server
-from benchmarks.workload import Workload, open_workload
+from snapcap.benchmarks import cold
+from snapcap.benchmarks.http_probe import Reply
+from snapcap.benchmarks.server import Server
+from snapcap.benchmarks.workload import Workload, open_workload
 
 
 class Connection:

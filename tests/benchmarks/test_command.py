@@ -4,11 +4,11 @@ import sys
 
 import pytest
 
-from benchmarks.arguments import some_of
-from benchmarks.cases import TITLES
-from benchmarks.command import make_parser
-from benchmarks.peers.commands import PEERS
-from service.cli import main
+from snapcap.benchmarks.arguments import some_of
+from snapcap.benchmarks.cases import TITLES
+from snapcap.benchmarks.command import make_parser
+from snapcap.benchmarks.peers.commands import PEERS
+from snapcap.service.cli import main
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.http_load import padding
-from benchmarks.load import __name__ as LOAD
-from benchmarks.workload import read_images
+from snapcap.benchmarks.http_load import padding
+from snapcap.benchmarks.load import __name__ as LOAD
+from snapcap.benchmarks.workload import read_images
 
 ROOT = Path(__file__).parent.parent.parent
 Answer = Callable[[bytes], tuple[int, bytes]]

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import modes, modes_report
-from benchmarks.common import DEMO, ROOT, SAMPLES, environment, fresh_caches
-from benchmarks.compiled_steps import MODES, WAYS
-from benchmarks.marks import read_marks, read_result
-from benchmarks.measurements import Samples
-from benchmarks.modes import Setup, measure, measure_all
-from benchmarks.modes_cases import CASES, with_needed
-from benchmarks.report import Report
+from snapcap.benchmarks import modes, modes_report
+from snapcap.benchmarks.common import DEMO, ROOT, SAMPLES, environment, fresh_caches
+from snapcap.benchmarks.compiled_steps import MODES, WAYS
+from snapcap.benchmarks.marks import read_marks, read_result
+from snapcap.benchmarks.measurements import Samples
+from snapcap.benchmarks.modes import Setup, measure, measure_all
+from snapcap.benchmarks.modes_cases import CASES, with_needed
+from snapcap.benchmarks.report import Report
 
 SETUP = Setup(DEMO, SAMPLES / "pair-1.png", "cpu", 1, (1, 2))
 FOREVER = float("inf")
@@ -40,7 +40,16 @@ def test_the_eager_case_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
 
 def test_a_start_ends_with_its_caption(tmp_path: Path) -> None:
     """What `snapcap bench startup` runs of the field's strategies."""
-    command = [sys.executable, "-m", "benchmarks.compile_case", "eager", "--buckets", "1", "--model", str(DEMO)]
+    command = [
+        sys.executable,
+        "-m",
+        "snapcap.benchmarks.compile_case",
+        "eager",
+        "--buckets",
+        "1",
+        "--model",
+        str(DEMO),
+    ]
     command += ["--image", str(SETUP.image), "--device", "cpu"]
     variables = environment(**fresh_caches(tmp_path))
     done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=True)

@@ -13,9 +13,9 @@ import pytest
 import torch
 from support.server_process import snapcap
 
-from benchmarks.random_checkpoint import RANDOM_MODELS, RandomModel, write_checkpoint
-from models.config import ModelConfig
-from models.tokenizer import Tokenizer
+from snapcap.benchmarks.random_checkpoint import RANDOM_MODELS, RandomModel, write_checkpoint
+from snapcap.models.config import ModelConfig
+from snapcap.models.tokenizer import Tokenizer
 
 
 def tiny_model(name: str) -> RandomModel:
@@ -106,7 +106,7 @@ def test_the_tokenizer_has_the_whole_vocabulary_and_reads_what_it_writes(name: s
 
 
 def test_transformers_and_snapcap_caption_alike(name: str, tiny: Path, samples: dict[Path, str]) -> None:
-    from benchmarks.peers.transformers_model import Captioner
+    from snapcap.benchmarks.peers.transformers_model import Captioner
 
     images = list(samples)[:2]
     captioner = Captioner(str(tiny), "cpu", compiled=False)

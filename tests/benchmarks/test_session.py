@@ -3,10 +3,10 @@
 import time
 from typing import Any, cast
 
-from benchmarks.bench import Bench, UnavailableError
-from benchmarks.segments import Segment
-from benchmarks.session import Session
-from benchmarks.start import Start
+from snapcap.benchmarks.bench import Bench, UnavailableError
+from snapcap.benchmarks.segments import Segment
+from snapcap.benchmarks.session import Session
+from snapcap.benchmarks.start import Start
 
 
 class Recorder:

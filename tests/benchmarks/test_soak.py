@@ -13,15 +13,15 @@ from typing import Any, cast
 
 import pytest
 
-from benchmarks.processes import own_parts
-from benchmarks.server import serving
-from benchmarks.soak.asking import CutError, ask, get, post
-from benchmarks.soak.balancer import Balancer
-from benchmarks.soak.faults_processes import ENGINE
-from benchmarks.soak.good_clients import GoodClients, requests
-from benchmarks.soak.lying_proxy import Lie, LyingProxy
-from benchmarks.soak.replica import Replica
-from benchmarks.soak.soak_report import went_well
+from snapcap.benchmarks.processes import own_parts
+from snapcap.benchmarks.server import serving
+from snapcap.benchmarks.soak.asking import CutError, ask, get, post
+from snapcap.benchmarks.soak.balancer import Balancer
+from snapcap.benchmarks.soak.faults_processes import ENGINE
+from snapcap.benchmarks.soak.good_clients import GoodClients, requests
+from snapcap.benchmarks.soak.lying_proxy import Lie, LyingProxy
+from snapcap.benchmarks.soak.replica import Replica
+from snapcap.benchmarks.soak.soak_report import went_well
 
 ROOT = Path(__file__).parent.parent.parent
 Answer = Callable[[bytes], Awaitable[bytes]]
@@ -193,7 +193,17 @@ def test_half_a_minute(tmp_path: Path) -> None:
     """Real servers, some faults of each kind that needs no built artifacts: nothing lost, nothing wrong."""
     faults = "decode-killed,clients-flood,clients-leave,server-killed"
     result = tmp_path / "soak.json"
-    command = [sys.executable, "-m", "benchmarks.soak", "--minutes", "0.2", "--faults", faults, "--seed", "1"]
+    command = [
+        sys.executable,
+        "-m",
+        "snapcap.benchmarks.soak",
+        "--minutes",
+        "0.2",
+        "--faults",
+        faults,
+        "--seed",
+        "1",
+    ]
     run = subprocess.run(
         [*command, "--clients", "3", "--json", str(result)],
         cwd=ROOT,
@@ -211,7 +221,7 @@ def test_half_a_minute(tmp_path: Path) -> None:
 
 def test_the_launcher_reaches_the_engine_process(tmp_path: Path) -> None:
     """Where there is no CUDA device the signal's handler fails in it, which ends the server as a fault does."""
-    launcher = (sys.executable, "-m", "benchmarks.soak.launcher", "serve", "--host", "127.0.0.1")
+    launcher = (sys.executable, "-m", "snapcap.benchmarks.soak.launcher", "serve", "--host", "127.0.0.1")
     options = ("--device", "cpu", "--backend", "eager", "--build", "off", "--cache-dir", str(tmp_path))
     with serving((*launcher, *options)) as server:
         server.wait_ready(server.connect())

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.common import ROOT, environment
-from benchmarks.engine import Opened, captioned_right, open_engine
-from benchmarks.step_gaps import Gaps, Steps, measure, report
-from benchmarks.workload import open_workload
+from snapcap.benchmarks.common import ROOT, environment
+from snapcap.benchmarks.engine import Opened, captioned_right, open_engine
+from snapcap.benchmarks.step_gaps import Gaps, Steps, measure, report
+from snapcap.benchmarks.workload import open_workload
 
 
 class Moment:

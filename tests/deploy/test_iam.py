@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from support.manifests import Manifest, environment
 
-from warmup.artifacts import fetch
-from warmup.folder_store import FolderStore
-from warmup.lease import Held, Lease, acquire
-from warmup.manifest import Manifest as ArtifactManifest
-from warmup.publish import new_manifest, publish
-from warmup.s3 import S3Options, client
-from warmup.s3_store import S3Store
-from warmup.signing import Trust, generate_key, load_signer
-from warmup.store import StoreDeniedError, lease_name, manifest_name
+from snapcap.warmup.artifacts import fetch
+from snapcap.warmup.folder_store import FolderStore
+from snapcap.warmup.lease import Held, Lease, acquire
+from snapcap.warmup.manifest import Manifest as ArtifactManifest
+from snapcap.warmup.publish import new_manifest, publish
+from snapcap.warmup.s3 import S3Options, client
+from snapcap.warmup.s3_store import S3Store
+from snapcap.warmup.signing import Trust, generate_key, load_signer
+from snapcap.warmup.store import StoreDeniedError, lease_name, manifest_name
 
 POLICIES = Path(__file__).parents[2] / "deploy" / "kubernetes" / "iam"
 FACTORS: dict[str, Any] = {"kind": "aot", "format": 1, "device.name": "cpu"}

@@ -11,8 +11,8 @@ import pytest
 from support.manifests import Manifest, container, environment, one, pod
 from support.server_process import ServerProcess, snapcap
 
-from service.cli import main
-from warmup.s3 import S3Options, client
+from snapcap.service.cli import main
+from snapcap.warmup.s3 import S3Options, client
 
 # Instead of what costs minutes to build, and of what is elsewhere than in a container.
 BUCKETS = {"SNAPCAP_BUCKETS": "1,4", "SNAPCAP_THREADS": "0"}

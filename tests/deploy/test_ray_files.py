@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from service.config import Settings
-from service.config_reader import read_settings
+from snapcap.service.config import Settings
+from snapcap.service.config_reader import read_settings
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "deploy" / "ray").glob("*.yaml"))

@@ -12,12 +12,12 @@ from support.fuzz_requests import AtOnce, read, request_of
 from support.fuzzing import corpus, fuzzed
 from support.mutations import mutated
 
-from service.body import BodyLimits
-from service.caption_forms import read_image
-from service.caption_options import NAMES, CaptionOptions
-from service.huggingface_request import parse_inputs
-from service.openai_request import LABELS, NEUTRAL, OPTIONS, parse_chat
-from service.v2_request import parse_infer
+from snapcap.service.body import BodyLimits
+from snapcap.service.caption_forms import read_image
+from snapcap.service.caption_options import NAMES, CaptionOptions
+from snapcap.service.huggingface_request import parse_inputs
+from snapcap.service.openai_request import LABELS, NEUTRAL, OPTIONS, parse_chat
+from snapcap.service.v2_request import parse_infer
 
 LIMITS = BodyLimits(1 << 20, 5.0)
 SEEDS = corpus("json")

@@ -24,12 +24,12 @@ from support.device_cases import (
     steps_with_logits,
 )
 
-from warmup.backends.eager import EagerBackend
-from warmup.buckets import Bucket
-from warmup.compare import relative_difference
-from warmup.device import DTYPES
-from warmup.row import Row
-from warmup.runner import Runner
+from snapcap.warmup.backends.eager import EagerBackend
+from snapcap.warmup.buckets import Bucket
+from snapcap.warmup.compare import relative_difference
+from snapcap.warmup.device import DTYPES
+from snapcap.warmup.row import Row
+from snapcap.warmup.runner import Runner
 
 pytestmark = pytest.mark.timeout(600)  # compiling
 BUCKETS = (1, 2, 4, 64)  # those of conftest.SETS

@@ -8,8 +8,8 @@ import torch
 from support.device_cases import Captioner
 from support.recorded_launches import expected_and_run, missing
 
-from warmup.ahead import launch_ahead
-from warmup.device import DTYPES, avoid_driver_compilation
+from snapcap.warmup.ahead import launch_ahead
+from snapcap.warmup.device import DTYPES, avoid_driver_compilation
 
 
 @pytest.fixture(autouse=True)

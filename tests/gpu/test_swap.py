@@ -6,11 +6,11 @@ import pytest
 import torch
 from support.device_cases import STEPS, Captioner, open_model, open_runner, plan_of
 
-from warmup.backends.eager import EagerBackend
-from warmup.row import Row
-from warmup.runner import Runner
-from warmup.status import COMPONENTS
-from warmup.swap import swap_bucket
+from snapcap.warmup.backends.eager import EagerBackend
+from snapcap.warmup.row import Row
+from snapcap.warmup.runner import Runner
+from snapcap.warmup.status import COMPONENTS
+from snapcap.warmup.swap import swap_bucket
 
 pytestmark = pytest.mark.timeout(600)  # compiling
 BUCKETS = (1, 4)

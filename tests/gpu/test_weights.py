@@ -8,8 +8,8 @@ from support import random_captioners
 from support.parity import NORMALISATION
 from support.random_pairs import PAIRS
 
-from models.config import ModelConfig
-from models.weights import load_weights
+from snapcap.models.config import ModelConfig
+from snapcap.models.weights import load_weights
 
 SOME = (
     "vit and bert",

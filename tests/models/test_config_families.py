@@ -9,9 +9,9 @@ import torch
 import transformers
 from support import random_captioners
 
-from models.config import ConfigError, ModelConfig
-from models.dimensions import BeitConfig, BertConfig
-from models.regions import build_regions
+from snapcap.models.config import ConfigError, ModelConfig
+from snapcap.models.dimensions import BeitConfig, BertConfig
+from snapcap.models.regions import build_regions
 
 # As on the hub, where files of transformers 4 hold every field that a configuration has; here those that matter.
 BLIP_BASE: dict[str, Any] = {

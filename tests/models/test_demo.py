@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import models.demo
-from models.demo import grammar
-from models.demo.drawing import paint
-from models.demo.evaluate import Captioner, answers, exact_match
-from models.demo.samples import write_samples
-from models.demo.scenes import SEEDS, Placed, Scene, scene_of
+import snapcap.models.demo
+from snapcap.models.demo import grammar
+from snapcap.models.demo.drawing import paint
+from snapcap.models.demo.evaluate import Captioner, answers, exact_match
+from snapcap.models.demo.samples import write_samples
+from snapcap.models.demo.scenes import SEEDS, Placed, Scene, scene_of
 
-FOLDER = Path(models.demo.__file__).parent
+FOLDER = Path(snapcap.models.demo.__file__).parent
 SAMPLES: dict[str, str] = json.loads((FOLDER / "samples" / "captions.json").read_text())
 
 

@@ -16,9 +16,16 @@ from support.attack_pictures import (
 )
 from support.pictures import encoded, scene
 
-from models.image_error import ImageError
-from models.image_parts import MOST_PACKED_TEXTS, MOST_PARTS, MOST_SCANS, check_parts, check_scans, webp_size
-from models.preprocess import ImageTransform
+from snapcap.models.image_error import ImageError
+from snapcap.models.image_parts import (
+    MOST_PACKED_TEXTS,
+    MOST_PARTS,
+    MOST_SCANS,
+    check_parts,
+    check_scans,
+    webp_size,
+)
+from snapcap.models.preprocess import ImageTransform
 
 TRANSFORM = ImageTransform((32, 32))
 JPEG = encoded(scene(90, 70), "JPEG")

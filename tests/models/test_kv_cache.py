@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from models.config import ModelConfig
-from models.kv_cache import DecodeState
+from snapcap.models.config import ModelConfig
+from snapcap.models.kv_cache import DecodeState
 
 SLOTS, CACHE_LENGTH = 7, 9
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -14,9 +14,9 @@ from support import random_captioners
 from support.beams import blip_reference, pair_reference, search
 from support.parity import build_runner, random_images
 
-from warmup.buckets import BucketTable
-from warmup.row import EarlyStopping, Row, Search
-from warmup.runner import Runner
+from snapcap.warmup.buckets import BucketTable
+from snapcap.warmup.row import EarlyStopping, Row, Search
+from snapcap.warmup.runner import Runner
 
 TABLE = BucketTable.of((1, 4, 8))
 NEW_TOKENS = 12  # of a search, and of the reference's rows without one

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from support.pictures import encoded, scene
 
-from models.config import ConfigError
-from models.preprocess import ImageTransform
+from snapcap.models.config import ConfigError
+from snapcap.models.preprocess import ImageTransform
 
 CLIP = {"mean": (0.48145466, 0.4578275, 0.40821073), "std": (0.26862954, 0.26130258, 0.27577711)}
 

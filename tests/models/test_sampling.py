@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.config import ModelConfig
-from models.kv_cache import DecodeState
-from models.regions import build_regions
-from models.sampling import sample
-from models.weights import Normalisation, load_weights
-from warmup.backends.eager import EagerBackend
-from warmup.buckets import BucketTable
-from warmup.row import Needs, Row
-from warmup.runner import Runner, open_callables
-from warmup.status import COMPONENTS
+from snapcap.models.config import ModelConfig
+from snapcap.models.kv_cache import DecodeState
+from snapcap.models.regions import build_regions
+from snapcap.models.sampling import sample
+from snapcap.models.weights import Normalisation, load_weights
+from snapcap.warmup.backends.eager import EagerBackend
+from snapcap.warmup.buckets import BucketTable
+from snapcap.warmup.row import Needs, Row
+from snapcap.warmup.runner import Runner, open_callables
+from snapcap.warmup.status import COMPONENTS
 
 VOCABULARY = 12
 SETTINGS = [

@@ -9,8 +9,8 @@ import tokenizers
 from support.tokenizer_cases import assert_equal_to_transformers, byte_level_bpe, write
 from tokenizers import pre_tokenizers
 
-from models.config import ConfigError
-from models.tokenizer import Tokenizer
+from snapcap.models.config import ConfigError
+from snapcap.models.tokenizer import Tokenizer
 
 TEXTS = [
     "a red circle is above two blue squares .",

@@ -10,9 +10,9 @@ import pytest
 from support.tokenizer_cases import assert_equal_to_transformers, byte_level_bpe, write
 from support.word_pieces import word_piece_vocabulary
 
-from models.config import ConfigError
-from models.tokenizer import Tokenizer
-from models.tokenizer_files import read_backend
+from snapcap.models.config import ConfigError
+from snapcap.models.tokenizer import Tokenizer
+from snapcap.models.tokenizer_files import read_backend
 
 TEXTS = [
     "a photography of",

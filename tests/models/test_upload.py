@@ -8,9 +8,9 @@ from support import random_captioners
 from support.parity import NORMALISATION
 from support.random_pairs import PAIRS
 
-from models.config import ModelConfig
-from models.upload import batched, fill, pieces, upload
-from models.weights import load_weights
+from snapcap.models.config import ModelConfig
+from snapcap.models.upload import batched, fill, pieces, upload
+from snapcap.models.weights import load_weights
 
 CHUNK = 64
 

@@ -18,18 +18,18 @@ from support.list_engine import PATIENCE, Served
 from support.live_app import on_a_port
 from support.scheduling import LIMITS, TABLE, Clock
 
-from models.preprocess import ImageTransform
-from service.app import Services, create_app
-from service.body import BodyLimits
-from service.captioner import Captioner, CaptionLimits
-from service.limits import Limits
-from service.metrics import Metrics
-from service.readiness import Readiness
-from service.request import CaptionRequest, Completion
-from service.scheduler import Scheduler
-from service.startup_collector import StartupCollector
-from warmup.status import StartupStatus
-from warmup.timeline import Timeline
+from snapcap.models.preprocess import ImageTransform
+from snapcap.service.app import Services, create_app
+from snapcap.service.body import BodyLimits
+from snapcap.service.captioner import Captioner, CaptionLimits
+from snapcap.service.limits import Limits
+from snapcap.service.metrics import Metrics
+from snapcap.service.readiness import Readiness
+from snapcap.service.request import CaptionRequest, Completion
+from snapcap.service.scheduler import Scheduler
+from snapcap.service.startup_collector import StartupCollector
+from snapcap.warmup.status import StartupStatus
+from snapcap.warmup.timeline import Timeline
 
 MAX_BODY = 1 << 20
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from service.arrivals import Arrivals
-from service.errors import DeadlineExceeded
+from snapcap.service.arrivals import Arrivals
+from snapcap.service.errors import DeadlineExceeded
 
 
 class CountingLoop(asyncio.SelectorEventLoop):

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from support.bounded_server import BoundedServer, reply, rest, until
 
-from models.preprocess import ImageTransform
-from service.body import MIN_BYTES_PER_S, BodyClock, BodyLimits
-from service.body_budget import BodyBudget, BodyMemoryFull, open_account
-from service.config_http import HttpLimits
-from service.http_limits import body_limits
+from snapcap.models.preprocess import ImageTransform
+from snapcap.service.body import MIN_BYTES_PER_S, BodyClock, BodyLimits
+from snapcap.service.body_budget import BodyBudget, BodyMemoryFull, open_account
+from snapcap.service.config_http import HttpLimits
+from snapcap.service.http_limits import body_limits
 
 MIB = 1 << 20
 Png = Callable[..., bytes]
@@ -154,7 +154,7 @@ def test_accounts() -> None:
 
 
 def test_the_share_is_of_the_memory_that_there_is(services, monkeypatch) -> None:
-    monkeypatch.setattr("service.http_limits.memory_limit", lambda: 4 << 30)
+    monkeypatch.setattr("snapcap.service.http_limits.memory_limit", lambda: 4 << 30)
     chosen = body_limits(HttpLimits(body_total_timeout=7.0), services.metrics)
     assert chosen.budget.limit == 256 * MIB
     assert chosen.total_timeout == 7.0

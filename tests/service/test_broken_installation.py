@@ -17,12 +17,12 @@ OPTIONS = ("--port", "0", "--backend", "eager", "--cache-dir", "cache", "--decod
     "module", ["warmup/startup.py", "models/regions.py", "warmup/runner.py", "models/image.py"]
 )
 def test_a_module_that_cannot_be_imported_fails_the_start_with_its_name(module: str, tmp_path: Path) -> None:
-    for package in ("models", "warmup", "service"):
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
-    with (tmp_path / module).open("a") as file:
-        file.write("\nfrom warmup import no_such_module\n")
+    ignored = shutil.ignore_patterns("__pycache__", "results")
+    shutil.copytree(ROOT / "snapcap", tmp_path / "snapcap", ignore=ignored)
+    with (tmp_path / "snapcap" / module).open("a") as file:
+        file.write("\nfrom snapcap.warmup import no_such_module\n")
     run = subprocess.run(
-        [sys.executable, "-m", "service.cli", "serve", *OPTIONS],
+        [sys.executable, "-m", "snapcap.service.cli", "serve", *OPTIONS],
         env=clean_environment(),
         cwd=tmp_path,
         capture_output=True,
@@ -31,5 +31,5 @@ def test_a_module_that_cannot_be_imported_fails_the_start_with_its_name(module: 
         check=False,
     )
     assert run.returncode == 1, run.stderr
-    assert "ImportError: cannot import name 'no_such_module' from 'warmup'" in run.stderr
+    assert "ImportError: cannot import name 'no_such_module' from 'snapcap.warmup'" in run.stderr
     assert "Traceback" in run.stderr

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from service.build_behind import start_build
-from warmup import background
+from snapcap.service.build_behind import start_build
+from snapcap.warmup import background
 
 PATIENCE = 30.0
 

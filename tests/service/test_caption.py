@@ -7,8 +7,8 @@ import pytest
 from fastapi.routing import iter_route_contexts
 from starlette.testclient import TestClient
 
-from service.app import Services
-from service.routes.direct import DirectRoute
+from snapcap.service.app import Services
+from snapcap.service.routes.direct import DirectRoute
 
 Png = Callable[..., bytes]
 

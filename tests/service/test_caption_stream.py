@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.app import Services
-from service.arrivals import Arrivals
-from service.caption_options import CaptionOptions
-from service.caption_stream import CaptionStream
-from service.caption_text import CaptionText
-from service.decoder import Done, Encoded, Picture
-from service.errors import DeadlineExceeded, EngineFailed, Overloaded
-from service.request import Completion
+from snapcap.service.app import Services
+from snapcap.service.arrivals import Arrivals
+from snapcap.service.caption_options import CaptionOptions
+from snapcap.service.caption_stream import CaptionStream
+from snapcap.service.caption_text import CaptionText
+from snapcap.service.decoder import Done, Encoded, Picture
+from snapcap.service.errors import DeadlineExceeded, EngineFailed, Overloaded
+from snapcap.service.request import Completion
 
 PATIENCE = 30.0
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.channel import BlockingChannel
-from service.loop_channel import LoopChannel
-from service.messages import Cancel, Failed, Message
-from service.shared_pixels import SharedPixels
+from snapcap.service.channel import BlockingChannel
+from snapcap.service.loop_channel import LoopChannel
+from snapcap.service.messages import Cancel, Failed, Message
+from snapcap.service.shared_pixels import SharedPixels
 
 PATIENCE = 30.0
 MANY = 5000  # more than a socket holds

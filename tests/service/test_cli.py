@@ -6,9 +6,9 @@ from importlib.metadata import version
 
 import pytest
 
-from service import cli
-from service.config import GROUPS
-from service.options import options_of
+from snapcap.service import cli
+from snapcap.service.config import GROUPS
+from snapcap.service.options import options_of
 
 
 @pytest.fixture(autouse=True)
@@ -95,9 +95,12 @@ WEB = ("fastapi", "pydantic", "starlette", "uvicorn")
 @pytest.mark.parametrize(
     ("modules", "unwanted"),
     [
-        ("service.app, service.server, service.assembly, service.serve", HEAVY),
-        ("service.cli, service.bind", (*HEAVY, *WEB, "asyncio", "prometheus_client")),
-        ("service.captioner, service.metrics, service.startup_collector, service.errors", (*HEAVY, *WEB)),
+        ("snapcap.service.app, snapcap.service.server, snapcap.service.assembly, snapcap.service.serve", HEAVY),
+        ("snapcap.service.cli, snapcap.service.bind", (*HEAVY, *WEB, "asyncio", "prometheus_client")),
+        (
+            "snapcap.service.captioner, snapcap.service.metrics, snapcap.service.startup_collector, snapcap.service.errors",
+            (*HEAVY, *WEB),
+        ),
     ],
 )
 def test_what_answers_first_imports_nothing_heavy(modules: str, unwanted: tuple[str, ...]) -> None:

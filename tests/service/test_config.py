@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from service.config import GROUPS, Settings
-from service.config_reader import SettingsError, add_arguments, read_settings
-from service.config_table import markdown
-from service.options import options_of
+from snapcap.service.config import GROUPS, Settings
+from snapcap.service.config_reader import SettingsError, add_arguments, read_settings
+from snapcap.service.config_table import markdown
+from snapcap.service.options import options_of
 
 
 def read(*argv: str, **environ: str) -> Settings:

@@ -7,9 +7,9 @@ import pytest
 from support.decode_world import MEMORY, SLOTS, World, of, play, turns
 from support.list_engine import PATIENCE
 
-from service import decode_family, decode_worker, process_decoder
-from service.decode_messages import Ended, Needs, pack_notice
-from service.errors import DeadlineExceeded, UnprocessableImage
+from snapcap.service import decode_family, decode_worker, process_decoder
+from snapcap.service.decode_messages import Ended, Needs, pack_notice
+from snapcap.service.errors import DeadlineExceeded, UnprocessableImage
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ from support.decode_world import SLOTS, World, play, turns
 from support.list_engine import PATIENCE
 from support.server_process import is_gone
 
-from models.preprocess import ImageTransform
-from service import decode_family, process_decoder
-from service.decode_messages import NoneBegan, pack_notice
-from service.errors import NotReady
-from service.process_decoder import DecodersEndedError
+from snapcap.models.preprocess import ImageTransform
+from snapcap.service import decode_family, process_decoder
+from snapcap.service.decode_messages import NoneBegan, pack_notice
+from snapcap.service.errors import NotReady
+from snapcap.service.process_decoder import DecodersEndedError
 
 
 def test_without_their_parent_the_server_ends_and_nothing_waits() -> None:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.image_error import Reason
-from service.decode_messages import (
+from snapcap.models.image_error import Reason
+from snapcap.service.decode_messages import (
     Answer,
     AnswerReader,
     BadAnswer,

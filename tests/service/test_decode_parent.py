@@ -13,16 +13,16 @@ import pytest
 from support.list_engine import PATIENCE
 from support.server_process import clean_environment
 
-from service.decode_messages import Began, NoticeReader, pack_notice
-from service.messages import RECEIVE_BYTES
-from service.notice_channel import NoticeChannel
+from snapcap.service.decode_messages import Began, NoticeReader, pack_notice
+from snapcap.service.messages import RECEIVE_BYTES
+from snapcap.service.notice_channel import NoticeChannel
 
 PROGRAM = """
 import socket, sys
-from models.preprocess import ImageTransform
-from service import decode_parent
-from service.decode_messages import Setup
-from service.shared_pixels import SharedPixels
+from snapcap.models.preprocess import ImageTransform
+from snapcap.service import decode_parent
+from snapcap.service.decode_messages import Setup
+from snapcap.service.shared_pixels import SharedPixels
 decode_parent.FULL_S = 0.01
 pixels = SharedPixels(2)
 family = decode_parent._Family(1, socket.socket(fileno=int(sys.argv[1])), pixels, Setup(ImageTransform((2, 2))))

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from support.list_engine import PATIENCE
 
-from models.image_error import ImageError
-from models.preprocess import ImageTransform
-from service.decode_messages import HEAD, Answer, AnswerReader, Broken, Decoded, Needs, Refused
-from service.decode_process import answer_images
-from service.messages import RECEIVE_BYTES
-from service.rehearsal_picture import picture
-from service.shared_pixels import SharedPixels
+from snapcap.models.image_error import ImageError
+from snapcap.models.preprocess import ImageTransform
+from snapcap.service.decode_messages import HEAD, Answer, AnswerReader, Broken, Decoded, Needs, Refused
+from snapcap.service.decode_process import answer_images
+from snapcap.service.messages import RECEIVE_BYTES
+from snapcap.service.rehearsal_picture import picture
+from snapcap.service.shared_pixels import SharedPixels
 
 TRANSFORM = ImageTransform(size=(16, 12))
 ROOM = 1 << 30

@@ -6,13 +6,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 from support.list_engine import PATIENCE
 
-from models.preprocess import ImageTransform
-from service import decode_fork, thread_decoder
-from service.decode_fork import decode_processes
-from service.decoder import Encoded, Outcome, Picture, Unreadable
-from service.errors import DeadlineExceeded
-from service.rehearsal_picture import picture
-from service.thread_decoder import ThreadDecoder, decode_threads
+from snapcap.models.preprocess import ImageTransform
+from snapcap.service import decode_fork, thread_decoder
+from snapcap.service.decode_fork import decode_processes
+from snapcap.service.decoder import Encoded, Outcome, Picture, Unreadable
+from snapcap.service.errors import DeadlineExceeded
+from snapcap.service.rehearsal_picture import picture
+from snapcap.service.thread_decoder import ThreadDecoder, decode_threads
 
 
 @pytest.mark.parametrize(("asked", "cpus", "threads"), [(0, 2, 2), (0, 8, 8), (0, 64, 8), (1, 64, 1), (24, 2, 24)])

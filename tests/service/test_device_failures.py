@@ -3,8 +3,13 @@
 import pytest
 from support.scheduling import Clock
 
-from service.device_failures import MAX_CONSECUTIVE_FAILURES, OUT_OF_MEMORY_S, DeviceFailedError, DeviceFailures
-from service.start_error import explain, unexpected
+from snapcap.service.device_failures import (
+    MAX_CONSECUTIVE_FAILURES,
+    OUT_OF_MEMORY_S,
+    DeviceFailedError,
+    DeviceFailures,
+)
+from snapcap.service.start_error import explain, unexpected
 
 ERROR = RuntimeError("CUDA error: unspecified launch failure\nFor debugging consider …")
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from service.disconnect import unless_disconnected
-from service.errors import ClientDisconnected
+from snapcap.service.disconnect import unless_disconnected
+from snapcap.service.errors import ClientDisconnected
 
 Future = asyncio.Future[Any]
 

@@ -8,8 +8,8 @@ from functools import partial
 import pytest
 from support.list_engine import LIMITS, PATIENCE, Served, result
 
-from service.errors import BeamsNotReady, NotReady
-from warmup.row import GREEDY, Needs, Search
+from snapcap.service.errors import BeamsNotReady, NotReady
+from snapcap.warmup.row import GREEDY, Needs, Search
 
 
 def test_a_request_gets_its_tokens_from_the_smallest_bucket(served: Served) -> None:

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from service.device_thread import DeviceThread
-from service.engine import Engine
-from service.request import CaptionRequest, Completion, SamplingParams
-from warmup.options import StartOptions, StoreOptions
-from warmup.startup import Loaded
-from warmup.status import StartupStatus
-from warmup.timeline import Timeline
+from snapcap.service.device_thread import DeviceThread
+from snapcap.service.engine import Engine
+from snapcap.service.request import CaptionRequest, Completion, SamplingParams
+from snapcap.warmup.options import StartOptions, StoreOptions
+from snapcap.warmup.startup import Loaded
+from snapcap.warmup.status import StartupStatus
+from snapcap.warmup.timeline import Timeline
 
 PATIENCE = 120.0
 

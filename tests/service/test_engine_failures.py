@@ -6,8 +6,8 @@ import pytest
 from support.list_engine import PATIENCE, Served, result
 from support.server_process import wait_until
 
-from service.device_failures import MAX_CONSECUTIVE_FAILURES, DeviceFailedError
-from service.errors import DeadlineExceeded, EngineFailed, NotReady, Overloaded
+from snapcap.service.device_failures import MAX_CONSECUTIVE_FAILURES, DeviceFailedError
+from snapcap.service.errors import DeadlineExceeded, EngineFailed, NotReady, Overloaded
 
 
 def test_a_failed_step_fails_only_what_ran_and_the_engine_serves_on(served: Served) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from support.server_process import ServerProcess, is_gone, python, wait_until
 
-from service.config import Settings
-from service.parts import fork_parts
-from warmup.timeline import Timeline
+from snapcap.service.config import Settings
+from snapcap.service.parts import fork_parts
+from snapcap.warmup.timeline import Timeline
 
 PATIENCE = 60.0
 
@@ -182,7 +182,7 @@ import os, sys
 def refuse():
     raise BlockingIOError(11, "Resource temporarily unavailable")
 os.fork = refuse
-from service.cli import main
+from snapcap.service.cli import main
 sys.exit(main(["serve", "--host", "127.0.0.1", "--port", "0"]))
 """
 

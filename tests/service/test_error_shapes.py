@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from service.app import Services
-from service.errors import DeadlineExceeded, Overloaded
+from snapcap.service.app import Services
+from snapcap.service.errors import DeadlineExceeded, Overloaded
 
 Png = Callable[..., bytes]
 PATHS = {

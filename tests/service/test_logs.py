@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from starlette.testclient import TestClient
 
-from service import logs
+from snapcap.service import logs
 
 NAMES = ("snapcap", "uvicorn.error", "python_multipart")
 
@@ -103,7 +103,7 @@ def test_lines_of_requests_are_written_soon_and_in_order(capsys: pytest.CaptureF
 
 def test_the_end_of_the_process_loses_no_line() -> None:
     program = (
-        "import logging; from service import logs, serve; logs.configure('text', 'info');"
+        "import logging; from snapcap.service import logs, serve; logs.configure('text', 'info');"
         "logging.getLogger(logs.ACCESS).info('last'); serve.leave(3)"
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

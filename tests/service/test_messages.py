@@ -6,9 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.errors import BeamsNotReady, DeadlineExceeded, EngineFailed, ModelNotFound, NotReady, ServiceError
-from service.limits import Limits
-from service.messages import (
+from snapcap.service.errors import (
+    BeamsNotReady,
+    DeadlineExceeded,
+    EngineFailed,
+    ModelNotFound,
+    NotReady,
+    ServiceError,
+)
+from snapcap.service.limits import Limits
+from snapcap.service.messages import (
     Beat,
     Cancel,
     Failed,
@@ -26,10 +33,10 @@ from service.messages import (
     Usage,
     pack,
 )
-from service.request import Completion, SamplingParams
-from warmup.compile_events import CacheCounts, CompilerCounts
-from warmup.status import StartupStatus
-from warmup.timeline import Phase
+from snapcap.service.request import Completion, SamplingParams
+from snapcap.warmup.compile_events import CacheCounts, CompilerCounts
+from snapcap.warmup.status import StartupStatus
+from snapcap.warmup.timeline import Phase
 
 numbers = st.integers(0, 2**63)
 small = st.integers(0, 2**31)

@@ -7,10 +7,10 @@ from typing import Any, get_args, get_type_hints
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
-from service import startup_collector
-from warmup.artifacts import Result
-from warmup.publish import Published
-from warmup.status import StartupStatus
+from snapcap.service import startup_collector
+from snapcap.warmup.artifacts import Result
+from snapcap.warmup.publish import Published
+from snapcap.warmup.status import StartupStatus
 
 
 def values(client: TestClient, name: str) -> dict[tuple[str, ...], float]:

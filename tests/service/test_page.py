@@ -12,11 +12,11 @@ from typing import Any, get_args
 import pytest
 from starlette.testclient import TestClient
 
-from service import schemas
-from service.app import Exposure, Services, create_app
-from service.body import BodyLimits
-from warmup.status import COMPONENTS, BucketState
-from warmup.timeline import PHASES
+from snapcap.service import schemas
+from snapcap.service.app import Exposure, Services, create_app
+from snapcap.service.body import BodyLimits
+from snapcap.warmup.status import COMPONENTS, BucketState
+from snapcap.warmup.timeline import PHASES
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = ("/", "/docs")
@@ -164,6 +164,8 @@ def test_every_file_of_the_pages_is_used_and_shipped() -> None:
         re.findall(r'(?:src|href)="([\w/.-]+\.\w+)"', "".join((folder / page).read_text() for page in pages))
     )
     assert files - pages == {name for name in named if not name.startswith("/")}
-    data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["service"]
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"][
+        "snapcap.service"
+    ]
     shipped = {str(file.relative_to(folder.parent)) for pattern in data for file in folder.parent.glob(pattern)}
     assert shipped >= {f"page/{name}" for name in files}

@@ -12,11 +12,11 @@ from playwright.sync_api import Page, expect
 from support.live_app import on_a_port
 from support.page import assert_accessible, give, phases
 
-from service.api_keys import ApiKeys
-from service.app import Exposure, Services, create_app
-from service.body import BodyLimits
-from service.errors import EngineFailed, Overloaded
-from warmup.timeline import Phase, Timeline
+from snapcap.service.api_keys import ApiKeys
+from snapcap.service.app import Exposure, Services, create_app
+from snapcap.service.body import BodyLimits
+from snapcap.service.errors import EngineFailed, Overloaded
+from snapcap.warmup.timeline import Phase, Timeline
 
 OpenPage = Callable[..., Page]
 

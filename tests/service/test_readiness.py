@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from service.readiness import IllegalTransitionError, Readiness, State
+from snapcap.service.readiness import IllegalTransitionError, Readiness, State
 
 
 def make() -> Readiness:

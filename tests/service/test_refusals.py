@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from models.preprocess import ImageTransform
-from service.app import Services, create_app
-from service.body import BodyLimits
-from service.errors import DeadlineExceeded, Overloaded
+from snapcap.models.preprocess import ImageTransform
+from snapcap.service.app import Services, create_app
+from snapcap.service.body import BodyLimits
+from snapcap.service.errors import DeadlineExceeded, Overloaded
 
 Png = Callable[..., bytes]
 

@@ -9,21 +9,21 @@ from pathlib import Path
 import pytest
 from support.list_engine import PATIENCE, Observer
 
-from models.config import ModelConfig
-from models.preprocess import ImageTransform
-from service.device_thread import DeviceThread
-from service.engine import Engine
-from service.rehearsal import AnswersAtOnce, rehearse
-from service.rehearsal_picture import picture
-from service.request import CaptionRequest, SamplingParams
-from service.routes.caption import CaptionRoutes
-from service.shared_pixels import FilledSlot, Slots
-from service.thread_decoder import ThreadDecoder
-from warmup.options import StartOptions, StoreOptions
-from warmup.prepared import Checkpoint
-from warmup.startup import Loaded
-from warmup.status import StartupStatus
-from warmup.timeline import Timeline
+from snapcap.models.config import ModelConfig
+from snapcap.models.preprocess import ImageTransform
+from snapcap.service.device_thread import DeviceThread
+from snapcap.service.engine import Engine
+from snapcap.service.rehearsal import AnswersAtOnce, rehearse
+from snapcap.service.rehearsal_picture import picture
+from snapcap.service.request import CaptionRequest, SamplingParams
+from snapcap.service.routes.caption import CaptionRoutes
+from snapcap.service.shared_pixels import FilledSlot, Slots
+from snapcap.service.thread_decoder import ThreadDecoder
+from snapcap.warmup.options import StartOptions, StoreOptions
+from snapcap.warmup.prepared import Checkpoint
+from snapcap.warmup.startup import Loaded
+from snapcap.warmup.status import StartupStatus
+from snapcap.warmup.timeline import Timeline
 
 
 class Start:

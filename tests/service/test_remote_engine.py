@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from support.list_engine import LIMITS, PATIENCE, ListRunner, Observer, result
 
-from service.device_failures import DeviceFailedError
-from service.engine import Engine
-from service.errors import DeadlineExceeded, EngineFailed, NotReady, Overloaded
-from service.intake import Intake
-from service.messages import Cancel, Message, Submit, Turn, Unpacker, pack
-from service.remote_engine import RemoteEngine
-from service.request import CaptionRequest, Completion, SamplingParams
-from service.scheduler import Scheduler
-from service.shared_pixels import SharedPixels, Slots
-from warmup.buckets import BucketTable
+from snapcap.service.device_failures import DeviceFailedError
+from snapcap.service.engine import Engine
+from snapcap.service.errors import DeadlineExceeded, EngineFailed, NotReady, Overloaded
+from snapcap.service.intake import Intake
+from snapcap.service.messages import Cancel, Message, Submit, Turn, Unpacker, pack
+from snapcap.service.remote_engine import RemoteEngine
+from snapcap.service.request import CaptionRequest, Completion, SamplingParams
+from snapcap.service.scheduler import Scheduler
+from snapcap.service.shared_pixels import SharedPixels, Slots
+from snapcap.warmup.buckets import BucketTable
 
 SLOTS = 3
 

@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 from support.scheduling import EOS, TABLE, Clock, names, request, submit
 
-from service.errors import DeadlineExceeded, EngineFailed, NotReady, Overloaded
-from service.limits import Limits
-from service.request import Completion
-from service.scheduler import Scheduler
-from warmup.buckets import BucketTable
+from snapcap.service.errors import DeadlineExceeded, EngineFailed, NotReady, Overloaded
+from snapcap.service.limits import Limits
+from snapcap.service.request import Completion
+from snapcap.service.scheduler import Scheduler
+from snapcap.warmup.buckets import BucketTable
 
 
 def test_first_come_is_first_served_into_the_next_free_slots(scheduler: Scheduler) -> None:

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from service.limits import Limits
-from service.request import CaptionRequest, SamplingParams
-from service.scheduler import MOST_STEPS_HELD, Scheduler
-from warmup.buckets import BucketTable
+from snapcap.service.limits import Limits
+from snapcap.service.request import CaptionRequest, SamplingParams
+from snapcap.service.scheduler import MOST_STEPS_HELD, Scheduler
+from snapcap.warmup.buckets import BucketTable
 
 EOS, WORD = 2, 5
 LIMITS = Limits(cache_length=200, default_new_tokens=150, eos_ids=frozenset({EOS}))

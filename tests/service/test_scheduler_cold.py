@@ -6,9 +6,9 @@ import time
 import pytest
 from support.scheduling import EOS, LIMITS, Clock, request, submit
 
-from service.errors import BeamsNotReady, DeadlineExceeded, Overloaded
-from service.scheduler import Scheduler
-from warmup.buckets import BucketTable
+from snapcap.service.errors import BeamsNotReady, DeadlineExceeded, Overloaded
+from snapcap.service.scheduler import Scheduler
+from snapcap.warmup.buckets import BucketTable
 
 PATIENCE = 30.0
 

@@ -5,11 +5,11 @@ import random
 import pytest
 from support.scheduling import EOS, LIMITS, Clock, request
 
-from service.errors import DeadlineExceeded, Overloaded
-from service.request import CaptionRequest
-from service.running import Running
-from service.scheduler import Scheduler
-from warmup.buckets import BucketTable
+from snapcap.service.errors import DeadlineExceeded, Overloaded
+from snapcap.service.request import CaptionRequest
+from snapcap.service.running import Running
+from snapcap.service.scheduler import Scheduler
+from snapcap.warmup.buckets import BucketTable
 
 
 def own_token(name: str, place: int) -> int:

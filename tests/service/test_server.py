@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from service.app import Services, create_app
-from service.bind import BindError, bind
-from service.body import BodyLimits
-from service.config_http import HttpSettings
-from service.connections import ConnectionLimits, Connections
-from service.readiness import State
-from service.server import Server, make_server
+from snapcap.service.app import Services, create_app
+from snapcap.service.bind import BindError, bind
+from snapcap.service.body import BodyLimits
+from snapcap.service.config_http import HttpSettings
+from snapcap.service.connections import ConnectionLimits, Connections
+from snapcap.service.readiness import State
+from snapcap.service.server import Server, make_server
 
 PATIENCE = 30.0
 

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.decode_world import COMPLETION, QUEUE, SLOTS, World, play, turns
 
-from service.decode_messages import Refused
-from service.errors import NotReady, Overloaded, UnprocessableImage
-from service.messages import Cancel, Submit, Turn
+from snapcap.service.decode_messages import Refused
+from snapcap.service.errors import NotReady, Overloaded, UnprocessableImage
+from snapcap.service.messages import Cancel, Submit, Turn
 
 
 class History:

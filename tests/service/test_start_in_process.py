@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from service.app import Services
-from service.assembly import assemble
-from service.caption_options import CaptionOptions
-from service.config import ComputeSettings, ModelSettings, Settings
-from service.config_watchdog import WatchdogSettings
-from service.errors import DeadlineExceeded
-from service.readiness import State
-from service.startup import start
-from warmup.runner import Runner
-from warmup.timeline import Timeline
+from snapcap.service.app import Services
+from snapcap.service.assembly import assemble
+from snapcap.service.caption_options import CaptionOptions
+from snapcap.service.config import ComputeSettings, ModelSettings, Settings
+from snapcap.service.config_watchdog import WatchdogSettings
+from snapcap.service.errors import DeadlineExceeded
+from snapcap.service.readiness import State
+from snapcap.service.startup import start
+from snapcap.warmup.runner import Runner
+from snapcap.warmup.timeline import Timeline
 
 PATIENCE = 60.0
 

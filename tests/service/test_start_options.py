@@ -3,11 +3,11 @@
 from dataclasses import replace
 from pathlib import Path
 
-from service.config import Settings
-from service.config_store import StoreSettings
-from service.keygen_command import keygen
-from service.start_options import start_options
-from warmup.prepare import trust_of
+from snapcap.service.config import Settings
+from snapcap.service.config_store import StoreSettings
+from snapcap.service.keygen_command import keygen
+from snapcap.service.start_options import start_options
+from snapcap.warmup.prepare import trust_of
 
 
 def test_who_signs_accepts_what_he_has_signed(tmp_path: Path) -> None:

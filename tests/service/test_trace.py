@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from service.app import Services
-from service.trace import chrome_trace
-from warmup.timeline import Phase
+from snapcap.service.app import Services
+from snapcap.service.trace import chrome_trace
+from snapcap.warmup.timeline import Phase
 
 Json = dict[str, Any]
 

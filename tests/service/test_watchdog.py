@@ -2,10 +2,10 @@
 
 import pytest
 
-from service.engine_watch import LONG_WORK, EngineWatch
-from service.messages import Pulse
-from service.start_error import explain, unexpected
-from service.watchdog import StalledError, Watchdog
+from snapcap.service.engine_watch import LONG_WORK, EngineWatch
+from snapcap.service.messages import Pulse
+from snapcap.service.start_error import explain, unexpected
+from snapcap.service.watchdog import StalledError, Watchdog
 
 
 def test_a_time_limit_is_over_after_as_many_ticks_and_never_before() -> None:

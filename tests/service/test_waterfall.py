@@ -1,7 +1,7 @@
 """The picture of a start: bars on one scale, nothing beyond the edges."""
 
-from service.waterfall import waterfall
-from warmup.timeline import Phase
+from snapcap.service.waterfall import waterfall
+from snapcap.warmup.timeline import Phase
 
 
 def bars(phases: list[Phase], total: float) -> list[str]:

@@ -8,33 +8,33 @@ from support.server_process import python
 
 HTTP = """
 import json, sys
-import service.serve
-from service import web_imports
+import snapcap.service.serve
+from snapcap.service import web_imports
 
 web_imports.import_web()
 from pydantic import BaseModel
-from service.assembly import assemble, create_app, make_server
-from service.engine_client import follow
+from snapcap.service.assembly import assemble, create_app, make_server
+from snapcap.service.engine_client import follow
 import uvicorn.loops.auto, uvicorn.protocols.http.httptools_impl  # which the server imports when it runs
 print(json.dumps({
     "deferred": BaseModel.model_config.get("defer_build"),
-    "documentation": [name for name in sys.modules if name.startswith("service.schemas")],
-    "heavy": [name for name in ("torch", "numpy", "warmup.startup", "warmup.manifest") if name in sys.modules],
+    "documentation": [name for name in sys.modules if name.startswith("snapcap.service.schemas")],
+    "heavy": [name for name in ("torch", "numpy", "snapcap.warmup.startup", "snapcap.warmup.manifest") if name in sys.modules],
 }))
 """
 
 ENGINE = """
 import json, sys
-import service.serve
-import service.engine_process, service.device_thread, service.start_options, models.config, models.preprocess
+import snapcap.service.serve
+import snapcap.service.engine_process, snapcap.service.device_thread, snapcap.service.start_options, snapcap.models.config, snapcap.models.preprocess
 web = ("fastapi", "pydantic", "starlette", "uvicorn", "asyncio", "prometheus_client", "PIL", "tokenizers", "torch")
 print(json.dumps([name for name in web if name in sys.modules]))
 """
 
 DECODING = """
 import json, sys
-import service.serve
-import service.decode_parent, models.image
+import snapcap.service.serve
+import snapcap.service.decode_parent, snapcap.models.image
 other = ("fastapi", "pydantic", "starlette", "uvicorn", "asyncio", "prometheus_client", "tokenizers", "torch")
 print(json.dumps([name for name in other if name in sys.modules]))
 """

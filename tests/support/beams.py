@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from support.parity import pixel_values
 
-from warmup.buckets import BucketTable
-from warmup.row import Needs, Row
-from warmup.runner import Runner
+from snapcap.warmup.buckets import BucketTable
+from snapcap.warmup.row import Needs, Row
+from snapcap.warmup.runner import Runner
 
 
 def needs_of(rows: Sequence[Row]) -> Needs:

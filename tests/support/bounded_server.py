@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from service.app import Services, create_app
-from service.bind import bind
-from service.body import BodyLimits
-from service.config_http import HttpSettings
-from service.connections import ConnectionLimits, Connections
-from service.server import Server, make_server
+from snapcap.service.app import Services, create_app
+from snapcap.service.bind import bind
+from snapcap.service.body import BodyLimits
+from snapcap.service.config_http import HttpSettings
+from snapcap.service.connections import ConnectionLimits, Connections
+from snapcap.service.server import Server, make_server
 
 PATIENCE = 30.0
 

@@ -13,20 +13,20 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from support.list_engine import LIMITS, Observer
 
-from models.preprocess import ImageTransform
-from service.caption_options import CaptionOptions
-from service.child_process import ChildProcess
-from service.decode_fork import DecodeProcesses
-from service.decode_messages import HEAD, Answer, Began, Decoded, Setup, pack_answer, pack_notice
-from service.decode_room import DecodeRoom
-from service.decoder import Encoded
-from service.decoding import Decoding, Prepared
-from service.messages import Submit, Unpacker
-from service.metrics import Metrics
-from service.process_decoder import ProcessDecoder
-from service.remote_engine import RemoteEngine
-from service.request import CaptionRequest, Completion, SamplingParams
-from service.shared_pixels import SharedPixels, Slots
+from snapcap.models.preprocess import ImageTransform
+from snapcap.service.caption_options import CaptionOptions
+from snapcap.service.child_process import ChildProcess
+from snapcap.service.decode_fork import DecodeProcesses
+from snapcap.service.decode_messages import HEAD, Answer, Began, Decoded, Setup, pack_answer, pack_notice
+from snapcap.service.decode_room import DecodeRoom
+from snapcap.service.decoder import Encoded
+from snapcap.service.decoding import Decoding, Prepared
+from snapcap.service.messages import Submit, Unpacker
+from snapcap.service.metrics import Metrics
+from snapcap.service.process_decoder import ProcessDecoder
+from snapcap.service.remote_engine import RemoteEngine
+from snapcap.service.request import CaptionRequest, Completion, SamplingParams
+from snapcap.service.shared_pixels import SharedPixels, Slots
 
 QUEUE, PROCESSES = 4, 2
 MEMORY, MOST_S = 4000, 1e9

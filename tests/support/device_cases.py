@@ -15,22 +15,22 @@ from support import random_captioners
 from support.parity import NORMALISATION, pixel_values, random_images
 from support.references import Generated, generated_by_blip, generated_by_pair
 
-from models.config import ModelConfig
-from models.fused import compiled_function
-from models.preprocess import ImageTransform
-from models.regions import Region, RegionFunction
-from warmup.backends.base import Backend
-from warmup.buckets import Bucket
-from warmup.build import Builder
-from warmup.device import DTYPES
-from warmup.loading import Warmer
-from warmup.model import LoadedModel, load_model
-from warmup.plan import Plan
-from warmup.prepared import Checkpoint
-from warmup.row import Row
-from warmup.runner import Runner
-from warmup.status import StartupStatus
-from warmup.timeline import Timeline
+from snapcap.models.config import ModelConfig
+from snapcap.models.fused import compiled_function
+from snapcap.models.preprocess import ImageTransform
+from snapcap.models.regions import Region, RegionFunction
+from snapcap.warmup.backends.base import Backend
+from snapcap.warmup.buckets import Bucket
+from snapcap.warmup.build import Builder
+from snapcap.warmup.device import DTYPES
+from snapcap.warmup.loading import Warmer
+from snapcap.warmup.model import LoadedModel, load_model
+from snapcap.warmup.plan import Plan
+from snapcap.warmup.prepared import Checkpoint
+from snapcap.warmup.row import Row
+from snapcap.warmup.runner import Runner
+from snapcap.warmup.status import StartupStatus
+from snapcap.warmup.timeline import Timeline
 
 PROMPT = (17, 4, 60)
 STEPS = 20

@@ -71,11 +71,11 @@ def before_step(on: Callable[[str], bool], device: Any) -> None:
 
 def patch_engine(on: Callable[[str], bool]) -> None:
     """In the engine process, before its start."""
-    import service.device_thread
-    import service.engine_process
-    import warmup.startup
+    import snapcap.service.device_thread
+    import snapcap.service.engine_process
+    import snapcap.warmup.startup
 
-    process: Any = service.engine_process._EngineProcess
+    process: Any = snapcap.service.engine_process._EngineProcess
     ready = process._ready
 
     def faulty_ready(self: Any, options: Any, loaded: Any, *others: Any) -> None:
@@ -97,24 +97,24 @@ def patch_engine(on: Callable[[str], bool]) -> None:
 
     process._ready = faulty_ready
     if on(COLD):
-        from service.after_ready import after_ready
+        from snapcap.service.after_ready import after_ready
 
         def wait_and(work: Callable[[], object]) -> None:
             while not on(WARM):
                 time.sleep(0.02)
             work()
 
-        device_thread: Any = service.device_thread
-        startup: Any = warmup.startup
+        device_thread: Any = snapcap.service.device_thread
+        startup: Any = snapcap.warmup.startup
         device_thread.after_ready = lambda work: after_ready(partial(wait_and, work))
         startup.before_ready = lambda backend, buckets, *others: buckets[:1]
 
 
 def patch_http(on: Callable[[str], bool]) -> None:
     """In the HTTP process, once it has imported what serves."""
-    import service.server
+    import snapcap.service.server
 
-    tick = service.server.Server.on_tick
+    tick = snapcap.service.server.Server.on_tick
 
     async def on_tick(self: Any, counter: int) -> bool:
         if on(BLOCK):
@@ -123,19 +123,19 @@ def patch_http(on: Callable[[str], bool]) -> None:
             keep_the_lock()
         return await tick(self, counter)
 
-    server: Any = service.server.Server
+    server: Any = snapcap.service.server.Server
     server.on_tick = on_tick
 
 
 def main(folder: Path, arguments: list[str]) -> int:
-    import service.engine_process
-    import service.web_imports
-    from service.cli import main as snapcap
+    import snapcap.service.engine_process
+    import snapcap.service.web_imports
+    from snapcap.service.cli import main as snapcap
 
     def on(fault: str) -> bool:
         return os.path.exists(folder / fault)
 
-    serve_engine, import_web = service.engine_process.serve_engine, service.web_imports.import_web
+    serve_engine, import_web = snapcap.service.engine_process.serve_engine, snapcap.service.web_imports.import_web
 
     def serve(*given: Any) -> int:
         patch_engine(on)
@@ -145,8 +145,8 @@ def main(folder: Path, arguments: list[str]) -> int:
         import_web()
         patch_http(on)
 
-    engine_process: Any = service.engine_process
-    web_imports: Any = service.web_imports
+    engine_process: Any = snapcap.service.engine_process
+    web_imports: Any = snapcap.service.web_imports
     engine_process.serve_engine, web_imports.import_web = serve, imported
     return snapcap(arguments)
 

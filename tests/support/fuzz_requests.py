@@ -8,8 +8,8 @@ from typing import Any
 
 from starlette.requests import Request
 
-from service.errors import BadRequest
-from service.problem import problem
+from snapcap.service.errors import BadRequest
+from snapcap.service.problem import problem
 
 
 class AtOnce(Executor):

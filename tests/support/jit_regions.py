@@ -42,16 +42,16 @@ def main() -> None:
     folder, remote_cache = Path(sys.argv[1]), "".join(sys.argv[2:])
     import torch
 
-    from models.regions import Region
-    from warmup.artifacts import Fetched
-    from warmup.buckets import Bucket
-    from warmup.compile_events import cache_counts, compiled_graphs
-    from warmup.jit_start import open_compiler
-    from warmup.options import StartOptions, StoreOptions
-    from warmup.plan import Plan
-    from warmup.prepared import Artifacts
-    from warmup.status import StartupStatus
-    from warmup.timeline import Timeline
+    from snapcap.models.regions import Region
+    from snapcap.warmup.artifacts import Fetched
+    from snapcap.warmup.buckets import Bucket
+    from snapcap.warmup.compile_events import cache_counts, compiled_graphs
+    from snapcap.warmup.jit_start import open_compiler
+    from snapcap.warmup.options import StartOptions, StoreOptions
+    from snapcap.warmup.plan import Plan
+    from snapcap.warmup.prepared import Artifacts
+    from snapcap.warmup.status import StartupStatus
+    from snapcap.warmup.timeline import Timeline
 
     torch.set_grad_enabled(False)
     kept, status = _Kept(), StartupStatus()

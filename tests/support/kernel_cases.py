@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models import beam_search, bert, cross_kv, gpt2
-from models.activations import activation
-from models.fused import compiled_function
-from models.kv_reorder import reorder
-from models.regions import Region, RegionFunction
-from warmup.check_worker import example_groups
+from snapcap.models import beam_search, bert, cross_kv, gpt2
+from snapcap.models.activations import activation
+from snapcap.models.fused import compiled_function
+from snapcap.models.kv_reorder import reorder
+from snapcap.models.regions import Region, RegionFunction
+from snapcap.warmup.check_worker import example_groups
 
 WIDTH, HEADS, HEAD_DIM, INNER, LENGTH, TOKENS, VOCABULARY, LAYERS = 64, 2, 32, 96, 70, 33, 150, 2
 LARGE_TOKENS = 577  # of a ViT-B/16 at 384 pixels: more than cross-attention holds at once

@@ -5,15 +5,15 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from service.engine import Engine
-from service.limits import Limits
-from service.request import CaptionRequest, Completion, SamplingParams
-from service.scheduler import Scheduler
-from warmup.buckets import Bucket, BucketTable
-from warmup.row import Needs, Row, Search
+from snapcap.service.engine import Engine
+from snapcap.service.limits import Limits
+from snapcap.service.request import CaptionRequest, Completion, SamplingParams
+from snapcap.service.scheduler import Scheduler
+from snapcap.warmup.buckets import Bucket, BucketTable
+from snapcap.warmup.row import Needs, Row, Search
 
 if TYPE_CHECKING:
-    from warmup.device_health import DeviceHealth
+    from snapcap.warmup.device_health import DeviceHealth
 
 PATIENCE = 30.0
 START, EOS = 1, 2

@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from models.config import ModelConfig
-from models.kv_cache import DecodeState
-from models.regions import build_regions
-from models.weights import Normalisation, load_weights
-from warmup.backends.eager import EagerBackend
-from warmup.buckets import BucketTable
-from warmup.row import Row
-from warmup.runner import Runner, open_callables
-from warmup.status import COMPONENTS
+from snapcap.models.config import ModelConfig
+from snapcap.models.kv_cache import DecodeState
+from snapcap.models.regions import build_regions
+from snapcap.models.weights import Normalisation, load_weights
+from snapcap.warmup.backends.eager import EagerBackend
+from snapcap.warmup.buckets import BucketTable
+from snapcap.warmup.row import Row
+from snapcap.warmup.runner import Runner, open_callables
+from snapcap.warmup.status import COMPONENTS
 
 Reference = Callable[[list[np.ndarray], int], tuple[list[list[int]], tuple[torch.Tensor, ...]]]
 

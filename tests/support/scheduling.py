@@ -3,10 +3,10 @@
 from concurrent.futures import Future
 from typing import Any
 
-from service.limits import Limits
-from service.request import CaptionRequest, SamplingParams
-from service.scheduler import Scheduler
-from warmup.buckets import BucketTable
+from snapcap.service.limits import Limits
+from snapcap.service.request import CaptionRequest, SamplingParams
+from snapcap.service.scheduler import Scheduler
+from snapcap.warmup.buckets import BucketTable
 
 EOS = 2
 LIMITS = Limits(cache_length=20, default_new_tokens=6, eos_ids=frozenset({EOS}))

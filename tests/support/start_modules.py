@@ -10,10 +10,10 @@ import json, subprocess, sys
 from pathlib import Path
 def refuse(*a, **k): raise AssertionError(f"a process was started: {a}")
 subprocess.Popen.__init__ = refuse
-from warmup.options import StartOptions, StoreOptions
-from warmup.startup import load
-from warmup.status import StartupStatus
-from warmup.timeline import Timeline
+from snapcap.warmup.options import StartOptions, StoreOptions
+from snapcap.warmup.startup import load
+from snapcap.warmup.status import StartupStatus
+from snapcap.warmup.timeline import Timeline
 cache, status = Path(sys.argv[1]), StartupStatus()
 options = StartOptions(
     "demo", cache, StoreOptions(cache / "store"), device=sys.argv[2], backend="aot", buckets=(1, 4), strict=True

@@ -10,17 +10,17 @@ import pytest
 import torch
 from botocore.exceptions import ClientError
 
-from warmup.folder_store import FolderStore
-from warmup.manifest import Manifest
-from warmup.model import LoadedModel, load_model
-from warmup.options import StartOptions, StoreOptions
-from warmup.plan import make_plan
-from warmup.prepare import read_checkpoint
-from warmup.publish import new_manifest, publish
-from warmup.s3 import S3Options, client
-from warmup.s3_store import S3Store
-from warmup.signing import Signer, Trust, generate_key, load_signer
-from warmup.store import ArtifactStore
+from snapcap.warmup.folder_store import FolderStore
+from snapcap.warmup.manifest import Manifest
+from snapcap.warmup.model import LoadedModel, load_model
+from snapcap.warmup.options import StartOptions, StoreOptions
+from snapcap.warmup.plan import make_plan
+from snapcap.warmup.prepare import read_checkpoint
+from snapcap.warmup.publish import new_manifest, publish
+from snapcap.warmup.s3 import S3Options, client
+from snapcap.warmup.s3_store import S3Store
+from snapcap.warmup.signing import Signer, Trust, generate_key, load_signer
+from snapcap.warmup.store import ArtifactStore
 
 
 @pytest.fixture

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from warmup.artifacts import Fetched, fetch
-from warmup.envelope import seal_payload
-from warmup.files import describe
-from warmup.folder_store import FolderStore
-from warmup.key import ABSENT, Difference, Factors, artifact_key, canonical_json
-from warmup.manifest import Manifest, seal
-from warmup.publish import new_manifest, publish
-from warmup.s3 import PART_BYTES, S3Options
-from warmup.s3_store import S3Store
-from warmup.signing import OWNER, Signer, Trust, generate_key, load_signer
-from warmup.store import ArtifactStore, blob_name, manifest_name
+from snapcap.warmup.artifacts import Fetched, fetch
+from snapcap.warmup.envelope import seal_payload
+from snapcap.warmup.files import describe
+from snapcap.warmup.folder_store import FolderStore
+from snapcap.warmup.key import ABSENT, Difference, Factors, artifact_key, canonical_json
+from snapcap.warmup.manifest import Manifest, seal
+from snapcap.warmup.publish import new_manifest, publish
+from snapcap.warmup.s3 import PART_BYTES, S3Options
+from snapcap.warmup.s3_store import S3Store
+from snapcap.warmup.signing import OWNER, Signer, Trust, generate_key, load_signer
+from snapcap.warmup.store import ArtifactStore, blob_name, manifest_name
 
 
 def get(remote: ArtifactStore | None, local: FolderStore, trust: Trust, factors: Factors) -> Fetched:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from support.checkpoint_files import SAFE, contents
 
-import models
-from warmup.checkpoint import CheckpointError, S3Options, resolve_checkpoint
+from snapcap import models
+from snapcap.warmup.checkpoint import CheckpointError, S3Options, resolve_checkpoint
 
 
 def folder_with(path: Path, files: dict[str, bytes]) -> Path:
@@ -60,7 +60,7 @@ def test_a_file_or_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
 def test_a_folder_imports_neither_torch_nor_boto3_nor_the_hub(tmp_path: Path) -> None:
     folder = folder_with(tmp_path / "captioner", SAFE)
     code = (
-        "import sys; from pathlib import Path; from warmup.checkpoint import S3Options, resolve_checkpoint\n"
+        "import sys; from pathlib import Path; from snapcap.warmup.checkpoint import S3Options, resolve_checkpoint\n"
         f"resolve_checkpoint({str(folder)!r}, Path('.'), S3Options())\n"
         "print({'torch', 'boto3', 'botocore', 'huggingface_hub', 'transformers'} & set(sys.modules))"
     )

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from warmup import cuda_driver, factors
-from warmup.cuda_driver import CudaDriverError, cuda_device, cuda_device_count, open_context
-from warmup.device_context import begin_device_context
-from warmup.dynamic_library import open_library
+from snapcap.warmup import cuda_driver, factors
+from snapcap.warmup.cuda_driver import CudaDriverError, cuda_device, cuda_device_count, open_context
+from snapcap.warmup.device_context import begin_device_context
+from snapcap.warmup.dynamic_library import open_library
 
 SOURCE = """
 static int devices = 2, retained = -1;

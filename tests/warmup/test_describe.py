@@ -4,10 +4,10 @@ from pathlib import Path
 
 from support import random_captioners
 
-from models.config import ModelConfig
-from warmup.describe import describe_model
-from warmup.key import Factors
-from warmup.plan import Plan
+from snapcap.models.config import ModelConfig
+from snapcap.warmup.describe import describe_model
+from snapcap.warmup.key import Factors
+from snapcap.warmup.plan import Plan
 
 PLAN = Plan(device="cpu", dtype="float32", buckets=(1, 4), cache_length=32, threads=1)
 

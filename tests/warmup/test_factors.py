@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from warmup import factors
-from warmup.cuda_driver import CudaDevice
-from warmup.factors import (
+from snapcap.warmup import factors
+from snapcap.warmup.cuda_driver import CudaDevice
+from snapcap.warmup.factors import (
     REGION_SOURCES,
     FactorsError,
     build_factors,
@@ -20,8 +20,8 @@ from warmup.factors import (
     region_source_hash,
     resolve_device,
 )
-from warmup.isa import instruction_set
-from warmup.key import ABSENT, Difference, artifact_key
+from snapcap.warmup.isa import instruction_set
+from snapcap.warmup.key import ABSENT, Difference, artifact_key
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -38,7 +38,7 @@ def test_factors_are_what_torch_says() -> None:
 
 def test_nothing_of_torch_is_imported() -> None:
     code = (
-        "import sys; from warmup.factors import machine_factors; machine_factors('cpu');"
+        "import sys; from snapcap.warmup.factors import machine_factors; machine_factors('cpu');"
         "sys.exit(bool({'torch', 'boto3', 'cryptography', 'numpy'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
@@ -52,7 +52,7 @@ def test_no_path_host_or_user_is_a_factor() -> None:
 
 def test_the_key_is_the_same_in_another_process_and_folder(tmp_path: Path) -> None:
     code = (
-        "from warmup.factors import *; from warmup.key import artifact_key; cpu = machine_factors('cpu');"
+        "from snapcap.warmup.factors import *; from snapcap.warmup.key import artifact_key; cpu = machine_factors('cpu');"
         "print(artifact_key(build_factors(cpu, 'aot', {'buckets': (1, 4)}, {'mode': 'default'})))"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "7", "HOME": str(tmp_path)}
@@ -92,10 +92,10 @@ def test_region_sources_are_all_that_the_regions_import() -> None:
             continue
         reached.add(f"{name}.py")
         for node in ast.walk(ast.parse((models / f"{name}.py").read_text())):
-            if isinstance(node, ast.ImportFrom) and node.module == "models":
+            if isinstance(node, ast.ImportFrom) and node.module == "snapcap.models":
                 waiting += [alias.name for alias in node.names if f"{alias.name}.py" not in reached]
-            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("models."):
-                found = str(node.module).removeprefix("models.").replace(".", "/")
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("snapcap.models."):
+                found = str(node.module).removeprefix("snapcap.models.").replace(".", "/")
                 waiting += [found] if f"{found}.py" not in reached else []
     assert reached == set(REGION_SOURCES)
 

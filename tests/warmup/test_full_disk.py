@@ -15,19 +15,19 @@ from support.lying_s3 import lying_s3
 from support.server_process import clean_environment, wait_until
 from support.small_disk import SMALL, fill
 
-from warmup import s3_checkpoint
-from warmup.artifacts import fetch
-from warmup.checkpoint import CheckpointError, resolve_checkpoint
-from warmup.files import sync
-from warmup.folder_store import FolderStore
-from warmup.importer import import_checkpoint
-from warmup.manifest import Manifest
-from warmup.publish import new_manifest, publish
-from warmup.s3 import PART_BYTES, S3Options, download_object
-from warmup.s3_errors import S3Error
-from warmup.s3_store import S3Store
-from warmup.signing import KeyFileError, Signer, Trust, generate_key
-from warmup.store import blob_name, manifest_name
+from snapcap.warmup import s3_checkpoint
+from snapcap.warmup.artifacts import fetch
+from snapcap.warmup.checkpoint import CheckpointError, resolve_checkpoint
+from snapcap.warmup.files import sync
+from snapcap.warmup.folder_store import FolderStore
+from snapcap.warmup.importer import import_checkpoint
+from snapcap.warmup.manifest import Manifest
+from snapcap.warmup.publish import new_manifest, publish
+from snapcap.warmup.s3 import PART_BYTES, S3Options, download_object
+from snapcap.warmup.s3_errors import S3Error
+from snapcap.warmup.s3_store import S3Store
+from snapcap.warmup.signing import KeyFileError, Signer, Trust, generate_key
+from snapcap.warmup.store import blob_name, manifest_name
 
 pytestmark = pytest.mark.usefixtures("aws_environment")
 
@@ -153,7 +153,7 @@ def test_what_a_killed_download_left_is_removed_and_one_under_way_is_not(
     upload(1000)
     folder = resolve(tmp_path, s3_server)
     code = (
-        "import sys, time; from pathlib import Path; from warmup.s3 import S3Options, client, download_object\n"
+        "import sys, time; from pathlib import Path; from snapcap.warmup.s3 import S3Options, client, download_object\n"
         "s3 = client(S3Options(endpoint_url=sys.argv[1], region='us-east-1', read_timeout=60))\n"
         "download_object(s3, 'bucket', 'x/config.json', Path(sys.argv[2]), 1000, '', time.monotonic() + 60)\n"
     )

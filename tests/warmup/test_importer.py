@@ -12,11 +12,11 @@ from safetensors.torch import load_file
 from tokenizers import pre_tokenizers
 from torch import Tensor
 
-from models.config import ModelConfig
-from models.preprocess import ImageTransform
-from models.tokenizer import Tokenizer
-from warmup.checkpoint import CheckpointError, S3Options
-from warmup.importer import import_checkpoint
+from snapcap.models.config import ModelConfig
+from snapcap.models.preprocess import ImageTransform
+from snapcap.models.tokenizer import Tokenizer
+from snapcap.warmup.checkpoint import CheckpointError, S3Options
+from snapcap.warmup.importer import import_checkpoint
 
 END = "<|endoftext|>"
 

@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-from warmup.artifacts import Fetched, Result, fetch
-from warmup.compile_cache import PAYLOAD, CompileCache
-from warmup.compile_events import CacheCounts
-from warmup.folder_store import FolderStore
-from warmup.jit_start import Jit
-from warmup.key import artifact_key
-from warmup.options import StartOptions, StoreOptions
-from warmup.plan import Plan
-from warmup.prepared import Artifacts
-from warmup.publication import publish_in_child
-from warmup.s3 import S3Options
-from warmup.signing import OWNER, Signer, Trust
-from warmup.status import StartupStatus
-from warmup.stores import open_store
+from snapcap.warmup.artifacts import Fetched, Result, fetch
+from snapcap.warmup.compile_cache import PAYLOAD, CompileCache
+from snapcap.warmup.compile_events import CacheCounts
+from snapcap.warmup.folder_store import FolderStore
+from snapcap.warmup.jit_start import Jit
+from snapcap.warmup.key import artifact_key
+from snapcap.warmup.options import StartOptions, StoreOptions
+from snapcap.warmup.plan import Plan
+from snapcap.warmup.prepared import Artifacts
+from snapcap.warmup.publication import publish_in_child
+from snapcap.warmup.s3 import S3Options
+from snapcap.warmup.signing import OWNER, Signer, Trust
+from snapcap.warmup.status import StartupStatus
+from snapcap.warmup.stores import open_store
 
 JIT = {"kind": "jit", "format": 1}
 KEY = artifact_key(JIT)
@@ -58,7 +58,7 @@ def finish(cache: Compiled, monkeypatch: pytest.MonkeyPatch) -> Any:
     result and missed so often, and the counts of it."""
 
     def run(options: StartOptions, result: Result, misses: int) -> tuple[list[str], dict[tuple[str, ...], int]]:
-        monkeypatch.setattr("warmup.jit_start.cache_counts", lambda: CacheCounts(3, misses, 0))
+        monkeypatch.setattr("snapcap.warmup.jit_start.cache_counts", lambda: CacheCounts(3, misses, 0))
         status = StartupStatus()
         jit = Jit(options, status, cache)
         jit.backend(PLAN, Artifacts(KEY, JIT, Fetched(result, "because")))

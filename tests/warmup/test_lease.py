@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from warmup.folder_store import FolderStore
-from warmup.lease import CLOCK_SKEW, Held, Lease, acquire
-from warmup.s3_store import S3Store
-from warmup.store import ArtifactStore, StoreError, lease_name
+from snapcap.warmup.folder_store import FolderStore
+from snapcap.warmup.lease import CLOCK_SKEW, Held, Lease, acquire
+from snapcap.warmup.s3_store import S3Store
+from snapcap.warmup.store import ArtifactStore, StoreError, lease_name
 
 KEY = "c" * 64
 

@@ -11,18 +11,18 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from models.config import ModelConfig
-from models.regions import Region, RegionFunction
-from warmup.backends.aot import PackageError
-from warmup.buckets import Bucket, BucketTable
-from warmup.device import open_device
-from warmup.loading import Warmer, self_test
-from warmup.options import BackendChoice, ReadyWhen, StartOptions, StoreOptions
-from warmup.plan import DEFAULT_BUCKETS, StartError, make_plan
-from warmup.runner import Runner
-from warmup.startup import Loaded, before_ready, load
-from warmup.status import COMPONENTS, StartupStatus
-from warmup.timeline import Timeline
+from snapcap.models.config import ModelConfig
+from snapcap.models.regions import Region, RegionFunction
+from snapcap.warmup.backends.aot import PackageError
+from snapcap.warmup.buckets import Bucket, BucketTable
+from snapcap.warmup.device import open_device
+from snapcap.warmup.loading import Warmer, self_test
+from snapcap.warmup.options import BackendChoice, ReadyWhen, StartOptions, StoreOptions
+from snapcap.warmup.plan import DEFAULT_BUCKETS, StartError, make_plan
+from snapcap.warmup.runner import Runner
+from snapcap.warmup.startup import Loaded, before_ready, load
+from snapcap.warmup.status import COMPONENTS, StartupStatus
+from snapcap.warmup.timeline import Timeline
 
 SIZES = (1, 2, 5)
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from warmup.backends.aot import AotBackend
-from warmup.buckets import Bucket
-from warmup.check_worker import example_inputs
-from warmup.compare import compare_call
-from warmup.files import VerifiedFile
-from warmup.model import LoadedModel
-from warmup.packages import entry_name, signature
+from snapcap.warmup.backends.aot import AotBackend
+from snapcap.warmup.buckets import Bucket
+from snapcap.warmup.check_worker import example_inputs
+from snapcap.warmup.compare import compare_call
+from snapcap.warmup.files import VerifiedFile
+from snapcap.warmup.model import LoadedModel
+from snapcap.warmup.packages import entry_name, signature
 
 FOUR = Bucket(4)
 ENTRY = entry_name("decoder_beams", 4)

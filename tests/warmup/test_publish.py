@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from warmup.artifacts import Fetched, fetch
-from warmup.folder_store import FolderStore
-from warmup.manifest import Blob, Manifest, open_envelope, seal
-from warmup.publish import publish
-from warmup.s3 import S3Options
-from warmup.s3_store import S3Store
-from warmup.signing import OWNER, Signer, Trust
-from warmup.store import ArtifactStore, blob_name, manifest_name
+from snapcap.warmup.artifacts import Fetched, fetch
+from snapcap.warmup.folder_store import FolderStore
+from snapcap.warmup.manifest import Blob, Manifest, open_envelope, seal
+from snapcap.warmup.publish import publish
+from snapcap.warmup.s3 import S3Options
+from snapcap.warmup.s3_store import S3Store
+from snapcap.warmup.signing import OWNER, Signer, Trust
+from snapcap.warmup.store import ArtifactStore, blob_name, manifest_name
 
 
 def get(store: ArtifactStore, local: FolderStore, trust: Trust, manifest: Manifest) -> Fetched:

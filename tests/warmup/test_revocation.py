@@ -6,20 +6,20 @@ from typing import Any
 
 import pytest
 
-from warmup.artifacts import Fetched, fetch
-from warmup.build import Built
-from warmup.compile_cache import PAYLOAD
-from warmup.fetch_process import FetchRequest, fetch_in_child
-from warmup.files import VerifiedFile
-from warmup.folder_store import FolderStore
-from warmup.key import artifact_key
-from warmup.manifest import Manifest, seal
-from warmup.options import StartOptions, StoreOptions
-from warmup.publication import publish_built, publish_in_child, publish_jit
-from warmup.publish import new_manifest, publish
-from warmup.s3 import S3Options
-from warmup.signing import OWNER, Signer, Trust, generate_key, load_signer
-from warmup.store import ArtifactStore, manifest_name
+from snapcap.warmup.artifacts import Fetched, fetch
+from snapcap.warmup.build import Built
+from snapcap.warmup.compile_cache import PAYLOAD
+from snapcap.warmup.fetch_process import FetchRequest, fetch_in_child
+from snapcap.warmup.files import VerifiedFile
+from snapcap.warmup.folder_store import FolderStore
+from snapcap.warmup.key import artifact_key
+from snapcap.warmup.manifest import Manifest, seal
+from snapcap.warmup.options import StartOptions, StoreOptions
+from snapcap.warmup.publication import publish_built, publish_in_child, publish_jit
+from snapcap.warmup.publish import new_manifest, publish
+from snapcap.warmup.s3 import S3Options
+from snapcap.warmup.signing import OWNER, Signer, Trust, generate_key, load_signer
+from snapcap.warmup.store import ArtifactStore, manifest_name
 
 JIT = {"kind": "jit", "format": 1}
 

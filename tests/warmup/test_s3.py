@@ -12,7 +12,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from warmup.s3 import (
+from snapcap.warmup.s3 import (
     PART_BYTES,
     Download,
     S3Object,
@@ -23,7 +23,7 @@ from warmup.s3 import (
     list_objects,
     split_uri,
 )
-from warmup.s3_errors import ObjectChangedError, S3Error
+from snapcap.warmup.s3_errors import ObjectChangedError, S3Error
 
 LARGE = 2 * PART_BYTES + 12_345
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from warmup.artifacts import Fetched
-from warmup.prepared import Artifacts
-from warmup.status import BucketStatus, StartupStatus
+from snapcap.warmup.artifacts import Fetched
+from snapcap.warmup.prepared import Artifacts
+from snapcap.warmup.status import BucketStatus, StartupStatus
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from warmup.folder_store import FolderStore
-from warmup.manifest import Blob
-from warmup.s3 import PART_BYTES, S3Options
-from warmup.s3_store import S3Store
-from warmup.signing import OWNER, Trust
-from warmup.store import (
+from snapcap.warmup.folder_store import FolderStore
+from snapcap.warmup.manifest import Blob
+from snapcap.warmup.s3 import PART_BYTES, S3Options
+from snapcap.warmup.s3_store import S3Store
+from snapcap.warmup.signing import OWNER, Trust
+from snapcap.warmup.store import (
     ArtifactStore,
     DamagedError,
     StoreDeniedError,
@@ -24,7 +24,7 @@ from warmup.store import (
     lease_name,
     manifest_name,
 )
-from warmup.stores import open_store
+from snapcap.warmup.stores import open_store
 
 NAME = "manifests/x.json"
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from warmup.artifacts import fetch
-from warmup.files import NotAFileError, describe, open_regular
-from warmup.folder_store import FolderStore
-from warmup.key import artifact_key, canonical_json
-from warmup.manifest import Manifest
-from warmup.publish import publish
-from warmup.s3_store import S3Store
-from warmup.signing import OWNER, Signer, Trust
-from warmup.store import blob_name, manifest_name
+from snapcap.warmup.artifacts import fetch
+from snapcap.warmup.files import NotAFileError, describe, open_regular
+from snapcap.warmup.folder_store import FolderStore
+from snapcap.warmup.key import artifact_key, canonical_json
+from snapcap.warmup.manifest import Manifest
+from snapcap.warmup.publish import publish
+from snapcap.warmup.s3_store import S3Store
+from snapcap.warmup.signing import OWNER, Signer, Trust
+from snapcap.warmup.store import blob_name, manifest_name
 
 STALE = {"torch.version": "2.14.0"}
 

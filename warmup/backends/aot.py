@@ -16,15 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.regions import Region, RegionFunction
-from warmup.aoti import AotiError, Container
-from warmup.aoti_tensors import run_on_tensors
-from warmup.buckets import Bucket
-from warmup.child import one_line
-from warmup.files import VerifiedFile
-from warmup.model import LoadedModel
-from warmup.package_library import library_file
-from warmup.packages import SignatureError, check_signature, entry_name
+from snapcap.models.regions import Region, RegionFunction
+from snapcap.warmup.aoti import AotiError, Container
+from snapcap.warmup.aoti_tensors import run_on_tensors
+from snapcap.warmup.buckets import Bucket
+from snapcap.warmup.child import one_line
+from snapcap.warmup.files import VerifiedFile
+from snapcap.warmup.model import LoadedModel
+from snapcap.warmup.package_library import library_file
+from snapcap.warmup.packages import SignatureError, check_signature, entry_name
 
 _logger = logging.getLogger("snapcap.start")
 

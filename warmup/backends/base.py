@@ -2,8 +2,8 @@
 
 from typing import Protocol
 
-from models.regions import Region, RegionFunction
-from warmup.buckets import Bucket
+from snapcap.models.regions import Region, RegionFunction
+from snapcap.warmup.buckets import Bucket
 
 
 class Backend(Protocol):

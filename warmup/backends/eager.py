@@ -1,7 +1,7 @@
 """The `eager` backend: the region functions themselves. Always there, needs no compiler."""
 
-from models.regions import Region, RegionFunction
-from warmup.buckets import Bucket
+from snapcap.models.regions import Region, RegionFunction
+from snapcap.warmup.buckets import Bucket
 
 
 class EagerBackend:

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.fused import compiled_function
-from models.regions import Region, RegionFunction
-from warmup.buckets import Bucket
-from warmup.device import DTYPES
-from warmup.modes import Option, inductor_options
-from warmup.plan import Plan
+from snapcap.models.fused import compiled_function
+from snapcap.models.regions import Region, RegionFunction
+from snapcap.warmup.buckets import Bucket
+from snapcap.warmup.device import DTYPES
+from snapcap.warmup.modes import Option, inductor_options
+from snapcap.warmup.plan import Plan
 
 OnFallback = Callable[[str, int], None]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from support.list_engine import LIMITS, PATIENCE, Served
 
-from models.image_error import ImageError
-from service.caption_options import CaptionOptions
-from service.offline.feed import Asked, Feed, Outcome
+from snapcap.models.image_error import ImageError
+from snapcap.service.caption_options import CaptionOptions
+from snapcap.service.offline.feed import Asked, Feed, Outcome
 
 AHEAD = 6
 ASKED = Asked((), CaptionOptions())

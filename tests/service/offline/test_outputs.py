@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from service.caption_options import CaptionOptions
-from service.config_reader import SettingsError
-from service.offline.failure import OutputError
-from service.offline.find import Found
-from service.offline.job import Job
-from service.offline.json_lines import JsonLines
-from service.offline.outputs import Outputs
-from service.offline.sidecars import Sidecars
+from snapcap.service.caption_options import CaptionOptions
+from snapcap.service.config_reader import SettingsError
+from snapcap.service.offline.failure import OutputError
+from snapcap.service.offline.find import Found
+from snapcap.service.offline.job import Job
+from snapcap.service.offline.json_lines import JsonLines
+from snapcap.service.offline.outputs import Outputs
+from snapcap.service.offline.sidecars import Sidecars
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,1 @@
+"""Captions images, with a start that waits for nothing it does not need."""

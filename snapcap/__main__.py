@@ -1,0 +1,8 @@
+"""Runs the command line: ``python -m snapcap``."""
+
+import sys
+
+from snapcap.service.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())
