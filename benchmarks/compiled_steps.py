@@ -121,7 +121,7 @@ class CompiledSteps:
         """The component's three regions that a greedy caption runs."""
         import torch
 
-        from snapcap.models.fused import compiled_function
+        from snapcap.models.regions.fused import compiled_function
 
         way = self._how.of(component)
         parts = []

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from snapcap.models.demo.evaluate import Captioner, answers, exact_match, report
+from snapcap.models.demo.training.evaluate import Captioner, answers, exact_match, report
 
 DEMO = Path(__file__).resolve().parent.parent / "models" / "demo"
 

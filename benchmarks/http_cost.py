@@ -35,7 +35,7 @@ from snapcap.benchmarks.processes import cpu_seconds, descendants
 from snapcap.benchmarks.report import Report, number
 from snapcap.benchmarks.waiting_engine import IMAGE_SIZE, LIMITS, Words, serve_waiting
 from snapcap.benchmarks.workload import open_workload
-from snapcap.models.preprocess import ImageTransform
+from snapcap.models.processing.transform import ImageTransform
 from snapcap.service import logs
 from snapcap.service.app import Services, create_app
 from snapcap.service.assembly import assemble

@@ -22,7 +22,7 @@ from snapcap.benchmarks.workload import open_workload
 from snapcap.warmup.readback import DeviceTimer
 
 if TYPE_CHECKING:
-    from snapcap.models.regions import Region, RegionFunction
+    from snapcap.models.regions.table import Region, RegionFunction
     from snapcap.warmup.buckets import Bucket
     from snapcap.warmup.model import LoadedModel
     from snapcap.warmup.runner import Runner
@@ -42,7 +42,7 @@ class Compiled:
         return "fused" if self.fused else "inductor"
 
     def callable(self, region: "Region", bucket: "Bucket") -> "RegionFunction":
-        from snapcap.models.fused import compiled_function
+        from snapcap.models.regions.fused import compiled_function
 
         device, dtype = self.model.state.tokens.device, self.model.dtype
         function = compiled_function(region, device, dtype) if self.fused else region.function

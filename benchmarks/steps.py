@@ -19,7 +19,7 @@ LEAST_FASTER = 1.5
 
 def measure(cache: Path, threads: int, repeats: int) -> tuple[dict[tuple[str, int, str], list[float]], int]:
     """Seconds by component, bucket and backend; and the threads they ran with."""
-    from snapcap.models.preprocess import ImageTransform
+    from snapcap.models.processing.transform import ImageTransform
     from snapcap.warmup.backends.aot import AotBackend
     from snapcap.warmup.backends.base import Backend
     from snapcap.warmup.backends.eager import EagerBackend

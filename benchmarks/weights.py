@@ -34,10 +34,10 @@ def load(way: str, folder: Path) -> None:
     import torch
     from safetensors.torch import load_file
 
-    from snapcap.models.checkpoint_file import weight_files
     from snapcap.models.config import ModelConfig
-    from snapcap.models.preprocess import ImageTransform
-    from snapcap.models.weights import Normalisation, load_weights
+    from snapcap.models.processing.transform import ImageTransform
+    from snapcap.models.weights.files import weight_files
+    from snapcap.models.weights.load import Normalisation, load_weights
 
     device = torch.device("cuda", 0)
     torch.set_grad_enabled(False)
@@ -53,7 +53,7 @@ def load(way: str, folder: Path) -> None:
     def regions() -> object:
         return load_weights(folder, config, normalisation, device, torch.bfloat16)
 
-    unchanged = mock.patch("snapcap.models.weights.upload", lambda tensors, _device: dict(tensors))
+    unchanged = mock.patch("snapcap.models.weights.load.upload", lambda tensors, _device: dict(tensors))
     with unchanged if way == "pageable" else contextlib.nullcontext():
         torch.cuda.synchronize()
         began = time.perf_counter()

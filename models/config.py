@@ -8,10 +8,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from snapcap.models.config_fields import ConfigError, Fields, json_or_empty, read_json
 from snapcap.models.dimensions import DecoderConfig, GenerationConfig, Parts, VisionConfig
 from snapcap.models.families import blip, vision_encoder_decoder
-from snapcap.models.families.names import Names
+from snapcap.models.fields import ConfigError, Fields, json_or_empty, read_json
+from snapcap.models.names import Names
 
 __all__ = ["ConfigError", "ModelConfig"]
 

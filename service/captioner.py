@@ -21,8 +21,8 @@ from snapcap.service.thread_decoder import ThreadDecoder, decode_threads
 from snapcap.warmup.timeline import Timeline
 
 if TYPE_CHECKING:
-    from snapcap.models.preprocess import ImageTransform
-    from snapcap.models.tokenizer import Tokenizer
+    from snapcap.models.processing.tokenizer import Tokenizer
+    from snapcap.models.processing.transform import ImageTransform
     from snapcap.service.request import CaptionEngine, Completion
 
 

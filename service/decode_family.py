@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from snapcap.models.image_parts import sniff
+from snapcap.models.processing.image_parts import sniff
 from snapcap.service.child_process import how_it_ended
 from snapcap.service.decode_fork import DecodeProcesses
 from snapcap.service.decode_messages import Began, Ended, Notice, Setup

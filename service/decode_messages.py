@@ -9,10 +9,10 @@ import socket
 import struct
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, get_args
 
-from snapcap.models.image_error import Reason
+from snapcap.models.processing.image_error import Reason
 
 if TYPE_CHECKING:
-    from snapcap.models.preprocess import ImageTransform
+    from snapcap.models.processing.transform import ImageTransform
 
 # The slot that takes the pixels, how many bytes follow, and how many of memory it may take to decode them.
 HEAD = struct.Struct("=IQQ")

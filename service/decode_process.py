@@ -21,7 +21,7 @@ from snapcap.service.decode_messages import (
 from snapcap.service.shared_pixels import SharedPixels
 
 if TYPE_CHECKING:
-    from snapcap.models.preprocess import ImageTransform
+    from snapcap.models.processing.transform import ImageTransform
 
 # What a decode may take beyond its estimate: tables of codecs, and the interpreter's own work.
 SLACK = 64 << 20
@@ -78,7 +78,7 @@ def answer_images(
 
 
 def _decode(image: bytes, slot: int, room: int, pixels: SharedPixels, transform: "ImageTransform") -> Answer:
-    from snapcap.models.image_error import ImageError, NeedsMemory  # noqa: PLC0415  imported before the fork
+    from snapcap.models.processing.image_error import ImageError, NeedsMemory  # noqa: PLC0415  imported before the fork
 
     began = time.monotonic()
     try:

@@ -15,7 +15,7 @@ from snapcap.service.errors import Overloaded, UnprocessableImage
 from snapcap.service.metrics import Metrics
 
 if TYPE_CHECKING:
-    from snapcap.models.tokenizer import Tokenizer
+    from snapcap.models.processing.tokenizer import Tokenizer
     from snapcap.service.limits import Limits
 
 

@@ -132,7 +132,7 @@ class EngineClient:
         try:
             # Tokenizers: now, as it takes a moment until the folder is known.
             from snapcap.models.config import ModelConfig  # noqa: PLC0415
-            from snapcap.models.tokenizer import Tokenizer  # noqa: F401, PLC0415
+            from snapcap.models.processing.tokenizer import Tokenizer  # noqa: F401, PLC0415
             from snapcap.service.rehearsal import AnswersAtOnce, rehearse  # noqa: PLC0415
             from snapcap.warmup.prepared import Checkpoint  # noqa: PLC0415
 

@@ -29,7 +29,7 @@ from snapcap.service.metrics import Metrics
 from snapcap.service.shared_pixels import FilledSlot, Slots
 
 if TYPE_CHECKING:
-    from snapcap.models.preprocess import ImageTransform
+    from snapcap.models.processing.transform import ImageTransform
 
 _LOOK_S = 0.25  # how often what is late is looked for, while there is anything
 _ATTEMPTS = 2

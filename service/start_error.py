@@ -4,8 +4,8 @@ import sys
 
 # Errors that name their remedy themselves, by module: importing these is not for every process.
 _KNOWN = {
-    "snapcap.models.checkpoint_file": "WeightsError",
-    "snapcap.models.config_fields": "ConfigError",
+    "snapcap.models.weights.files": "WeightsError",
+    "snapcap.models.fields": "ConfigError",
     "snapcap.service.device_failures": "DeviceFailedError",
     "snapcap.service.engine_client": "EngineEndedError",
     "snapcap.service.process_decoder": "DecodersEndedError",

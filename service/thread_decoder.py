@@ -9,7 +9,7 @@ from snapcap.service.decoder import Done, Encoded, Outcome, Picture, Unreadable,
 from snapcap.warmup.cpus import available_cpus
 
 if TYPE_CHECKING:
-    from snapcap.models.preprocess import ImageTransform
+    from snapcap.models.processing.transform import ImageTransform
 
 
 def decode_threads(asked: int) -> int:
@@ -41,7 +41,7 @@ class ThreadDecoder:
         done(outcome)
 
     def _decode(self, image: bytes) -> Outcome:
-        from snapcap.models.image_error import ImageError, NeedsMemory  # noqa: PLC0415  imported by now
+        from snapcap.models.processing.image_error import ImageError, NeedsMemory  # noqa: PLC0415  imported by now
 
         began = time.monotonic()
         try:

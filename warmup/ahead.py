@@ -14,7 +14,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from snapcap.models.region_names import ON_DEMAND
+from snapcap.models.regions.names import ON_DEMAND
 from snapcap.warmup.aoti import AotiError, Container
 from snapcap.warmup.aoti_operators import Operators
 from snapcap.warmup.aoti_tensors import Zeros, run_on_zeros

@@ -117,7 +117,7 @@ def require_compiler() -> str:
 
 def tasks_of(checkpoint: Checkpoint, plan: Plan) -> list[Task]:
     """Every package of the set, smallest buckets first."""
-    from snapcap.models.regions import build_regions  # noqa: PLC0415  imports torch, which a server has by now
+    from snapcap.models.regions.table import build_regions  # noqa: PLC0415  imports torch, which a server has by now
     from snapcap.warmup.packages import entry_names  # noqa: PLC0415
 
     regions = build_regions(checkpoint.config)

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from snapcap.models.dimensions import MAX_BEAMS
-from snapcap.models.region_names import BEAMS
-from snapcap.models.regions import Region
+from snapcap.models.regions.names import BEAMS
+from snapcap.models.regions.table import Region
 from snapcap.warmup.backends.aot import open_package
 from snapcap.warmup.buckets import Bucket
 from snapcap.warmup.compare import CheckError, compare_call

@@ -22,33 +22,6 @@ from snapcap.warmup.isa import instruction_set
 from snapcap.warmup.key import Difference, Factor, check_factors
 from snapcap.warmup.manifest import FORMAT, Kind
 
-# The files whose code is compiled. What reads the configuration is not: what it decides reaches a region as a
-# dimension, which is a factor. Nor is the sampling of eager steps.
-REGION_SOURCES = (
-    "activations.py",
-    "attention.py",
-    "beam_search.py",
-    "beam_state.py",
-    "bert.py",
-    "cross_kv.py",
-    "fused.py",
-    "gpt2.py",
-    "kernels/attention.py",
-    "kernels/beams.py",
-    "kernels/best_tokens.py",
-    "kernels/cross_kv.py",
-    "kernels/group_choice.py",
-    "kernels/head.py",
-    "kernels/launch.py",
-    "kernels/linear.py",
-    "kv_cache.py",
-    "kv_reorder.py",
-    "next_token.py",
-    "region_names.py",
-    "regions.py",
-    "vit.py",
-)
-
 # Factors that change when the same machine is given other software.
 _SOFTWARE = re.compile(r"(torch|triton|python|compiler|libc|source|format)(\..+)?")
 
@@ -96,17 +69,20 @@ def resolve_device(device: str) -> str:
     return "cuda:0" if _torch_factors()["torch.cuda"] is not None and cuda_device_count() else "cpu"
 
 
-def region_source_hash(models: Path | None = None) -> str:
+def region_source_hash(regions: Path | None = None) -> str:
     """SHA-256, in hex, of the regions' sources with their names; line endings do not count.
 
+    All that is compiled lies in one folder. What reads the configuration does not: what it decides reaches a region
+    as a dimension, which is a factor. Nor does the sampling of eager steps.
+
     Args:
-        models: the folder of the ``models`` package, if it is not the installed one.
+        regions: the folder, if it is not the installed one.
     """
-    folder = models or _package_folder("snapcap.models")
+    folder = regions or _package_folder("snapcap.models.regions")
     digest = hashlib.sha256()
-    for name in REGION_SOURCES:
-        source = (folder / name).read_bytes().replace(b"\r\n", b"\n")
-        digest.update(b"%s %d\n%s" % (name.encode(), len(source), source))
+    for file in sorted(folder.rglob("*.py")):
+        source = file.read_bytes().replace(b"\r\n", b"\n")
+        digest.update(b"%s %d\n%s" % (file.relative_to(folder).as_posix().encode(), len(source), source))
     return digest.hexdigest()
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapcap.models.config import ConfigError, ModelConfig
-from snapcap.models.config_fields import read_json
-from snapcap.models.families.names import HEADS
-from snapcap.models.preprocess import ImageTransform
-from snapcap.models.tokenizer import Tokenizer
+from snapcap.models.fields import read_json
+from snapcap.models.names import HEADS
+from snapcap.models.processing.tokenizer import Tokenizer
+from snapcap.models.processing.transform import ImageTransform
 from snapcap.warmup.checkpoint import CheckpointError, S3Options, resolve_checkpoint
 from snapcap.warmup.checkpoint_files import SAFETENSORS, matching
 from snapcap.warmup.disk_errors import explained
@@ -66,7 +66,7 @@ def _write(folder: Path, destination: Path) -> list[Path]:
 
 
 def _convert(folder: Path, staging: Path) -> None:
-    from snapcap.models.checkpoint_file import WeightsError  # noqa: PLC0415 - torch
+    from snapcap.models.weights.files import WeightsError  # noqa: PLC0415 - torch
 
     try:
         config = ModelConfig.from_folder(folder)
@@ -84,7 +84,7 @@ def _convert_weights(folder: Path, staging: Path, config: ModelConfig) -> None:
     from safetensors import SafetensorError  # noqa: PLC0415 - torch
     from safetensors.torch import save_file  # noqa: PLC0415 - torch
 
-    from snapcap.models.checkpoint_file import read_tensors, weight_files  # noqa: PLC0415 - torch
+    from snapcap.models.weights.files import read_tensors, weight_files  # noqa: PLC0415 - torch
 
     files = weight_files(folder)
     if files[0].suffix == ".safetensors":

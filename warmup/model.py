@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from snapcap.models.config import ModelConfig
-from snapcap.models.kv_cache import DecodeState
-from snapcap.models.preprocess import ImageTransform
-from snapcap.models.regions import Region, Regions, build_regions, region_inputs
-from snapcap.models.weights import Normalisation, Weights, load_weights
+from snapcap.models.processing.transform import ImageTransform
+from snapcap.models.regions.state.kv_cache import DecodeState
+from snapcap.models.regions.table import Region, Regions, build_regions, region_inputs
+from snapcap.models.weights.load import Normalisation, Weights, load_weights
 from snapcap.warmup.buckets import Bucket
 from snapcap.warmup.plan import Plan
 

@@ -11,7 +11,7 @@ from snapcap.warmup.buckets import Bucket
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from snapcap.models.regions import Region, Regions
+    from snapcap.models.regions.table import Region, Regions
 
 MODEL_NAME = "model"  # the one model inside each package
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from snapcap.models.config import ModelConfig
-    from snapcap.models.preprocess import ImageTransform
-    from snapcap.models.tokenizer import Tokenizer
+    from snapcap.models.processing.tokenizer import Tokenizer
+    from snapcap.models.processing.transform import ImageTransform
     from snapcap.warmup.artifacts import Fetched
     from snapcap.warmup.key import Factors
 
@@ -30,7 +30,7 @@ class Checkpoint:
         Raises:
             ConfigError: its files cannot be used.
         """
-        from snapcap.models.preprocess import ImageTransform  # noqa: PLC0415  numpy, which no server waits for to listen
+        from snapcap.models.processing.transform import ImageTransform  # noqa: PLC0415  numpy, which no server waits for to listen
 
         vision = config.vision
         transform = ImageTransform.from_folder(folder, vision.image_size, max_pixels, vision.family)
@@ -39,7 +39,7 @@ class Checkpoint:
     @cached_property
     def tokenizer(self) -> "Tokenizer":
         """Read once. Raises ConfigError."""
-        from snapcap.models.tokenizer import Tokenizer  # noqa: PLC0415  a native library, which the device does not need
+        from snapcap.models.processing.tokenizer import Tokenizer  # noqa: PLC0415  a native library, which the device does not need
 
         return Tokenizer.from_folder(self.folder)
 

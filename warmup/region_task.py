@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from snapcap.models.config import ModelConfig
-from snapcap.models.preprocess import ImageTransform
-from snapcap.models.regions import Region
+from snapcap.models.processing.transform import ImageTransform
+from snapcap.models.regions.table import Region
 from snapcap.warmup.buckets import Bucket
 from snapcap.warmup.child import Task, serve_lines
 from snapcap.warmup.device import open_device

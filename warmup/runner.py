@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from snapcap.models.config import ModelConfig
-from snapcap.models.kv_cache import DecodeState
-from snapcap.models.regions import Component, RegionFunction, Regions
-from snapcap.models.weights import Weights, WeightSet
+from snapcap.models.regions.state.kv_cache import DecodeState
+from snapcap.models.regions.table import Component, RegionFunction, Regions
+from snapcap.models.weights.load import Weights, WeightSet
 from snapcap.warmup.backends.base import Backend
 from snapcap.warmup.buckets import Bucket
 from snapcap.warmup.device_health import DeviceHealth, device_health

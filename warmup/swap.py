@@ -6,7 +6,7 @@ All of it runs on the device thread between two steps, on buffers of its own, so
 import numpy as np
 import torch
 
-from snapcap.models.regions import Component
+from snapcap.models.regions.table import Component
 from snapcap.warmup.backends.base import Backend
 from snapcap.warmup.backends.eager import EagerBackend
 from snapcap.warmup.buckets import Bucket

@@ -6,14 +6,14 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from snapcap.models import beam_search
-from snapcap.models.beam_state import BeamState
+from snapcap.models.choice.penalties import ban_repeated_ngrams, penalise_repetition
+from snapcap.models.choice.sampling import sample
 from snapcap.models.dimensions import MAX_BEAMS, GenerationConfig
-from snapcap.models.kv_cache import DecodeState
-from snapcap.models.kv_reorder import RowMoves
-from snapcap.models.logits import ban_repeated_ngrams, penalise_repetition
-from snapcap.models.regions import RegionFunction
-from snapcap.models.sampling import sample
+from snapcap.models.regions import beam_search
+from snapcap.models.regions.state.beams import BeamState
+from snapcap.models.regions.state.kv_cache import DecodeState
+from snapcap.models.regions.state.reorder import RowMoves
+from snapcap.models.regions.table import RegionFunction
 from snapcap.warmup.row import Needs, Row, Search
 
 

@@ -1,9 +1,9 @@
 """BEiT encoders of a vision-encoder-decoder (`microsoft/beit-base-patch16-224`, and DiT's document images)."""
 
-from snapcap.models.config_fields import Fields
 from snapcap.models.dimensions import BeitConfig
 from snapcap.models.families import vit
-from snapcap.models.families.names import Names
+from snapcap.models.fields import Fields
+from snapcap.models.names import Names
 
 _TABLE = r"relative_position_bias\.relative_position_bias_table"
 

@@ -1,8 +1,8 @@
 """BERT decoders of a vision-encoder-decoder (`BertLMHeadModel` with cross-attention), and what BERT's kin share."""
 
-from snapcap.models.config_fields import Fields
 from snapcap.models.dimensions import BertConfig
-from snapcap.models.families.names import Names, Rule
+from snapcap.models.fields import Fields
+from snapcap.models.names import Names, Rule
 
 
 def layer_names(model: str) -> tuple[Rule, ...]:

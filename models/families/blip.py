@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from snapcap.models.config_fields import Fields, is_whole
 from snapcap.models.dimensions import DEFAULT_NEW_TOKENS, BertConfig, GenerationConfig, Parts, VisionConfig
 from snapcap.models.families.bert import head_names, layer_names
-from snapcap.models.families.names import Names
 from snapcap.models.families.vit import dimensions
+from snapcap.models.fields import Fields, is_whole
+from snapcap.models.names import Names
 
 _ARCHITECTURE = "BlipForConditionalGeneration"
 _LAYER = r"vision_model\.encoder\.layers\.(\d+)"

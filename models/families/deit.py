@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from snapcap.models.config_fields import Fields
 from snapcap.models.dimensions import VisionConfig
 from snapcap.models.families import vit
-from snapcap.models.families.names import Names
+from snapcap.models.fields import Fields
+from snapcap.models.names import Names
 
 NAMES = vit.NAMES + Names(
     rules=((r"encoder\.embeddings\.distillation_token", "encoder.distillation_token"),),

@@ -1,8 +1,8 @@
 """GPT-2 decoders of a vision-encoder-decoder (`GPT2LMHeadModel` with cross-attention)."""
 
-from snapcap.models.config_fields import Fields
 from snapcap.models.dimensions import Gpt2Config
-from snapcap.models.families.names import Names
+from snapcap.models.fields import Fields
+from snapcap.models.names import Names
 
 NAMES = Names(
     rules=(

@@ -4,10 +4,10 @@ BERT but for three things: positions begin after the padding token's, the head's
 its tensors have other names.
 """
 
-from snapcap.models.config_fields import Fields, is_whole
 from snapcap.models.dimensions import BertConfig
 from snapcap.models.families.bert import bert_config, layer_names
-from snapcap.models.families.names import Names
+from snapcap.models.fields import Fields, is_whole
+from snapcap.models.names import Names
 
 NAMES = Names(
     rules=(

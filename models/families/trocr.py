@@ -1,8 +1,8 @@
 """TrOCR's decoder (`TrOCRForCausalLM`): BART's, with a plain head and learned or sinusoidal positions."""
 
-from snapcap.models.config_fields import Fields, is_whole
 from snapcap.models.dimensions import BertConfig
-from snapcap.models.families.names import Names
+from snapcap.models.fields import Fields, is_whole
+from snapcap.models.names import Names
 
 _LEARNED_OFFSET = 2  # rows of the learned table before that of the first token, as in fairseq
 

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from snapcap.models.config_fields import ConfigError, Fields, is_whole
 from snapcap.models.dimensions import DEFAULT_NEW_TOKENS, DecoderConfig, GenerationConfig, Parts, VisionConfig
 from snapcap.models.families import beit, bert, deit, gpt2, roberta, trocr, vit
-from snapcap.models.families.names import Names
+from snapcap.models.fields import ConfigError, Fields, is_whole
+from snapcap.models.names import Names
 
 _ENCODERS: dict[str, tuple[Callable[[Fields], VisionConfig], Names]] = {
     "beit": (beit.read, beit.NAMES),

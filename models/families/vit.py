@@ -2,9 +2,9 @@
 
 from typing import TypedDict
 
-from snapcap.models.config_fields import Fields
 from snapcap.models.dimensions import VisionConfig
-from snapcap.models.families.names import Names
+from snapcap.models.fields import Fields
+from snapcap.models.names import Names
 
 NAMES = Names(
     rules=(

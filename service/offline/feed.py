@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snapcap.models.image_error import ImageError
+from snapcap.models.processing.image_error import ImageError
 from snapcap.service.caption_options import CaptionOptions
 from snapcap.service.engine import Engine
 from snapcap.service.errors import NotReady, ServiceError

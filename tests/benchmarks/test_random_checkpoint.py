@@ -15,7 +15,7 @@ from support.server_process import snapcap
 
 from snapcap.benchmarks.random_checkpoint import RANDOM_MODELS, RandomModel, write_checkpoint
 from snapcap.models.config import ModelConfig
-from snapcap.models.tokenizer import Tokenizer
+from snapcap.models.processing.tokenizer import Tokenizer
 
 
 def tiny_model(name: str) -> RandomModel:

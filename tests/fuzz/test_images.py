@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from support.fuzzing import corpus, fuzzed
 from support.mutations import mutated
 
-from snapcap.models.image import ImageError
-from snapcap.models.preprocess import ImageTransform
+from snapcap.models.processing.image import ImageError
+from snapcap.models.processing.transform import ImageTransform
 
 MAX_PIXELS = 1_000_000
 SEEDS = corpus("images")

@@ -9,7 +9,7 @@ from support.parity import NORMALISATION
 from support.random_pairs import PAIRS
 
 from snapcap.models.config import ModelConfig
-from snapcap.models.weights import load_weights
+from snapcap.models.weights.load import load_weights
 
 SOME = (
     "vit and bert",

@@ -10,8 +10,8 @@ from PIL import Image
 from support.pictures import encoded, scene, write_config
 
 from snapcap.models.config import ConfigError
-from snapcap.models.image_error import ImageError
-from snapcap.models.preprocess import ImageTransform
+from snapcap.models.processing.image_error import ImageError
+from snapcap.models.processing.transform import ImageTransform
 
 
 def bad_pictures() -> dict[str, tuple[bytes, str]]:
@@ -59,7 +59,7 @@ def test_the_limit_is_checked_before_decoding(monkeypatch: pytest.MonkeyPatch) -
     def refuse(image: Image.Image) -> None:
         raise AssertionError("pixels were decoded")
 
-    monkeypatch.setattr("snapcap.models.image._load_rgb", refuse)
+    monkeypatch.setattr("snapcap.models.processing.image._load_rgb", refuse)
     with pytest.raises(ImageError, match="7000×7200 pixels is over the limit of 50000000"):
         ImageTransform((32, 32)).decode(encoded(Image.new("1", (7000, 7200))))
 

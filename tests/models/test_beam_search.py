@@ -8,8 +8,8 @@ from typing import Literal
 import pytest
 import torch
 
-from snapcap.models.beam_search import select
-from snapcap.models.beam_state import BeamState
+from snapcap.models.regions.beam_search import select
+from snapcap.models.regions.state.beams import BeamState
 
 VOCABULARY, LENGTH, SLOTS = 41, 16, 12
 START = 0

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapcap.models.beam_search import _PART, best_log_probs, largest
-from snapcap.models.kv_reorder import RowMoves, reorder
+from snapcap.models.regions.beam_search import _PART, best_log_probs, largest
+from snapcap.models.regions.state.reorder import RowMoves, reorder
 
 NEVER = float("-inf")
 # Of few different values, so that many are equal, or almost none of them finite.

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from snapcap.models.checkpoint_file import WeightsError, read_tensors
+from snapcap.models.weights.files import WeightsError, read_tensors
 
 SAFE, BIN = "model.safetensors", "pytorch_model.bin"
 

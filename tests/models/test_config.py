@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from snapcap.models.config import ModelConfig
-from snapcap.models.config_fields import ACTIVATIONS, ConfigError
+from snapcap.models.fields import ACTIVATIONS, ConfigError
 
 ENCODER = {"model_type": "vit", "hidden_size": 48, "num_attention_heads": 3, "image_size": 96, "patch_size": 16}
 DECODER = {"model_type": "gpt2", "n_embd": 48, "n_head": 3, "vocab_size": 97, "n_positions": 64}
@@ -90,7 +90,7 @@ def test_every_activation_that_is_accepted_has_a_function_like_transformers(name
     import torch
     from transformers.activations import ACT2FN
 
-    from snapcap.models.activations import activation
+    from snapcap.models.regions.activations import activation
 
     x = torch.linspace(-6, 6, 101)
     torch.testing.assert_close(activation(name)(x), ACT2FN[name](x), rtol=1e-5, atol=1e-6)

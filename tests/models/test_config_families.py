@@ -11,7 +11,7 @@ from support import random_captioners
 
 from snapcap.models.config import ConfigError, ModelConfig
 from snapcap.models.dimensions import BeitConfig, BertConfig
-from snapcap.models.regions import build_regions
+from snapcap.models.regions.table import build_regions
 
 # As on the hub, where files of transformers 4 hold every field that a configuration has; here those that matter.
 BLIP_BASE: dict[str, Any] = {

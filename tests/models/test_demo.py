@@ -10,11 +10,11 @@ import pytest
 from PIL import Image
 
 import snapcap.models.demo
-from snapcap.models.demo import grammar
-from snapcap.models.demo.drawing import paint
-from snapcap.models.demo.evaluate import Captioner, answers, exact_match
-from snapcap.models.demo.samples import write_samples
-from snapcap.models.demo.scenes import SEEDS, Placed, Scene, scene_of
+from snapcap.models.demo.training import grammar
+from snapcap.models.demo.training.drawing import paint
+from snapcap.models.demo.training.evaluate import Captioner, answers, exact_match
+from snapcap.models.demo.training.samples import write_samples
+from snapcap.models.demo.training.scenes import SEEDS, Placed, Scene, scene_of
 
 FOLDER = Path(snapcap.models.demo.__file__).parent
 SAMPLES: dict[str, str] = json.loads((FOLDER / "samples" / "captions.json").read_text())

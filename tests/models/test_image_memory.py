@@ -12,16 +12,16 @@ from support.attack_pictures import flat_png, flat_webp
 from support.pictures import encoded, scene
 from support.server_process import python
 
-from snapcap.models.image_error import ImageError, NeedsMemory
-from snapcap.models.preprocess import ImageTransform
+from snapcap.models.processing.image_error import ImageError, NeedsMemory
+from snapcap.models.processing.transform import ImageTransform
 
 # Interpreter, tables, rows that a codec works on: what does not grow with the picture.
 SLACK = 8 << 20
 # Each picture in a process of its own, forked from one that has decoded before.
 PROGRAM = """
 import json, os, sys
-from snapcap.models.image_error import ImageError, NeedsMemory
-from snapcap.models.preprocess import ImageTransform
+from snapcap.models.processing.image_error import ImageError, NeedsMemory
+from snapcap.models.processing.transform import ImageTransform
 from snapcap.service.rehearsal_picture import picture
 
 def memory(name):

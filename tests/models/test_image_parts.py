@@ -16,8 +16,8 @@ from support.attack_pictures import (
 )
 from support.pictures import encoded, scene
 
-from snapcap.models.image_error import ImageError
-from snapcap.models.image_parts import (
+from snapcap.models.processing.image_error import ImageError
+from snapcap.models.processing.image_parts import (
     MOST_PACKED_TEXTS,
     MOST_PARTS,
     MOST_SCANS,
@@ -25,7 +25,7 @@ from snapcap.models.image_parts import (
     check_scans,
     webp_size,
 )
-from snapcap.models.preprocess import ImageTransform
+from snapcap.models.processing.transform import ImageTransform
 
 TRANSFORM = ImageTransform((32, 32))
 JPEG = encoded(scene(90, 70), "JPEG")

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from snapcap.models import gpt2, vit
-from snapcap.models.activations import activation
 from snapcap.models.config import ModelConfig
-from snapcap.models.fused import compiled_function
-from snapcap.models.regions import Region, build_regions
+from snapcap.models.regions import gpt2, vit
+from snapcap.models.regions.activations import activation
+from snapcap.models.regions.fused import compiled_function
+from snapcap.models.regions.table import Region, build_regions
 
 ROOT = Path(__file__).parent.parent.parent
 DEMO = ROOT / "models" / "demo"

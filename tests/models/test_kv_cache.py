@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from snapcap.models.config import ModelConfig
-from snapcap.models.kv_cache import DecodeState
+from snapcap.models.regions.state.kv_cache import DecodeState
 
 SLOTS, CACHE_LENGTH = 7, 9
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
-from snapcap.models.logits import ban_repeated_ngrams, penalise_repetition
+from snapcap.models.choice.penalties import ban_repeated_ngrams, penalise_repetition
 
 VOCABULARY, LENGTH = 9, 14
 

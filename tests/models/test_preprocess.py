@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from support.pictures import encoded, scene, write_config
 
-from snapcap.models.preprocess import ImageTransform
+from snapcap.models.processing.transform import ImageTransform
 
 Pixels = NDArray[np.uint8]
 ONE_STEP = 1 / 255

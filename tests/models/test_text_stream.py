@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
-from snapcap.models.tokenizer import Tokenizer
+from snapcap.models.processing.tokenizer import Tokenizer
 
 TEXTS = [
     "a red circle is above two blue squares.",

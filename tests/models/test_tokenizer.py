@@ -10,7 +10,7 @@ from support.tokenizer_cases import assert_equal_to_transformers, byte_level_bpe
 from tokenizers import pre_tokenizers
 
 from snapcap.models.config import ConfigError
-from snapcap.models.tokenizer import Tokenizer
+from snapcap.models.processing.tokenizer import Tokenizer
 
 TEXTS = [
     "a red circle is above two blue squares .",

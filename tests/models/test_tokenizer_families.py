@@ -11,8 +11,8 @@ from support.tokenizer_cases import assert_equal_to_transformers, byte_level_bpe
 from support.word_pieces import word_piece_vocabulary
 
 from snapcap.models.config import ConfigError
-from snapcap.models.tokenizer import Tokenizer
-from snapcap.models.tokenizer_files import read_backend
+from snapcap.models.processing.tokenizer import Tokenizer
+from snapcap.models.processing.tokenizer_files import read_backend
 
 TEXTS = [
     "a photography of",

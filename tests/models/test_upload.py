@@ -9,8 +9,8 @@ from support.parity import NORMALISATION
 from support.random_pairs import PAIRS
 
 from snapcap.models.config import ModelConfig
-from snapcap.models.upload import batched, fill, pieces, upload
-from snapcap.models.weights import load_weights
+from snapcap.models.weights.load import load_weights
+from snapcap.models.weights.upload import batched, fill, pieces, upload
 
 CHUNK = 64
 

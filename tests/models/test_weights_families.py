@@ -14,11 +14,11 @@ from support.parity import NORMALISATION
 from support.random_captioners import TEXT, VISION
 from torch import Tensor
 
-from snapcap.models.beit_weights import relative_index
-from snapcap.models.bert_weights import sinusoids
-from snapcap.models.checkpoint_file import WeightsError
 from snapcap.models.config import ModelConfig
-from snapcap.models.weights import Weights, load_weights
+from snapcap.models.weights.beit import relative_index
+from snapcap.models.weights.bert import sinusoids
+from snapcap.models.weights.files import WeightsError
+from snapcap.models.weights.load import Weights, load_weights
 
 SAFE, BIN = "model.safetensors", "pytorch_model.bin"
 DECODES = {"is_decoder": True, "add_cross_attention": True}

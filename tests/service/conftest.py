@@ -18,7 +18,7 @@ from support.list_engine import PATIENCE, Served
 from support.live_app import on_a_port
 from support.scheduling import LIMITS, TABLE, Clock
 
-from snapcap.models.preprocess import ImageTransform
+from snapcap.models.processing.transform import ImageTransform
 from snapcap.service.app import Services, create_app
 from snapcap.service.body import BodyLimits
 from snapcap.service.captioner import Captioner, CaptionLimits

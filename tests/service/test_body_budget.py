@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.bounded_server import BoundedServer, reply, rest, until
 
-from snapcap.models.preprocess import ImageTransform
+from snapcap.models.processing.transform import ImageTransform
 from snapcap.service.body import MIN_BYTES_PER_S, BodyClock, BodyLimits
 from snapcap.service.body_budget import BodyBudget, BodyMemoryFull, open_account
 from snapcap.service.config_http import HttpLimits

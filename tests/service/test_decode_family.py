@@ -7,7 +7,7 @@ from support.decode_world import SLOTS, World, play, turns
 from support.list_engine import PATIENCE
 from support.server_process import is_gone
 
-from snapcap.models.preprocess import ImageTransform
+from snapcap.models.processing.transform import ImageTransform
 from snapcap.service import decode_family, process_decoder
 from snapcap.service.decode_messages import NoneBegan, pack_notice
 from snapcap.service.errors import NotReady

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapcap.models.image_error import Reason
+from snapcap.models.processing.image_error import Reason
 from snapcap.service.decode_messages import (
     Answer,
     AnswerReader,

@@ -19,7 +19,7 @@ from snapcap.service.notice_channel import NoticeChannel
 
 PROGRAM = """
 import socket, sys
-from snapcap.models.preprocess import ImageTransform
+from snapcap.models.processing.transform import ImageTransform
 from snapcap.service import decode_parent
 from snapcap.service.decode_messages import Setup
 from snapcap.service.shared_pixels import SharedPixels

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from support.list_engine import PATIENCE
 
-from snapcap.models.image_error import ImageError
-from snapcap.models.preprocess import ImageTransform
+from snapcap.models.processing.image_error import ImageError
+from snapcap.models.processing.transform import ImageTransform
 from snapcap.service.decode_messages import HEAD, Answer, AnswerReader, Broken, Decoded, Needs, Refused
 from snapcap.service.decode_process import answer_images
 from snapcap.service.messages import RECEIVE_BYTES

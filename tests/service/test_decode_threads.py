@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 from support.list_engine import PATIENCE
 
-from snapcap.models.preprocess import ImageTransform
+from snapcap.models.processing.transform import ImageTransform
 from snapcap.service import decode_fork, thread_decoder
 from snapcap.service.decode_fork import decode_processes
 from snapcap.service.decoder import Encoded, Outcome, Picture, Unreadable

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from snapcap.models.preprocess import ImageTransform
+from snapcap.models.processing.transform import ImageTransform
 from snapcap.service.app import Services, create_app
 from snapcap.service.body import BodyLimits
 from snapcap.service.errors import DeadlineExceeded, Overloaded

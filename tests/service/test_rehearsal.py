@@ -10,7 +10,7 @@ import pytest
 from support.list_engine import PATIENCE, Observer
 
 from snapcap.models.config import ModelConfig
-from snapcap.models.preprocess import ImageTransform
+from snapcap.models.processing.transform import ImageTransform
 from snapcap.service.device_thread import DeviceThread
 from snapcap.service.engine import Engine
 from snapcap.service.rehearsal import AnswersAtOnce, rehearse

@@ -26,7 +26,7 @@ print(json.dumps({
 ENGINE = """
 import json, sys
 import snapcap.service.serve
-import snapcap.service.engine_process, snapcap.service.device_thread, snapcap.service.start_options, snapcap.models.config, snapcap.models.preprocess
+import snapcap.service.engine_process, snapcap.service.device_thread, snapcap.service.start_options, snapcap.models.config, snapcap.models.processing.transform
 web = ("fastapi", "pydantic", "starlette", "uvicorn", "asyncio", "prometheus_client", "PIL", "tokenizers", "torch")
 print(json.dumps([name for name in web if name in sys.modules]))
 """
@@ -34,7 +34,7 @@ print(json.dumps([name for name in web if name in sys.modules]))
 DECODING = """
 import json, sys
 import snapcap.service.serve
-import snapcap.service.decode_parent, snapcap.models.image
+import snapcap.service.decode_parent, snapcap.models.processing.image
 other = ("fastapi", "pydantic", "starlette", "uvicorn", "asyncio", "prometheus_client", "tokenizers", "torch")
 print(json.dumps([name for name in other if name in sys.modules]))
 """

@@ -13,7 +13,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 from support.list_engine import LIMITS, Observer
 
-from snapcap.models.preprocess import ImageTransform
+from snapcap.models.processing.transform import ImageTransform
 from snapcap.service.caption_options import CaptionOptions
 from snapcap.service.child_process import ChildProcess
 from snapcap.service.decode_fork import DecodeProcesses

@@ -16,9 +16,9 @@ from support.parity import NORMALISATION, pixel_values, random_images
 from support.references import Generated, generated_by_blip, generated_by_pair
 
 from snapcap.models.config import ModelConfig
-from snapcap.models.fused import compiled_function
-from snapcap.models.preprocess import ImageTransform
-from snapcap.models.regions import Region, RegionFunction
+from snapcap.models.processing.transform import ImageTransform
+from snapcap.models.regions.fused import compiled_function
+from snapcap.models.regions.table import Region, RegionFunction
 from snapcap.warmup.backends.base import Backend
 from snapcap.warmup.buckets import Bucket
 from snapcap.warmup.build import Builder

@@ -42,7 +42,7 @@ def main() -> None:
     folder, remote_cache = Path(sys.argv[1]), "".join(sys.argv[2:])
     import torch
 
-    from snapcap.models.regions import Region
+    from snapcap.models.regions.table import Region
     from snapcap.warmup.artifacts import Fetched
     from snapcap.warmup.buckets import Bucket
     from snapcap.warmup.compile_events import cache_counts, compiled_graphs

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from snapcap.models import beam_search, bert, cross_kv, gpt2
-from snapcap.models.activations import activation
-from snapcap.models.fused import compiled_function
-from snapcap.models.kv_reorder import reorder
-from snapcap.models.regions import Region, RegionFunction
+from snapcap.models.regions import beam_search, bert, cross_kv, gpt2
+from snapcap.models.regions.activations import activation
+from snapcap.models.regions.fused import compiled_function
+from snapcap.models.regions.state.reorder import reorder
+from snapcap.models.regions.table import Region, RegionFunction
 from snapcap.warmup.check_worker import example_groups
 
 WIDTH, HEADS, HEAD_DIM, INNER, LENGTH, TOKENS, VOCABULARY, LAYERS = 64, 2, 32, 96, 70, 33, 150, 2

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from snapcap.models.config import ModelConfig
-from snapcap.models.kv_cache import DecodeState
-from snapcap.models.regions import build_regions
-from snapcap.models.weights import Normalisation, load_weights
+from snapcap.models.regions.state.kv_cache import DecodeState
+from snapcap.models.regions.table import build_regions
+from snapcap.models.weights.load import Normalisation, load_weights
 from snapcap.warmup.backends.eager import EagerBackend
 from snapcap.warmup.buckets import BucketTable
 from snapcap.warmup.row import Row

@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import decoders, pre_tokenizers, trainers
 from tokenizers.models import BPE
 
-from snapcap.models.tokenizer import Tokenizer
+from snapcap.models.processing.tokenizer import Tokenizer
 
 
 def write(folder: Path, name: str, content: Any) -> None:

@@ -13,8 +13,8 @@ from tokenizers import pre_tokenizers
 from torch import Tensor
 
 from snapcap.models.config import ModelConfig
-from snapcap.models.preprocess import ImageTransform
-from snapcap.models.tokenizer import Tokenizer
+from snapcap.models.processing.tokenizer import Tokenizer
+from snapcap.models.processing.transform import ImageTransform
 from snapcap.warmup.checkpoint import CheckpointError, S3Options
 from snapcap.warmup.importer import import_checkpoint
 

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from snapcap.models.config import ModelConfig
-from snapcap.models.regions import Region, RegionFunction
+from snapcap.models.regions.table import Region, RegionFunction
 from snapcap.warmup.backends.aot import PackageError
 from snapcap.warmup.buckets import Bucket, BucketTable
 from snapcap.warmup.device import open_device

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from snapcap.models.regions import Region, RegionFunction
+from snapcap.models.regions.table import Region, RegionFunction
 from snapcap.warmup.aoti import AotiError, Container
 from snapcap.warmup.aoti_tensors import run_on_tensors
 from snapcap.warmup.buckets import Bucket

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from snapcap.models.regions import Region, RegionFunction
+from snapcap.models.regions.table import Region, RegionFunction
 from snapcap.warmup.buckets import Bucket
 
 

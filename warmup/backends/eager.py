@@ -1,6 +1,6 @@
 """The `eager` backend: the region functions themselves. Always there, needs no compiler."""
 
-from snapcap.models.regions import Region, RegionFunction
+from snapcap.models.regions.table import Region, RegionFunction
 from snapcap.warmup.buckets import Bucket
 
 

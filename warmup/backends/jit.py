@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from snapcap.models.fused import compiled_function
-from snapcap.models.regions import Region, RegionFunction
+from snapcap.models.regions.fused import compiled_function
+from snapcap.models.regions.table import Region, RegionFunction
 from snapcap.warmup.buckets import Bucket
 from snapcap.warmup.device import DTYPES
 from snapcap.warmup.modes import Option, inductor_options

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.list_engine import LIMITS, PATIENCE, Served
 
-from snapcap.models.image_error import ImageError
+from snapcap.models.processing.image_error import ImageError
 from snapcap.service.caption_options import CaptionOptions
 from snapcap.service.offline.feed import Asked, Feed, Outcome
 

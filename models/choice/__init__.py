@@ -1,0 +1,1 @@
+"""Chooses the next token of eager steps from logits."""

@@ -1,0 +1,1 @@
+"""Trains the demo model and paints its samples; no part of an installation."""

@@ -1,0 +1,47 @@
+"""Paints the sample pictures and their captions: python -m snapcap.models.demo.training.samples --out models/demo/samples"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from snapcap.models.demo.training.drawing import paint
+from snapcap.models.demo.training.scenes import Scene, scene_of
+
+FIRST = 100_000  # far behind the held-out scenes that accuracy is measured on
+SIZE = 192  # twice what the model sees, so that serving a sample resizes it
+WANTED = {"one": 2, "group": 2, "inside": 2, "pair": 4, "row": 2}
+
+
+def sample_scenes() -> Iterator[tuple[str, Scene]]:
+    """File names and scenes: the first held-out ones of each kind whose background is not the last one's."""
+    for kind, wanted in WANTED.items():
+        index, background = FIRST, ""
+        for number in range(1, wanted + 1):
+            scene = scene_of("held_out", index)
+            while scene.kind != kind or scene.background == background:
+                index += 1
+                scene = scene_of("held_out", index)
+            yield f"{kind}-{number}.png", scene
+            background = scene.background
+
+
+def write_samples(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    captions = {}
+    for name, scene in sample_scenes():
+        paint(scene, SIZE).save(folder / name, optimize=True)
+        captions[name] = scene.caption
+    (folder / "captions.json").write_text(json.dumps(captions, indent=2) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="folder for the pictures and captions.json")
+    write_samples(parser.parse_args().out)
+
+
+if __name__ == "__main__":
+    main()

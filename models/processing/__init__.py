@@ -1,0 +1,1 @@
+"""Turns image files into pixels, and token ids into text."""

@@ -1,0 +1,119 @@
+"""The fields of a ``preprocessor_config.json``, as transformers 4 and 5 write them.
+
+A missing field has the default of transformers' image processor of that name; a value that cannot be used is a
+``ConfigError``.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from snapcap.models.fields import ConfigError
+
+Channels = tuple[float, ...]
+# Pillow's numbers of resize filters, of which there are six.
+BILINEAR, BICUBIC, FILTERS = 2, 3, range(6)
+_HALF = (0.5, 0.5, 0.5)
+
+
+@dataclass(frozen=True)
+class ProcessorDefaults:
+    """What an image processor of transformers does where its file says nothing. Sizes in pixels, of a square.
+
+    resample: Pillow's number of the resize filter. crop_size: None does not crop.
+    """
+
+    size: int = 224
+    resample: int = BILINEAR
+    mean: Channels = _HALF
+    std: Channels = _HALF
+    crop_size: int | None = None
+
+
+_PROCESSORS = {
+    "Beit": ProcessorDefaults(resample=BICUBIC),
+    "Blip": ProcessorDefaults(
+        384,
+        BICUBIC,
+        mean=(0.48145466, 0.4578275, 0.40821073),  # CLIP's
+        std=(0.26862954, 0.26130258, 0.27577711),
+    ),
+    "DeiT": ProcessorDefaults(256, BICUBIC, crop_size=224),
+    "ViT": ProcessorDefaults(),
+}
+_OF_FAMILY = {"beit": "Beit", "blip": "Blip", "deit": "DeiT", "vit": "ViT"}
+_NAME = re.compile(r"(\w+?)(?:ImageProcessor(?:Fast|Pil)?|FeatureExtractor)")
+
+
+def defaults(config: Mapping[str, Any], family: str) -> ProcessorDefaults:
+    """Those of the processor that the file names, or of the encoder's family where it names none."""
+    for field in ("image_processor_type", "feature_extractor_type"):
+        name = config.get(field)
+        if name is not None:
+            match = _NAME.fullmatch(str(name))
+            if match is None or match[1] not in _PROCESSORS:
+                known = ", ".join(f"{kind}ImageProcessor" for kind in _PROCESSORS)
+                raise ConfigError(field, name, f"supported are {known}")
+            return _PROCESSORS[match[1]]
+    return _PROCESSORS[_OF_FAMILY[family]]
+
+
+def size(config: Mapping[str, Any], field: str, default: int) -> tuple[int, int] | int:
+    """(height, width), or the length of the shorter edge."""
+    value = config.get(field)
+    if value is None:
+        value = default
+    match value:
+        case bool():
+            pass
+        case int() if value > 0:
+            return value, value
+        case [int(height), int(width)] if height > 0 and width > 0:
+            return height, width
+        case {"height": int(height), "width": int(width)} if height > 0 and width > 0:
+            return height, width
+        case {"shortest_edge": int(edge), **others} if edge > 0 and not any(others.values()):
+            return edge
+        case _:
+            pass
+    raise ConfigError(field, value, "a number of pixels, a height and width, or a shortest_edge is expected")
+
+
+def switch(config: Mapping[str, Any], field: str, default: bool) -> bool:
+    value = config.get(field, default)
+    if value is None:  # transformers takes an explicit null for off
+        return False
+    if not isinstance(value, bool):
+        raise ConfigError(field, value, "true or false is expected")
+    return value
+
+
+def number(config: Mapping[str, Any], field: str, default: float) -> float:
+    value = config.get(field)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(field, value, "a number is expected")
+    return float(value)
+
+
+def channels(config: Mapping[str, Any], field: str, default: Channels, nonzero: bool = False) -> Channels:
+    """One number per channel; a single one counts for all three."""
+    value = config.get(field)
+    if value is None:
+        return default
+    values = value if isinstance(value, list) else [value] * 3
+    numbers = tuple(float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool))
+    if len(numbers) != 3 or len(values) != 3 or (nonzero and 0.0 in numbers):
+        raise ConfigError(field, value, "three numbers are expected" + (", none of them 0" if nonzero else ""))
+    return numbers
+
+
+def resample(config: Mapping[str, Any], default: int) -> int:
+    value = config.get("resample")
+    if value is None:
+        return default
+    if isinstance(value, bool) or value not in FILTERS:
+        raise ConfigError("resample", value, "the number of a Pillow filter, 0 to 5, is expected")
+    return int(value)

@@ -1,0 +1,117 @@
+"""Token ids <-> text, from a checkpoint's tokenizer files, without transformers."""
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders
+
+from snapcap.models.processing.text_stream import INCOMPLETE, ByteLevelStream, WordStream
+from snapcap.models.processing.tokenizer_files import read_backend
+
+# transformers' clean-up of spaces, in its order
+_CLEAN_UP = (
+    (" .", "."),
+    (" ?", "?"),
+    (" !", "!"),
+    (" ,", ","),
+    (" ' ", "'"),
+    (" n't", "n't"),
+    (" 'm", "'m"),
+    (" 's", "'s"),
+    (" 've", "'ve"),
+    (" 're", "'re"),
+)
+_MAY_NEED_CLEAN_UP = re.compile(r" (?:[.?!,']|n't)").search  # every one of these begins so
+
+
+class Tokenizer:
+    """Encodes prompts and decodes captions; safe to use from several threads."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, clean_up: bool) -> None:
+        self._backend = backend
+        self._clean_up = clean_up
+        joins = isinstance(backend.decoder, decoders.ByteLevel | decoders.WordPiece)
+        self._pieces = _Pieces(backend) if joins else None
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "Tokenizer":
+        """Read ``tokenizer.json``, or the slow files of GPT-2, RoBERTa or BERT.
+
+        Raises:
+            ConfigError: the folder has neither, or they cannot be used; the message says what to do.
+        """
+        backend, config = read_backend(folder)
+        return cls(backend, _cleans_up(backend, config))
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of tokens, special and added ones included."""
+        return int(self._backend.get_vocab_size(with_added_tokens=True))
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without the special tokens a tokenizer may put around it."""
+        return list(self._backend.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids as transformers' ``decode(ids, skip_special_tokens=True)`` gives it, then stripped."""
+        return self._text(list(ids)).strip()
+
+    def stream(self, prompt_ids: Iterable[int] = ()) -> ByteLevelStream | WordStream:
+        """The text of the tokens that follow a prompt, as they come; together, and stripped, what `decode` adds to
+        the prompt's text."""
+        if isinstance(self._backend.decoder, decoders.ByteLevel) and not self._clean_up:
+            return ByteLevelStream(self._text)
+        return WordStream(self._text, prompt_ids)
+
+    def save(self, path: Path) -> None:
+        """Write a ``tokenizer.json``, from which the same tokenizer can be read."""
+        self._backend.save(str(path))
+
+    def _text(self, ids: list[int]) -> str:
+        text = None if self._pieces is None else self._pieces.text(ids)
+        if text is None:
+            text = str(self._backend.decode(ids, skip_special_tokens=True))
+        if self._clean_up and _MAY_NEED_CLEAN_UP(text):
+            for spaced, clean in _CLEAN_UP:
+                text = text.replace(spaced, clean)
+        return text
+
+
+class _Pieces(dict[int, str]):
+    """The text of each token that was seen, where it follows another; empty where the token is left out.
+
+    For decoders that look at nothing else: byte-level ones, but for bytes that are no character alone, and those of
+    word pieces. Captions are put together of a few hundred tokens, and to look these up takes the event loop less
+    time than to decode them.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        super().__init__()
+        self._backend = backend
+        self._first: dict[int, str] = {}  # the text of a token that follows none
+
+    def __missing__(self, token: int) -> str:
+        first = self._first[token] = str(self._backend.decode([token], skip_special_tokens=True))
+        both = str(self._backend.decode([token, token], skip_special_tokens=True))
+        self[token] = both.removeprefix(first)
+        return self[token]
+
+    def text(self, ids: list[int]) -> str | None:
+        """The text of tokens, or None where the decoder is needed."""
+        text = "".join(map(self.__getitem__, ids))
+        for token in ids:
+            first, following = self._first[token], self[token]
+            if first or following:  # else it is left out
+                text = first + text[len(following) :]
+                break
+        return None if INCOMPLETE in text else text
+
+
+def _cleans_up(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> bool:
+    # transformers 5 leaves BPE output alone even where the config asks for a clean-up: it would eat real spaces.
+    if type(backend.model).__name__ == "BPE":
+        return bool(config.get("clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output", False))
+    return bool(config.get("clean_up_tokenization_spaces", False))

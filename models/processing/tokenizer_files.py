@@ -1,0 +1,155 @@
+"""A checkpoint's tokenizer files, `tokenizer.json` or the slow ones of three families -> a tokenizer."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
+
+from snapcap.models.fields import ConfigError, json_or_empty
+
+_SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+_SPECIAL_LISTS = ("additional_special_tokens", "extra_special_tokens")
+_REMEDY = "convert the checkpoint with `snapcap import SRC DST`"
+
+# The special tokens of each slow tokenizer where its files name none.
+_DEFAULTS: dict[str, dict[str, str]] = {
+    "BertTokenizer": {
+        "unk_token": "[UNK]",
+        "sep_token": "[SEP]",
+        "pad_token": "[PAD]",
+        "cls_token": "[CLS]",
+        "mask_token": "[MASK]",
+    },
+    "GPT2Tokenizer": dict.fromkeys(_SPECIAL[:3], "<|endoftext|>"),
+    "RobertaTokenizer": {
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "unk_token": "<unk>",
+        "sep_token": "</s>",
+        "pad_token": "<pad>",
+        "cls_token": "<s>",
+        "mask_token": "<mask>",
+    },
+}
+_ROBERTA_DECODERS = ("roberta", "trocr")
+T = TypeVar("T")
+
+
+def read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
+    """The tokenizer with its special tokens marked, and its ``tokenizer_config.json``.
+
+    Raises:
+        ConfigError: there are no files that can be used; the message says what to do.
+    """
+    config = json_or_empty(folder / "tokenizer_config.json")
+    special_map = json_or_empty(folder / "special_tokens_map.json")
+    fast = folder / "tokenizer.json"
+    if fast.is_file():
+        backend = _read(fast.name, lambda: tokenizers.Tokenizer.from_file(str(fast)))
+        # A length or padding that training left in the file must not cut or pad a prompt.
+        backend.no_truncation()
+        backend.no_padding()
+    else:
+        name = _slow_class(folder, config)
+        backend = _bert(folder, config) if name == "BertTokenizer" else _byte_level(folder, config)
+        config = _DEFAULTS[name] | config
+        added = json_or_empty(folder / "added_tokens.json")
+        backend.add_tokens(sorted(added, key=lambda token: int(added[token])))
+    _mark_special(backend, config, special_map)
+    return backend, config
+
+
+def _slow_class(folder: Path, config: Mapping[str, Any]) -> str:
+    """Which of the slow tokenizers the files are, by the class they name or, without one, by the model's family."""
+    named = config.get("tokenizer_class")
+    word_pieces = (folder / "vocab.txt").is_file()
+    byte_pairs = (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file()
+    if not word_pieces and not byte_pairs:
+        raise ConfigError("tokenizer", named or folder.name, f"there is no tokenizer.json; {_REMEDY}")
+    if named is not None:
+        name = str(named).removesuffix("Fast")
+    elif word_pieces:
+        name = "BertTokenizer"
+    else:
+        decoder = json_or_empty(folder / "config.json").get("decoder")
+        family = decoder.get("model_type") if isinstance(decoder, dict) else None
+        name = "RobertaTokenizer" if family in _ROBERTA_DECODERS else "GPT2Tokenizer"
+    if name not in _DEFAULTS or not (word_pieces if name == "BertTokenizer" else byte_pairs):
+        known = "GPT-2's, RoBERTa's and BERT's"
+        raise ConfigError("tokenizer_class", named, f"without a tokenizer.json only {known} are read; {_REMEDY}")
+    return name
+
+
+def _byte_level(folder: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    """Byte-level BPE, which is all that GPT-2's and RoBERTa's slow tokenizers are."""
+    vocab, merges = folder / "vocab.json", folder / "merges.txt"
+    model = _read(f"{vocab.name} and {merges.name}", lambda: models.BPE.from_file(str(vocab), str(merges)))
+    backend = tokenizers.Tokenizer(model)
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(config.get("add_prefix_space", False)))
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _bert(folder: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    """WordPiece over a vocabulary of one token a line."""
+    file = folder / "vocab.txt"
+    unknown = config.get("unk_token") or _DEFAULTS["BertTokenizer"]["unk_token"]
+
+    def model() -> models.WordPiece:
+        with file.open(encoding="utf-8") as lines:
+            vocab = {token.rstrip("\n"): index for index, token in enumerate(lines)}
+        return models.WordPiece(vocab, unk_token=unknown["content"] if isinstance(unknown, dict) else unknown)
+
+    backend = tokenizers.Tokenizer(_read(file.name, model))
+    backend.normalizer = normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=bool(config.get("tokenize_chinese_chars", True)),
+        strip_accents=config.get("strip_accents"),
+        lowercase=bool(config.get("do_lower_case", True)),
+    )
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece(prefix="##")
+    return backend
+
+
+def _read(files: str, read: Callable[[], T]) -> T:
+    try:
+        return read()
+    except Exception as error:  # the library raises bare Exception
+        raise ConfigError("tokenizer", files, f"cannot be read ({error})") from None
+
+
+def _mark_special(backend: tokenizers.Tokenizer, config: Mapping[str, Any], special_map: Mapping[str, Any]) -> None:
+    """Register the tokens that only the two JSON files beside the tokenizer call special.
+
+    The order is transformers': tokens with ids first, by id, then by role.
+    """
+    numbered = sorted((config.get("added_tokens_decoder") or {}).items(), key=lambda item: int(item[0]))
+    for _, token in numbered:
+        _add(backend, token, bool(token.get("special")))
+    for source in (config, special_map):
+        for role in _SPECIAL:
+            if source.get(role):
+                _add(backend, source[role], True)
+        for role in _SPECIAL_LISTS:
+            tokens = source.get(role) or []
+            for token in tokens.values() if isinstance(tokens, dict) else tokens:
+                _add(backend, token, True)
+
+
+def _add(backend: tokenizers.Tokenizer, token: str | Mapping[str, Any], special: bool) -> None:
+    if isinstance(token, str):
+        # By role only a name is given: its flags (strip, normalise) stay where the tokenizer has it already.
+        known = {added.content: added for added in backend.get_added_tokens_decoder().values()}
+        if token in known and known[token].special:
+            return
+        token = {"content": token}
+    flags = {name: bool(token.get(name, False)) for name in ("lstrip", "rstrip", "single_word")}
+    normalized = bool(token.get("normalized", not special))
+    added = AddedToken(token["content"], normalized=normalized, special=special, **flags)
+    if special:
+        backend.add_special_tokens([added])
+    else:
+        backend.add_tokens([added])

@@ -1,0 +1,205 @@
+"""A checkpoint's image processor: bytes -> uint8 pixels of the size its encoder takes -> normalised floats.
+
+Equal to transformers' image processors of ViT, DeiT, BEiT and BLIP (Pillow backend) but for transparent pixels and
+16-bit greys, and large JPEGs, which are decoded at a fraction of their size (``snapcap.models.processing.image.read_image``).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from snapcap.models.fields import ConfigError, json_or_empty, read_json
+from snapcap.models.processing import processor_config as fields
+from snapcap.models.processing.image_error import ImageError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from PIL import Image
+
+_FILE = "preprocessor_config.json"
+_NESTED_FILE = "processor_config.json"  # of transformers 5, with tokenizer and image processor in one
+_HALF = (0.5, 0.5, 0.5)
+
+
+@dataclass(frozen=True)
+class DecodedImage:
+    """A picture ready for the encoder.
+
+    pixels: uint8 [H, W, 3], H and W as the encoder takes them.
+    format: ``jpeg``, ``png`` or ``webp``.
+    """
+
+    pixels: "NDArray[np.uint8]"
+    format: str
+
+
+@dataclass(frozen=True)
+class ImageTransform:
+    """What happens to a picture on its way into the encoder; the defaults are those of transformers' ViT.
+
+    size: (height, width) of the result, in pixels.
+    resample: Pillow's number of the resize filter (2 = bilinear).
+    resize_to: (height, width), or the length of the shorter edge; ``None`` is ``size``.
+    do_center_crop: cut ``size`` out of the middle of the resized picture.
+    max_pixels: the most pixels a picture may have before it is resized.
+    """
+
+    size: tuple[int, int]
+    resample: int = fields.BILINEAR
+    do_resize: bool = True
+    do_rescale: bool = True
+    rescale_factor: float = 1 / 255
+    do_normalize: bool = True
+    mean: tuple[float, ...] = _HALF
+    std: tuple[float, ...] = _HALF
+    max_pixels: int = 50_000_000
+    resize_to: tuple[int, int] | int | None = None
+    do_center_crop: bool = False
+
+    @classmethod
+    def from_folder(
+        cls, folder: Path, image_size: tuple[int, int], max_pixels: int = 50_000_000, family: str = "vit"
+    ) -> "ImageTransform":
+        """Read ``preprocessor_config.json``, or its part of ``processor_config.json``; without both, the defaults
+        of the encoder's family hold at its size.
+
+        Args:
+            image_size: (height, width) that the encoder takes; the file must lead to exactly that.
+            family: that of the encoder, as in ``VisionConfig``.
+
+        Raises:
+            ConfigError: a field that is not supported, or does not fit the encoder.
+        """
+        config = _read(folder)
+        if config is None:
+            preset = fields.defaults({}, family)
+            return cls(image_size, preset.resample, mean=preset.mean, std=preset.std, max_pixels=max_pixels)
+        return _from_config(config, fields.defaults(config, family), image_size, max_pixels)
+
+    def decode(self, data: bytes, room: int | None = None) -> DecodedImage:
+        """Bytes of a JPEG, PNG or WEBP file -> pixels as the encoder takes them, not yet rescaled.
+
+        Most of it releases the GIL, but not the making and copying of pixels.
+
+        Args:
+            room: how many bytes of memory it may take at most; None: as many as it does.
+
+        Raises:
+            ImageError: the data cannot be used; ``reason`` says why and the message what to do.
+            NeedsMemory: more than ``room``; no pixel was decoded.
+        """
+        # Here, because who runs the model or hands images on needs the numbers above, and no numpy or Pillow.
+        import numpy as np  # noqa: PLC0415
+
+        from snapcap.models.processing.image import Resize, read_image  # noqa: PLC0415
+
+        resize = Resize(self._resized, self.resample) if self.do_resize else None
+        image, name = read_image(data, self.max_pixels, resize, room)
+        if self.do_center_crop:
+            image = self._crop(image)
+        height, width = self.size
+        if image.size != (width, height):
+            raise _wrong_size(image, f"exactly {width}×{height}")
+        return DecodedImage(np.asarray(image), name)
+
+    def normalise(self, pixels: "NDArray[np.uint8]") -> "NDArray[np.float32]":
+        """uint8 [H, W, 3] -> float32 [3, H, W], ``(x * effective_rescale - effective_mean) / effective_std``.
+
+        The encoder does this on the device; here is the definition it follows.
+        """
+        import numpy as np  # noqa: PLC0415
+
+        x = pixels.astype(np.float32) * np.float32(self.effective_rescale)
+        mean, std = (np.array(v, np.float32) for v in (self.effective_mean, self.effective_std))
+        normalised: NDArray[np.float32] = ((x - mean) / std).transpose(2, 0, 1)
+        return normalised
+
+    @property
+    def effective_rescale(self) -> float:
+        """The factor of every pixel, 1 when rescaling is off."""
+        return self.rescale_factor if self.do_rescale else 1.0
+
+    @property
+    def effective_mean(self) -> tuple[float, ...]:
+        """The mean of each channel, 0 when normalising is off."""
+        return self.mean if self.do_normalize else (0.0, 0.0, 0.0)
+
+    @property
+    def effective_std(self) -> tuple[float, ...]:
+        """The standard deviation of each channel, 1 when normalising is off."""
+        return self.std if self.do_normalize else (1.0, 1.0, 1.0)
+
+    def _resized(self, width: int, height: int) -> tuple[int, int]:
+        """(width, height) after the resize, for an upright picture of that size."""
+        if isinstance(self.resize_to, int):
+            edge = self.resize_to
+            if width <= height:
+                return edge, edge * height // width
+            return edge * width // height, edge
+        target = self.resize_to or self.size
+        return target[1], target[0]
+
+    def _crop(self, image: "Image.Image") -> "Image.Image":
+        height, width = self.size
+        if image.width < width or image.height < height:
+            raise _wrong_size(image, f"at least {width}×{height}")
+        left, top = (image.width - width) // 2, (image.height - height) // 2
+        return image.crop((left, top, left + width, top + height))
+
+
+def _wrong_size(image: "Image.Image", expected: str) -> ImageError:
+    return ImageError(
+        "wrong_size",
+        f"the image is {image.width}×{image.height} pixels and this model does not resize; send {expected}",
+    )
+
+
+def _read(folder: Path) -> Mapping[str, Any] | None:
+    """transformers' order: the nested file goes before the plain one."""
+    nested = json_or_empty(folder / _NESTED_FILE).get("image_processor")
+    if nested is not None:
+        if not isinstance(nested, dict):
+            raise ConfigError("image_processor", nested, f"{_NESTED_FILE} must hold this object")
+        return nested
+    file = folder / _FILE
+    return read_json(file) if file.is_file() else None
+
+
+def _from_config(
+    config: Mapping[str, Any], preset: fields.ProcessorDefaults, image_size: tuple[int, int], max_pixels: int
+) -> ImageTransform:
+    if fields.switch(config, "do_pad", False):
+        raise ConfigError("do_pad", True, "padding is not supported")
+    do_resize = fields.switch(config, "do_resize", True)
+    do_center_crop = fields.switch(config, "do_center_crop", preset.crop_size is not None)
+    size = fields.size(config, "size", preset.size)
+    if do_center_crop:
+        crop = fields.size(config, "crop_size", preset.crop_size or 224)
+        _fits("crop_size", config.get("crop_size"), crop, image_size)
+        edges = (size, size) if isinstance(size, int) else size
+        if do_resize and (edges[0] < image_size[0] or edges[1] < image_size[1]):
+            raise ConfigError("size", config.get("size"), f"smaller than the crop, {image_size}")
+    elif do_resize:
+        _fits("size", config.get("size"), size, image_size)
+    return ImageTransform(
+        size=image_size,
+        resample=fields.resample(config, preset.resample),
+        do_resize=do_resize,
+        do_rescale=fields.switch(config, "do_rescale", True),
+        rescale_factor=fields.number(config, "rescale_factor", 1 / 255),
+        do_normalize=fields.switch(config, "do_normalize", True),
+        mean=fields.channels(config, "image_mean", preset.mean),
+        std=fields.channels(config, "image_std", preset.std, nonzero=True),
+        max_pixels=max_pixels,
+        resize_to=size if do_resize and size != image_size else None,
+        do_center_crop=do_center_crop,
+    )
+
+
+def _fits(field: str, value: object, size: tuple[int, int] | int, image_size: tuple[int, int]) -> None:
+    if isinstance(size, int):
+        raise ConfigError(field, value, "a height and width are needed, or do_center_crop with a crop_size")
+    if size != image_size:
+        raise ConfigError(field, value, f"the encoder takes {image_size[0]}×{image_size[1]} (height × width)")

@@ -1,0 +1,1 @@
+"""Holds the sources of everything that is compiled, and nothing else: the artifact key hashes this folder."""

@@ -1,0 +1,126 @@
+"""A BERT-like decoder (Devlin et al., 2018) as pure functions of activations, caches and weights.
+
+Its blocks normalise after each part, not before it as GPT-2's do. BERT, RoBERTa, BLIP's text decoder and TrOCR's
+differ in what stands around the blocks alone: what is added to a token's embedding is summed up when weights are
+loaded, and a norm or a dense layer that a family has not is left out of the region by its number of weights.
+
+Letters are those of ``snapcap.models.regions.gpt2``; linear layers are stored [out, in].
+"""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from snapcap.models.regions.activations import Activation
+from snapcap.models.regions.attention import attend, attend_cached
+from snapcap.models.regions.next_token import advance
+
+EMBED_WEIGHTS = ("token", "position")
+EMBED_NORM_WEIGHTS = ("norm.weight", "norm.bias")
+BLOCK_WEIGHTS = (
+    "qkv.weight",
+    "qkv.bias",
+    "out.weight",
+    "out.bias",
+    "norm1.weight",
+    "norm1.bias",
+    "cross_q.weight",
+    "cross_q.bias",
+    "cross_out.weight",
+    "cross_out.bias",
+    "norm_cross.weight",
+    "norm_cross.bias",
+    "fc1.weight",
+    "fc1.bias",
+    "fc2.weight",
+    "fc2.bias",
+    "norm2.weight",
+    "norm2.bias",
+)
+TRANSFORM_WEIGHTS = ("dense.weight", "dense.bias", "norm.weight", "norm.bias")
+HEAD_WEIGHTS = ("head.weight", "head.bias")
+
+
+def embed(
+    tokens: Tensor,  # [b] int64
+    positions: Tensor,  # [b] int64
+    token_weight: Tensor,  # [V, D]
+    position_weight: Tensor,  # [n_positions, D]
+    *norm: Tensor,  # weight and bias [D], where a norm follows
+    scale: float,
+    eps: float,
+) -> Tensor:  # [b, D]
+    """Token and position embedding of one new token a row, normalised."""
+    hidden = F.embedding(tokens, token_weight) * scale + F.embedding(positions, position_weight)
+    if not norm:
+        return hidden
+    weight, bias = norm
+    return F.layer_norm(hidden, (hidden.shape[-1],), weight, bias, eps)
+
+
+def block(
+    hidden: Tensor,  # [b, D]
+    positions: Tensor,  # [b] int64, below L
+    key_cache: Tensor,  # [b, H, d, L], written in place at each row's position
+    value_cache: Tensor,  # [b, H, L, d], likewise
+    cross_key: Tensor,  # [b, H, d, T]
+    cross_value: Tensor,  # [b, H, T, d]
+    qkv_weight: Tensor,  # [3 * D, D]
+    qkv_bias: Tensor,
+    out_weight: Tensor,
+    out_bias: Tensor,
+    norm1_weight: Tensor,
+    norm1_bias: Tensor,
+    cross_q_weight: Tensor,
+    cross_q_bias: Tensor,
+    cross_out_weight: Tensor,
+    cross_out_bias: Tensor,
+    norm_cross_weight: Tensor,
+    norm_cross_bias: Tensor,
+    fc1_weight: Tensor,
+    fc1_bias: Tensor,
+    fc2_weight: Tensor,
+    fc2_bias: Tensor,
+    norm2_weight: Tensor,
+    norm2_bias: Tensor,
+    *,
+    num_heads: int,
+    eps: float,
+    scale: float,
+    act: Activation,
+) -> Tensor:  # [b, D]
+    """One decoder layer for one new token a row: self-attention over the cache, cross-attention, MLP."""
+    rows, width = hidden.shape
+    heads = (rows, num_heads, width // num_heads)
+    query, key, value = F.linear(hidden, qkv_weight, qkv_bias).chunk(3, dim=1)
+    attended = attend_cached(
+        query.view(heads), key.view(heads), value.view(heads), positions, key_cache, value_cache, scale
+    )
+    hidden = hidden + F.linear(attended, out_weight, out_bias)
+    hidden = F.layer_norm(hidden, (width,), norm1_weight, norm1_bias, eps)
+
+    query = F.linear(hidden, cross_q_weight, cross_q_bias).view(heads)
+    hidden = hidden + F.linear(attend(query, cross_key, cross_value, scale), cross_out_weight, cross_out_bias)
+    hidden = F.layer_norm(hidden, (width,), norm_cross_weight, norm_cross_bias, eps)
+
+    hidden = hidden + F.linear(act(F.linear(hidden, fc1_weight, fc1_bias)), fc2_weight, fc2_bias)
+    return F.layer_norm(hidden, (width,), norm2_weight, norm2_bias, eps)
+
+
+def head(
+    hidden: Tensor,  # [b, D]
+    tokens: Tensor,  # [b] int64, replaced by the next tokens
+    positions: Tensor,  # [b] int64, advanced by one
+    forced: Tensor,  # [b, L] int64: the prompt's token at its position, -1 where generation is free
+    *weights: Tensor,  # dense [D, D] and [D], norm [D] and [D], where there is a transform; head [V, D], [V]
+    eps: float,
+    act: Activation | None,
+) -> Tensor:  # [b, V]
+    """Logits of the masked-language-model head, or of a plain one, and the next token."""
+    *transform, head_weight, head_bias = weights
+    if act is not None:
+        dense_weight, dense_bias, norm_weight, norm_bias = transform
+        hidden = act(F.linear(hidden, dense_weight, dense_bias))
+        hidden = F.layer_norm(hidden, (hidden.shape[-1],), norm_weight, norm_bias, eps)
+    logits = F.linear(hidden, head_weight, head_bias)
+    advance(logits, tokens, positions, forced)
+    return logits

@@ -1,0 +1,117 @@
+"""The GPT-2 decoder with cross-attention as pure functions of activations, caches and weights.
+
+b is the padded rows of the step, D the hidden size, H the heads, d the head dimension, N the layers,
+L the cache length, T the encoder tokens, V the vocabulary. Every row has its own position, so rows of
+different ages run together; a row reads and writes nothing but its own cache, so what other rows hold
+never changes its result.
+
+Keys are cached as [H, d, L]: with one query a row, both products of attention then run along contiguous memory,
+which is what a compiler fuses and vectorises best on a CPU. On CUDA the same shape has other strides, for kernels
+that read whole keys (`snapcap.models.regions.state.kv_cache`; benchmarks/NOTES.md has the times).
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from snapcap.models.regions.activations import Activation
+from snapcap.models.regions.attention import attend, attend_cached
+from snapcap.models.regions.next_token import advance
+
+EMBED_WEIGHTS = ("token", "position")
+BLOCK_WEIGHTS = (
+    "norm1.weight",
+    "norm1.bias",
+    "qkv.weight",
+    "qkv.bias",
+    "out.weight",
+    "out.bias",
+    "norm_cross.weight",
+    "norm_cross.bias",
+    "cross_q.weight",
+    "cross_q.bias",
+    "cross_out.weight",
+    "cross_out.bias",
+    "norm2.weight",
+    "norm2.bias",
+    "fc1.weight",
+    "fc1.bias",
+    "fc2.weight",
+    "fc2.bias",
+)
+HEAD_WEIGHTS = ("norm.weight", "norm.bias", "head.weight")
+
+
+def embed(
+    tokens: Tensor,  # [b] int64
+    positions: Tensor,  # [b] int64
+    token_weight: Tensor,  # [V, D]
+    position_weight: Tensor,  # [n_positions, D]
+) -> Tensor:  # [b, D]
+    """Token and position embedding of one new token a row."""
+    return F.embedding(tokens, token_weight) + F.embedding(positions, position_weight)
+
+
+def block(
+    hidden: Tensor,  # [b, D]
+    positions: Tensor,  # [b] int64, below L
+    key_cache: Tensor,  # [b, H, d, L], written in place at each row's position
+    value_cache: Tensor,  # [b, H, L, d], likewise
+    cross_key: Tensor,  # [b, H, d, T]
+    cross_value: Tensor,  # [b, H, T, d]
+    norm1_weight: Tensor,
+    norm1_bias: Tensor,
+    qkv_weight: Tensor,  # [D, 3 * D], as GPT-2 stores every linear layer: [in, out]
+    qkv_bias: Tensor,
+    out_weight: Tensor,
+    out_bias: Tensor,
+    norm_cross_weight: Tensor,
+    norm_cross_bias: Tensor,
+    cross_q_weight: Tensor,
+    cross_q_bias: Tensor,
+    cross_out_weight: Tensor,
+    cross_out_bias: Tensor,
+    norm2_weight: Tensor,
+    norm2_bias: Tensor,
+    fc1_weight: Tensor,
+    fc1_bias: Tensor,
+    fc2_weight: Tensor,
+    fc2_bias: Tensor,
+    *,
+    eps: float,
+    scale: float,
+    act: Activation,
+) -> Tensor:  # [b, D]
+    """One decoder layer for one new token a row: self-attention over the cache, cross-attention, MLP."""
+    rows, heads, head_dim, _ = key_cache.shape
+    width = heads * head_dim
+    normed = F.layer_norm(hidden, (width,), norm1_weight, norm1_bias, eps)
+    qkv = torch.addmm(qkv_bias, normed, qkv_weight).view(rows, 3, heads, head_dim)
+    query, key, value = qkv.unbind(1)  # each [b, H, d]
+    attended = attend_cached(query, key, value, positions, key_cache, value_cache, scale)
+    hidden = hidden + torch.addmm(out_bias, attended, out_weight)
+
+    normed = F.layer_norm(hidden, (width,), norm_cross_weight, norm_cross_bias, eps)
+    query = torch.addmm(cross_q_bias, normed, cross_q_weight).view(rows, heads, head_dim)
+    attended = attend(query, cross_key, cross_value, scale)
+    hidden = hidden + torch.addmm(cross_out_bias, attended, cross_out_weight)
+
+    normed = F.layer_norm(hidden, (width,), norm2_weight, norm2_bias, eps)
+    return hidden + torch.addmm(fc2_bias, act(torch.addmm(fc1_bias, normed, fc1_weight)), fc2_weight)
+
+
+def head(
+    hidden: Tensor,  # [b, D]
+    tokens: Tensor,  # [b] int64, replaced by the next tokens
+    positions: Tensor,  # [b] int64, advanced by one
+    forced: Tensor,  # [b, L] int64: the prompt's token at its position, -1 where generation is free
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    head_weight: Tensor,  # [V, D]
+    *,
+    eps: float,
+) -> Tensor:  # [b, V]
+    """Logits, and the next token."""
+    logits = F.linear(F.layer_norm(hidden, (hidden.shape[-1],), norm_weight, norm_bias, eps), head_weight)
+    advance(logits, tokens, positions, forced)
+    return logits

@@ -1,0 +1,162 @@
+"""Attention of a decode step: one query a row, a program a row and head, K/V read once.
+
+Caches are read as [length, head dimension], the layout `snapcap.models.regions.state.kv_cache` gives them on CUDA.
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.library import triton_op
+
+from snapcap.models.regions.kernels.launch import launch
+
+_CHUNK = 64  # positions of a row's own cache a program holds at once
+_CROSS_CHUNK = 256  # encoder tokens likewise: 197 of a ViT at 224 px in one go
+
+
+@triton_op("snapcap::attend_cached", mutates_args={"key_cache", "value_cache"})
+def attend_cached(
+    qkv: Tensor,  # [b, 3 * H * d]
+    positions: Tensor,  # [b] int64
+    key_cache: Tensor,  # [b, H, d, L], written in place at each row's position
+    value_cache: Tensor,  # [b, H, L, d], likewise
+    scale: float,
+) -> Tensor:  # [b, H * d]
+    """Self-attention over what each row has cached and its new token, which is cached too."""
+    return _attend(_attend_cached, (qkv, positions), key_cache, value_cache, scale, _CHUNK)
+
+
+@triton_op("snapcap::attend_cross", mutates_args=())
+def attend_cross(
+    query: Tensor,  # [b, H * d]
+    key: Tensor,  # [b, H, d, T]
+    value: Tensor,  # [b, H, T, d]
+    scale: float,
+) -> Tensor:  # [b, H * d]
+    """Cross-attention over the encoder's tokens."""
+    return _attend(_attend_cross, (query,), key, value, scale, _CROSS_CHUNK)
+
+
+def _attend(
+    kernel: Any, inputs: tuple[Tensor, ...], key: Tensor, value: Tensor, scale: float, chunk: int
+) -> Tensor:
+    """Launch a kernel on keys [b, H, d, L] and values [b, H, L, d]."""
+    rows, heads, width, length = key.shape
+    out = torch.empty(rows, heads * width, dtype=inputs[0].dtype, device=key.device)
+    launch(kernel)[(rows, heads)](
+        *inputs,
+        key,
+        value,
+        out,
+        *key.stride(),
+        *value.stride(),
+        SCALE=scale,
+        HEADS=heads,
+        WIDTH=width,
+        PADDED=triton.next_power_of_2(width),
+        LENGTH=length,
+        CHUNK=chunk,
+        num_warps=4,
+    )
+    return out
+
+
+@triton.jit
+def _attend_chunk(query, keys, values, key_length, value_length, j, here, real, top, total, mixed):
+    """A softmax over more keys than a program holds, with the keys and values at positions ``j`` added to it: its
+    highest score, its sum and its mix of values so far (Milakov and Gimelshein, 2018)."""
+    there = here[:, None] & real[None, :]
+    key = tl.load(keys[None, :] + j[:, None] * key_length, mask=there, other=0.0).to(tl.float32)
+    value = tl.load(values[None, :] + j[:, None] * value_length, mask=there, other=0.0).to(tl.float32)
+    score = tl.where(here, tl.sum(key * query[None, :], 1), float("-inf"))
+    higher = tl.maximum(top, tl.max(score, 0))
+    shrink, p = tl.exp(top - higher), tl.exp(score - higher)
+    return higher, total * shrink + tl.sum(p, 0), mixed * shrink + tl.sum(p[:, None] * value, 0)
+
+
+@triton.jit
+def _attend_cached(
+    qkv,
+    positions,
+    key_cache,
+    value_cache,
+    out,
+    key_row,
+    key_head,
+    key_width,
+    key_length,
+    value_row,
+    value_head,
+    value_length,
+    value_width,
+    SCALE: tl.constexpr,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    LENGTH: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    row, head = tl.program_id(0), tl.program_id(1)
+    d = tl.arange(0, PADDED)
+    real = d < WIDTH
+    new = qkv + (row * 3 * HEADS + head) * WIDTH + d
+    query = tl.load(new, mask=real, other=0.0).to(tl.float32) * SCALE
+    new_key = tl.load(new + HEADS * WIDTH, mask=real, other=0.0)
+    new_value = tl.load(new + 2 * HEADS * WIDTH, mask=real, other=0.0)
+    position = tl.load(positions + row)
+    keys = key_cache + row * key_row + head * key_head + d * key_width
+    values = value_cache + row * value_row + head * value_head + d * value_width
+    tl.store(keys + position * key_length, new_key, mask=real)
+    tl.store(values + position * value_length, new_value, mask=real)
+    # The new token is taken from registers: what was just stored need not be visible to the loads below.
+    top = tl.sum(query * new_key.to(tl.float32), 0)
+    total = tl.full([], 1.0, tl.float32)
+    mixed = new_value.to(tl.float32)
+    for start in range(0, LENGTH, CHUNK):
+        j = start + tl.arange(0, CHUNK)
+        top, total, mixed = _attend_chunk(
+            query, keys, values, key_length, value_length, j, j < position, real, top, total, mixed
+        )
+    tl.store(out + (row * HEADS + head) * WIDTH + d, (mixed / total).to(out.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def _attend_cross(
+    query,
+    keys,
+    values,
+    out,
+    key_row,
+    key_head,
+    key_width,
+    key_length,
+    value_row,
+    value_head,
+    value_length,
+    value_width,
+    SCALE: tl.constexpr,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    LENGTH: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    row, head = tl.program_id(0), tl.program_id(1)
+    d = tl.arange(0, PADDED)
+    real = d < WIDTH
+    at = (row * HEADS + head) * WIDTH + d
+    keys += row.to(tl.int64) * key_row + head * key_head + d * key_width
+    values += row.to(tl.int64) * value_row + head * value_head + d * value_width
+    q = tl.load(query + at, mask=real, other=0.0).to(tl.float32) * SCALE
+    top = tl.full([], float("-inf"), tl.float32)
+    total = tl.full([], 0.0, tl.float32)
+    mixed = tl.zeros([PADDED], tl.float32)
+    for start in range(0, LENGTH, CHUNK):
+        j = start + tl.arange(0, CHUNK)
+        top, total, mixed = _attend_chunk(
+            q, keys, values, key_length, value_length, j, j < LENGTH, real, top, total, mixed
+        )
+    tl.store(out + at, (mixed / total).to(out.dtype.element_ty), mask=real)

@@ -1,0 +1,1 @@
+"""Reads a checkpoint's tensors and brings them to the device, in the layout that regions take."""

@@ -1,0 +1,74 @@
+"""A BEiT encoder's tensors, in the order its regions take them."""
+
+import torch
+from torch import Tensor
+
+from snapcap.models.dimensions import BeitConfig
+from snapcap.models.weights.source import WeightSet, WeightSource
+
+
+def blocks(take: WeightSource, vision: BeitConfig) -> tuple[WeightSet, ...]:
+    """For ``vit.block``, with a bias for each pair of positions where attention has one."""
+    index = relative_index(*vision.grid)
+    shared = _table(take, "encoder.relative", vision) if vision.shared_bias else None
+    biases: dict[str, Tensor] = {}
+
+    def relative(layer: int) -> WeightSet:
+        """One tensor for all layers where they share it."""
+        own = _table(take, f"encoder.layer.{layer}.relative", vision) if vision.layer_bias else None
+        table = own if shared is None else shared if own is None else shared + own
+        if table is None:
+            return ()
+        name = "shared" if own is None else str(layer)
+        if name not in biases:
+            biases[name] = take.place(table[index].permute(2, 0, 1).unsqueeze(0))
+        return (biases[name],)
+
+    return tuple((*_block(take, vision, layer), *relative(layer)) for layer in range(vision.num_layers))
+
+
+def relative_index(rows: int, columns: int) -> Tensor:
+    """[S, S] int64: the row of the bias table for each pair of tokens.
+
+    The distance of two patches, (2 rows - 1) (2 columns - 1) of them, then class token to patch, patch to class
+    token, and the class token to itself.
+    """
+    distances = (2 * rows - 1) * (2 * columns - 1)
+    y, x = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
+    y, x = y.flatten(), x.flatten()
+    index = torch.empty(rows * columns + 1, rows * columns + 1, dtype=torch.int64)
+    down, across = y[:, None] - y[None, :] + rows - 1, x[:, None] - x[None, :] + columns - 1
+    index[1:, 1:] = down * (2 * columns - 1) + across
+    index[0, :], index[:, 0], index[0, 0] = distances, distances + 1, distances + 2
+    return index
+
+
+def _table(take: WeightSource, name: str, vision: BeitConfig) -> Tensor:
+    rows, columns = vision.grid
+    return take.raw(name, (2 * rows - 1) * (2 * columns - 1) + 3, vision.num_heads)
+
+
+def _block(take: WeightSource, vision: BeitConfig, layer: int) -> WeightSet:
+    width, inner, name = vision.hidden_size, vision.intermediate_size, f"encoder.layer.{layer}"
+    projections = [f"{name}.{projection}.weight" for projection in ("query", "key", "value")]
+    # Keys have no bias: one that is the same for every key changes no softmax.
+    query, value = (take.raw(f"{name}.{part}.bias", width) for part in ("query", "value"))
+    return (
+        *take.affine(f"{name}.norm1", width),
+        take.stacked(projections, width, width),
+        take.place(torch.cat([query, torch.zeros_like(query), value])),
+        *_scaled(take, f"{name}.out", f"{name}.scale1", vision, width),
+        *take.affine(f"{name}.norm2", width),
+        *take.affine(f"{name}.fc1", inner, width),
+        *_scaled(take, f"{name}.fc2", f"{name}.scale2", vision, inner),
+    )
+
+
+def _scaled(take: WeightSource, name: str, scale: str, vision: BeitConfig, inputs: int) -> WeightSet:
+    """A linear layer with the layer scale that follows it: λ (W x + b) = (λ W) x + λ b."""
+    width = vision.hidden_size
+    if not vision.layer_scale:
+        return take.affine(name, width, inputs)
+    factor = take.raw(scale, width)
+    weight, bias = take.raw(f"{name}.weight", width, inputs), take.raw(f"{name}.bias", width)
+    return take.place(factor.unsqueeze(1) * weight), take.place(factor * bias)

@@ -1,0 +1,105 @@
+"""A checkpoint's tensors on the device, in the order the regions take them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from snapcap.models.config import ModelConfig
+from snapcap.models.dimensions import BeitConfig, BertConfig, Gpt2Config
+from snapcap.models.regions.table import Region
+from snapcap.models.weights import (
+    beit as beit_weights,
+)
+from snapcap.models.weights import (
+    bert as bert_weights,
+)
+from snapcap.models.weights import (
+    gpt2 as gpt2_weights,
+)
+from snapcap.models.weights import (
+    vit as vit_weights,
+)
+from snapcap.models.weights.files import read_tensors
+from snapcap.models.weights.source import WeightSet, WeightSource
+from snapcap.models.weights.upload import upload
+from snapcap.models.weights.vit import Normalisation
+
+__all__ = ["Normalisation", "WeightSet", "Weights", "load_weights"]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """For each region name, one tuple of tensors per layer, in ``Region.weight_names`` order."""
+
+    sets: Mapping[str, tuple[WeightSet, ...]]
+
+    def of(self, region: Region) -> tuple[WeightSet, ...]:
+        return self.sets[region.name]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on the device; a tied tensor counts once."""
+        unique = {t.data_ptr(): t.nbytes for layers in self.sets.values() for weights in layers for t in weights}
+        return sum(unique.values())
+
+
+def load_weights(
+    folder: Path,
+    config: ModelConfig,
+    normalisation: Normalisation,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Weights:
+    """Read a checkpoint folder (safetensors or ``.bin``, one file or sharded) into region weights.
+
+    Strict: a tensor that is missing, left over, or of another shape is an error that names it.
+
+    Raises:
+        WeightsError: the files cannot be read or do not fit the configuration.
+    """
+    take = WeightSource(upload(_canonical(read_tensors(folder), config), device), device, dtype)
+    vision = config.vision
+    sets = {
+        "encoder_before": (vit_weights.embed(take, vision, normalisation),),
+        "encoder_block": beit_weights.blocks(take, vision)
+        if isinstance(vision, BeitConfig)
+        else tuple(vit_weights.block(take, vision, layer) for layer in range(vision.num_layers)),
+        **_decoder(take, config),
+        "decoder_beams": ((),),
+    }
+    take.finish()
+    return Weights(sets)
+
+
+def _canonical(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+    return {ours: tensors[theirs] for theirs, ours in config.names.canonical(tensors).items()}
+
+
+def _decoder(take: WeightSource, config: ModelConfig) -> dict[str, tuple[WeightSet, ...]]:
+    decoder, outer = config.decoder, config.vision.hidden_size
+    layers = range(decoder.num_layers)
+    blocks: tuple[WeightSet, ...]
+    match decoder:
+        case Gpt2Config():
+            embed = gpt2_weights.embed(take, decoder)
+            blocks = tuple(gpt2_weights.block(take, decoder, layer) for layer in layers)
+            head = gpt2_weights.head(take, decoder, embed[0])
+            cross = gpt2_weights.cross_kv(take, decoder)
+        case BertConfig():
+            embed = bert_weights.embed(take, decoder)
+            blocks = tuple(bert_weights.block(take, decoder, layer) for layer in layers)
+            head = bert_weights.head(take, decoder, embed[0])
+            cross = bert_weights.cross_kv(take, decoder, config.cross_size)
+        case _:
+            raise TypeError(type(decoder).__name__)
+    projection = take.affine("projection", decoder.hidden_size, outer) if config.projected else ()
+    norm = take.affine("encoder.norm", outer) if config.vision.final_norm else ()
+    return {
+        "encoder_after": ((*norm, *cross, *projection),),
+        "decoder_before": (embed,),
+        "decoder_block": blocks,
+        "decoder_after": (head,),
+    }

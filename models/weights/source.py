@@ -1,0 +1,76 @@
+"""A checkpoint's tensors, handed out by name: checked, converted, and remembered, so that none is left over."""
+
+import torch
+from torch import Tensor
+
+from snapcap.models.weights.files import WeightsError
+
+WeightSet = tuple[Tensor, ...]
+
+
+class WeightSource:
+    """Tensors by snapcap's names, in the dtype of the file, to be handed out as regions want them.
+
+    On CUDA they are there already, so what is cut, joined or turned around is so on the device.
+    """
+
+    def __init__(self, tensors: dict[str, Tensor], device: torch.device, dtype: torch.dtype) -> None:
+        self._tensors = tensors
+        self._names = frozenset(tensors)
+        self._device = device
+        self._dtype = dtype
+
+    def has(self, name: str) -> bool:
+        return name in self._names
+
+    def raw(self, name: str, *shape: int) -> Tensor:
+        """The tensor as the file has it; it is given once, so that its memory is free when it is of no more use.
+
+        Raises:
+            WeightsError: it is not there, or has another shape than this.
+        """
+        tensor = self._tensors.pop(name, None)
+        if tensor is None:
+            raise WeightsError(f"the checkpoint has no tensor {name!r}; is it what its config.json says?")
+        if tuple(tensor.shape) != shape:
+            raise WeightsError(f"tensor {name!r} has shape {tuple(tensor.shape)}, config.json implies {shape}")
+        return tensor
+
+    def place(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Contiguous and, on CUDA, the beginning of its memory: compiled kernels read 16 bytes at a time."""
+        placed = tensor.to(device=self._device, dtype=dtype or self._dtype).contiguous()
+        return placed.clone() if placed.is_cuda and placed.storage_offset() else placed
+
+    def __call__(self, name: str, *shape: int) -> Tensor:
+        return self.place(self.raw(name, *shape))
+
+    def affine(self, name: str, *weight_shape: int, bias: int | None = None) -> WeightSet:
+        """``name.weight`` and ``name.bias``, of a norm or of a linear layer [out, in]."""
+        width = weight_shape[0] if bias is None else bias
+        return self(f"{name}.weight", *weight_shape), self(f"{name}.bias", width)
+
+    def stacked(self, names: list[str], *shape: int) -> Tensor:
+        """The tensors of these names, one under the other."""
+        return self.place(torch.cat([self.raw(name, *shape) for name in names]))
+
+    def head(self, name: str, placed_token: Tensor, tied: bool) -> Tensor:
+        """The head's weight: the token embedding itself where the two are tied.
+
+        A tied checkpoint may hold the head as well. As in transformers, a copy is the embedding, and one that
+        differs is a head of its own, whatever the configuration says.
+        """
+        if not self.has(name):
+            if tied:
+                return placed_token
+            raise WeightsError(f"the checkpoint has no {name}, and tie_word_embeddings is false")
+        own = self(name, *placed_token.shape)
+        same = own.data_ptr() == placed_token.data_ptr()
+        return placed_token if tied and (same or torch.equal(own, placed_token)) else own
+
+    def finish(self) -> None:
+        """Raises:
+        WeightsError: a tensor was never asked for.
+        """
+        if self._tensors:
+            names = ", ".join(sorted(self._tensors)[:5])
+            raise WeightsError(f"the checkpoint holds {len(self._tensors)} tensors that no region uses: {names}")

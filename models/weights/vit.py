@@ -1,0 +1,64 @@
+"""A ViT encoder's tensors, in the order its regions take them."""
+
+from dataclasses import dataclass
+
+import torch
+
+from snapcap.models.dimensions import VisionConfig
+from snapcap.models.weights.source import WeightSet, WeightSource
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """What the image processor does to a pixel value x: (x * rescale - mean) / std, per channel."""
+
+    rescale: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+def embed(take: WeightSource, vision: VisionConfig, normalisation: Normalisation) -> WeightSet:
+    """For ``vit.embed``. DeiT's distillation token goes with the class token: both stand before the patches."""
+    width, (height, breadth) = vision.hidden_size, vision.patch_size
+    patch = take.raw("encoder.patch.weight", width, 3, height, breadth).reshape(width, 3 * height * breadth)
+    leading = [take.raw("encoder.class_token", 1, 1, width)]
+    if vision.leading_tokens == 2:
+        leading.append(take.raw("encoder.distillation_token", 1, 1, width))
+    length = vision.sequence_length
+    position = take.raw("encoder.position", 1, length, width) if vision.positions else torch.zeros(1, length, width)
+    statistics = (
+        take.place(torch.tensor(values), torch.float32)
+        for values in ([normalisation.rescale], normalisation.mean, normalisation.std)
+    )
+    return (
+        *statistics,
+        take.place(patch),
+        take("encoder.patch.bias", width),
+        take.place(torch.cat(leading, dim=1)),
+        take.place(position),
+    )
+
+
+def block(take: WeightSource, vision: VisionConfig, layer: int) -> WeightSet:
+    """For ``vit.block``."""
+    width, inner, name = vision.hidden_size, vision.intermediate_size, f"encoder.layer.{layer}"
+    return (
+        *take.affine(f"{name}.norm1", width),
+        *_qkv(take, vision, name),
+        *take.affine(f"{name}.out", width, width),
+        *take.affine(f"{name}.norm2", width),
+        *take.affine(f"{name}.fc1", inner, width),
+        *take.affine(f"{name}.fc2", width, inner),
+    )
+
+
+def _qkv(take: WeightSource, vision: VisionConfig, name: str) -> WeightSet:
+    width = vision.hidden_size
+    if vision.fused_qkv:
+        return take.affine(f"{name}.qkv", 3 * width, width)
+    projections = [f"{name}.{projection}" for projection in ("query", "key", "value")]
+    weight = take.stacked([f"{projection}.weight" for projection in projections], width, width)
+    # Without qkv_bias the region adds zeros: one region for both, and the sum is exact.
+    if not vision.qkv_bias:
+        return weight, take.place(torch.zeros(3 * width))
+    return weight, take.stacked([f"{projection}.bias" for projection in projections], width)
