@@ -17,10 +17,10 @@ from snapcap.benchmarks.report import Report, number
 from snapcap.benchmarks.workload import MODELS, Workload, open_workload
 
 if TYPE_CHECKING:
-    from snapcap.warmup.buckets import Bucket
-    from snapcap.warmup.row import Needs
-    from snapcap.warmup.runner import Runner
-    from snapcap.warmup.startup import Loaded
+    from snapcap.warmup.plan.buckets import Bucket
+    from snapcap.warmup.runtime.runner import Runner
+    from snapcap.warmup.runtime.slot_request import Needs
+    from snapcap.warmup.start.start import Loaded
 
 BEAMS = (2, 3, 4, 5, 8)
 MOST = 1.3
@@ -31,9 +31,9 @@ CHECKED_TOKENS = 16
 def start(workload: Workload, options: argparse.Namespace, cache: Path) -> "Loaded":
     """The model as a server has it when it is ready."""
     from snapcap.warmup.options import StartOptions, StoreOptions
-    from snapcap.warmup.startup import load
-    from snapcap.warmup.status import StartupStatus
-    from snapcap.warmup.timeline import Timeline
+    from snapcap.warmup.progress.status import StartupStatus
+    from snapcap.warmup.progress.timeline import Timeline
+    from snapcap.warmup.start.start import load
 
     sizes = tuple(int(size) for size in options.buckets.split(",")) if options.buckets else ()
     if options.backend == "aot":
@@ -54,7 +54,7 @@ def start(workload: Workload, options: argparse.Namespace, cache: Path) -> "Load
 def admit(runner: "Runner", bucket: "Bucket", beams: int, image: Any, search: bool) -> "Needs":
     """The first b slots: one image's beams, or as many greedy rows. The image is encoded for both, as that leaves
     the CPU's caches without what a step reads."""
-    from snapcap.warmup.row import GREEDY, Needs, Row, Search
+    from snapcap.warmup.runtime.slot_request import GREEDY, Needs, Row, Search
 
     runner.encode(bucket, [image], 0)
     if not search:
@@ -95,14 +95,14 @@ def measure(loaded: "Loaded", image: Any, repeats: int) -> dict[int, dict[str, l
 
 def searched(runner: "Runner", bucket: "Bucket", beams: int, image: Any) -> list[int]:
     """The best hypothesis."""
-    from snapcap.warmup.row import Row, Search
+    from snapcap.warmup.runtime.slot_request import Row, Search
 
     row = Row(search=Search(beams, CHECKED_TOKENS))
     assert row.search is not None
     runner.encode(bucket, [image], 0)
     runner.admit(0, [row])
     runner.group(range(beams), row, row.search)
-    from snapcap.warmup.row import Needs
+    from snapcap.warmup.runtime.slot_request import Needs
 
     for _ in range(CHECKED_TOKENS):
         runner.decode_step(bucket, Needs(beams=True))
@@ -114,9 +114,9 @@ def searched(runner: "Runner", bucket: "Bucket", beams: int, image: Any) -> list
 
 def compare(loaded: "Loaded", images: list[Any]) -> list[list[str]]:
     """How many searches give the same tokens launched by hand, and with eager regions."""
-    from snapcap.warmup.backends.eager import EagerBackend
-    from snapcap.warmup.runner import open_callables
-    from snapcap.warmup.status import COMPONENTS
+    from snapcap.warmup.progress.status import COMPONENTS
+    from snapcap.warmup.runtime.backends.eager import EagerBackend
+    from snapcap.warmup.runtime.runner import open_callables
 
     runner, table = loaded.runner, loaded.plan.table
     rows = []

@@ -10,7 +10,7 @@ from typing import NoReturn
 from snapcap.benchmarks import latency, modes, startup, throughput
 from snapcap.benchmarks.charts import ChartsError, require_matplotlib
 from snapcap.benchmarks.workload import MODELS
-from snapcap.warmup.factors import FactorsError, resolve_device
+from snapcap.warmup.machine.installation import MachineError, resolve_device
 
 _EXAMPLES = """\
 examples:
@@ -79,6 +79,6 @@ def main(arguments: Sequence[str]) -> int:
         device = resolve_device(options.device).partition(":")[0]
         with _terminated_as_interrupted():
             status: int = MEASURES[options.measure].run(options, device)
-    except (ChartsError, FactorsError) as error:
+    except (ChartsError, MachineError) as error:
         raise UsageError(str(error)) from error
     return status

@@ -29,11 +29,11 @@ TOKENS = 20
 
 def load(options: argparse.Namespace) -> tuple[Any, Any, Any, Any]:
     """Model, device and plan, as the server has them, and the pixels of the image."""
-    from snapcap.warmup.device import open_device
-    from snapcap.warmup.model import load_model
     from snapcap.warmup.options import StartOptions, StoreOptions
-    from snapcap.warmup.plan import make_plan
-    from snapcap.warmup.prepare import read_checkpoint
+    from snapcap.warmup.plan.plan import make_plan
+    from snapcap.warmup.runtime.device import open_device
+    from snapcap.warmup.runtime.loaded_model import load_model
+    from snapcap.warmup.start.preparation import read_checkpoint
 
     start = StartOptions(
         options.model,
@@ -131,7 +131,7 @@ def save(folder: Path) -> None:
     """Keep what was compiled, in the form of a jit artifact set."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-    from snapcap.warmup.compile_cache import CompileCache
+    from snapcap.warmup.start.jit.compile_cache import CompileCache
 
     folder.mkdir(parents=True, exist_ok=True)
     for path in CompileCache(Path(cache_dir())).save().values():
@@ -183,7 +183,7 @@ def main() -> int:
     elif captures:
         values |= steady_steps(steps, buckets, "_graph")
     if how.way != "eager":
-        from snapcap.warmup.compile_events import cache_counts, compiled_graphs
+        from snapcap.warmup.progress.compile_events import cache_counts, compiled_graphs
 
         values |= {"graphs": compiled_graphs(), **cache_counts()._asdict()}
     result(values)

@@ -19,7 +19,7 @@ from snapcap.benchmarks.peers.commands import PEERS
 from snapcap.benchmarks.report import Report
 from snapcap.benchmarks.server import SNAPCAP_API, Process, Server, serving
 from snapcap.benchmarks.workload import Workload, open_workload
-from snapcap.warmup.cpus import available_cpus
+from snapcap.warmup.machine.cpus import available_cpus
 
 BACKENDS = {"aot": "snapcap, aot", "jit": "snapcap, jit", "eager": "snapcap, eager"}
 TITLES = {**BACKENDS, **{name: peer.title for name, peer in PEERS.items()}}

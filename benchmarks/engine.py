@@ -63,8 +63,8 @@ def open_engine(options: argparse.Namespace) -> Opened:
     """
     from snapcap.service.device_thread import DeviceThread
     from snapcap.warmup.options import BackendChoice, StartOptions, StoreOptions
-    from snapcap.warmup.status import StartupStatus
-    from snapcap.warmup.timeline import Timeline
+    from snapcap.warmup.progress.status import StartupStatus
+    from snapcap.warmup.progress.timeline import Timeline
 
     start = StartOptions(
         str(options.model),
@@ -137,7 +137,7 @@ def closed_loop(submit: Callable[[int], "Future[Any]"], concurrency: int, second
 def measure_steps(loaded: Any, images: list[Any]) -> dict[str, dict[str, float]]:
     """Milliseconds of an encode, a decode step and a row's move at every bucket, each the mean of many in a row
     with one wait for the device at their end. On the device thread, between two requests."""
-    from snapcap.warmup.row import Row
+    from snapcap.warmup.runtime.slot_request import Row
 
     runner = loaded.runner
     found: dict[str, dict[str, float]] = {}

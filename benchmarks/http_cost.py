@@ -51,7 +51,7 @@ from snapcap.service.process_decoder import ProcessDecoder
 from snapcap.service.remote_engine import RemoteEngine
 from snapcap.service.server import Server, make_server
 from snapcap.service.shared_pixels import Slots
-from snapcap.warmup.timeline import Timeline
+from snapcap.warmup.progress.timeline import Timeline
 
 FORMS = ("raw", "json", "multipart")
 NAMES = ("event loop", "HTTP process", "device thread", "engine process", "decode processes")

@@ -19,13 +19,13 @@ from snapcap.benchmarks.common import scratch
 from snapcap.benchmarks.random_checkpoint import RANDOM_MODELS
 from snapcap.benchmarks.report import Report, number
 from snapcap.benchmarks.workload import open_workload
-from snapcap.warmup.readback import DeviceTimer
+from snapcap.warmup.runtime.readback import DeviceTimer
 
 if TYPE_CHECKING:
     from snapcap.models.regions.table import Region, RegionFunction
-    from snapcap.warmup.buckets import Bucket
-    from snapcap.warmup.model import LoadedModel
-    from snapcap.warmup.runner import Runner
+    from snapcap.warmup.plan.buckets import Bucket
+    from snapcap.warmup.runtime.loaded_model import LoadedModel
+    from snapcap.warmup.runtime.runner import Runner
 
 REPLAYS, SERIES = 20, 5
 
@@ -65,7 +65,7 @@ def measure(runner: "Runner", bucket: "Bucket") -> tuple[float, float]:
     """Milliseconds of an encode and of a decode step at a bucket whose callables are bound."""
     import numpy as np
 
-    from snapcap.warmup.row import Row
+    from snapcap.warmup.runtime.slot_request import Row
 
     height, width = runner.config.vision.image_size
     images = [np.zeros((height, width, 3), dtype=np.uint8)] * bucket.size
@@ -120,13 +120,13 @@ def main() -> None:
 
 
 def _variant(variant: str, options: argparse.Namespace, folder: Path) -> dict[int, dict[str, Any]]:
-    from snapcap.warmup.backends.eager import EagerBackend
-    from snapcap.warmup.device import open_device
-    from snapcap.warmup.model import load_model
     from snapcap.warmup.options import StartOptions, StoreOptions
-    from snapcap.warmup.plan import make_plan
-    from snapcap.warmup.prepare import read_checkpoint
-    from snapcap.warmup.runner import Runner, open_callables
+    from snapcap.warmup.plan.plan import make_plan
+    from snapcap.warmup.runtime.backends.eager import EagerBackend
+    from snapcap.warmup.runtime.device import open_device
+    from snapcap.warmup.runtime.loaded_model import load_model
+    from snapcap.warmup.runtime.runner import Runner, open_callables
+    from snapcap.warmup.start.preparation import read_checkpoint
 
     sizes = tuple(int(size) for size in options.buckets.split(","))
     start = StartOptions(

@@ -31,7 +31,7 @@ from snapcap.benchmarks.workload import open_workload
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    from snapcap.warmup.runner import Runner
+    from snapcap.warmup.runtime.runner import Runner
 
 REPLAYS, SERIES = 20, 5
 
@@ -167,8 +167,8 @@ def main() -> None:
     options = parser.parse_args()
     import torch
 
-    from snapcap.warmup.readback import event
-    from snapcap.warmup.runner import Runner
+    from snapcap.warmup.runtime.readback import event
+    from snapcap.warmup.runtime.runner import Runner
 
     if not torch.cuda.is_available():
         raise SystemExit(

@@ -20,18 +20,18 @@ LEAST_FASTER = 1.5
 def measure(cache: Path, threads: int, repeats: int) -> tuple[dict[tuple[str, int, str], list[float]], int]:
     """Seconds by component, bucket and backend; and the threads they ran with."""
     from snapcap.models.processing.transform import ImageTransform
-    from snapcap.warmup.backends.aot import AotBackend
-    from snapcap.warmup.backends.base import Backend
-    from snapcap.warmup.backends.eager import EagerBackend
-    from snapcap.warmup.buckets import Bucket
-    from snapcap.warmup.device import open_device
-    from snapcap.warmup.model import load_model
     from snapcap.warmup.options import StartOptions, StoreOptions
-    from snapcap.warmup.plan import make_plan
-    from snapcap.warmup.prepare import find_artifacts, read_checkpoint
-    from snapcap.warmup.row import Row
-    from snapcap.warmup.runner import Runner, open_callables
-    from snapcap.warmup.status import COMPONENTS
+    from snapcap.warmup.plan.buckets import Bucket
+    from snapcap.warmup.plan.plan import make_plan
+    from snapcap.warmup.progress.status import COMPONENTS
+    from snapcap.warmup.runtime.backends.aot import AotBackend
+    from snapcap.warmup.runtime.backends.base import Backend
+    from snapcap.warmup.runtime.backends.eager import EagerBackend
+    from snapcap.warmup.runtime.device import open_device
+    from snapcap.warmup.runtime.loaded_model import load_model
+    from snapcap.warmup.runtime.runner import Runner, open_callables
+    from snapcap.warmup.runtime.slot_request import Row
+    from snapcap.warmup.start.preparation import find_artifacts, read_checkpoint
 
     options = StartOptions(
         str(DEMO), cache, StoreOptions(cache / "store"), device="cpu", backend="aot", threads=threads

@@ -15,7 +15,7 @@ from snapcap.service.limits import Limits
 from snapcap.service.messages import Cancel, Submit
 from snapcap.service.scheduler import Scheduler
 from snapcap.service.shared_pixels import SharedPixels
-from snapcap.warmup.buckets import Bucket, BucketTable
+from snapcap.warmup.plan.buckets import Bucket, BucketTable
 
 TOKENS = 20
 END, WORD = 1, 5

@@ -39,8 +39,8 @@ from snapcap.service.routes.openai import OpenAIRoutes
 from snapcap.service.routes.page import page_router
 from snapcap.service.routes.startup import startup_router
 from snapcap.service.routes.v2 import V2Routes
-from snapcap.warmup.status import StartupStatus
-from snapcap.warmup.timeline import Timeline
+from snapcap.warmup.progress.status import StartupStatus
+from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.version import snapcap_version
 
 # FastAPI would look for OpenTelemetry's configuration in the environment, for each request.

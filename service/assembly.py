@@ -22,8 +22,8 @@ from snapcap.service.readiness import Readiness
 from snapcap.service.server import make_server
 from snapcap.service.startup_collector import StartupCollector, register_process_collectors
 from snapcap.service.thread_decoder import decode_threads
-from snapcap.warmup.status import StartupStatus
-from snapcap.warmup.timeline import Timeline
+from snapcap.warmup.progress.status import StartupStatus
+from snapcap.warmup.progress.timeline import Timeline
 
 _logger = logging.getLogger("snapcap.server")
 

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from snapcap.service.engine import Engine
-    from snapcap.warmup.background import BackgroundBuild
     from snapcap.warmup.options import StartOptions
-    from snapcap.warmup.startup import Loaded
-    from snapcap.warmup.status import StartupStatus
+    from snapcap.warmup.progress.status import StartupStatus
+    from snapcap.warmup.start.background_build import BackgroundBuild
+    from snapcap.warmup.start.start import Loaded
 
 _logger = logging.getLogger("snapcap.build")
 
@@ -38,7 +38,7 @@ def start_build(
 
     def begin() -> None:
         try:
-            from snapcap.warmup.background import BackgroundBuild  # noqa: PLC0415  only a start without artifacts
+            from snapcap.warmup.start.background_build import BackgroundBuild  # noqa: PLC0415  only a start without artifacts
 
             builds.append(BackgroundBuild(loaded, options, status, on_device))
         except Exception as error:  # nobody waits for this thread

@@ -19,17 +19,18 @@ from snapcap.service.config import Settings
 from snapcap.service.interrupt import Interrupted
 from snapcap.service.start_error import explain
 from snapcap.service.start_options import start_options
-from snapcap.warmup.build import Builder, BuildError, Built, Event
+from snapcap.warmup.build.builder import Builder, BuildError, Built, Event
+from snapcap.warmup.build.release import publish_built, publish_in_child, signer_of
+from snapcap.warmup.build.remote_cache import remote_cache_environment
+from snapcap.warmup.errors import StartError
 from snapcap.warmup.options import StartOptions
-from snapcap.warmup.plan import Plan, StartError, make_plan
-from snapcap.warmup.prepare import find_artifacts, read_checkpoint
-from snapcap.warmup.prepared import Artifacts, Checkpoint
-from snapcap.warmup.publication import publish_built, publish_in_child, signer_of
-from snapcap.warmup.remote_cache import remote_cache_environment
-from snapcap.warmup.startup import load
-from snapcap.warmup.status import StartupStatus
-from snapcap.warmup.store import StoreError
-from snapcap.warmup.timeline import Timeline
+from snapcap.warmup.plan.checkpoint import Artifacts, Checkpoint
+from snapcap.warmup.plan.plan import Plan, make_plan
+from snapcap.warmup.progress.status import StartupStatus
+from snapcap.warmup.progress.timeline import Timeline
+from snapcap.warmup.start.preparation import find_artifacts, read_checkpoint
+from snapcap.warmup.start.start import load
+from snapcap.warmup.store.store import StoreError
 
 
 def build(settings: Settings) -> int:

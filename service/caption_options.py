@@ -11,7 +11,7 @@ from typing import Any
 
 from snapcap.models.dimensions import MAX_BEAMS
 from snapcap.service.errors import InvalidOption, PromptTooLong, UnknownOption
-from snapcap.warmup.row import EarlyStopping
+from snapcap.warmup.runtime.slot_request import EarlyStopping
 
 MAX_PROMPT_CHARACTERS = 10_000
 

@@ -18,7 +18,7 @@ from snapcap.service.errors import InvalidOption, ModelNotFound, NotReady
 from snapcap.service.metrics import Metrics
 from snapcap.service.readiness import Readiness, State
 from snapcap.service.thread_decoder import ThreadDecoder, decode_threads
-from snapcap.warmup.timeline import Timeline
+from snapcap.warmup.progress.timeline import Timeline
 
 if TYPE_CHECKING:
     from snapcap.models.processing.tokenizer import Tokenizer

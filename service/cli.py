@@ -19,7 +19,7 @@ from snapcap.service.config_reader import (
 from snapcap.service.errors import ServiceError
 from snapcap.service.offline.job import add_job_arguments, read_job
 from snapcap.service.options import options_of
-from snapcap.warmup.own_imports import import_only_what_is_installed
+from snapcap.warmup.machine.own_imports import import_only_what_is_installed
 
 _VERSION = "--version"
 _BENCH = "bench"
@@ -204,9 +204,9 @@ def _caption(arguments: argparse.Namespace) -> int:
 def _import(arguments: argparse.Namespace) -> int:
     settings = read_settings(arguments, os.environ)
     from snapcap.models.config import ConfigError  # noqa: PLC0415
-    from snapcap.warmup.checkpoint import CheckpointError  # noqa: PLC0415
-    from snapcap.warmup.importer import import_checkpoint  # noqa: PLC0415
-    from snapcap.warmup.s3 import S3Options  # noqa: PLC0415
+    from snapcap.warmup.checkpoints.importer import import_checkpoint  # noqa: PLC0415
+    from snapcap.warmup.checkpoints.patterns import CheckpointError  # noqa: PLC0415
+    from snapcap.warmup.options import S3Options  # noqa: PLC0415
 
     try:
         written = import_checkpoint(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from snapcap.service.child_process import ChildProcess, fork_child
 from snapcap.service.shared_pixels import SharedPixels
-from snapcap.warmup.cpus import available_cpus
+from snapcap.warmup.machine.cpus import available_cpus
 
 _MOST = 12
 _MOST_OF_FEW_CPUS = 4

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from snapcap.warmup.device_health import DeviceHealth
+    from snapcap.warmup.machine.device_health import DeviceHealth
 
 # Whatever it is, what fails every time does not get better by more requests that fail.
 MAX_CONSECUTIVE_FAILURES = 3

@@ -11,15 +11,15 @@ from snapcap.service.after_ready import after_ready
 from snapcap.service.engine import Engine, EngineObserver
 from snapcap.service.limits import Limits
 from snapcap.service.scheduler import Scheduler
-from snapcap.warmup.buckets import Bucket
-from snapcap.warmup.child import one_line
+from snapcap.warmup.machine.child import one_line
 from snapcap.warmup.options import StartOptions
-from snapcap.warmup.startup import Loaded, load
-from snapcap.warmup.status import COMPONENTS, StartupStatus
-from snapcap.warmup.timeline import Timeline
+from snapcap.warmup.plan.buckets import Bucket
+from snapcap.warmup.progress.status import COMPONENTS, StartupStatus
+from snapcap.warmup.progress.timeline import Timeline
+from snapcap.warmup.start.start import Loaded, load
 
 if TYPE_CHECKING:
-    from snapcap.warmup.prepared import Checkpoint
+    from snapcap.warmup.plan.checkpoint import Checkpoint
 
 _logger = logging.getLogger("snapcap.start")
 

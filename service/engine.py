@@ -23,11 +23,11 @@ from snapcap.service.messages import Pulse
 from snapcap.service.request import CaptionRequest
 from snapcap.service.running import Running
 from snapcap.service.scheduler import Scheduler
-from snapcap.warmup.row import Needs, Row, Search
+from snapcap.warmup.runtime.slot_request import Needs, Row, Search
 
 if TYPE_CHECKING:
-    from snapcap.warmup.readback import DeviceTimer, PendingTokens
-    from snapcap.warmup.runner import Runner
+    from snapcap.warmup.runtime.readback import DeviceTimer, PendingTokens
+    from snapcap.warmup.runtime.runner import Runner
 
 log = logging.getLogger("snapcap.engine")
 T = TypeVar("T")

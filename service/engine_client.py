@@ -45,7 +45,7 @@ from snapcap.service.watchdog import StalledError, Watchdog
 
 if TYPE_CHECKING:
     from snapcap.service.app import Services
-    from snapcap.warmup.prepared import Checkpoint
+    from snapcap.warmup.plan.checkpoint import Checkpoint
 
 _END_S = 10.0
 _STACKS_S = 1.0  # to print them
@@ -134,7 +134,7 @@ class EngineClient:
             from snapcap.models.config import ModelConfig  # noqa: PLC0415
             from snapcap.models.processing.tokenizer import Tokenizer  # noqa: F401, PLC0415
             from snapcap.service.rehearsal import AnswersAtOnce, rehearse  # noqa: PLC0415
-            from snapcap.warmup.prepared import Checkpoint  # noqa: PLC0415
+            from snapcap.warmup.plan.checkpoint import Checkpoint  # noqa: PLC0415
 
             folder = self._folder.result()
             settings = self._settings

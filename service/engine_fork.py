@@ -8,7 +8,7 @@ from typing import TypeAlias
 from snapcap.service.child_process import ChildProcess, fork_child
 from snapcap.service.config import Settings
 from snapcap.service.shared_pixels import SharedPixels
-from snapcap.warmup.timeline import Timeline
+from snapcap.warmup.progress.timeline import Timeline
 
 Serve: TypeAlias = Callable[[Settings, socket.socket, SharedPixels, float], int]
 

@@ -36,16 +36,16 @@ from snapcap.service.messages import (
 )
 from snapcap.service.shared_pixels import SharedPixels
 from snapcap.service.start_error import explain, unexpected
-from snapcap.warmup.compile_events import compiler_counts
-from snapcap.warmup.status import StartupStatus
-from snapcap.warmup.timeline import Timeline
+from snapcap.warmup.progress.compile_events import compiler_counts
+from snapcap.warmup.progress.status import StartupStatus
+from snapcap.warmup.progress.timeline import Timeline
 
 if TYPE_CHECKING:
     from snapcap.service.engine import Engine
     from snapcap.service.scheduler import Scheduler
     from snapcap.warmup.options import StartOptions
-    from snapcap.warmup.prepared import Checkpoint
-    from snapcap.warmup.startup import Loaded as LoadedModel
+    from snapcap.warmup.plan.checkpoint import Checkpoint
+    from snapcap.warmup.start.start import Loaded as LoadedModel
 
 _USAGE_S = 1.0
 # The other process sends no more than its queue holds.
@@ -89,12 +89,12 @@ class _EngineProcess:
     def _begin(self) -> None:
         try:
             with self._timeline.phase("import_engine"):
-                from snapcap.warmup.device_context import begin_device_context  # noqa: PLC0415  what fails is for the log
+                from snapcap.warmup.machine.device_context import begin_device_context  # noqa: PLC0415  what fails is for the log
 
                 begin_device_context(self._settings.compute.device)  # the driver takes longer than these imports
                 from snapcap.service.device_thread import DeviceThread  # noqa: PLC0415
                 from snapcap.service.start_options import start_options  # noqa: PLC0415
-                from snapcap.warmup.torch_libraries import load_torch_libraries  # noqa: PLC0415
+                from snapcap.warmup.machine.torch_libraries import load_torch_libraries  # noqa: PLC0415
 
                 # Alone: the dynamic linker does one thing at a time, and Python waits for it with its lock held
                 # where a module has compiled parts. Beside the fetch, that one would wait for the libraries.

@@ -9,10 +9,10 @@ from snapcap.service import logs
 from snapcap.service.config import Settings
 from snapcap.service.start_error import explain as one_line
 from snapcap.service.start_options import start_options
-from snapcap.warmup.describe import describe_model
-from snapcap.warmup.key import ABSENT
-from snapcap.warmup.plan import make_plan
-from snapcap.warmup.prepare import find_artifacts, read_checkpoint
+from snapcap.warmup.artifacts.describe import describe_model
+from snapcap.warmup.artifacts.key import ABSENT
+from snapcap.warmup.plan.plan import make_plan
+from snapcap.warmup.start.preparation import find_artifacts, read_checkpoint
 
 
 def explain(settings: Settings) -> int:

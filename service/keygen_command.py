@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from snapcap.warmup.signing import KeyFileError, generate_key
+from snapcap.warmup.artifacts.signing import KeyFileError, generate_key
 
 
 def keygen(private: Path) -> int:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from snapcap.warmup.cgroups import MEMBERSHIP, MOUNTS, control_groups
+from snapcap.warmup.machine.cgroups import MEMBERSHIP, MOUNTS, control_groups
 
 _FILES = ("memory.max", "memory.limit_in_bytes")  # of version 2 and 1
 # More makes nothing faster: 32 bodies of 20 MiB, and more pictures of 50 million pixels than CPUs decode at a time.

@@ -13,9 +13,9 @@ from typing import Generic, NamedTuple, TypeAlias, TypeVar
 from snapcap.service.errors import ServiceError
 from snapcap.service.limits import Limits
 from snapcap.service.request import Completion, SamplingParams
-from snapcap.warmup.compile_events import CompilerCounts
-from snapcap.warmup.status import StatusState
-from snapcap.warmup.timeline import Phase
+from snapcap.warmup.progress.compile_events import CompilerCounts
+from snapcap.warmup.progress.status import StatusState
+from snapcap.warmup.progress.timeline import Phase
 
 _LENGTH = struct.Struct("=I")
 # What either end asks the socket for at once: more than a turn's message. For twice as much the allocator would go

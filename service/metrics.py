@@ -20,7 +20,7 @@ from snapcap.service.errors import (
     PayloadTooLarge,
     ServiceError,
 )
-from snapcap.warmup.status import COMPONENTS
+from snapcap.warmup.progress.status import COMPONENTS
 
 _REFUSALS = (
     BodyMemoryFull,

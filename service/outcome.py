@@ -10,13 +10,13 @@ from snapcap.service.garbage import settle
 from snapcap.service.readiness import State
 from snapcap.service.start_error import explain, unexpected
 from snapcap.service.waterfall import waterfall
-from snapcap.warmup.timeline import Phase
+from snapcap.warmup.progress.timeline import Phase
 
 if TYPE_CHECKING:
     from snapcap.service.app import Services
     from snapcap.service.config import Settings
     from snapcap.service.request import CaptionEngine
-    from snapcap.warmup.prepared import Checkpoint
+    from snapcap.warmup.plan.checkpoint import Checkpoint
 
 _logger = logging.getLogger("snapcap.start")
 

@@ -9,7 +9,7 @@ from snapcap.service.config import Settings
 from snapcap.service.decode_fork import DecodeProcesses, decode_processes, fork_decoding
 from snapcap.service.engine_fork import Serve, fork_engine
 from snapcap.service.shared_pixels import SharedPixels
-from snapcap.warmup.timeline import Timeline
+from snapcap.warmup.progress.timeline import Timeline
 
 
 @dataclass(frozen=True)

@@ -32,8 +32,8 @@ from snapcap.service.ray_metrics import RayMetrics
 from snapcap.service.readiness import State
 from snapcap.service.request_id import HEADER
 from snapcap.service.startup import start
-from snapcap.warmup.own_imports import import_only_what_is_installed
-from snapcap.warmup.timeline import Timeline
+from snapcap.warmup.machine.own_imports import import_only_what_is_installed
+from snapcap.warmup.progress.timeline import Timeline
 
 _POLL_SECONDS = 0.02
 # As the startup probe on Kubernetes, whose comment has the sum: a start that takes longer hangs.

@@ -20,11 +20,11 @@ from snapcap.service.request import CaptionRequest, Completion
 from snapcap.service.request_id import identify
 from snapcap.service.routes.caption import CaptionRoutes
 from snapcap.service.shared_pixels import FilledSlot, Slots
-from snapcap.warmup.timeline import Timeline
+from snapcap.warmup.progress.timeline import Timeline
 
 if TYPE_CHECKING:
     from snapcap.service.request import CaptionEngine
-    from snapcap.warmup.prepared import Checkpoint
+    from snapcap.warmup.plan.checkpoint import Checkpoint
 
 TIMEOUT_S = 30.0
 _BODY = BodyLimits(1 << 20, TIMEOUT_S)

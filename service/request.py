@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from snapcap.service.limits import Limits
 from snapcap.service.shared_pixels import FilledSlot
-from snapcap.warmup.row import EarlyStopping
+from snapcap.warmup.runtime.slot_request import EarlyStopping
 
 if TYPE_CHECKING:
     import numpy as np

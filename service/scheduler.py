@@ -18,7 +18,7 @@ from snapcap.service.pace import Pace
 from snapcap.service.request import CaptionRequest, Completion
 from snapcap.service.running import Running
 from snapcap.service.waiting import Line, Waiting
-from snapcap.warmup.buckets import BucketTable
+from snapcap.warmup.plan.buckets import BucketTable
 
 Clock = Callable[[], float]
 

@@ -15,7 +15,7 @@ from snapcap.service.bind import BindError, bind
 from snapcap.service.child_process import ForkError
 from snapcap.service.config import Settings
 from snapcap.service.parts import fork_parts
-from snapcap.warmup.timeline import Timeline
+from snapcap.warmup.progress.timeline import Timeline
 
 if TYPE_CHECKING:
     from snapcap.service.api_keys import ApiKeys

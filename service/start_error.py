@@ -10,10 +10,10 @@ _KNOWN = {
     "snapcap.service.engine_client": "EngineEndedError",
     "snapcap.service.process_decoder": "DecodersEndedError",
     "snapcap.service.watchdog": "StalledError",
-    "snapcap.warmup.build": "BuildError",
-    "snapcap.warmup.checkpoint_files": "CheckpointError",
-    "snapcap.warmup.plan": "StartError",
-    "snapcap.warmup.store": "StoreError",
+    "snapcap.warmup.build.builder": "BuildError",
+    "snapcap.warmup.checkpoints.patterns": "CheckpointError",
+    "snapcap.warmup.plan.plan": "StartError",
+    "snapcap.warmup.store.store": "StoreError",
 }
 
 

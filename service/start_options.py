@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import cast
 
 from snapcap.service.config import Settings
-from snapcap.warmup.options import BackendChoice, BuildChoice, ReadyWhen, StartOptions, StoreOptions
-from snapcap.warmup.s3 import S3Options
+from snapcap.warmup.options import BackendChoice, BuildChoice, ReadyWhen, S3Options, StartOptions, StoreOptions
 
 
 def start_options(settings: Settings) -> StartOptions:

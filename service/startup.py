@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from snapcap.service.engine import Engine
     from snapcap.service.scheduler import Scheduler
     from snapcap.warmup.options import StartOptions
-    from snapcap.warmup.prepared import Checkpoint
-    from snapcap.warmup.startup import Loaded
+    from snapcap.warmup.plan.checkpoint import Checkpoint
+    from snapcap.warmup.start.start import Loaded
 
 
 def start(settings: Settings, services: "Services", stop: Callable[[], None]) -> Callable[[], object]:

@@ -13,8 +13,8 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from snapcap.service.readiness import Readiness, State
-from snapcap.warmup.status import BUILD_RESULTS, StartupStatus
-from snapcap.warmup.timeline import Timeline
+from snapcap.warmup.progress.status import BUILD_RESULTS, StartupStatus
+from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.version import snapcap_version
 
 _MARKS = {

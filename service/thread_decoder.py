@@ -6,7 +6,7 @@ from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
 from snapcap.service.decoder import Done, Encoded, Outcome, Picture, Unreadable, too_large
-from snapcap.warmup.cpus import available_cpus
+from snapcap.warmup.machine.cpus import available_cpus
 
 if TYPE_CHECKING:
     from snapcap.models.processing.transform import ImageTransform

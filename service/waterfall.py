@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from snapcap.warmup.timeline import Phase
+from snapcap.warmup.progress.timeline import Phase
 
 _BAR = 48
 

@@ -124,12 +124,12 @@ def test_an_interrupted_build_keeps_what_is_done(built_cache: Path, tmp_path: Pa
 
 
 def test_a_wrong_package_and_one_that_crashes_fail_the_self_check(built_cache: Path, tmp_path: Path) -> None:
-    from snapcap.warmup.build import Builder
-    from snapcap.warmup.child import Child, ChildError
+    from snapcap.warmup.build.builder import Builder
+    from snapcap.warmup.build.worker import job_of
+    from snapcap.warmup.machine.child import Child, ChildError
     from snapcap.warmup.options import StartOptions, StoreOptions
-    from snapcap.warmup.plan import make_plan
-    from snapcap.warmup.prepare import read_checkpoint
-    from snapcap.warmup.region_task import job_of
+    from snapcap.warmup.plan.plan import make_plan
+    from snapcap.warmup.start.preparation import read_checkpoint
 
     (builds,) = (built_cache / "store" / "builds").iterdir()
     packages = tmp_path / "packages"
@@ -142,7 +142,9 @@ def test_a_wrong_package_and_one_that_crashes_fail_the_self_check(built_cache: P
     plan = make_plan(checkpoint.config, options)
     assert not [task for task in Builder(checkpoint, plan, packages).tasks if task.size not in (1, 4)]
     child = Child(
-        "snapcap.warmup.check_worker", job_of(checkpoint.folder, plan, packages), {"AOTI_RUNTIME_CHECK_INPUTS": "1"}
+        "snapcap.warmup.build.check_worker",
+        job_of(checkpoint.folder, plan, packages),
+        {"AOTI_RUNTIME_CHECK_INPUTS": "1"},
     )
     child.start(120)
     try:

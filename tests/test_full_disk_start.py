@@ -7,13 +7,13 @@ import pytest
 from support.server_process import ServerProcess, snapcap
 from support.small_disk import SMALL
 
-from snapcap.warmup.options import StartOptions, StoreOptions
-from snapcap.warmup.plan import make_plan
-from snapcap.warmup.prepare import read_checkpoint
-from snapcap.warmup.publish import new_manifest, publish
-from snapcap.warmup.s3 import S3Options, client
-from snapcap.warmup.s3_store import S3Store
-from snapcap.warmup.signing import Signer, load_signer
+from snapcap.warmup.artifacts.signing import Signer, load_signer
+from snapcap.warmup.options import S3Options, StartOptions, StoreOptions
+from snapcap.warmup.plan.plan import make_plan
+from snapcap.warmup.s3.download import client
+from snapcap.warmup.start.preparation import read_checkpoint
+from snapcap.warmup.store.publish import new_manifest, publish
+from snapcap.warmup.store.s3 import S3Store
 
 BUCKETS = ("--device", "cpu", "--buckets", "1")
 

@@ -15,11 +15,11 @@ from support.build_folders import nearly_built
 from support.compilers import HangingCompiler
 from support.server_process import ServerProcess, clean_environment, descendants, is_gone, snapcap, wait_until
 
-from snapcap.warmup.child import Child, ChildError
+from snapcap.warmup.build.worker import job_of
+from snapcap.warmup.machine.child import Child, ChildError
 from snapcap.warmup.options import StartOptions, StoreOptions
-from snapcap.warmup.plan import make_plan
-from snapcap.warmup.prepare import read_checkpoint
-from snapcap.warmup.region_task import job_of
+from snapcap.warmup.plan.plan import make_plan
+from snapcap.warmup.start.preparation import read_checkpoint
 
 MISSING = ("aot/encoder_before.b1", "aot/decoder_after.b4")
 _ABORTS = "#include <cstdlib>\n__attribute__((constructor)) static void loaded() { abort(); }\n"
@@ -75,7 +75,7 @@ def test_a_package_that_crashes_its_process_is_told_by_its_signal(built_cache: P
     options = StartOptions("demo", tmp_path, StoreOptions(tmp_path), buckets=(1, 4))
     checkpoint = read_checkpoint(options)
     job = job_of(checkpoint.folder, make_plan(checkpoint.config, options), packages)
-    checker = Child("snapcap.warmup.check_worker", job, {"AOTI_RUNTIME_CHECK_INPUTS": "1"})
+    checker = Child("snapcap.warmup.build.check_worker", job, {"AOTI_RUNTIME_CHECK_INPUTS": "1"})
     checker.start(120)
     try:
         assert checker.ask({"region": "decoder_before", "size": 1}, 120)["difference"] < 1e-4
@@ -192,7 +192,7 @@ def test_a_compiler_that_hangs_is_ended_and_its_package_has_failed(built_cache: 
         _, said = hung.process.communicate(timeout=200)
         assert hung.process.returncode == 1, said
         words = " ".join(said.split())
-        assert "compile: snapcap.warmup.build_worker took more than 30 s and was ended" in words
+        assert "compile: snapcap.warmup.build.compile_worker took more than 30 s and was ended" in words
         assert "2 of 14 packages failed: nothing published" in words
         wait_until(lambda: hung.compiler.is_gone and all(map(is_gone, workers)), 30)
 

@@ -118,7 +118,8 @@ def test_explain_looks_for_the_kind_of_the_backend(cold: Served, compiler: Path)
 def test_a_build_of_what_is_there_does_nothing_and_puts_it_into_s3(
     cold: Served, compiler: Path, aws_environment: None, s3_server: str, tmp_path: Path
 ) -> None:
-    from snapcap.warmup.s3 import S3Options, client
+    from snapcap.warmup.options import S3Options
+    from snapcap.warmup.s3.download import client
 
     log = tmp_path / "compiler.log"
     environment = {"CXX": str(compiler), "COMPILER_LOG": str(log)}

@@ -12,21 +12,21 @@ from support import device_cases
 from support.recorded_launches import expected_and_run, missing
 from support.server_process import python
 
-from snapcap.warmup.ahead import launch_ahead
-from snapcap.warmup.aoti import AotiError
-from snapcap.warmup.aoti_operators import Operators
-from snapcap.warmup.aoti_tensors import Zeros
-from snapcap.warmup.eager_launches import FP32, Launch, Like
-from snapcap.warmup.torch_libraries import load_torch_libraries
+from snapcap.warmup.machine.torch_libraries import load_torch_libraries
+from snapcap.warmup.runtime.aoti.container import AotiError
+from snapcap.warmup.runtime.aoti.eager_launches import FP32, Launch, Like
+from snapcap.warmup.runtime.aoti.operators import Operators
+from snapcap.warmup.runtime.aoti.tensors import Zeros
+from snapcap.warmup.start.ahead import launch_ahead
 
 PROGRAM = """
 import ctypes, json, logging, sys
 from pathlib import Path
-from snapcap.warmup.ahead import launch_ahead
-from snapcap.warmup.eager_launches import eager_launches
+from snapcap.warmup.start.ahead import launch_ahead
+from snapcap.warmup.runtime.aoti.eager_launches import eager_launches
 from snapcap.warmup.options import StartOptions, StoreOptions
-from snapcap.warmup.plan import make_plan
-from snapcap.warmup.prepare import read_checkpoint
+from snapcap.warmup.plan.plan import make_plan
+from snapcap.warmup.start.preparation import read_checkpoint
 
 logging.basicConfig(format="%(message)s")
 options = StartOptions("demo", Path(), StoreOptions(Path()), device="cpu")

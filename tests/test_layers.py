@@ -48,9 +48,9 @@ def test_a_caption_on_eager_imports_no_compiler_and_no_transformers() -> None:
 import json, sys
 from pathlib import Path
 from snapcap.warmup.options import StartOptions, StoreOptions
-from snapcap.warmup.startup import load
-from snapcap.warmup.status import StartupStatus
-from snapcap.warmup.timeline import Timeline
+from snapcap.warmup.start.start import load
+from snapcap.warmup.progress.status import StartupStatus
+from snapcap.warmup.progress.timeline import Timeline
 folder = Path(sys.argv[1])
 load(StartOptions("demo", folder, StoreOptions(folder), backend="eager"), Timeline.since_exec(), StartupStatus())
 print(json.dumps(sorted(sys.modules)))

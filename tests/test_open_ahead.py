@@ -13,21 +13,21 @@ from typing import Any, cast
 import pytest
 from support.server_process import python
 
-from snapcap.warmup.ahead import open_ahead
-from snapcap.warmup.aoti import AotiError, Container
-from snapcap.warmup.artifacts import Fetched
-from snapcap.warmup.files import VerifiedFile
-from snapcap.warmup.packages import Signature
-from snapcap.warmup.prepared import Artifacts
+from snapcap.warmup.plan.checkpoint import Artifacts
+from snapcap.warmup.runtime.aoti.container import AotiError, Container
+from snapcap.warmup.runtime.aoti.packages import Signature
+from snapcap.warmup.start.ahead import open_ahead
+from snapcap.warmup.store.blobs import VerifiedFile
+from snapcap.warmup.store.fetch import Fetched
 
 INSIDE = "package/data/aotinductor/model"
 PROGRAM = """
 import json, sys, threading
 from pathlib import Path
-from snapcap.warmup.ahead import open_ahead
+from snapcap.warmup.start.ahead import open_ahead
 from snapcap.warmup.options import StartOptions, StoreOptions
-from snapcap.warmup.plan import make_plan
-from snapcap.warmup.prepare import find_artifacts, read_checkpoint
+from snapcap.warmup.plan.plan import make_plan
+from snapcap.warmup.start.preparation import find_artifacts, read_checkpoint
 
 cache, beside = Path(sys.argv[1]), sys.argv[2] == "beside"
 options = StartOptions("demo", cache, StoreOptions(cache / "store"), device="cpu", buckets=(1, 4))
@@ -42,12 +42,12 @@ modules = sorted({"torch", "PIL._imaging"} & set(sys.modules))
 if beside:
     importing.join()
 
-from snapcap.warmup.backends.aot import AotBackend
-from snapcap.warmup.check_worker import example_inputs
-from snapcap.warmup.compare import compare_call
-from snapcap.warmup.device import open_device
-from snapcap.warmup.model import load_model
-from snapcap.warmup.buckets import Bucket
+from snapcap.warmup.runtime.backends.aot import AotBackend
+from snapcap.warmup.build.check_worker import example_inputs
+from snapcap.warmup.runtime.compare import compare_call
+from snapcap.warmup.runtime.device import open_device
+from snapcap.warmup.runtime.loaded_model import load_model
+from snapcap.warmup.plan.buckets import Bucket
 
 device, dtype = open_device(plan)
 model = load_model(checkpoint.folder, checkpoint.config, checkpoint.transform, plan, device, dtype)

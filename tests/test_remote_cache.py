@@ -11,8 +11,8 @@ import pytest
 from support.build_folders import nearly_built
 from support.server_process import clean_environment, snapcap
 
-from snapcap.warmup.plan import StartError
-from snapcap.warmup.remote_cache import remote_cache_environment
+from snapcap.warmup.build.remote_cache import remote_cache_environment
+from snapcap.warmup.errors import StartError
 
 TESTS = Path(__file__).parent
 

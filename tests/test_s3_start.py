@@ -9,7 +9,8 @@ from uuid import uuid4
 import pytest
 from support.server_process import ServerProcess, snapcap
 
-from snapcap.warmup.s3 import S3Options, client
+from snapcap.warmup.options import S3Options
+from snapcap.warmup.s3.download import client
 
 BUCKETS = ("--buckets", "1,4")
 

@@ -17,7 +17,8 @@ import pytest
 from support.build_folders import LAST, nearly_built
 from support.server_process import ServerProcess, clean_environment, snapcap
 
-from snapcap.warmup.s3 import S3Options, client
+from snapcap.warmup.options import S3Options
+from snapcap.warmup.s3.download import client
 
 BUCKETS = ("--buckets", "1,4")
 ROOT = Path(__file__).parent.parent
@@ -101,11 +102,11 @@ _BUILDER = """
 import sys, threading
 from concurrent.futures import Future
 from pathlib import Path
-from snapcap.warmup.background import BackgroundBuild
+from snapcap.warmup.start.background_build import BackgroundBuild
 from snapcap.warmup.options import StartOptions, StoreOptions
-from snapcap.warmup.startup import load
-from snapcap.warmup.status import StartupStatus
-from snapcap.warmup.timeline import Timeline
+from snapcap.warmup.start.start import load
+from snapcap.warmup.progress.status import StartupStatus
+from snapcap.warmup.progress.timeline import Timeline
 
 cache, status = Path(sys.argv[1]), StartupStatus()
 options = StartOptions("demo", cache, StoreOptions(cache / "store"), buckets=(1, 4))

@@ -1,19 +1,37 @@
-"""What a start is told: the warm-up's own configuration, independent of where it was read from."""
+"""Defines what a start is told: the warm-up's own configuration, wherever it was read from."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from snapcap.warmup.manifest import Kind
-from snapcap.warmup.s3 import S3Options
-from snapcap.warmup.stores import is_remote
-
 BackendChoice = Literal["auto", "aot", "jit", "eager"]
 BuildChoice = Literal["auto", "local", "off"]
 ReadyWhen = Literal["all", "first"]
+Kind = Literal["aot", "jit"]  # of artifacts
 T = TypeVar("T")
 
 BUILD_TIMEOUT = 1800.0
+
+
+def is_remote(address: str) -> bool:
+    """Whether a store is not a folder: then it is fetched from in a child process, into a local folder."""
+    return "://" in address
+
+
+@dataclass(frozen=True)
+class S3Options:
+    """Where S3 is and how long to wait for it; what is None comes from the AWS environment and files.
+
+    connect_timeout, read_timeout: seconds of one attempt; there are at most three.
+    deadline: seconds that a listing with all its downloads may take.
+    """
+
+    endpoint_url: str | None = None
+    region: str | None = None
+    profile: str | None = None
+    connect_timeout: float = 2.0
+    read_timeout: float = 10.0
+    deadline: float = 120.0
 
 
 @dataclass(frozen=True)

@@ -10,18 +10,10 @@ from torch import Tensor
 from snapcap.models.config import ModelConfig
 from snapcap.models.dimensions import BeitConfig, BertConfig, Gpt2Config
 from snapcap.models.regions.table import Region
-from snapcap.models.weights import (
-    beit as beit_weights,
-)
-from snapcap.models.weights import (
-    bert as bert_weights,
-)
-from snapcap.models.weights import (
-    gpt2 as gpt2_weights,
-)
-from snapcap.models.weights import (
-    vit as vit_weights,
-)
+from snapcap.models.weights import beit as beit_weights
+from snapcap.models.weights import bert as bert_weights
+from snapcap.models.weights import gpt2 as gpt2_weights
+from snapcap.models.weights import vit as vit_weights
 from snapcap.models.weights.files import read_tensors
 from snapcap.models.weights.source import WeightSet, WeightSource
 from snapcap.models.weights.upload import upload

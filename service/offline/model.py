@@ -8,10 +8,10 @@ from snapcap.service.device_thread import DeviceThread
 from snapcap.service.engine import Engine
 from snapcap.service.scheduler import Scheduler
 from snapcap.service.start_options import start_options
-from snapcap.warmup.prepared import Checkpoint
-from snapcap.warmup.startup import Loaded
-from snapcap.warmup.status import StartupStatus
-from snapcap.warmup.timeline import Timeline
+from snapcap.warmup.plan.checkpoint import Checkpoint
+from snapcap.warmup.progress.status import StartupStatus
+from snapcap.warmup.progress.timeline import Timeline
+from snapcap.warmup.start.start import Loaded
 
 # No limit: whoever feeds the engine holds back what it has no room for.
 _QUEUE_SIZE = 1 << 30

@@ -11,8 +11,8 @@ from snapcap.service.errors import InvalidOption
 from snapcap.service.openapi import problems, reply
 from snapcap.service.readiness import Readiness
 from snapcap.service.trace import chrome_trace
-from snapcap.warmup.status import StartupStatus
-from snapcap.warmup.timeline import Timeline
+from snapcap.warmup.progress.status import StartupStatus
+from snapcap.warmup.progress.timeline import Timeline
 
 _FORMATS = ("json", "trace")
 _FORMAT = {

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from snapcap.benchmarks.segments import Segment, from_marks, from_startup, seconds_by_name
-from snapcap.warmup.timeline import PHASES
+from snapcap.warmup.progress.timeline import PHASES
 
 
 def startup(*phases: tuple[str, float, float | None], **marks: float) -> dict[str, Any]:

@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 from support.manifests import Manifest, environment
 
-from snapcap.warmup.artifacts import fetch
-from snapcap.warmup.folder_store import FolderStore
-from snapcap.warmup.lease import Held, Lease, acquire
-from snapcap.warmup.manifest import Manifest as ArtifactManifest
-from snapcap.warmup.publish import new_manifest, publish
-from snapcap.warmup.s3 import S3Options, client
-from snapcap.warmup.s3_store import S3Store
-from snapcap.warmup.signing import Trust, generate_key, load_signer
-from snapcap.warmup.store import StoreDeniedError, lease_name, manifest_name
+from snapcap.warmup.artifacts.manifest import Manifest as ArtifactManifest
+from snapcap.warmup.artifacts.signing import Trust, generate_key, load_signer
+from snapcap.warmup.options import S3Options
+from snapcap.warmup.s3.download import client
+from snapcap.warmup.store.fetch import fetch
+from snapcap.warmup.store.folder import FolderStore
+from snapcap.warmup.store.lease import Held, Lease, acquire
+from snapcap.warmup.store.publish import new_manifest, publish
+from snapcap.warmup.store.s3 import S3Store
+from snapcap.warmup.store.store import StoreDeniedError, lease_name, manifest_name
 
 POLICIES = Path(__file__).parents[2] / "deploy" / "kubernetes" / "iam"
 FACTORS: dict[str, Any] = {"kind": "aot", "format": 1, "device.name": "cpu"}

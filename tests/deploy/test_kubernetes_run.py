@@ -12,7 +12,8 @@ from support.manifests import Manifest, container, environment, one, pod
 from support.server_process import ServerProcess, snapcap
 
 from snapcap.service.cli import main
-from snapcap.warmup.s3 import S3Options, client
+from snapcap.warmup.options import S3Options
+from snapcap.warmup.s3.download import client
 
 # Instead of what costs minutes to build, and of what is elsewhere than in a container.
 BUCKETS = {"SNAPCAP_BUCKETS": "1,4", "SNAPCAP_THREADS": "0"}

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from support.prometheus import promtool
 
-from snapcap.warmup.timeline import PHASES
+from snapcap.warmup.progress.timeline import PHASES
 
 PROMETHEUS = Path(__file__).parents[2] / "deploy" / "prometheus"
 DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana" / "snapcap.json"

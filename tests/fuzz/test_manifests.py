@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from support.fuzzing import corpus, fuzzed
 from support.mutations import mutated
 
-from snapcap.warmup.envelope import PAYLOAD_TYPE, ManifestError
-from snapcap.warmup.manifest import Manifest, open_envelope
-from snapcap.warmup.signing import OWNER, Trust
+from snapcap.warmup.artifacts.envelope import PAYLOAD_TYPE, ManifestError
+from snapcap.warmup.artifacts.manifest import Manifest, open_envelope
+from snapcap.warmup.artifacts.signing import OWNER, Trust
 
 SEEDS = corpus("manifests")
 MARKS = (

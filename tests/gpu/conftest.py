@@ -15,10 +15,10 @@ import torch
 from support import device_cases
 from support.device_cases import Captioner
 
-from snapcap.warmup.backends.aot import AotBackend
-from snapcap.warmup.build import Built
-from snapcap.warmup.device import DTYPES
-from snapcap.warmup.model import LoadedModel
+from snapcap.warmup.build.builder import Built
+from snapcap.warmup.runtime.backends.aot import AotBackend
+from snapcap.warmup.runtime.device import DTYPES
+from snapcap.warmup.runtime.loaded_model import LoadedModel
 
 FAMILIES = {"vit-gpt2": device_cases.vit_gpt2, "blip": device_cases.blip}
 # Kernels change at 2 and 3 rows, and at 32.

@@ -24,12 +24,12 @@ from support.device_cases import (
     steps_with_logits,
 )
 
-from snapcap.warmup.backends.eager import EagerBackend
-from snapcap.warmup.buckets import Bucket
-from snapcap.warmup.compare import relative_difference
-from snapcap.warmup.device import DTYPES
-from snapcap.warmup.row import Row
-from snapcap.warmup.runner import Runner
+from snapcap.warmup.plan.buckets import Bucket
+from snapcap.warmup.runtime.backends.eager import EagerBackend
+from snapcap.warmup.runtime.compare import relative_difference
+from snapcap.warmup.runtime.device import DTYPES
+from snapcap.warmup.runtime.runner import Runner
+from snapcap.warmup.runtime.slot_request import Row
 
 pytestmark = pytest.mark.timeout(600)  # compiling
 BUCKETS = (1, 2, 4, 64)  # those of conftest.SETS

@@ -7,8 +7,8 @@ import torch
 from support.beams import pair_reference, search
 from support.device_cases import PROMPT, Captioner, open_model, open_runner, plan_of
 
-from snapcap.warmup.backends.eager import EagerBackend
-from snapcap.warmup.row import Row, Search
+from snapcap.warmup.runtime.backends.eager import EagerBackend
+from snapcap.warmup.runtime.slot_request import Row, Search
 
 pytestmark = pytest.mark.timeout(600)  # compiling
 NEW_TOKENS = 14

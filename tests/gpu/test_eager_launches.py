@@ -8,8 +8,8 @@ import torch
 from support.device_cases import Captioner
 from support.recorded_launches import expected_and_run, missing
 
-from snapcap.warmup.ahead import launch_ahead
-from snapcap.warmup.device import DTYPES, avoid_driver_compilation
+from snapcap.warmup.runtime.device import DTYPES, avoid_driver_compilation
+from snapcap.warmup.start.ahead import launch_ahead
 
 
 @pytest.fixture(autouse=True)

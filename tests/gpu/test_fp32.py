@@ -6,8 +6,8 @@ import pytest
 import torch
 from support.device_cases import PROMPT, STEPS, Captioner, open_model, open_runner, plan_of, steps_with_logits
 
-from snapcap.warmup.backends.eager import EagerBackend
-from snapcap.warmup.row import Row
+from snapcap.warmup.runtime.backends.eager import EagerBackend
+from snapcap.warmup.runtime.slot_request import Row
 
 pytestmark = pytest.mark.timeout(600)  # compiling
 BUCKETS = (1, 2, 4, 64)

@@ -8,10 +8,10 @@ import pytest
 import torch
 from support.device_cases import CACHE_LENGTH, Captioner, open_model, open_runner, plan_of
 
-from snapcap.warmup.backends.eager import EagerBackend
-from snapcap.warmup.buckets import Bucket
-from snapcap.warmup.row import Needs, Row, Search
-from snapcap.warmup.runner import Runner, open_callables
+from snapcap.warmup.plan.buckets import Bucket
+from snapcap.warmup.runtime.backends.eager import EagerBackend
+from snapcap.warmup.runtime.runner import Runner, open_callables
+from snapcap.warmup.runtime.slot_request import Needs, Row, Search
 
 ONE, FOUR = Bucket(1), Bucket(4)
 KINDS = {

@@ -6,11 +6,11 @@ import pytest
 import torch
 from support.device_cases import STEPS, Captioner, open_model, open_runner, plan_of
 
-from snapcap.warmup.backends.eager import EagerBackend
-from snapcap.warmup.row import Row
-from snapcap.warmup.runner import Runner
-from snapcap.warmup.status import COMPONENTS
-from snapcap.warmup.swap import swap_bucket
+from snapcap.warmup.progress.status import COMPONENTS
+from snapcap.warmup.runtime.backends.eager import EagerBackend
+from snapcap.warmup.runtime.runner import Runner
+from snapcap.warmup.runtime.slot_request import Row
+from snapcap.warmup.start.swap import swap_bucket
 
 pytestmark = pytest.mark.timeout(600)  # compiling
 BUCKETS = (1, 4)

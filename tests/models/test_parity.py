@@ -9,8 +9,8 @@ import torch
 from support.parity import TABLE, build_runner, generate, pixel_values, random_images
 from support.references import generated_by_pair
 
-from snapcap.warmup.buckets import BucketTable
-from snapcap.warmup.row import Row
+from snapcap.warmup.plan.buckets import BucketTable
+from snapcap.warmup.runtime.slot_request import Row
 
 NEW_TOKENS = 12
 

@@ -14,9 +14,9 @@ from support import random_captioners
 from support.beams import blip_reference, pair_reference, search
 from support.parity import build_runner, random_images
 
-from snapcap.warmup.buckets import BucketTable
-from snapcap.warmup.row import EarlyStopping, Row, Search
-from snapcap.warmup.runner import Runner
+from snapcap.warmup.plan.buckets import BucketTable
+from snapcap.warmup.runtime.runner import Runner
+from snapcap.warmup.runtime.slot_request import EarlyStopping, Row, Search
 
 TABLE = BucketTable.of((1, 4, 8))
 NEW_TOKENS = 12  # of a search, and of the reference's rows without one

@@ -10,7 +10,7 @@ from support import random_captioners
 from support.parity import assert_as_transformers, build_runner, generate, random_images
 from support.references import generated_by_blip
 
-from snapcap.warmup.buckets import BucketTable
+from snapcap.warmup.plan.buckets import BucketTable
 
 NEW_TOKENS = 12
 PROMPT = (17, 4, 60)

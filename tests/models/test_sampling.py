@@ -15,11 +15,11 @@ from snapcap.models.config import ModelConfig
 from snapcap.models.regions.state.kv_cache import DecodeState
 from snapcap.models.regions.table import build_regions
 from snapcap.models.weights.load import Normalisation, load_weights
-from snapcap.warmup.backends.eager import EagerBackend
-from snapcap.warmup.buckets import BucketTable
-from snapcap.warmup.row import Needs, Row
-from snapcap.warmup.runner import Runner, open_callables
-from snapcap.warmup.status import COMPONENTS
+from snapcap.warmup.plan.buckets import BucketTable
+from snapcap.warmup.progress.status import COMPONENTS
+from snapcap.warmup.runtime.backends.eager import EagerBackend
+from snapcap.warmup.runtime.runner import Runner, open_callables
+from snapcap.warmup.runtime.slot_request import Needs, Row
 
 VOCABULARY = 12
 SETTINGS = [

@@ -28,8 +28,8 @@ from snapcap.service.readiness import Readiness
 from snapcap.service.request import CaptionRequest, Completion
 from snapcap.service.scheduler import Scheduler
 from snapcap.service.startup_collector import StartupCollector
-from snapcap.warmup.status import StartupStatus
-from snapcap.warmup.timeline import Timeline
+from snapcap.warmup.progress.status import StartupStatus
+from snapcap.warmup.progress.timeline import Timeline
 
 MAX_BODY = 1 << 20
 

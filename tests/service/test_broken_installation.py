@@ -14,7 +14,8 @@ OPTIONS = ("--port", "0", "--backend", "eager", "--cache-dir", "cache", "--decod
 
 
 @pytest.mark.parametrize(
-    "module", ["warmup/startup.py", "models/regions/table.py", "warmup/runner.py", "models/processing/image.py"]
+    "module",
+    ["warmup/start/start.py", "models/regions/table.py", "warmup/runtime/runner.py", "models/processing/image.py"],
 )
 def test_a_module_that_cannot_be_imported_fails_the_start_with_its_name(module: str, tmp_path: Path) -> None:
     ignored = shutil.ignore_patterns("__pycache__", "results")

@@ -9,7 +9,7 @@ import pytest
 from support.list_engine import LIMITS, PATIENCE, Served, result
 
 from snapcap.service.errors import BeamsNotReady, NotReady
-from snapcap.warmup.row import GREEDY, Needs, Search
+from snapcap.warmup.runtime.slot_request import GREEDY, Needs, Search
 
 
 def test_a_request_gets_its_tokens_from_the_smallest_bucket(served: Served) -> None:

@@ -14,9 +14,9 @@ from snapcap.service.device_thread import DeviceThread
 from snapcap.service.engine import Engine
 from snapcap.service.request import CaptionRequest, Completion, SamplingParams
 from snapcap.warmup.options import StartOptions, StoreOptions
-from snapcap.warmup.startup import Loaded
-from snapcap.warmup.status import StartupStatus
-from snapcap.warmup.timeline import Timeline
+from snapcap.warmup.progress.status import StartupStatus
+from snapcap.warmup.progress.timeline import Timeline
+from snapcap.warmup.start.start import Loaded
 
 PATIENCE = 120.0
 

@@ -14,7 +14,7 @@ from support.server_process import ServerProcess, is_gone, python, wait_until
 
 from snapcap.service.config import Settings
 from snapcap.service.parts import fork_parts
-from snapcap.warmup.timeline import Timeline
+from snapcap.warmup.progress.timeline import Timeline
 
 PATIENCE = 60.0
 

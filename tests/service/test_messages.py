@@ -34,9 +34,9 @@ from snapcap.service.messages import (
     pack,
 )
 from snapcap.service.request import Completion, SamplingParams
-from snapcap.warmup.compile_events import CacheCounts, CompilerCounts
-from snapcap.warmup.status import StartupStatus
-from snapcap.warmup.timeline import Phase
+from snapcap.warmup.progress.compile_events import CacheCounts, CompilerCounts
+from snapcap.warmup.progress.status import StartupStatus
+from snapcap.warmup.progress.timeline import Phase
 
 numbers = st.integers(0, 2**63)
 small = st.integers(0, 2**31)

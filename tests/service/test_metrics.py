@@ -8,9 +8,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from snapcap.service import startup_collector
-from snapcap.warmup.artifacts import Result
-from snapcap.warmup.publish import Published
-from snapcap.warmup.status import StartupStatus
+from snapcap.warmup.progress.status import StartupStatus
+from snapcap.warmup.store.fetch import Result
+from snapcap.warmup.store.publish import Published
 
 
 def values(client: TestClient, name: str) -> dict[tuple[str, ...], float]:

@@ -15,8 +15,8 @@ from starlette.testclient import TestClient
 from snapcap.service import schemas
 from snapcap.service.app import Exposure, Services, create_app
 from snapcap.service.body import BodyLimits
-from snapcap.warmup.status import COMPONENTS, BucketState
-from snapcap.warmup.timeline import PHASES
+from snapcap.warmup.progress.status import COMPONENTS, BucketState
+from snapcap.warmup.progress.timeline import PHASES
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = ("/", "/docs")

@@ -16,7 +16,7 @@ from snapcap.service.api_keys import ApiKeys
 from snapcap.service.app import Exposure, Services, create_app
 from snapcap.service.body import BodyLimits
 from snapcap.service.errors import EngineFailed, Overloaded
-from snapcap.warmup.timeline import Phase, Timeline
+from snapcap.warmup.progress.timeline import Phase, Timeline
 
 OpenPage = Callable[..., Page]
 

@@ -20,10 +20,10 @@ from snapcap.service.routes.caption import CaptionRoutes
 from snapcap.service.shared_pixels import FilledSlot, Slots
 from snapcap.service.thread_decoder import ThreadDecoder
 from snapcap.warmup.options import StartOptions, StoreOptions
-from snapcap.warmup.prepared import Checkpoint
-from snapcap.warmup.startup import Loaded
-from snapcap.warmup.status import StartupStatus
-from snapcap.warmup.timeline import Timeline
+from snapcap.warmup.plan.checkpoint import Checkpoint
+from snapcap.warmup.progress.status import StartupStatus
+from snapcap.warmup.progress.timeline import Timeline
+from snapcap.warmup.start.start import Loaded
 
 
 class Start:

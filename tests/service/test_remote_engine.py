@@ -19,7 +19,7 @@ from snapcap.service.remote_engine import RemoteEngine
 from snapcap.service.request import CaptionRequest, Completion, SamplingParams
 from snapcap.service.scheduler import Scheduler
 from snapcap.service.shared_pixels import SharedPixels, Slots
-from snapcap.warmup.buckets import BucketTable
+from snapcap.warmup.plan.buckets import BucketTable
 
 SLOTS = 3
 

@@ -10,7 +10,7 @@ from snapcap.service.errors import DeadlineExceeded, EngineFailed, NotReady, Ove
 from snapcap.service.limits import Limits
 from snapcap.service.request import Completion
 from snapcap.service.scheduler import Scheduler
-from snapcap.warmup.buckets import BucketTable
+from snapcap.warmup.plan.buckets import BucketTable
 
 
 def test_first_come_is_first_served_into_the_next_free_slots(scheduler: Scheduler) -> None:

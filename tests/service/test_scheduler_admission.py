@@ -8,7 +8,7 @@ import pytest
 from snapcap.service.limits import Limits
 from snapcap.service.request import CaptionRequest, SamplingParams
 from snapcap.service.scheduler import MOST_STEPS_HELD, Scheduler
-from snapcap.warmup.buckets import BucketTable
+from snapcap.warmup.plan.buckets import BucketTable
 
 EOS, WORD = 2, 5
 LIMITS = Limits(cache_length=200, default_new_tokens=150, eos_ids=frozenset({EOS}))

@@ -8,7 +8,7 @@ from support.scheduling import EOS, LIMITS, Clock, request, submit
 
 from snapcap.service.errors import BeamsNotReady, DeadlineExceeded, Overloaded
 from snapcap.service.scheduler import Scheduler
-from snapcap.warmup.buckets import BucketTable
+from snapcap.warmup.plan.buckets import BucketTable
 
 PATIENCE = 30.0
 

@@ -9,7 +9,7 @@ from snapcap.service.errors import DeadlineExceeded, Overloaded
 from snapcap.service.request import CaptionRequest
 from snapcap.service.running import Running
 from snapcap.service.scheduler import Scheduler
-from snapcap.warmup.buckets import BucketTable
+from snapcap.warmup.plan.buckets import BucketTable
 
 
 def own_token(name: str, place: int) -> int:

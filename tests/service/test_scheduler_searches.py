@@ -5,7 +5,7 @@ from support.scheduling import EOS, LIMITS, Clock, names, request, submit
 
 from snapcap.service.errors import EngineFailed
 from snapcap.service.scheduler import Scheduler
-from snapcap.warmup.buckets import BucketTable
+from snapcap.warmup.plan.buckets import BucketTable
 
 
 def test_a_search_takes_as_many_slots_as_it_has_beams_behind_the_others_first_ones(scheduler: Scheduler) -> None:

@@ -18,8 +18,8 @@ from snapcap.service.config_watchdog import WatchdogSettings
 from snapcap.service.errors import DeadlineExceeded
 from snapcap.service.readiness import State
 from snapcap.service.startup import start
-from snapcap.warmup.runner import Runner
-from snapcap.warmup.timeline import Timeline
+from snapcap.warmup.progress.timeline import Timeline
+from snapcap.warmup.runtime.runner import Runner
 
 PATIENCE = 60.0
 

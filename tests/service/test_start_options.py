@@ -7,7 +7,7 @@ from snapcap.service.config import Settings
 from snapcap.service.config_store import StoreSettings
 from snapcap.service.keygen_command import keygen
 from snapcap.service.start_options import start_options
-from snapcap.warmup.prepare import trust_of
+from snapcap.warmup.store.open import trust_of
 
 
 def test_who_signs_accepts_what_he_has_signed(tmp_path: Path) -> None:
@@ -17,7 +17,7 @@ def test_who_signs_accepts_what_he_has_signed(tmp_path: Path) -> None:
     store = StoreSettings(address="s3://bucket/snapcap", sign_key=key)
     options = start_options(replace(Settings(), store=store))
     assert options.store.trusted_keys == (tmp_path / "artifacts.key.pub",)
-    assert not trust_of(options).nobody
+    assert not trust_of(options.store).nobody
 
 
 def test_trusted_keys_that_are_named_are_the_only_ones(tmp_path: Path) -> None:

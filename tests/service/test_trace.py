@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from snapcap.service.app import Services
 from snapcap.service.trace import chrome_trace
-from snapcap.warmup.timeline import Phase
+from snapcap.warmup.progress.timeline import Phase
 
 Json = dict[str, Any]
 

@@ -1,7 +1,7 @@
 """The picture of a start: bars on one scale, nothing beyond the edges."""
 
 from snapcap.service.waterfall import waterfall
-from snapcap.warmup.timeline import Phase
+from snapcap.warmup.progress.timeline import Phase
 
 
 def bars(phases: list[Phase], total: float) -> list[str]:

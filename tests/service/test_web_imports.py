@@ -19,7 +19,7 @@ import uvicorn.loops.auto, uvicorn.protocols.http.httptools_impl  # which the se
 print(json.dumps({
     "deferred": BaseModel.model_config.get("defer_build"),
     "documentation": [name for name in sys.modules if name.startswith("snapcap.service.schemas")],
-    "heavy": [name for name in ("torch", "numpy", "snapcap.warmup.startup", "snapcap.warmup.manifest") if name in sys.modules],
+    "heavy": [name for name in ("torch", "numpy", "snapcap.warmup.start.start", "snapcap.warmup.artifacts.manifest") if name in sys.modules],
 }))
 """
 

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from support.parity import pixel_values
 
-from snapcap.warmup.buckets import BucketTable
-from snapcap.warmup.row import Needs, Row
-from snapcap.warmup.runner import Runner
+from snapcap.warmup.plan.buckets import BucketTable
+from snapcap.warmup.runtime.runner import Runner
+from snapcap.warmup.runtime.slot_request import Needs, Row
 
 
 def needs_of(rows: Sequence[Row]) -> Needs:

@@ -19,18 +19,18 @@ from snapcap.models.config import ModelConfig
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.models.regions.fused import compiled_function
 from snapcap.models.regions.table import Region, RegionFunction
-from snapcap.warmup.backends.base import Backend
-from snapcap.warmup.buckets import Bucket
-from snapcap.warmup.build import Builder
-from snapcap.warmup.device import DTYPES
-from snapcap.warmup.loading import Warmer
-from snapcap.warmup.model import LoadedModel, load_model
-from snapcap.warmup.plan import Plan
-from snapcap.warmup.prepared import Checkpoint
-from snapcap.warmup.row import Row
-from snapcap.warmup.runner import Runner
-from snapcap.warmup.status import StartupStatus
-from snapcap.warmup.timeline import Timeline
+from snapcap.warmup.build.builder import Builder
+from snapcap.warmup.plan.buckets import Bucket
+from snapcap.warmup.plan.checkpoint import Checkpoint
+from snapcap.warmup.plan.plan import Plan
+from snapcap.warmup.progress.status import StartupStatus
+from snapcap.warmup.progress.timeline import Timeline
+from snapcap.warmup.runtime.backends.base import Backend
+from snapcap.warmup.runtime.device import DTYPES
+from snapcap.warmup.runtime.loaded_model import LoadedModel, load_model
+from snapcap.warmup.runtime.runner import Runner
+from snapcap.warmup.runtime.slot_request import Row
+from snapcap.warmup.start.warmer import Warmer
 
 PROMPT = (17, 4, 60)
 STEPS = 20

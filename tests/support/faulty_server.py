@@ -73,7 +73,7 @@ def patch_engine(on: Callable[[str], bool]) -> None:
     """In the engine process, before its start."""
     import snapcap.service.device_thread
     import snapcap.service.engine_process
-    import snapcap.warmup.startup
+    import snapcap.warmup.start.start
 
     process: Any = snapcap.service.engine_process._EngineProcess
     ready = process._ready
@@ -105,7 +105,7 @@ def patch_engine(on: Callable[[str], bool]) -> None:
             work()
 
         device_thread: Any = snapcap.service.device_thread
-        startup: Any = snapcap.warmup.startup
+        startup: Any = snapcap.warmup.start.start
         device_thread.after_ready = lambda work: after_ready(partial(wait_and, work))
         startup.before_ready = lambda backend, buckets, *others: buckets[:1]
 

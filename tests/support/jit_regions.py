@@ -43,15 +43,15 @@ def main() -> None:
     import torch
 
     from snapcap.models.regions.table import Region
-    from snapcap.warmup.artifacts import Fetched
-    from snapcap.warmup.buckets import Bucket
-    from snapcap.warmup.compile_events import cache_counts, compiled_graphs
-    from snapcap.warmup.jit_start import open_compiler
     from snapcap.warmup.options import StartOptions, StoreOptions
-    from snapcap.warmup.plan import Plan
-    from snapcap.warmup.prepared import Artifacts
-    from snapcap.warmup.status import StartupStatus
-    from snapcap.warmup.timeline import Timeline
+    from snapcap.warmup.plan.buckets import Bucket
+    from snapcap.warmup.plan.checkpoint import Artifacts
+    from snapcap.warmup.plan.plan import Plan
+    from snapcap.warmup.progress.compile_events import cache_counts, compiled_graphs
+    from snapcap.warmup.progress.status import StartupStatus
+    from snapcap.warmup.progress.timeline import Timeline
+    from snapcap.warmup.start.jit.start import open_compiler
+    from snapcap.warmup.store.fetch import Fetched
 
     torch.set_grad_enabled(False)
     kept, status = _Kept(), StartupStatus()

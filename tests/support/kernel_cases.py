@@ -17,7 +17,7 @@ from snapcap.models.regions.activations import activation
 from snapcap.models.regions.fused import compiled_function
 from snapcap.models.regions.state.reorder import reorder
 from snapcap.models.regions.table import Region, RegionFunction
-from snapcap.warmup.check_worker import example_groups
+from snapcap.warmup.build.check_worker import example_groups
 
 WIDTH, HEADS, HEAD_DIM, INNER, LENGTH, TOKENS, VOCABULARY, LAYERS = 64, 2, 32, 96, 70, 33, 150, 2
 LARGE_TOKENS = 577  # of a ViT-B/16 at 384 pixels: more than cross-attention holds at once

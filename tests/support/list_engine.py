@@ -9,11 +9,11 @@ from snapcap.service.engine import Engine
 from snapcap.service.limits import Limits
 from snapcap.service.request import CaptionRequest, Completion, SamplingParams
 from snapcap.service.scheduler import Scheduler
-from snapcap.warmup.buckets import Bucket, BucketTable
-from snapcap.warmup.row import Needs, Row, Search
+from snapcap.warmup.plan.buckets import Bucket, BucketTable
+from snapcap.warmup.runtime.slot_request import Needs, Row, Search
 
 if TYPE_CHECKING:
-    from snapcap.warmup.device_health import DeviceHealth
+    from snapcap.warmup.machine.device_health import DeviceHealth
 
 PATIENCE = 30.0
 START, EOS = 1, 2

@@ -1,4 +1,4 @@
-"""The operators that an eager first caption runs, as `snapcap.warmup.eager_launches` describes them."""
+"""The operators that an eager first caption runs, as `snapcap.warmup.runtime.aoti.eager_launches` describes them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,11 +8,11 @@ from support.device_cases import Captioner, open_model, plan_of
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from snapcap.warmup.backends.eager import EagerBackend
-from snapcap.warmup.buckets import Bucket
-from snapcap.warmup.eager_launches import Launch, Like, eager_launches
-from snapcap.warmup.row import Row
-from snapcap.warmup.runner import Runner, open_callables
+from snapcap.warmup.plan.buckets import Bucket
+from snapcap.warmup.runtime.aoti.eager_launches import Launch, Like, eager_launches
+from snapcap.warmup.runtime.backends.eager import EagerBackend
+from snapcap.warmup.runtime.runner import Runner, open_callables
+from snapcap.warmup.runtime.slot_request import Row
 
 _ATTENTION = "_scaled_dot_product"
 

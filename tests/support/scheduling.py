@@ -6,7 +6,7 @@ from typing import Any
 from snapcap.service.limits import Limits
 from snapcap.service.request import CaptionRequest, SamplingParams
 from snapcap.service.scheduler import Scheduler
-from snapcap.warmup.buckets import BucketTable
+from snapcap.warmup.plan.buckets import BucketTable
 
 EOS = 2
 LIMITS = Limits(cache_length=20, default_new_tokens=6, eos_ids=frozenset({EOS}))

@@ -11,9 +11,9 @@ from pathlib import Path
 def refuse(*a, **k): raise AssertionError(f"a process was started: {a}")
 subprocess.Popen.__init__ = refuse
 from snapcap.warmup.options import StartOptions, StoreOptions
-from snapcap.warmup.startup import load
-from snapcap.warmup.status import StartupStatus
-from snapcap.warmup.timeline import Timeline
+from snapcap.warmup.start.start import load
+from snapcap.warmup.progress.status import StartupStatus
+from snapcap.warmup.progress.timeline import Timeline
 cache, status = Path(sys.argv[1]), StartupStatus()
 options = StartOptions(
     "demo", cache, StoreOptions(cache / "store"), device=sys.argv[2], backend="aot", buckets=(1, 4), strict=True

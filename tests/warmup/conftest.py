@@ -10,17 +10,17 @@ import pytest
 import torch
 from botocore.exceptions import ClientError
 
-from snapcap.warmup.folder_store import FolderStore
-from snapcap.warmup.manifest import Manifest
-from snapcap.warmup.model import LoadedModel, load_model
-from snapcap.warmup.options import StartOptions, StoreOptions
-from snapcap.warmup.plan import make_plan
-from snapcap.warmup.prepare import read_checkpoint
-from snapcap.warmup.publish import new_manifest, publish
-from snapcap.warmup.s3 import S3Options, client
-from snapcap.warmup.s3_store import S3Store
-from snapcap.warmup.signing import Signer, Trust, generate_key, load_signer
-from snapcap.warmup.store import ArtifactStore
+from snapcap.warmup.artifacts.manifest import Manifest
+from snapcap.warmup.artifacts.signing import Signer, Trust, generate_key, load_signer
+from snapcap.warmup.options import S3Options, StartOptions, StoreOptions
+from snapcap.warmup.plan.plan import make_plan
+from snapcap.warmup.runtime.loaded_model import LoadedModel, load_model
+from snapcap.warmup.s3.download import client
+from snapcap.warmup.start.preparation import read_checkpoint
+from snapcap.warmup.store.folder import FolderStore
+from snapcap.warmup.store.publish import new_manifest, publish
+from snapcap.warmup.store.s3 import S3Store
+from snapcap.warmup.store.store import ArtifactStore
 
 
 @pytest.fixture

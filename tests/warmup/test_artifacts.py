@@ -9,17 +9,18 @@ from typing import Any
 
 import pytest
 
-from snapcap.warmup.artifacts import Fetched, fetch
-from snapcap.warmup.envelope import seal_payload
-from snapcap.warmup.files import describe
-from snapcap.warmup.folder_store import FolderStore
-from snapcap.warmup.key import ABSENT, Difference, Factors, artifact_key, canonical_json
-from snapcap.warmup.manifest import Manifest, seal
-from snapcap.warmup.publish import new_manifest, publish
-from snapcap.warmup.s3 import PART_BYTES, S3Options
-from snapcap.warmup.s3_store import S3Store
-from snapcap.warmup.signing import OWNER, Signer, Trust, generate_key, load_signer
-from snapcap.warmup.store import ArtifactStore, blob_name, manifest_name
+from snapcap.warmup.artifacts.envelope import seal_payload
+from snapcap.warmup.artifacts.key import ABSENT, Difference, Factors, artifact_key, canonical_json
+from snapcap.warmup.artifacts.manifest import Manifest, seal
+from snapcap.warmup.artifacts.signing import OWNER, Signer, Trust, generate_key, load_signer
+from snapcap.warmup.options import S3Options
+from snapcap.warmup.s3.download import PART_BYTES
+from snapcap.warmup.store.blobs import describe
+from snapcap.warmup.store.fetch import Fetched, fetch
+from snapcap.warmup.store.folder import FolderStore
+from snapcap.warmup.store.publish import new_manifest, publish
+from snapcap.warmup.store.s3 import S3Store
+from snapcap.warmup.store.store import ArtifactStore, blob_name, manifest_name
 
 
 def get(remote: ArtifactStore | None, local: FolderStore, trust: Trust, factors: Factors) -> Fetched:

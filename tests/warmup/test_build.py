@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from snapcap.warmup.build import Builder, Event
-from snapcap.warmup.child import ChildError, ChildTimeoutError
-from snapcap.warmup.files import describe
+from snapcap.warmup.build.builder import Builder, Event
+from snapcap.warmup.machine.child import ChildError, ChildTimeoutError
 from snapcap.warmup.options import StartOptions, StoreOptions
-from snapcap.warmup.plan import make_plan
-from snapcap.warmup.prepare import read_checkpoint
+from snapcap.warmup.plan.plan import make_plan
+from snapcap.warmup.start.preparation import read_checkpoint
+from snapcap.warmup.store.blobs import describe
 
 
 class FakeChild:
@@ -31,7 +31,7 @@ class FakeChild:
     def __init__(self, module: str, job: Mapping[str, Any], environment: Mapping[str, str], _nice: int) -> None:
         self.module, self.folder = module, Path(job["folder"])
         self.environments[module] = dict(environment)
-        if module == "snapcap.warmup.build_worker":
+        if module == "snapcap.warmup.build.compile_worker":
             self.compilers.append(dict(environment))
         self.alive = False
 
@@ -40,7 +40,7 @@ class FakeChild:
 
     def ask(self, task: Mapping[str, Any], limit: float) -> dict[str, Any]:
         entry = f"aot/{task['region']}.b{task['size']}.pt2"
-        if self.module == "snapcap.warmup.check_worker":
+        if self.module == "snapcap.warmup.build.check_worker":
             if entry == self.crash:
                 self.alive = False
                 raise ChildError("ended with signal 11")
@@ -64,8 +64,8 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """``build(device, timeout, write=True, …)`` -> a builder of the demo's bucket 1, its events, its folder."""
 
     def make(device: str = "cpu", timeout: float = 60, **behaviour: Any) -> tuple[Builder, list[Event], Path]:
-        monkeypatch.setattr("snapcap.warmup.build_children.Child", type("Child", (FakeChild,), behaviour))
-        monkeypatch.setattr("snapcap.warmup.build.require_compiler", lambda: "g++")
+        monkeypatch.setattr("snapcap.warmup.build.children.Child", type("Child", (FakeChild,), behaviour))
+        monkeypatch.setattr("snapcap.warmup.build.builder.require_compiler", lambda: "g++")
         options = StartOptions("demo", tmp_path, StoreOptions(tmp_path), buckets=(1,))
         checkpoint = read_checkpoint(options)
         events: list[Event] = []
@@ -161,7 +161,7 @@ def test_what_waits_for_something_else_than_its_child_holds_no_build_up(
     build: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a swap on a device thread that hangs, or a disk that is gone."""
-    monkeypatch.setattr("snapcap.warmup.build._ENDING_S", 0.1)
+    monkeypatch.setattr("snapcap.warmup.build.builder._ENDING_S", 0.1)
     builder, _, _ = build(timeout=1)
     released = threading.Event()
     builder._on_event = lambda event: event.kind == "built" and released.wait(60)
@@ -213,9 +213,9 @@ def test_an_error_of_a_listener_is_not_swallowed(build: Any) -> None:
 def test_more_variables_are_for_the_compilers_alone(build: Any) -> None:
     build()[0].run()
     environments = FakeChild.environments
-    assert environments["snapcap.warmup.build_worker"]["MORE"] == "1"
-    assert environments["snapcap.warmup.build_worker"]["TORCHINDUCTOR_COMPILE_THREADS"] == "1"
-    assert set(environments["snapcap.warmup.check_worker"]) == {"AOTI_RUNTIME_CHECK_INPUTS", "TMPDIR"}
+    assert environments["snapcap.warmup.build.compile_worker"]["MORE"] == "1"
+    assert environments["snapcap.warmup.build.compile_worker"]["TORCHINDUCTOR_COMPILE_THREADS"] == "1"
+    assert set(environments["snapcap.warmup.build.check_worker"]) == {"AOTI_RUNTIME_CHECK_INPUTS", "TMPDIR"}
 
 
 def test_compilers_for_a_gpu_have_cache_folders_of_their_own_which_end_with_them(build: Any) -> None:

@@ -10,7 +10,9 @@ import pytest
 from support.checkpoint_files import SAFE, contents
 
 from snapcap import models
-from snapcap.warmup.checkpoint import CheckpointError, S3Options, resolve_checkpoint
+from snapcap.warmup.checkpoints.patterns import CheckpointError
+from snapcap.warmup.checkpoints.resolve import resolve_checkpoint
+from snapcap.warmup.options import S3Options
 
 
 def folder_with(path: Path, files: dict[str, bytes]) -> Path:
@@ -60,7 +62,7 @@ def test_a_file_or_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
 def test_a_folder_imports_neither_torch_nor_boto3_nor_the_hub(tmp_path: Path) -> None:
     folder = folder_with(tmp_path / "captioner", SAFE)
     code = (
-        "import sys; from pathlib import Path; from snapcap.warmup.checkpoint import S3Options, resolve_checkpoint\n"
+        "import sys; from pathlib import Path; from snapcap.warmup.checkpoints.resolve import S3Options, resolve_checkpoint\n"
         f"resolve_checkpoint({str(folder)!r}, Path('.'), S3Options())\n"
         "print({'torch', 'boto3', 'botocore', 'huggingface_hub', 'transformers'} & set(sys.modules))"
     )

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from snapcap.warmup.artifacts import fetch
-from snapcap.warmup.compile_cache import LIBRARIES, PAYLOAD, CompileCache, RestoreError
-from snapcap.warmup.folder_store import FolderStore
-from snapcap.warmup.jit_start import Jit
-from snapcap.warmup.key import artifact_key
+from snapcap.warmup.artifacts.key import artifact_key
+from snapcap.warmup.artifacts.signing import OWNER
 from snapcap.warmup.options import StartOptions, StoreOptions
-from snapcap.warmup.plan import Plan
-from snapcap.warmup.prepared import Artifacts
-from snapcap.warmup.publish import new_manifest, publish
-from snapcap.warmup.signing import OWNER
-from snapcap.warmup.status import StartupStatus
-from snapcap.warmup.store import blob_name
+from snapcap.warmup.plan.checkpoint import Artifacts
+from snapcap.warmup.plan.plan import Plan
+from snapcap.warmup.progress.status import StartupStatus
+from snapcap.warmup.start.jit.compile_cache import LIBRARIES, PAYLOAD, CompileCache, RestoreError
+from snapcap.warmup.start.jit.start import Jit
+from snapcap.warmup.store.fetch import fetch
+from snapcap.warmup.store.folder import FolderStore
+from snapcap.warmup.store.publish import new_manifest, publish
+from snapcap.warmup.store.store import blob_name
 
 JIT = {"kind": "jit", "format": 1}
 PLAN = Plan("cpu", "float32", (1,), 8, 1)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from snapcap.warmup import cpus
-from snapcap.warmup.cpus import available_cpus, cpu_limit, default_threads
+from snapcap.warmup.machine import cpus
+from snapcap.warmup.machine.cpus import available_cpus, cpu_limit, default_threads
 
 
 def write(file: Path, text: str) -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from snapcap.warmup import cuda_driver, factors
-from snapcap.warmup.cuda_driver import CudaDriverError, cuda_device, cuda_device_count, open_context
-from snapcap.warmup.device_context import begin_device_context
-from snapcap.warmup.dynamic_library import open_library
+from snapcap.warmup.artifacts import factors
+from snapcap.warmup.machine import cuda_driver
+from snapcap.warmup.machine.cuda_driver import CudaDriverError, cuda_device, cuda_device_count, open_context
+from snapcap.warmup.machine.device_context import begin_device_context
+from snapcap.warmup.machine.dynamic_library import open_library
 
 SOURCE = """
 static int devices = 2, retained = -1;

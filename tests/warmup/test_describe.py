@@ -5,9 +5,9 @@ from pathlib import Path
 from support import random_captioners
 
 from snapcap.models.config import ModelConfig
-from snapcap.warmup.describe import describe_model
-from snapcap.warmup.key import Factors
-from snapcap.warmup.plan import Plan
+from snapcap.warmup.artifacts.describe import describe_model
+from snapcap.warmup.artifacts.key import Factors
+from snapcap.warmup.plan.plan import Plan
 
 PLAN = Plan(device="cpu", dtype="float32", buckets=(1, 4), cache_length=32, threads=1)
 

@@ -10,18 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from snapcap.warmup import factors
-from snapcap.warmup.cuda_driver import CudaDevice
-from snapcap.warmup.factors import (
-    FactorsError,
-    build_factors,
-    is_stale,
-    machine_factors,
-    region_source_hash,
-    resolve_device,
-)
-from snapcap.warmup.isa import instruction_set
-from snapcap.warmup.key import ABSENT, Difference, artifact_key
+from snapcap.warmup.artifacts import factors
+from snapcap.warmup.artifacts.factors import build_factors, is_stale, machine_factors, region_source_hash
+from snapcap.warmup.artifacts.key import ABSENT, Difference, artifact_key
+from snapcap.warmup.machine.cuda_driver import CudaDevice
+from snapcap.warmup.machine.installation import MachineError, resolve_device
+from snapcap.warmup.machine.isa import instruction_set
 
 ROOT = Path(__file__).parent.parent.parent
 REGIONS = ROOT / "models" / "regions"
@@ -39,7 +33,7 @@ def test_factors_are_what_torch_says() -> None:
 
 def test_nothing_of_torch_is_imported() -> None:
     code = (
-        "import sys; from snapcap.warmup.factors import machine_factors; machine_factors('cpu');"
+        "import sys; from snapcap.warmup.artifacts.factors import machine_factors; machine_factors('cpu');"
         "sys.exit(bool({'torch', 'boto3', 'cryptography', 'numpy'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
@@ -53,7 +47,7 @@ def test_no_path_host_or_user_is_a_factor() -> None:
 
 def test_the_key_is_the_same_in_another_process_and_folder(tmp_path: Path) -> None:
     code = (
-        "from snapcap.warmup.factors import *; from snapcap.warmup.key import artifact_key; cpu = machine_factors('cpu');"
+        "from snapcap.warmup.artifacts.factors import *; from snapcap.warmup.artifacts.key import artifact_key; cpu = machine_factors('cpu');"
         "print(artifact_key(build_factors(cpu, 'aot', {'buckets': (1, 4)}, {'mode': 'default'})))"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "7", "HOME": str(tmp_path)}
@@ -130,7 +124,7 @@ def test_auto_is_the_device_that_torch_would_choose() -> None:
 
 
 def test_a_device_that_is_not_there_is_an_error() -> None:
-    with pytest.raises(FactorsError, match="--device cpu"):
+    with pytest.raises(MachineError, match="--device cpu"):
         machine_factors("cuda:99")
 
 

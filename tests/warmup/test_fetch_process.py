@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 
-from snapcap.warmup import fetch_process
-from snapcap.warmup.child import Child
-from snapcap.warmup.fetch_process import FetchRequest, fetch_in_child
-from snapcap.warmup.folder_store import FolderStore
-from snapcap.warmup.key import Difference, artifact_key
-from snapcap.warmup.manifest import Manifest
-from snapcap.warmup.publish import publish
-from snapcap.warmup.s3 import S3Options
-from snapcap.warmup.s3_store import S3Store
-from snapcap.warmup.signing import Signer, Trust
-from snapcap.warmup.store import StoreRefusedError, blob_name
+from snapcap.warmup.artifacts.key import Difference, artifact_key
+from snapcap.warmup.artifacts.manifest import Manifest
+from snapcap.warmup.artifacts.signing import Signer, Trust
+from snapcap.warmup.machine.child import Child
+from snapcap.warmup.options import S3Options
+from snapcap.warmup.store import fetch_worker as fetch_process
+from snapcap.warmup.store.fetch_worker import FetchRequest, fetch_in_child
+from snapcap.warmup.store.folder import FolderStore
+from snapcap.warmup.store.publish import publish
+from snapcap.warmup.store.s3 import S3Store
+from snapcap.warmup.store.store import StoreRefusedError, blob_name
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -81,7 +81,7 @@ def test_a_set_comes_through_the_child(
 
 def test_the_server_imports_neither_boto3_nor_torch() -> None:
     code = (
-        "import sys, snapcap.warmup.fetch_process;"
+        "import sys, snapcap.warmup.store.fetch_worker;"
         "sys.exit(bool({'boto3', 'botocore', 'torch', 'cryptography', 'numpy'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from snapcap.warmup.files import describe
-from snapcap.warmup.folder_store import FolderStore
-from snapcap.warmup.lease import acquire
-from snapcap.warmup.manifest import Blob, Manifest
-from snapcap.warmup.publish import publish
-from snapcap.warmup.store import StoreError, StoreRefusedError
+from snapcap.warmup.artifacts.manifest import Blob, Manifest
+from snapcap.warmup.store.blobs import describe
+from snapcap.warmup.store.folder import FolderStore
+from snapcap.warmup.store.lease import acquire
+from snapcap.warmup.store.publish import publish
+from snapcap.warmup.store.store import StoreError, StoreRefusedError
 
 NAME = "manifests/x.json"
 
@@ -169,7 +169,7 @@ def test_a_volume_that_a_pod_may_write_by_its_group_holds_a_private_store(tmp_pa
 
 
 def test_a_lock_that_is_not_given_back_is_given_up(local: FolderStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("snapcap.warmup.folder_store._LOCK_SECONDS", 0.2)
+    monkeypatch.setattr("snapcap.warmup.store.folder._LOCK_SECONDS", 0.2)
     local.write(NAME, b"x", if_absent=True)
     with (local.root / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

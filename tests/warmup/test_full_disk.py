@@ -15,19 +15,21 @@ from support.lying_s3 import lying_s3
 from support.server_process import clean_environment, wait_until
 from support.small_disk import SMALL, fill
 
-from snapcap.warmup import s3_checkpoint
-from snapcap.warmup.artifacts import fetch
-from snapcap.warmup.checkpoint import CheckpointError, resolve_checkpoint
-from snapcap.warmup.files import sync
-from snapcap.warmup.folder_store import FolderStore
-from snapcap.warmup.importer import import_checkpoint
-from snapcap.warmup.manifest import Manifest
-from snapcap.warmup.publish import new_manifest, publish
-from snapcap.warmup.s3 import PART_BYTES, S3Options, download_object
-from snapcap.warmup.s3_errors import S3Error
-from snapcap.warmup.s3_store import S3Store
-from snapcap.warmup.signing import KeyFileError, Signer, Trust, generate_key
-from snapcap.warmup.store import blob_name, manifest_name
+from snapcap.warmup.artifacts.manifest import Manifest
+from snapcap.warmup.artifacts.signing import KeyFileError, Signer, Trust, generate_key
+from snapcap.warmup.checkpoints import s3 as s3_checkpoint
+from snapcap.warmup.checkpoints.importer import import_checkpoint
+from snapcap.warmup.checkpoints.patterns import CheckpointError
+from snapcap.warmup.checkpoints.resolve import resolve_checkpoint
+from snapcap.warmup.machine.files import sync
+from snapcap.warmup.options import S3Options
+from snapcap.warmup.s3.download import PART_BYTES, download_object
+from snapcap.warmup.s3.errors import S3Error
+from snapcap.warmup.store.fetch import fetch
+from snapcap.warmup.store.folder import FolderStore
+from snapcap.warmup.store.publish import new_manifest, publish
+from snapcap.warmup.store.s3 import S3Store
+from snapcap.warmup.store.store import blob_name, manifest_name
 
 pytestmark = pytest.mark.usefixtures("aws_environment")
 
@@ -153,7 +155,7 @@ def test_what_a_killed_download_left_is_removed_and_one_under_way_is_not(
     upload(1000)
     folder = resolve(tmp_path, s3_server)
     code = (
-        "import sys, time; from pathlib import Path; from snapcap.warmup.s3 import S3Options, client, download_object\n"
+        "import sys, time; from pathlib import Path; from snapcap.warmup.s3.download import S3Options, client, download_object\n"
         "s3 = client(S3Options(endpoint_url=sys.argv[1], region='us-east-1', read_timeout=60))\n"
         "download_object(s3, 'bucket', 'x/config.json', Path(sys.argv[2]), 1000, '', time.monotonic() + 60)\n"
     )

@@ -15,8 +15,9 @@ from torch import Tensor
 from snapcap.models.config import ModelConfig
 from snapcap.models.processing.tokenizer import Tokenizer
 from snapcap.models.processing.transform import ImageTransform
-from snapcap.warmup.checkpoint import CheckpointError, S3Options
-from snapcap.warmup.importer import import_checkpoint
+from snapcap.warmup.checkpoints.importer import import_checkpoint
+from snapcap.warmup.checkpoints.patterns import CheckpointError
+from snapcap.warmup.options import S3Options
 
 END = "<|endoftext|>"
 

@@ -7,20 +7,19 @@ from typing import Any
 
 import pytest
 
-from snapcap.warmup.artifacts import Fetched, Result, fetch
-from snapcap.warmup.compile_cache import PAYLOAD, CompileCache
-from snapcap.warmup.compile_events import CacheCounts
-from snapcap.warmup.folder_store import FolderStore
-from snapcap.warmup.jit_start import Jit
-from snapcap.warmup.key import artifact_key
-from snapcap.warmup.options import StartOptions, StoreOptions
-from snapcap.warmup.plan import Plan
-from snapcap.warmup.prepared import Artifacts
-from snapcap.warmup.publication import publish_in_child
-from snapcap.warmup.s3 import S3Options
-from snapcap.warmup.signing import OWNER, Signer, Trust
-from snapcap.warmup.status import StartupStatus
-from snapcap.warmup.stores import open_store
+from snapcap.warmup.artifacts.key import artifact_key
+from snapcap.warmup.artifacts.signing import OWNER, Signer, Trust
+from snapcap.warmup.build.release import publish_in_child
+from snapcap.warmup.options import S3Options, StartOptions, StoreOptions
+from snapcap.warmup.plan.checkpoint import Artifacts
+from snapcap.warmup.plan.plan import Plan
+from snapcap.warmup.progress.compile_events import CacheCounts
+from snapcap.warmup.progress.status import StartupStatus
+from snapcap.warmup.start.jit.compile_cache import PAYLOAD, CompileCache
+from snapcap.warmup.start.jit.start import Jit
+from snapcap.warmup.store.fetch import Fetched, Result, fetch
+from snapcap.warmup.store.folder import FolderStore
+from snapcap.warmup.store.open import open_store
 
 JIT = {"kind": "jit", "format": 1}
 KEY = artifact_key(JIT)
@@ -58,7 +57,7 @@ def finish(cache: Compiled, monkeypatch: pytest.MonkeyPatch) -> Any:
     result and missed so often, and the counts of it."""
 
     def run(options: StartOptions, result: Result, misses: int) -> tuple[list[str], dict[tuple[str, ...], int]]:
-        monkeypatch.setattr("snapcap.warmup.jit_start.cache_counts", lambda: CacheCounts(3, misses, 0))
+        monkeypatch.setattr("snapcap.warmup.start.jit.start.cache_counts", lambda: CacheCounts(3, misses, 0))
         status = StartupStatus()
         jit = Jit(options, status, cache)
         jit.backend(PLAN, Artifacts(KEY, JIT, Fetched(result, "because")))

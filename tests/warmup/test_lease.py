@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from snapcap.warmup.folder_store import FolderStore
-from snapcap.warmup.lease import CLOCK_SKEW, Held, Lease, acquire
-from snapcap.warmup.s3_store import S3Store
-from snapcap.warmup.store import ArtifactStore, StoreError, lease_name
+from snapcap.warmup.store.folder import FolderStore
+from snapcap.warmup.store.lease import CLOCK_SKEW, Held, Lease, acquire
+from snapcap.warmup.store.s3 import S3Store
+from snapcap.warmup.store.store import ArtifactStore, StoreError, lease_name
 
 KEY = "c" * 64
 

@@ -13,16 +13,17 @@ from safetensors.torch import load_file, save_file
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.regions.table import Region, RegionFunction
-from snapcap.warmup.backends.aot import PackageError
-from snapcap.warmup.buckets import Bucket, BucketTable
-from snapcap.warmup.device import open_device
-from snapcap.warmup.loading import Warmer, self_test
+from snapcap.warmup.errors import StartError
 from snapcap.warmup.options import BackendChoice, ReadyWhen, StartOptions, StoreOptions
-from snapcap.warmup.plan import DEFAULT_BUCKETS, StartError, make_plan
-from snapcap.warmup.runner import Runner
-from snapcap.warmup.startup import Loaded, before_ready, load
-from snapcap.warmup.status import COMPONENTS, StartupStatus
-from snapcap.warmup.timeline import Timeline
+from snapcap.warmup.plan.buckets import Bucket, BucketTable
+from snapcap.warmup.plan.plan import DEFAULT_BUCKETS, make_plan
+from snapcap.warmup.progress.status import COMPONENTS, StartupStatus
+from snapcap.warmup.progress.timeline import Timeline
+from snapcap.warmup.runtime.backends.aot import PackageError
+from snapcap.warmup.runtime.device import open_device
+from snapcap.warmup.runtime.runner import Runner
+from snapcap.warmup.start.start import Loaded, before_ready, load
+from snapcap.warmup.start.warmer import Warmer, self_test
 
 SIZES = (1, 2, 5)
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from snapcap.warmup.backends.aot import AotBackend
-from snapcap.warmup.buckets import Bucket
-from snapcap.warmup.check_worker import example_inputs
-from snapcap.warmup.compare import compare_call
-from snapcap.warmup.files import VerifiedFile
-from snapcap.warmup.model import LoadedModel
-from snapcap.warmup.packages import entry_name, signature
+from snapcap.warmup.build.check_worker import example_inputs
+from snapcap.warmup.plan.buckets import Bucket
+from snapcap.warmup.runtime.aoti.packages import entry_name, signature
+from snapcap.warmup.runtime.backends.aot import AotBackend
+from snapcap.warmup.runtime.compare import compare_call
+from snapcap.warmup.runtime.loaded_model import LoadedModel
+from snapcap.warmup.store.blobs import VerifiedFile
 
 FOUR = Bucket(4)
 ENTRY = entry_name("decoder_beams", 4)

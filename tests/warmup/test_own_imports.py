@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from support.server_process import python
 
-from snapcap.warmup import own_imports
-from snapcap.warmup.child import Child, ChildError
-from snapcap.warmup.own_imports import child_environment, python_module
+from snapcap.warmup.machine import own_imports
+from snapcap.warmup.machine.child import Child, ChildError
+from snapcap.warmup.machine.own_imports import child_environment, python_module
 
 ROOT = Path(own_imports.__file__).parent.parent
 
@@ -66,7 +66,7 @@ SHOWS = """
 import json, os, sys
 sys.path.insert(0, {root!r})
 import snapcap
-from snapcap.warmup.own_imports import import_only_what_is_installed
+from snapcap.warmup.machine.own_imports import import_only_what_is_installed
 sys.path.remove({root!r})
 import_only_what_is_installed()
 print(json.dumps([sys.path, os.environ.get("PYTHONPATH"), os.environ["PATH"]]))
@@ -85,7 +85,7 @@ def test_a_process_forgets_its_working_directory(path: str | None, elsewhere: Pa
 
 def test_a_process_that_ignores_the_environment_has_children_that_do(elsewhere: Path) -> None:
     code = SHOWS.format(root=str(ROOT)).replace(
-        "print(", "from snapcap.warmup.own_imports import child_environment; print("
+        "print(", "from snapcap.warmup.machine.own_imports import child_environment; print("
     )
     code += "print('children', child_environment().get('PYTHONPATH'))"
     run = python("-I", "-c", code, PYTHONPATH="/opt/more")
@@ -95,10 +95,10 @@ def test_a_process_that_ignores_the_environment_has_children_that_do(elsewhere: 
 
 def test_a_child_is_not_the_module_of_that_name_here(elsewhere: Path) -> None:
     marker = elsewhere / "ran"
-    for name in ("json.py", "snapcap/__init__.py", "snapcap/warmup/publish_worker.py", "sitecustomize.py"):
+    for name in ("json.py", "snapcap/__init__.py", "snapcap/warmup/store/publish_worker.py", "sitecustomize.py"):
         (elsewhere / name).parent.mkdir(exist_ok=True)
         (elsewhere / name).write_text(f"open({str(marker)!r}, 'w')")
-    child = Child("snapcap.warmup.publish_worker", {}, {"PYTHONPATH": ":"})
+    child = Child("snapcap.warmup.store.publish_worker", {}, {"PYTHONPATH": ":"})
     with pytest.raises(ChildError, match="trusted_keys"):  # it is ours, which misses that in its job
         child.start(60)
     child.kill()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from snapcap.warmup.packages import entry_name, is_whole, region_of
+from snapcap.warmup.runtime.aoti.packages import entry_name, is_whole, region_of
 
 
 @pytest.mark.parametrize(("region", "size"), [("encoder_block", 1), ("decoder_beams", 64)])

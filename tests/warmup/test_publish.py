@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from snapcap.warmup.artifacts import Fetched, fetch
-from snapcap.warmup.folder_store import FolderStore
-from snapcap.warmup.manifest import Blob, Manifest, open_envelope, seal
-from snapcap.warmup.publish import publish
-from snapcap.warmup.s3 import S3Options
-from snapcap.warmup.s3_store import S3Store
-from snapcap.warmup.signing import OWNER, Signer, Trust
-from snapcap.warmup.store import ArtifactStore, blob_name, manifest_name
+from snapcap.warmup.artifacts.manifest import Blob, Manifest, open_envelope, seal
+from snapcap.warmup.artifacts.signing import OWNER, Signer, Trust
+from snapcap.warmup.options import S3Options
+from snapcap.warmup.store.fetch import Fetched, fetch
+from snapcap.warmup.store.folder import FolderStore
+from snapcap.warmup.store.publish import publish
+from snapcap.warmup.store.s3 import S3Store
+from snapcap.warmup.store.store import ArtifactStore, blob_name, manifest_name
 
 
 def get(store: ArtifactStore, local: FolderStore, trust: Trust, manifest: Manifest) -> Fetched:

@@ -6,20 +6,19 @@ from typing import Any
 
 import pytest
 
-from snapcap.warmup.artifacts import Fetched, fetch
-from snapcap.warmup.build import Built
-from snapcap.warmup.compile_cache import PAYLOAD
-from snapcap.warmup.fetch_process import FetchRequest, fetch_in_child
-from snapcap.warmup.files import VerifiedFile
-from snapcap.warmup.folder_store import FolderStore
-from snapcap.warmup.key import artifact_key
-from snapcap.warmup.manifest import Manifest, seal
-from snapcap.warmup.options import StartOptions, StoreOptions
-from snapcap.warmup.publication import publish_built, publish_in_child, publish_jit
-from snapcap.warmup.publish import new_manifest, publish
-from snapcap.warmup.s3 import S3Options
-from snapcap.warmup.signing import OWNER, Signer, Trust, generate_key, load_signer
-from snapcap.warmup.store import ArtifactStore, manifest_name
+from snapcap.warmup.artifacts.key import artifact_key
+from snapcap.warmup.artifacts.manifest import Manifest, seal
+from snapcap.warmup.artifacts.signing import OWNER, Signer, Trust, generate_key, load_signer
+from snapcap.warmup.build.builder import Built
+from snapcap.warmup.build.release import publish_built, publish_in_child, publish_jit
+from snapcap.warmup.options import S3Options, StartOptions, StoreOptions
+from snapcap.warmup.start.jit.compile_cache import PAYLOAD
+from snapcap.warmup.store.blobs import VerifiedFile
+from snapcap.warmup.store.fetch import Fetched, fetch
+from snapcap.warmup.store.fetch_worker import FetchRequest, fetch_in_child
+from snapcap.warmup.store.folder import FolderStore
+from snapcap.warmup.store.publish import new_manifest, publish
+from snapcap.warmup.store.store import ArtifactStore, manifest_name
 
 JIT = {"kind": "jit", "format": 1}
 

@@ -12,18 +12,18 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from snapcap.warmup.s3 import (
+from snapcap.warmup.options import S3Options
+from snapcap.warmup.s3.download import (
     PART_BYTES,
     Download,
     S3Object,
-    S3Options,
     client,
     download,
     download_object,
     list_objects,
     split_uri,
 )
-from snapcap.warmup.s3_errors import ObjectChangedError, S3Error
+from snapcap.warmup.s3.errors import ObjectChangedError, S3Error
 
 LARGE = 2 * PART_BYTES + 12_345
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from support.server_process import clean_environment
 
-from snapcap.warmup.scratch import scratch_folder
+from snapcap.warmup.machine.scratch import scratch_folder
 
 PROGRAM = """
 import sys
-from snapcap.warmup.scratch import scratch_folder
+from snapcap.warmup.machine.scratch import scratch_folder
 with scratch_folder("scratch-test-") as folder:
     (folder / "file").touch()
     print(folder, flush=True)

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from snapcap.warmup.signing import KeyFileError, Signature, Trust, generate_key, load_public_key, load_signer
+from snapcap.warmup.artifacts.signing import (
+    KeyFileError,
+    Signature,
+    Trust,
+    generate_key,
+    load_public_key,
+    load_signer,
+)
 
 
 def openssl(*args: str | Path) -> None:

@@ -2,9 +2,9 @@
 
 import pytest
 
-from snapcap.warmup.artifacts import Fetched
-from snapcap.warmup.prepared import Artifacts
-from snapcap.warmup.status import BucketStatus, StartupStatus
+from snapcap.warmup.plan.checkpoint import Artifacts
+from snapcap.warmup.progress.status import BucketStatus, StartupStatus
+from snapcap.warmup.store.fetch import Fetched
 
 
 @pytest.fixture

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from snapcap.warmup.folder_store import FolderStore
-from snapcap.warmup.manifest import Blob
-from snapcap.warmup.s3 import PART_BYTES, S3Options
-from snapcap.warmup.s3_store import S3Store
-from snapcap.warmup.signing import OWNER, Trust
-from snapcap.warmup.store import (
+from snapcap.warmup.artifacts.manifest import Blob
+from snapcap.warmup.artifacts.signing import OWNER, Trust
+from snapcap.warmup.options import S3Options
+from snapcap.warmup.s3.download import PART_BYTES
+from snapcap.warmup.store.folder import FolderStore
+from snapcap.warmup.store.open import open_store
+from snapcap.warmup.store.s3 import S3Store
+from snapcap.warmup.store.store import (
     ArtifactStore,
     DamagedError,
     StoreDeniedError,
@@ -24,7 +26,6 @@ from snapcap.warmup.store import (
     lease_name,
     manifest_name,
 )
-from snapcap.warmup.stores import open_store
 
 NAME = "manifests/x.json"
 

@@ -9,15 +9,16 @@ from typing import Any
 
 import pytest
 
-from snapcap.warmup.artifacts import fetch
-from snapcap.warmup.files import NotAFileError, describe, open_regular
-from snapcap.warmup.folder_store import FolderStore
-from snapcap.warmup.key import artifact_key, canonical_json
-from snapcap.warmup.manifest import Manifest
-from snapcap.warmup.publish import publish
-from snapcap.warmup.s3_store import S3Store
-from snapcap.warmup.signing import OWNER, Signer, Trust
-from snapcap.warmup.store import blob_name, manifest_name
+from snapcap.warmup.artifacts.key import artifact_key, canonical_json
+from snapcap.warmup.artifacts.manifest import Manifest
+from snapcap.warmup.artifacts.signing import OWNER, Signer, Trust
+from snapcap.warmup.machine.files import NotAFileError, open_regular
+from snapcap.warmup.store.blobs import describe
+from snapcap.warmup.store.fetch import fetch
+from snapcap.warmup.store.folder import FolderStore
+from snapcap.warmup.store.publish import publish
+from snapcap.warmup.store.s3 import S3Store
+from snapcap.warmup.store.store import blob_name, manifest_name
 
 STALE = {"torch.version": "2.14.0"}
 

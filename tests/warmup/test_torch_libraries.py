@@ -9,7 +9,7 @@ from support.server_process import clean_environment
 
 PROGRAM = """
 import json, os, sys, threading
-from snapcap.warmup.torch_libraries import load_torch_libraries
+from snapcap.warmup.machine.torch_libraries import load_torch_libraries
 
 def mapped():
     with open("/proc/self/maps") as maps:
@@ -41,7 +41,7 @@ def test_libraries_load_without_the_module_and_it_works_with_them() -> None:
 
 
 def test_without_torch_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    from snapcap.warmup import torch_libraries
+    from snapcap.warmup.machine import torch_libraries
 
     monkeypatch.setattr(torch_libraries, "find_spec", lambda name: None)
     torch_libraries.load_torch_libraries()

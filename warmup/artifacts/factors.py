@@ -1,0 +1,130 @@
+"""The factors of an artifact key: everything that decides whether compiled code runs here, and nothing else.
+
+Known without importing torch, so that artifacts can be fetched while torch is being imported. No path, host name
+or address is a factor: they would keep equal machines from sharing.
+"""
+
+import hashlib
+import importlib.metadata
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from snapcap.warmup.artifacts.key import Difference, Factor, check_factors
+from snapcap.warmup.artifacts.manifest import FORMAT
+from snapcap.warmup.machine.cuda_driver import CudaDriverError, cuda_device
+from snapcap.warmup.machine.cxx import compiler_version
+from snapcap.warmup.machine.installation import MachineError, package_folder, resolve_device, torch_version
+from snapcap.warmup.machine.isa import instruction_set
+from snapcap.warmup.options import Kind
+
+# Factors that change when the same machine is given other software.
+_SOFTWARE = re.compile(r"(torch|triton|python|compiler|libc|source|format)(\..+)?")
+
+
+def machine_factors(device: str) -> dict[str, Factor]:
+    """torch, triton, libc, CPU and device of this machine.
+
+    Args:
+        device: ``cpu``, ``cuda``, ``cuda:N`` or ``auto``: cuda where torch and the driver have it, else cpu.
+
+    Raises:
+        MachineError: torch is not installed, or the device is not there.
+    """
+    torch = torch_version()
+    factors: dict[str, Factor] = {
+        "torch.version": torch.version,
+        "torch.git_version": torch.git_version,
+        "torch.cuda": torch.cuda,
+        "triton.version": _installed_version("triton"),
+        "libc": os.confstr("CS_GNU_LIBC_VERSION") if "CS_GNU_LIBC_VERSION" in os.confstr_names else None,
+        "cpu.arch": platform.machine(),
+        # Also with a GPU: the host side of a package is compiled for this CPU.
+        "cpu.isa": [*instruction_set()],
+    }
+    name, _, index = resolve_device(device).partition(":")
+    if name == "cpu":
+        return factors | {"device.type": "cpu"}
+    try:
+        found = cuda_device(int(index or 0))
+    except CudaDriverError as error:
+        raise MachineError(f"device {device}: {error}; use --device cpu") from error
+    return factors | {
+        "device.type": "cuda",
+        "device.name": found.name,
+        "device.compute_capability": found.compute_capability,
+        "device.multiprocessors": found.multiprocessors,
+    }
+
+
+def region_source_hash(regions: Path | None = None) -> str:
+    """SHA-256, in hex, of the regions' sources with their names; line endings do not count.
+
+    All that is compiled lies in one folder. What reads the configuration does not: what it decides reaches a region
+    as a dimension, which is a factor. Nor does the sampling of eager steps.
+
+    Args:
+        regions: the folder, if it is not the installed one.
+    """
+    folder = regions or package_folder("snapcap.models.regions")
+    digest = hashlib.sha256()
+    for file in sorted(folder.rglob("*.py")):
+        source = file.read_bytes().replace(b"\r\n", b"\n")
+        digest.update(b"%s %d\n%s" % (file.relative_to(folder).as_posix().encode(), len(source), source))
+    return digest.hexdigest()
+
+
+def build_factors(
+    machine: Mapping[str, Factor], kind: Kind, model: Mapping[str, Any], compilation: Mapping[str, Any]
+) -> dict[str, Factor]:
+    """All factors of a key, flat: ``{"vision": {"hidden_size": 48}}`` of the model is
+    ``model.vision.hidden_size``.
+
+    Args:
+        machine: what ``machine_factors`` found.
+        model: dimensions, dtype, buckets and cache length; nested, as ``dataclasses.asdict`` gives it.
+        compilation: modes, options and precision flags; nested or not.
+
+    Raises:
+        FactorError: a value is no JSON.
+    """
+    factors: dict[str, Any] = {
+        **machine,
+        **_flat("model", model),
+        **_flat("compile", compilation),
+        "format": FORMAT,
+        "kind": kind,
+        "source.regions": region_source_hash(),
+    }
+    if kind == "jit":
+        # Its artifacts are pickles of this Python, and torch finds them by this compiler. A package knows neither.
+        factors["python"] = f"{sys.version_info.major}.{sys.version_info.minor}"
+        factors["compiler"] = compiler_version()
+    return check_factors(factors)
+
+
+def is_stale(differences: Iterable[Difference]) -> bool:
+    """Whether artifacts with these differences are what this machine had before its software changed."""
+    return all(_SOFTWARE.fullmatch(difference.name) for difference in differences)
+
+
+def _installed_version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _flat(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        dotted = f"{prefix}.{name}"
+        if isinstance(value, Mapping):
+            flat |= _flat(dotted, value)
+        else:
+            flat[dotted] = list(value) if isinstance(value, tuple) else value
+    return flat

@@ -1,0 +1,202 @@
+"""Ed25519 keys: who may vouch for artifacts. ``cryptography`` is imported by the functions that need it."""
+
+import hashlib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from snapcap.warmup.errors import os_error_text
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+
+class KeyFileError(ValueError):
+    """A key file that cannot be used; one line that names it and says what to do."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """An Ed25519 signature (64 bytes) and the name of the key it claims to be made with."""
+
+    key_id: str
+    value: bytes
+
+
+@dataclass(frozen=True)
+class Signer:
+    """A private key."""
+
+    key_id: str
+    key: "Ed25519PrivateKey"
+
+    def sign(self, message: bytes) -> Signature:
+        return Signature(self.key_id, self.key.sign(message))
+
+
+@dataclass(frozen=True)
+class TrustedKey:
+    """A public key whose owner's artifacts may run here."""
+
+    key_id: str
+    key: "Ed25519PublicKey"
+
+    def verifies(self, message: bytes, signature: Signature) -> bool:
+        """Whether this key made the signature, whatever key the signature names."""
+        from cryptography.exceptions import InvalidSignature  # noqa: PLC0415
+
+        try:
+            self.key.verify(signature.value, message)
+        except InvalidSignature:
+            return False
+        return True
+
+
+@dataclass(frozen=True)
+class Trust:
+    """Whose artifacts may be loaded, which runs their code. Nobody's, unless keys are given.
+
+    allow_unsigned: anybody's who could write to the store: then a stranger's signature is as good as none.
+    """
+
+    keys: tuple[TrustedKey, ...] = ()
+    allow_unsigned: bool = False
+
+    @classmethod
+    def from_files(cls, paths: Iterable[Path], allow_unsigned: bool = False) -> "Trust":
+        """Read public keys in PEM.
+
+        Raises:
+            KeyFileError: a file is missing or holds something else.
+        """
+        return cls(tuple(load_public_key(path) for path in paths), allow_unsigned)
+
+    @property
+    def nobody(self) -> bool:
+        """Whether no artifact could ever be accepted."""
+        return not self.keys and not self.allow_unsigned
+
+    @property
+    def owner_suffices(self) -> bool:
+        """Whether nothing is asked of what lies in a folder but that its owner alone can write there."""
+        return self.allow_unsigned or not self.keys
+
+    def signer_of(self, message: bytes, signatures: Iterable[Signature]) -> TrustedKey | None:
+        """The trusted key that made one of the signatures."""
+        for signature in signatures:
+            for key in self.keys:
+                if key.verifies(message, signature):
+                    return key
+        return None
+
+
+OWNER = Trust(allow_unsigned=True)
+"""The trust in a folder that only its owner can write to."""
+
+
+def generate_key(private: Path) -> Path:
+    """Write a new private key (PEM, mode 0600) and beside it the public key, ``<private>.pub``.
+
+    Returns:
+        The path of the public key.
+
+    Raises:
+        KeyFileError: one of the files exists, or cannot be written.
+    """
+    from cryptography.hazmat.primitives import serialization  # noqa: PLC0415
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415
+
+    key = Ed25519PrivateKey.generate()
+    public = private.with_name(f"{private.name}.pub")
+    secret = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    _create(public, _public_pem(key.public_key()), 0o644)
+    try:
+        _create(private, secret, 0o600)
+    except KeyFileError:
+        public.unlink()
+        raise
+    return public
+
+
+def load_signer(path: Path) -> Signer:
+    """Read a private key in PEM.
+
+    Raises:
+        KeyFileError: the file is missing, protected by a password, or holds something else.
+    """
+    from cryptography.exceptions import UnsupportedAlgorithm  # noqa: PLC0415
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key  # noqa: PLC0415
+
+    data = _read(path)
+    try:
+        key = load_pem_private_key(data, password=None)
+    except TypeError:
+        raise KeyFileError(f"{path}: the key has a password; write it without one: openssl pkey -in …") from None
+    except (ValueError, UnsupportedAlgorithm):
+        raise KeyFileError(f"{path} is no private key in PEM; make one with `snapcap keygen`") from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise KeyFileError(f"{path} is not an Ed25519 key; make one with `snapcap keygen`")
+    return Signer(_key_id(key.public_key()), key)
+
+
+def load_public_key(path: Path) -> TrustedKey:
+    """Read a public key in PEM.
+
+    Raises:
+        KeyFileError: the file is missing or holds something else.
+    """
+    from cryptography.exceptions import UnsupportedAlgorithm  # noqa: PLC0415
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey  # noqa: PLC0415
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key  # noqa: PLC0415
+
+    data = _read(path)
+    if b"PRIVATE KEY" in data:
+        raise KeyFileError(f"{path} is a private key; a server needs the public one, {path.name}.pub, and no other")
+    try:
+        key = load_pem_public_key(data)
+    except (ValueError, UnsupportedAlgorithm):
+        raise KeyFileError(f"{path} is no public key in PEM; `snapcap keygen` writes one ending in .pub") from None
+    if not isinstance(key, Ed25519PublicKey):
+        raise KeyFileError(f"{path} is not an Ed25519 key; make one with `snapcap keygen`")
+    return TrustedKey(_key_id(key), key)
+
+
+def _key_id(key: "Ed25519PublicKey") -> str:
+    """Sixteen hex digits of the key's hash: enough to tell keys apart in a log, never trusted."""
+    return hashlib.sha256(key.public_bytes_raw()).hexdigest()[:16]
+
+
+def _public_pem(key: "Ed25519PublicKey") -> bytes:
+    from cryptography.hazmat.primitives import serialization  # noqa: PLC0415
+
+    return key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise KeyFileError(f"cannot read the key {path}: {error.strerror}") from error
+
+
+def _create(path: Path, data: bytes, mode: int) -> None:
+    """Write a file that did not exist, never readable by more than ``mode`` says; whole or not at all."""
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    except FileExistsError:
+        raise KeyFileError(f"{path} exists; keys are never overwritten, choose another name") from None
+    except OSError as error:
+        raise KeyFileError(f"cannot write the key {path}: {os_error_text(error)}") from error
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(descriptor)  # there is no second copy of it
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise KeyFileError(f"cannot write the key {path}: {os_error_text(error)}") from error

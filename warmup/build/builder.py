@@ -1,0 +1,300 @@
+"""The build: every region at every bucket, compiled and checked by child processes, in parallel and resumable.
+
+    compiler children ─▶ packages ─▶ checker children ─▶ kept beside their records ─▶ (all done) ─▶ manifest
+
+A check is short beside a compilation, so a few checkers serve all compilers, which go on meanwhile.
+
+The parent imports no torch. What is done lies in the build folder of its key: a second build of the same key does
+nothing, and an interrupted one goes on where it was.
+"""
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from snapcap.warmup.artifacts.manifest import Blob
+from snapcap.warmup.build.children import Children, ReplaceableChild
+from snapcap.warmup.build.environment import checker_environment, compiler_environment
+from snapcap.warmup.build.folder import BuildFolder
+from snapcap.warmup.build.worker import job_of
+from snapcap.warmup.errors import os_error_text
+from snapcap.warmup.machine.child import ChildError, ChildTimeoutError
+from snapcap.warmup.machine.cpus import available_cpus
+from snapcap.warmup.machine.cxx import compiler_names, find_compiler
+from snapcap.warmup.machine.scratch import scratch_folder
+from snapcap.warmup.options import BUILD_TIMEOUT
+from snapcap.warmup.plan.checkpoint import Checkpoint
+from snapcap.warmup.plan.plan import Plan
+from snapcap.warmup.progress.status import ComponentName
+from snapcap.warmup.runtime.aoti.packages import Signature
+from snapcap.warmup.store.blobs import VerifiedFile
+
+EventKind = Literal["kept", "compiled", "built", "failed"]
+
+_COMPILERS_A_CHECKER = 4
+_LOOK_S = 0.5  # a signal that the system gives to another thread is seen by this one when it does not wait
+_ENDING_S = 5.0  # for threads to find that their children have been ended
+
+
+class BuildError(RuntimeError):
+    """A build that cannot begin; one line that says what to do."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """One package to make. Without one that is called ``on_demand`` the set is used all the same."""
+
+    entry: str
+    region: str
+    component: ComponentName
+    size: int
+    on_demand: bool = False
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    """A package that is to be checked."""
+
+    task: Task
+    seconds: float
+    signature: Signature
+
+
+# What checkers take; None ends the one that takes it.
+_Checks: TypeAlias = queue.SimpleQueue[_Compiled | None]
+
+
+@dataclass(frozen=True)
+class Event:
+    """What happened to a package. ``kept``: it was there; ``built``: compiled and checked."""
+
+    kind: EventKind
+    task: Task
+    seconds: float = 0.0
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a build made: files and their input signatures by entry name, and what failed and why; ``complete`` when
+    everything is there that every start needs."""
+
+    files: Mapping[str, VerifiedFile]
+    signatures: Mapping[str, Signature]
+    failures: Mapping[str, str]
+    complete: bool
+
+
+@dataclass
+class _Progress:
+    files: dict[str, VerifiedFile] = field(default_factory=dict)
+    signatures: dict[str, Signature] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    moved: float = field(default_factory=time.monotonic)  # when something was made last, or failed by itself
+
+
+def require_compiler() -> str:
+    """The C++ compiler that Inductor will call.
+
+    Raises:
+        BuildError: there is none.
+    """
+    if (name := find_compiler()) is not None:
+        return name
+    looked_for = " or ".join(compiler_names())
+    raise BuildError(
+        f"no C++ compiler ({looked_for}) on this machine; install one (apt-get install g++), or run "
+        "`snapcap build` on a machine of the same kind that has one"
+    )
+
+
+def tasks_of(checkpoint: Checkpoint, plan: Plan) -> list[Task]:
+    """Every package of the set, smallest buckets first."""
+    from snapcap.models.regions.table import build_regions  # noqa: PLC0415  imports torch, which a server has by now
+    from snapcap.warmup.runtime.aoti.packages import entry_names  # noqa: PLC0415
+
+    regions = build_regions(checkpoint.config)
+    return [
+        Task(entry, region.name, region.component, bucket.size, region.on_demand)
+        for region, bucket, entry in entry_names(regions, plan.buckets)
+    ]
+
+
+class Builder:
+    """One build of one key. ``run`` blocks; ``stop`` ends it from another thread."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        plan: Plan,
+        folder: Path,
+        workers: int = 0,
+        nice: int = 0,
+        on_event: Callable[[Event], None] = lambda _event: None,
+        environment: Mapping[str, str] | None = None,
+        timeout: float = BUILD_TIMEOUT,
+    ) -> None:
+        """``folder``: where packages and their records are kept. ``workers``: compilers at once, 0 one a CPU.
+        ``on_event`` is called from the workers' threads. ``environment``: more variables for the compilers.
+        ``timeout``: seconds in which a child must have answered; a build that makes nothing in twice that time is
+        given up."""
+        self._children = Children(job_of(checkpoint.folder, plan, folder), nice, timeout)
+        self._tasks = tasks_of(checkpoint, plan)
+        self._folder = BuildFolder(folder)
+        self._workers = min(workers or available_cpus(), len(self._tasks))
+        self._on_event = on_event
+        self._environment = dict(environment or {})
+        self._device_type = plan.device_type
+        self._stopped = threading.Event()
+        self._patience = 2 * timeout
+        self._progress = _Progress()
+
+    @property
+    def tasks(self) -> list[Task]:
+        return list(self._tasks)
+
+    def made(self) -> tuple[dict[str, VerifiedFile], dict[str, Signature]]:
+        """Files and signatures of what is done so far, by entry name."""
+        with self._progress.lock:
+            return dict(self._progress.files), dict(self._progress.signatures)
+
+    def is_settled(self, component: ComponentName, size: int) -> bool:
+        """Whether a bucket of a component has every package that it is going to have, and all that it needs."""
+        with self._progress.lock:
+            return all(
+                task.entry in self._progress.files or (task.on_demand and task.entry in self._progress.failures)
+                for task in self._tasks
+                if (task.component, task.size) == (component, size)
+            )
+
+    def run(self) -> Built:
+        """Make what is missing.
+
+        Raises:
+            BuildError: there is no compiler, or the folder cannot be written.
+        """
+        missing: queue.SimpleQueue[Task] = queue.SimpleQueue()
+        count = 0
+        for task in self._tasks:
+            if (kept := self._folder.recorded(task.entry)) is not None:
+                self._done(task, *kept)
+                self._on_event(Event("kept", task))
+            else:
+                missing.put(task)
+                count += 1
+        if count:
+            require_compiler()
+            try:
+                self._folder.make()
+            except OSError as error:
+                raise BuildError(f"cannot write to {self._folder.path}: {os_error_text(error)}") from error
+            self._make(missing, min(self._workers, count))
+        files, signatures = self.made()
+        needed = {task.entry for task in self._tasks if not task.on_demand}
+        return Built(files, signatures, dict(self._progress.failures), complete=needed <= files.keys())
+
+    def stop(self) -> None:
+        """End the children; ``run`` returns with what is done."""
+        self._stopped.set()
+        self._children.stop()
+
+    def _make(self, missing: "queue.SimpleQueue[Task]", compilers: int) -> None:
+        checks: _Checks = queue.SimpleQueue()
+        checkers = -(-compilers // _COMPILERS_A_CHECKER)
+        pool = ThreadPoolExecutor(compilers + checkers, thread_name_prefix="build")
+        checking: list[Future[None]] = []
+        compiling: list[Future[None]] = []
+        self._progress.moved = time.monotonic()
+        with scratch_folder("snapcap-build-") as scratch:
+            try:
+                checking += [pool.submit(self._check_all, checks, scratch) for _ in range(checkers)]
+                compiling += [pool.submit(self._compile_all, missing, checks, scratch) for _ in range(compilers)]
+                self._watch(compiling)
+                for _ in checking:
+                    checks.put(None)
+                self._watch(checking)
+            finally:
+                self.stop()
+                for _ in checking:
+                    checks.put(None)
+                # One that waits for something else than its child, as for a disk that is gone, is left to itself.
+                pool.shutdown(wait=False, cancel_futures=True)
+                ended = wait([*compiling, *checking], _ENDING_S).done
+        for worker in ended:
+            worker.result()  # or a worker that broke would leave packages out that nobody misses
+
+    def _watch(self, workers: "list[Future[None]]") -> None:
+        """Wait for workers to end, as long as they make something."""
+        while not self._stopped.is_set():
+            left = self._progress.moved + self._patience - time.monotonic()
+            if left <= 0:
+                self.stop()
+                self._give_up(f"nothing was made in {self._patience:g} s, so the build was given up")
+            elif not wait(workers, min(left, _LOOK_S)).not_done:
+                return
+
+    def _give_up(self, reason: str) -> None:
+        """All that is not made has failed."""
+        with self._progress.lock:
+            for task in self._tasks:
+                if task.entry not in self._progress.files:
+                    self._progress.failures.setdefault(task.entry, reason)
+
+    def _compile_all(self, missing: "queue.SimpleQueue[Task]", checks: _Checks, scratch: Path) -> None:
+        """One compiler child, replaced when it dies, until nothing is left to compile."""
+        environment = compiler_environment(scratch, self._device_type, self._environment)
+        with ReplaceableChild(self._children, "snapcap.warmup.build.compile_worker", environment) as compiler:
+            while not self._stopped.is_set():
+                try:
+                    task = missing.get_nowait()
+                except queue.Empty:
+                    return
+                with self._failing(task, "compile"):
+                    compiled = compiler.ask({"region": task.region, "size": task.size})
+                    self._tell(Event("compiled", task, compiled["seconds"]))
+                    checks.put(_Compiled(task, compiled["seconds"], compiled["signature"]))
+
+    def _check_all(self, checks: _Checks, scratch: Path) -> None:
+        """One checker child, replaced when it dies, until it is told that nothing more will come."""
+        with ReplaceableChild(
+            self._children, "snapcap.warmup.build.check_worker", checker_environment(scratch)
+        ) as checker:
+            while (compiled := checks.get()) is not None and not self._stopped.is_set():
+                task = compiled.task
+                with self._failing(task, "self-check"):
+                    checked = checker.ask({"region": task.region, "size": task.size})
+                    blob = Blob(checked["digest"], checked["size"])
+                    with self._failing(task, "record"):
+                        package = self._folder.record(task.entry, compiled.signature, blob)
+                        self._done(task, package, compiled.signature)
+                        self._tell(Event("built", task, compiled.seconds))
+
+    @contextlib.contextmanager
+    def _failing(self, task: Task, stage: str) -> Iterator[None]:
+        """A package that cannot be made is noted with the stage; the others are made all the same."""
+        try:
+            yield
+        except (ChildError, OSError) as error:
+            if self._stopped.is_set():
+                return
+            reason = f"{stage}: {error}"
+            with self._progress.lock:
+                self._progress.failures[task.entry] = reason
+            self._tell(Event("failed", task, error=reason), moved=not isinstance(error, ChildTimeoutError))
+
+    def _tell(self, event: Event, moved: bool = True) -> None:
+        if moved:
+            self._progress.moved = time.monotonic()
+        self._on_event(event)
+
+    def _done(self, task: Task, package: VerifiedFile, signature: Signature) -> None:
+        with self._progress.lock:
+            self._progress.files[task.entry] = package
+            self._progress.signatures[task.entry] = signature

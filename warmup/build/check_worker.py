@@ -1,0 +1,129 @@
+"""The self-check: a fresh process that opens each package as a server would and compares it with eager.
+
+    stdin   the job, then {"region": …, "size": …} a line
+    stdout  {"entry": …, "difference": …, "digest": …, "size": …} or {"error": …} a line
+
+It runs with AOTI_RUNTIME_CHECK_INPUTS=1, so a package also has to accept what it is given. A package that crashes
+takes this process along, and nothing else.
+"""
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from snapcap.models.dimensions import MAX_BEAMS
+from snapcap.models.regions.names import BEAMS
+from snapcap.models.regions.table import Region
+from snapcap.warmup.build.worker import serve_regions
+from snapcap.warmup.plan.buckets import Bucket
+from snapcap.warmup.plan.plan import Plan
+from snapcap.warmup.runtime.backends.aot import open_package
+from snapcap.warmup.runtime.compare import CheckError, compare_call
+from snapcap.warmup.runtime.loaded_model import LoadedModel
+from snapcap.warmup.store.blobs import VerifiedFile
+
+
+def check(model: LoadedModel, region: Region, bucket: Bucket, package: VerifiedFile) -> float:
+    """Compare a package with the region's function; returns the largest relative difference.
+
+    Raises:
+        CheckError: they differ by more than the dtype explains.
+    """
+    run = open_package(package, model.state.tokens.device)
+    # As a start on a GPU does before it has anything else.
+    run(*(torch.zeros_like(tensor) for tensor in model.inputs(region, bucket)))
+    worst = 0.0
+    for padding in (False, True):
+        inputs = example_inputs(model, region, bucket, padding)
+        worst = max(worst, compare_call(region.function, run, inputs, model.dtype))
+    return worst
+
+
+def example_inputs(model: LoadedModel, region: Region, bucket: Bucket, padding: bool) -> tuple[Tensor, ...]:
+    """Random activations and caches, with rows of different ages, and the weights of the last layer.
+
+    With ``padding`` all rows but the first are what padding rows are: at the cache's end, or in the scratch slot,
+    and there all alike, since which of several writes to one slot wins is nobody's promise.
+    """
+    generator = torch.Generator().manual_seed(bucket.size + 1000 * padding)
+    length, vocabulary = model.state.cache_length, model.config.decoder.vocab_size
+    drawn: dict[str, Tensor] = {}
+    if region.name == BEAMS:
+        drawn = example_groups(bucket.size, min(MAX_BEAMS, model.state.slots), generator)
+        drawn |= _scores_apart(bucket.size, vocabulary, generator)
+        drawn["normalised"] = torch.tensor([padding])
+
+    def random_like(name: str, tensor: Tensor) -> Tensor:
+        if tensor.dtype == torch.uint8:
+            return torch.randint(0, 256, tensor.shape, generator=generator, dtype=torch.uint8)
+        if name == "ends":
+            return torch.rand(tensor.shape, generator=generator) < 0.1
+        if name == "divisors":
+            return torch.rand(tensor.shape, generator=generator) + 0.5
+        return torch.randn(tensor.shape, generator=generator)
+
+    def integers(name: str, shape: torch.Size) -> Tensor:
+        if name == "slots":
+            slots = torch.arange(bucket.size)
+            slots[1:] = model.state.slots if padding else slots[1:]
+            return slots
+        if name == "positions":
+            positions = torch.randint(0, length, shape, generator=generator)
+            positions[1:] = length - 1 if padding else positions[1:]
+            return positions
+        if name == "forced":
+            free = torch.rand(shape, generator=generator) < 0.5
+            return torch.where(free, -1, torch.randint(0, vocabulary, shape, generator=generator))
+        return torch.randint(0, length if name == "lasts" else vocabulary, shape, generator=generator)
+
+    names = region.input_names
+    own = model.inputs(region, bucket)[: len(names)]
+
+    def example(name: str, tensor: Tensor) -> Tensor:
+        if name in drawn:
+            return drawn[name]
+        return integers(name, tensor.shape) if tensor.dtype == torch.int64 else random_like(name, tensor)
+
+    # With the strides it has when serving: a package knows no others.
+    examples = [
+        torch.empty_like(tensor).copy_(example(name, tensor)) for name, tensor in zip(names, own, strict=True)
+    ]
+    if padding and region.component == "encoder" and bucket.size > 1:
+        examples[0][1:] = examples[0][1]
+    return (*examples, *model.weights.of(region)[-1])
+
+
+def example_groups(rows: int, most: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """What `BeamState` says of searches of ``most`` rows each, in any order, and one of those that are left."""
+    members = torch.zeros(rows, most, dtype=torch.int64)
+    inside, ranks = members.bool(), members[:, :1].repeat(1, 2)
+    order = torch.randperm(rows, generator=generator)
+    for group in (order[first : first + most] for first in range(0, rows, most)):
+        members[group, : len(group)] = group
+        inside[group, : len(group)] = True
+        ranks[group] = torch.tensor([[rank, len(group) - 1] for rank in range(len(group))])
+    return {"members": members, "inside": inside, "ranks": ranks}
+
+
+def _scores_apart(rows: int, vocabulary: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """Scores of beams and of their tokens whose sums are apart by more than rounding, as tokens must be equal: each
+    row has the same logits in another order, so that their softmax has the same denominator."""
+    order = torch.rand(rows, vocabulary, generator=generator).argsort(dim=1)
+    scores = torch.randint(-8, 0, (rows,), generator=generator) / 4 + torch.arange(rows) / (16 * rows)
+    return {"logits": order / -16, "scores": scores}
+
+
+def answer(model: LoadedModel, _plan: Plan, region: Region, bucket: Bucket, path: Path) -> dict[str, Any]:
+    package = VerifiedFile.of(path)
+    try:
+        return {"difference": check(model, region, bucket, package), **asdict(package.blob)}
+    except CheckError as error:
+        raise RuntimeError(f"differs from eager: {error}") from error
+
+
+if __name__ == "__main__":
+    sys.exit(serve_regions(answer))

@@ -1,0 +1,75 @@
+"""The compiler: a child process that exports and compiles one region at a bucket for each line it is sent.
+
+    stdin   {"checkpoint": folder, "plan": {…}, "folder": where packages go}, then {"region": …, "size": …} a line
+    stdout  {"entry": …, "signature": […], "seconds": …} or {"entry": …, "error": …} a line
+
+Run as ``python -m snapcap.warmup.build.compile_worker``; never imported by a server.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from snapcap.models.regions.fused import compiled_function
+from snapcap.models.regions.table import Region, RegionFunction
+from snapcap.warmup.build.vector_tests import skip_vector_tests
+from snapcap.warmup.build.worker import serve_regions
+from snapcap.warmup.plan.buckets import Bucket
+from snapcap.warmup.plan.compile_modes import inductor_options
+from snapcap.warmup.plan.plan import Plan
+from snapcap.warmup.runtime.aoti.packages import is_whole, signature, slim
+from snapcap.warmup.runtime.loaded_model import LoadedModel
+
+# Inductor writes into its cache folder in place, and may take a file from there that another build on this machine
+# is writing. By the next attempt that is done.
+ATTEMPTS = 3
+
+
+class _RegionModule(torch.nn.Module):
+    """What `torch.export` takes: the pure function, with weights as inputs and so without any state."""
+
+    def __init__(self, function: RegionFunction) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self._function(*inputs)
+
+
+def compile_region(model: LoadedModel, region: Region, bucket: Bucket, plan: Plan, path: Path) -> None:
+    """Export a region for a bucket's shapes and write its package.
+
+    Export admits no graph break: what it cannot trace is an error that shows the line.
+    """
+    import torch._inductor  # noqa: PLC0415  seconds, and only ever here
+
+    skip_vector_tests(plan.device_type)
+    inputs = model.inputs(region, bucket)
+    program = torch.export.export(
+        _RegionModule(compiled_function(region, model.state.tokens.device, model.dtype)), inputs
+    )
+    options = inductor_options(plan.mode(region.component), plan.device_type)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.pt2")
+    for _ in range(ATTEMPTS):
+        torch._inductor.aoti_compile_and_package(program, package_path=str(temporary), inductor_configs=options)
+        if is_whole(temporary):
+            break
+    slim(temporary)
+    temporary.replace(path)  # whole or not at all: an interrupted build keeps what is done
+
+
+def build(model: LoadedModel, plan: Plan, region: Region, bucket: Bucket, path: Path) -> dict[str, Any]:
+    """Write a package; answers how long it took and which inputs it was built for."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    started = time.monotonic()
+    compile_region(model, region, bucket, plan, path)
+    return {"signature": signature(model.inputs(region, bucket)), "seconds": time.monotonic() - started}
+
+
+if __name__ == "__main__":
+    sys.exit(serve_regions(build))

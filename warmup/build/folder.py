@@ -1,0 +1,49 @@
+"""Where a build keeps packages, each beside its record: what it is, and that it has passed its self-check."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from snapcap.warmup.artifacts.manifest import Blob
+from snapcap.warmup.machine.files import make_folder, open_regular
+from snapcap.warmup.runtime.aoti.packages import Signature
+from snapcap.warmup.store.blobs import VerifiedFile
+
+_RECORD_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class BuildFolder:
+    """Of one key, so that an interrupted build of it goes on where it was."""
+
+    path: Path
+
+    def make(self) -> None:
+        """Raises OSError."""
+        make_folder(self.path)
+
+    def record(self, entry: str, signature: Signature, checked: Blob) -> VerifiedFile:
+        """Note that a package has passed as what it was when it was checked; without that it counts as not made.
+
+        Raises:
+            OSError: the record cannot be written.
+        """
+        path = self.path / entry
+        temporary = path.with_suffix(".json.part")
+        temporary.write_text(json.dumps({"digest": checked.digest, "size": checked.size, "signature": signature}))
+        temporary.replace(path.with_suffix(".json"))
+        return VerifiedFile(path, checked)
+
+    def recorded(self, entry: str) -> tuple[VerifiedFile, Signature] | None:
+        """A package of an earlier run and its signature, if it is still what was checked then."""
+        path = self.path / entry
+        try:
+            with open_regular(path.with_suffix(".json")) as file:
+                record: dict[str, Any] = json.loads(file.read(_RECORD_BYTES))
+            package = VerifiedFile.of(path)
+            if package.blob != Blob(record["digest"], record["size"]):
+                return None
+            return package, record["signature"]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return None

@@ -1,0 +1,157 @@
+"""Checkpoints of S3, kept in a local folder that is brought up to date with what the prefix holds.
+
+What was downloaded counts at once, until this machine is started again: only then could files be lost that were in
+the memory of its system. Beside the start they are written to the disk, and count for good.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+from uuid import uuid4
+
+from snapcap.warmup.checkpoints.patterns import CheckpointError, checkpoint_names, is_checkpoint_name
+from snapcap.warmup.errors import os_error_text
+from snapcap.warmup.machine.files import make_folder, open_regular, sync
+from snapcap.warmup.options import S3Options
+from snapcap.warmup.s3.download import Download, S3Object, client, download, list_objects, remove_parts, split_uri
+from snapcap.warmup.s3.errors import S3Error
+
+# What each file was downloaded from: {name: {"etag": …, "size": …}}; and "boot" while it may not be on the disk.
+_SIDECAR = ".snapcap-s3.json"
+_SIDECAR_BYTES = 4 * 1024 * 1024
+_SETTLE_SECONDS = 5.0  # after the download: the start has other work for the disk
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+Entry = dict[str, str | int]
+Record = dict[str, Entry]
+
+_logger = logging.getLogger("snapcap.start")
+
+
+def fetch(source: str, cache: Path, options: S3Options) -> Path:
+    """Download the checkpoint under ``s3://bucket/prefix``; files that are still what S3 has are kept.
+
+    Returns:
+        The folder in ``cache``.
+
+    Raises:
+        CheckpointError: the prefix cannot be read or holds no checkpoint, or the folder cannot be written.
+    """
+    deadline = time.monotonic() + options.deadline
+    try:
+        bucket, prefix = split_uri(source)
+        s3 = client(options)
+        wanted = _wanted(source, list_objects(s3, bucket, prefix, deadline))
+        folder = cache / "checkpoints" / _folder_name(bucket, prefix, options.endpoint_url)
+        record = _prepare(folder, wanted)
+        missing = [Download(entry, folder / name) for name, entry in wanted.items() if name not in record]
+        boot = _boot()
+        for item in download(s3, bucket, missing, deadline):
+            if boot is None:
+                sync(item.dest)
+            record[item.dest.name] = _entry(item.source) | ({"boot": boot} if boot else {})
+            _write(folder, record)
+    except S3Error as error:
+        hint = " (--cache-dir)" if isinstance(error.__cause__, OSError) else ""
+        raise CheckpointError(f"{error}{hint}") from error
+    except OSError as error:
+        raise CheckpointError(
+            f"{source} cannot be brought to {error.filename or cache}: {os_error_text(error)} (--cache-dir)"
+        ) from error
+    if any("boot" in entry for entry in record.values()):
+        settling = threading.Timer(_SETTLE_SECONDS, _settle, (folder, record))
+        settling.daemon = True
+        settling.start()
+    return folder
+
+
+def _settle(folder: Path, record: Record) -> None:
+    """Write to the disk what may still be in memory alone, and note that it is there; unless it is gone by now."""
+    try:
+        for name, entry in record.items():
+            if "boot" in entry:
+                sync(folder / name)
+        _write(folder, {name: {k: v for k, v in entry.items() if k != "boot"} for name, entry in record.items()})
+    except FileNotFoundError:
+        return
+    except OSError as error:  # it serves all the same, and is downloaded again if the machine fails
+        fields = {"folder": str(folder), "error": os_error_text(error)}
+        _logger.warning("checkpoint not known to be on the disk", extra={"fields": fields})
+
+
+def _boot() -> str | None:
+    """What tells this run of the machine from all others; None where the system does not say."""
+    try:
+        return _BOOT.read_text().strip() or None
+    except OSError:
+        return None
+
+
+def _wanted(source: str, objects: list[S3Object]) -> dict[str, S3Object]:
+    by_name = {entry.key.rpartition("/")[2]: entry for entry in objects}
+    if not by_name:
+        raise CheckpointError(f"there is nothing under {source}; check the prefix")
+    if "config.json" not in by_name:
+        raise CheckpointError(f"{source} has no config.json; give the prefix of the files save_pretrained wrote")
+    return {name: by_name[name] for name in checkpoint_names(by_name)}
+
+
+def _folder_name(bucket: str, prefix: str, endpoint: str | None) -> str:
+    """Readable, and different for equal prefixes of different buckets and stores."""
+    digest = hashlib.sha256(f"{endpoint or ''}\n{bucket}\n{prefix}".encode()).hexdigest()[:12]
+    return f"{prefix.rpartition('/')[2] or bucket}-{digest}"
+
+
+def _prepare(folder: Path, wanted: dict[str, S3Object]) -> Record:
+    """Make the folder, remove what the prefix no longer has, and return the record of what is still good. A folder
+    that is up to date is not written to."""
+    make_folder(folder, 0o755)
+    remove_parts(folder)
+    known, boot = _read(folder), _boot()
+    record: Record = {}
+    for name, entry in known.items():
+        file = folder / name
+        if name not in wanted:
+            file.unlink(missing_ok=True)
+        elif (
+            entry in (_entry(wanted[name]), _entry(wanted[name]) | {"boot": boot}) and _size(file) == entry["size"]
+        ):
+            record[name] = entry
+    if record != known:
+        _write(folder, record)
+    return record
+
+
+def _entry(source: S3Object) -> Entry:
+    return {"etag": source.etag, "size": source.size}
+
+
+def _size(file: Path) -> int | None:
+    return file.stat().st_size if file.is_file() else None
+
+
+def _read(folder: Path) -> Record:
+    """The record; empty when it is damaged, which only costs a download."""
+    try:
+        with open_regular(folder / _SIDECAR) as file:
+            value = json.loads(file.read(_SIDECAR_BYTES))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    if not isinstance(value, dict):
+        return {}
+    return {name: entry for name, entry in value.items() if is_checkpoint_name(name)}
+
+
+def _write(folder: Path, record: Record) -> None:
+    temporary = folder / f"{_SIDECAR}.{uuid4().hex}"
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(record, file, indent=1)
+        os.replace(temporary, folder / _SIDECAR)
+    finally:
+        temporary.unlink(missing_ok=True)

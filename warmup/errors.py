@@ -1,0 +1,25 @@
+"""Says what went wrong in one line, with what to do about it."""
+
+import errno
+
+
+class StartError(RuntimeError):
+    """A setting that this model or this machine cannot fulfil; one line that says which."""
+
+
+_ADVICE = {
+    errno.EEXIST: "a file is in the way; choose another folder",
+    errno.ENOTDIR: "a file is in the way; choose another folder",
+    errno.ENOSPC: "free some there, or choose another folder",
+    errno.EDQUOT: "free some there, or choose another folder",
+    errno.EROFS: "make it writable, or choose another folder",
+    errno.EACCES: "check who owns it and its mode, or choose another folder",
+    errno.EPERM: "check who owns it and its mode, or choose another folder",
+}
+
+
+def os_error_text(error: OSError) -> str:
+    """What is wrong with a file or folder, and what to do about it where that is known."""
+    text = error.strerror or str(error)
+    advice = _ADVICE.get(error.errno or 0)
+    return f"{text}; {advice}" if advice else text

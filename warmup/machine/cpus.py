@@ -1,0 +1,48 @@
+"""How many CPUs there are, and how many of them one operation takes. No torch."""
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from snapcap.warmup.machine.cgroups import MEMBERSHIP, MOUNTS, control_groups
+
+
+def available_cpus() -> int:
+    """CPUs this process may use: those of its affinity, and in a container no more than its limit, rounded up."""
+    try:
+        cpus = len(os.sched_getaffinity(0))
+    except AttributeError:  # not on Linux
+        cpus = os.cpu_count() or 1
+    limit = cpu_limit()
+    return cpus if limit is None else min(cpus, max(math.ceil(limit), 1))
+
+
+def cpu_limit(membership: Path = MEMBERSHIP, mounts: Path = MOUNTS) -> float | None:
+    """The CPUs' worth of time that control groups give this process, as `docker run --cpus` and Kubernetes' limits
+    set it; None without a limit. A group's is also that of the groups in it.
+
+    `cpu.max` of version 2, `cpu.cfs_quota_us` and `cpu.cfs_period_us` of version 1.
+    """
+    groups = control_groups("cpu", membership, mounts)
+    return min((limit for group in groups for limit in _limits(group)), default=None)
+
+
+def default_threads() -> int:
+    """All CPUs but one, which is left to HTTP and image decoding.
+
+    The threads of an operation wait for each other, so where one of them has to wait for a CPU all do: with 2
+    threads on 2 CPUs a server under load answered two thirds of what it did with 1, and next to nothing where they
+    spin (benchmarks/README.md).
+    """
+    return max(available_cpus() - 1, 1)
+
+
+def _limits(group: Path) -> Iterator[float]:
+    for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+        try:
+            quota, period = (word for name in names for word in (group / name).read_text().split())
+            if quota not in ("max", "-1"):
+                yield int(quota) / int(period)
+        except (OSError, ValueError, ZeroDivisionError):  # not there, or not as the kernel writes it
+            continue

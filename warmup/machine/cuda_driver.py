@@ -1,0 +1,84 @@
+"""The CUDA driver without torch: what the key needs to know, and the context, both while torch is imported."""
+
+import ctypes
+from dataclasses import dataclass
+
+from snapcap.warmup.machine.dynamic_library import open_library
+
+_MULTIPROCESSORS, _MAJOR, _MINOR = 16, 75, 76  # CUdevice_attribute
+_NAME_BYTES = 256
+LIBRARY = "libcuda.so.1"
+
+
+class CudaDriverError(RuntimeError):
+    """No driver, or no such device; one line."""
+
+
+@dataclass(frozen=True)
+class CudaDevice:
+    """The properties that machine code is made for."""
+
+    name: str
+    compute_capability: str
+    multiprocessors: int
+
+
+def cuda_device(index: int) -> CudaDevice:
+    """The device that torch calls ``cuda:index``: the driver obeys CUDA_VISIBLE_DEVICES as torch does.
+
+    Raises:
+        CudaDriverError: there is no driver, or it has no device of that index.
+    """
+    driver = _Driver()
+    device, name = ctypes.c_int(), ctypes.create_string_buffer(_NAME_BYTES)
+    driver.call("cuDeviceGet", ctypes.byref(device), index)
+    driver.call("cuDeviceGetName", name, _NAME_BYTES, device)
+    return CudaDevice(
+        name=name.value.decode(errors="replace"),
+        compute_capability=f"{driver.attribute(device, _MAJOR)}.{driver.attribute(device, _MINOR)}",
+        multiprocessors=driver.attribute(device, _MULTIPROCESSORS),
+    )
+
+
+def cuda_device_count() -> int:
+    """Devices that the driver shows this process; 0 without a driver."""
+    count = ctypes.c_int()
+    try:
+        _Driver().call("cuDeviceGetCount", ctypes.byref(count))
+    except CudaDriverError:
+        return 0
+    return count.value
+
+
+def open_context(index: int) -> None:
+    """Make the context of ``cuda:index`` that torch is going to use. It stays until the process ends.
+
+    Raises:
+        CudaDriverError: there is no driver, no such device, or no memory on it.
+    """
+    driver = _Driver()
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    driver.call("cuDeviceGet", ctypes.byref(device), index)
+    driver.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+
+
+class _Driver:
+    """libcuda, initialised; calling cuInit again costs nothing."""
+
+    def __init__(self) -> None:
+        try:
+            # Without Python's lock: it takes 0.1 s and more, as initialising it does.
+            self._library = ctypes.CDLL(LIBRARY, handle=open_library(LIBRARY))
+        except OSError as error:
+            raise CudaDriverError(f"this machine has no CUDA driver ({LIBRARY})") from error
+        self.call("cuInit", 0)
+
+    def call(self, function: str, *args: object) -> None:
+        code = getattr(self._library, function)(*args)
+        if code != 0:
+            raise CudaDriverError(f"the CUDA driver's {function} failed with code {code}")
+
+    def attribute(self, device: ctypes.c_int, attribute: int) -> int:
+        value = ctypes.c_int()
+        self.call("cuDeviceGetAttribute", ctypes.byref(value), attribute, device)
+        return value.value

@@ -1,0 +1,56 @@
+"""Reads what is installed here, torch above all, without importing it."""
+
+import importlib.util
+import runpy
+from pathlib import Path
+from typing import NamedTuple
+
+from snapcap.warmup.machine.cuda_driver import cuda_device_count
+
+
+class MachineError(RuntimeError):
+    """This machine has not what is needed; one line that says what to do."""
+
+
+class TorchVersion(NamedTuple):
+    """As torch/version.py has it; ``cuda`` is None for a CPU build."""
+
+    version: str
+    git_version: str
+    cuda: str | None
+
+
+def torch_version() -> TorchVersion:
+    """Read from torch/version.py, which imports nothing of torch.
+
+    Raises:
+        MachineError: torch is not installed.
+    """
+    try:
+        version = runpy.run_path(str(package_folder("torch") / "version.py"))
+        return TorchVersion(str(version["__version__"]), str(version["git_version"]), version["cuda"])
+    except (OSError, KeyError) as error:
+        raise MachineError("cannot read torch's version; is torch installed in this environment?") from error
+
+
+def package_folder(package: str) -> Path:
+    """Where the modules of an installed package are.
+
+    Raises:
+        MachineError: it is not installed.
+    """
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise MachineError(f"the package {package} is not installed in this environment")
+    return Path(spec.submodule_search_locations[0])
+
+
+def resolve_device(device: str) -> str:
+    """``auto`` becomes ``cuda:0`` where torch and the driver have it, else ``cpu``; any other name stays as it is.
+
+    Raises:
+        MachineError: torch is not installed.
+    """
+    if device != "auto":
+        return device
+    return "cuda:0" if torch_version().cuda is not None and cuda_device_count() else "cpu"

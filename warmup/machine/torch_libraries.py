@@ -1,0 +1,36 @@
+"""torch's native libraries, loaded apart from the Python module."""
+
+import contextlib
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+from snapcap.warmup.machine import cuda_driver
+from snapcap.warmup.machine.dynamic_library import open_library
+
+
+def load_torch_libraries() -> int | None:
+    """Map and initialise torch's native libraries without Python's lock, so that other threads go on importing.
+
+    It is a sixth of importing torch, which does it with the lock held. A second call while the first one runs
+    waits for it, also without the lock. Returns the handle of libtorch. Without these libraries, or on another
+    system, nothing happens and it is None: importing torch reports what is wrong.
+    """
+    # Read when libgomp is loaded. By default its threads spin while they wait for each other, and where a CPU is
+    # shared with HTTP, decoding or a build, the one that is waited for is the one that does not run: an encode of
+    # 20 ms took 800 ms.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    torch = find_spec("torch")
+    if os.name != "posix" or torch is None or torch.origin is None:
+        return None
+    folder = Path(torch.origin).parent / "lib"
+    # The linker loads one library at a time. The driver's first: it is initialised while torch's are loaded.
+    with contextlib.suppress(OSError):
+        open_library(cuda_driver.LIBRARY)
+    try:
+        # As torch does: its dependencies' symbols for all, its own for itself. Not libtorch_python, which uses
+        # Python.
+        open_library(folder / "libtorch_global_deps.so", os.RTLD_NOW | os.RTLD_GLOBAL)
+        return open_library(folder / "libtorch.so")
+    except OSError:
+        return None

@@ -1,0 +1,1 @@
+"""Decides what is going to run, before torch is imported."""

@@ -1,0 +1,58 @@
+"""What the start has before torch is imported: checkpoint files, plan and artifacts. No torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from snapcap.models.config import ModelConfig
+    from snapcap.models.processing.tokenizer import Tokenizer
+    from snapcap.models.processing.transform import ImageTransform
+    from snapcap.warmup.artifacts.key import Factors
+    from snapcap.warmup.store.fetch import Fetched
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint on local disk, with everything read but its weights, and its tokenizer when it is asked for."""
+
+    name: str
+    folder: Path
+    config: "ModelConfig"
+    transform: "ImageTransform"
+
+    @classmethod
+    def of(cls, name: str, folder: Path, config: "ModelConfig", max_pixels: int) -> "Checkpoint":
+        """A checkpoint, for pictures of up to ``max_pixels``.
+
+        Raises:
+            ConfigError: its files cannot be used.
+        """
+        from snapcap.models.processing.transform import ImageTransform  # noqa: PLC0415  numpy, which no server waits for to listen
+
+        vision = config.vision
+        transform = ImageTransform.from_folder(folder, vision.image_size, max_pixels, vision.family)
+        return cls(name, folder, config, transform)
+
+    @cached_property
+    def tokenizer(self) -> "Tokenizer":
+        """Read once. Raises ConfigError."""
+        from snapcap.models.processing.tokenizer import Tokenizer  # noqa: PLC0415  a native library, which the device does not need
+
+        return Tokenizer.from_folder(self.folder)
+
+
+@dataclass(frozen=True)
+class Artifacts:
+    """The key this start looked for, and what came of it."""
+
+    key: str
+    factors: "Factors"
+    fetched: "Fetched"
+    signatures: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def hit(self) -> bool:
+        return self.fetched.result == "hit"

@@ -1,0 +1,105 @@
+"""What is going to run, decided from the model and the machine without importing torch.
+
+The artifact key is made of it, so it is known while torch is still being imported.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from snapcap.models.config import ModelConfig
+from snapcap.warmup.artifacts.factors import build_factors, machine_factors
+from snapcap.warmup.artifacts.key import Factors
+from snapcap.warmup.errors import StartError
+from snapcap.warmup.machine.cpus import default_threads
+from snapcap.warmup.machine.installation import MachineError, resolve_device
+from snapcap.warmup.options import Kind, StartOptions
+from snapcap.warmup.plan.buckets import BucketTable
+from snapcap.warmup.plan.compile_modes import inductor_options
+
+DEFAULT_BUCKETS = {"cuda": (1, 4, 16, 64), "cpu": (1, 4, 8)}
+DEFAULT_CACHE_LENGTH = 64
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that shapes a compiled region besides the model's own dimensions.
+
+    ``device`` is cpu or cuda:N, ``dtype`` a torch dtype's name, ``threads`` the CPU threads of one operation.
+    """
+
+    device: str
+    dtype: str
+    buckets: tuple[int, ...]
+    cache_length: int
+    threads: int
+    encoder_mode: str = "default"
+    decoder_mode: str = "default"
+
+    @property
+    def device_type(self) -> str:
+        return self.device.partition(":")[0]
+
+    @property
+    def table(self) -> BucketTable:
+        return BucketTable.of(self.buckets)
+
+    def mode(self, component: str) -> str:
+        """The compile mode of ``encoder`` or ``decoder``."""
+        return self.encoder_mode if component == "encoder" else self.decoder_mode
+
+    def factors(self, config: ModelConfig, kind: Kind) -> Factors:
+        """The named factors of the artifact key for this plan on this machine.
+
+        Raises:
+            StartError: the machine cannot be described.
+        """
+        model = {
+            **config.dimensions(),
+            "dtype": self.dtype,
+            "buckets": self.buckets,
+            "cache_length": self.cache_length,
+        }
+        compilation: dict[str, Any] = {
+            "encoder": {"mode": self.encoder_mode, **inductor_options(self.encoder_mode, self.device_type)},
+            "decoder": {"mode": self.decoder_mode, **inductor_options(self.decoder_mode, self.device_type)},
+            "float32_matmul_precision": "highest",
+            "threads": self.threads if self.device_type == "cpu" else None,
+        }
+        try:
+            return build_factors(machine_factors(self.device), kind, model, compilation)
+        except MachineError as error:
+            raise StartError(str(error)) from error
+
+
+def make_plan(config: ModelConfig, options: StartOptions) -> Plan:
+    """Decide what the options leave open.
+
+    Raises:
+        StartError: an option does not fit the model or the machine.
+    """
+    device = resolve_device(options.device)
+    kind = device.partition(":")[0]
+    try:
+        table = BucketTable.of(options.buckets or DEFAULT_BUCKETS[kind])
+    except ValueError as error:
+        raise StartError(f"buckets: {error}") from None
+    return Plan(
+        device=device,
+        dtype=options.dtype if options.dtype != "auto" else ("bfloat16" if kind == "cuda" else "float32"),
+        buckets=table.sizes,
+        cache_length=_cache_length(config, options),
+        threads=options.threads or default_threads(),
+        encoder_mode=options.encoder_mode,
+        decoder_mode=options.decoder_mode,
+    )
+
+
+def _cache_length(config: ModelConfig, options: StartOptions) -> int:
+    """Positions a row's cache holds: as set, or room for the model's default length and a prompt."""
+    positions = config.decoder.n_positions
+    length = options.cache_length or min(
+        positions, max(DEFAULT_CACHE_LENGTH, config.generation.max_length, options.max_new_tokens + 1)
+    )
+    if not 2 <= length <= positions:
+        raise StartError(f"cache_length {length}: this model has positions for 2 to {positions} tokens")
+    return length

@@ -1,0 +1,1 @@
+"""Records how far a start is, and how long each phase took."""

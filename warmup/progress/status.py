@@ -1,0 +1,219 @@
+"""What the start and the builds behind it have reached, for `/startup` and the metrics. No torch."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from snapcap.warmup.progress.compile_events import CacheCounts, CompilerCounts, compiler_counts
+
+if TYPE_CHECKING:
+    from snapcap.warmup.plan.checkpoint import Artifacts
+
+BucketState = Literal["pending", "eager", "warm", "captured", "failed"]
+ComponentName = Literal["encoder", "decoder"]
+COMPONENTS: tuple[ComponentName, ...] = ("encoder", "decoder")
+
+
+@dataclass(frozen=True)
+class BucketStatus:
+    """One bucket of one component; its warm-up took ``seconds`` from ``start``, in seconds since exec."""
+
+    component: ComponentName
+    size: int
+    state: BucketState = "pending"
+    backend: str = ""
+    seconds: float | None = None
+    start: float | None = None
+
+
+# How a build may end. "fetched": another server was faster; "declined": this one may not publish.
+BUILD_RESULTS = ("published", "fetched", "failed", "declined")
+
+
+@dataclass(frozen=True)
+class FetchStatus:
+    """What came of looking for artifacts."""
+
+    kind: str
+    result: str
+    reason: str
+    key: str
+    seconds: float
+    bytes_fetched: int
+
+
+@dataclass
+class StatusState:
+    """All that a status holds, as it is sent to another process."""
+
+    device: str | None = None
+    dtype: str | None = None
+    tier: str | None = None
+    compiled: int | None = None
+    error: str | None = None
+    fetch: FetchStatus | None = None
+    build: dict[str, Any] | None = None
+    buckets: dict[tuple[str, int], BucketStatus] = field(default_factory=dict)
+    counts: Counter[tuple[str, ...]] = field(default_factory=Counter)
+
+
+class StartupStatus:
+    """Thread-safe: the start and the builder write, HTTP and metrics read."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._state = StatusState()
+        self._compiler = compiler_counts
+        self._listeners: list[Callable[[StatusState], None]] = []
+
+    def listen(self, listener: Callable[[StatusState], None]) -> None:
+        """Call ``listener`` with the state after each change, in order. It must not keep it, nor call this."""
+        with self._lock:
+            self._listeners.append(listener)
+
+    def restore(self, state: StatusState) -> None:
+        """Become what another status has told its listener."""
+        with self._changed():
+            self._state = state
+
+    def compiled_elsewhere(self, counts: CompilerCounts) -> None:
+        """What the process that has the model has compiled, which is not this one."""
+        self._compiler = lambda: counts
+
+    @contextmanager
+    def _changed(self) -> Iterator[None]:
+        with self._lock:
+            yield
+            for listener in self._listeners:
+                listener(self._state)
+
+    @property
+    def backend(self) -> str | None:
+        """The backend that serves: its name where all buckets agree, else ``mixed``; None before any is warm."""
+        names = {bucket.backend for bucket in self.buckets() if bucket.state != "pending"}
+        return "mixed" if len(names) > 1 else next(iter(names), None)
+
+    @property
+    def tier(self) -> str | None:
+        """The backend that the start ended with; a build that swaps buckets later does not change it."""
+        return self._state.tier
+
+    @property
+    def error(self) -> str | None:
+        return self._state.error
+
+    @property
+    def fetch(self) -> FetchStatus | None:
+        return self._state.fetch
+
+    def expect(self, sizes: tuple[int, ...], device: str, dtype: str) -> None:
+        """Every bucket of both components, pending."""
+        with self._changed():
+            self._state.device, self._state.dtype = device, dtype
+            for component in COMPONENTS:
+                for size in sizes:
+                    self._state.buckets[component, size] = BucketStatus(component, size)
+
+    def started(self) -> None:
+        """The start is over: what serves now is its tier."""
+        tier, compiled = self.backend, self._compiler().graphs
+        with self._changed():
+            self._state.tier, self._state.compiled = tier, compiled
+
+    def compile_events(self) -> dict[str, int]:
+        """Graphs compiled until the start was over, and since."""
+        total, before = self._compiler().graphs, self._state.compiled
+        return {"startup": total if before is None else before, "serving": 0 if before is None else total - before}
+
+    def cache_counts(self) -> CacheCounts:
+        """Lookups in torch's compile caches."""
+        return self._compiler().caches
+
+    def fetched(self, artifacts: "Artifacts") -> None:
+        fetched = artifacts.fetched
+        kind = str(artifacts.factors.get("kind"))
+        with self._changed():
+            self._state.fetch = FetchStatus(
+                kind, fetched.result, fetched.reason, artifacts.key, fetched.seconds, fetched.bytes_fetched
+            )
+            self._state.counts["artifact_requests", kind, fetched.result] += 1
+
+    def published(self, result: str) -> None:
+        with self._changed():
+            self._state.counts["artifact_publish", result] += 1
+
+    def swapped(self, result: Literal["swapped", "mismatch", "failed"]) -> None:
+        with self._changed():
+            self._state.counts["bucket_swaps", result] += 1
+
+    def fell_back(self, region: str, size: int) -> None:
+        """A call of the jit backend that none of the region's graphs fitted has run eager."""
+        with self._changed():
+            self._state.counts["eager_fallbacks", region, str(size)] += 1
+
+    def building(self, **progress: Any) -> None:
+        """Members of the background build's progress, over those set before."""
+        with self._changed():
+            self._state.build = {**(self._state.build or {}), **progress}
+            if progress.get("state") in BUILD_RESULTS:
+                self._state.counts["builds", progress["state"]] += 1
+
+    def counts(self, name: str) -> dict[tuple[str, ...], int]:
+        """A counter's values by its labels."""
+        with self._lock:
+            return {labels[1:]: count for labels, count in self._state.counts.items() if labels[0] == name}
+
+    def fail(self, error: str) -> None:
+        with self._changed():
+            self._state.error = error
+
+    def update(
+        self,
+        component: ComponentName,
+        size: int,
+        state: BucketState,
+        backend: str,
+        seconds: float | None = None,
+        start: float | None = None,
+    ) -> None:
+        """The warm-up stays as it was unless ``seconds`` and ``start`` are given."""
+        with self._changed():
+            known = self._state.buckets.get((component, size), BucketStatus(component, size))
+            self._state.buckets[component, size] = replace(
+                known,
+                state=state,
+                backend=backend,
+                seconds=known.seconds if seconds is None else seconds,
+                start=known.start if start is None else start,
+            )
+
+    def bucket(self, component: ComponentName, size: int) -> BucketStatus:
+        with self._lock:
+            return self._state.buckets[component, size]
+
+    def decoder_backend(self, size: int) -> str:
+        """The backend that runs the decode step of this bucket."""
+        return self.bucket("decoder", size).backend
+
+    def buckets(self) -> list[BucketStatus]:
+        """Encoder first, ascending sizes."""
+        with self._lock:
+            buckets = self._state.buckets.values()
+            return sorted(buckets, key=lambda b: (b.component != "encoder", b.size))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The part of `/startup` that is not the timeline."""
+        state = self._state
+        return {
+            "backend": self.backend,
+            "tier": state.tier,
+            "device": state.device,
+            "dtype": state.dtype,
+            "error": state.error,
+            "artifacts": None if state.fetch is None else asdict(state.fetch),
+            "build": state.build,
+            "buckets": [asdict(bucket) for bucket in self.buckets()],
+        }

@@ -1,0 +1,1 @@
+"""Runs regions: one set of buffers, a backend, and the choice of tokens."""

@@ -1,0 +1,1 @@
+"""Opens compiled packages through libtorch's C interface, without torch's Python module."""

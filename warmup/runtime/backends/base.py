@@ -1,0 +1,17 @@
+"""What a backend is: region + bucket -> a callable with the region's own signature."""
+
+from typing import Protocol
+
+from snapcap.models.regions.table import Region, RegionFunction
+from snapcap.warmup.plan.buckets import Bucket
+
+
+class Backend(Protocol):
+    """Hands out the callable that runs a region at a bucket's padded size."""
+
+    @property
+    def name(self) -> str: ...
+
+    def callable(self, region: Region, bucket: Bucket) -> RegionFunction:
+        """A function of (activations, caches, weights) that returns the region's one tensor."""
+        ...

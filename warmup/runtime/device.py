@@ -1,0 +1,41 @@
+"""Device, precision and threads: set in one place, once, on the thread that will run the regions."""
+
+import torch
+
+from snapcap.warmup.errors import StartError
+from snapcap.warmup.plan.plan import Plan
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def open_device(plan: Plan) -> tuple[torch.device, torch.dtype]:
+    """The plan's device and dtype, with grad mode, threads and precision set for the calling thread.
+
+    Each of these is part of what a compiled graph was made for: nothing else may set them later. Matrix products
+    stay in full fp32 ("highest"), so that tokens equal transformers'.
+
+    Raises:
+        StartError: torch cannot use the device that the driver shows.
+    """
+    device = torch.device(plan.device)
+    torch.set_grad_enabled(False)
+    torch.set_num_threads(plan.threads)
+    torch.set_float32_matmul_precision("highest")
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise StartError(f"device {plan.device}: torch has no usable CUDA device here; use --device cpu")
+        if (device.index or 0) >= torch.cuda.device_count():
+            raise StartError(f"device {plan.device}: this machine has {torch.cuda.device_count()} CUDA devices")
+        device = torch.device("cuda", device.index or 0)
+        torch.cuda.set_device(device)
+    return device, DTYPES[plan.dtype]
+
+
+def avoid_driver_compilation() -> None:
+    """Of the kernels that torch may choose, leave out those that the driver compiles when they are first launched.
+
+    cuDNN brings its attention as PTX. Where the driver has no cache of its own yet, as in every new container, that
+    is 0.4 s of a first caption on an H200; the others are for this processor already. For region functions: a
+    package's kernels were chosen when it was built, and those of `torch.compile` should be the fastest.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)

@@ -1,0 +1,1 @@
+"""Downloads objects within a deadline, and says what a refusal means."""

@@ -1,0 +1,278 @@
+"""Reading from S3: the client, its errors in one line each, listings, and parallel ranged downloads.
+
+boto3 is imported by the functions that need it, so that a server with a local checkpoint never pays for it.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+from snapcap.warmup.machine.files import make_folder, open_regular, write_all
+from snapcap.warmup.options import S3Options
+from snapcap.warmup.s3.errors import ObjectChangedError, S3Error, explained, is_transient
+from snapcap.warmup.s3.replies import Connections, bound_replies
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+    from mypy_boto3_s3.type_defs import GetObjectRequestTypeDef
+
+PART_BYTES = 8 * 1024 * 1024
+_CHUNK_BYTES = 1024 * 1024
+_WORKERS = 8
+_ATTEMPTS = 3
+_LISTED = 10_000
+_PART = re.compile(r"\..+\.[0-9a-f]{32}\.part", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class S3Object:
+    """One entry of a listing; ``size`` in bytes, ``etag`` as S3 writes it, with its quotes.
+
+    An empty ``etag`` accepts any version: for objects that are named by their digest, which the caller checks.
+    """
+
+    key: str
+    size: int
+    etag: str
+
+
+@dataclass(frozen=True)
+class Download:
+    """An object and the file it becomes."""
+
+    source: S3Object
+    dest: Path
+
+
+def split_uri(uri: str) -> tuple[str, str]:
+    """``s3://bucket/some/prefix/`` -> ``("bucket", "some/prefix")``.
+
+    Raises:
+        S3Error: the URI names no bucket.
+    """
+    parts = urlsplit(uri)
+    if parts.scheme != "s3" or not parts.netloc:
+        raise S3Error(f"{uri!r} is not an S3 address; write s3://bucket/prefix")
+    return parts.netloc, uri.split("://", 1)[1].partition("/")[2].strip("/")
+
+
+def client(options: S3Options) -> "S3Client":
+    """A thread-safe client with bounded waits and replies.
+
+    Raises:
+        S3Error: the options name a profile or an endpoint that cannot be.
+    """
+    import boto3  # noqa: PLC0415
+    from botocore.config import Config  # noqa: PLC0415
+
+    config = Config(
+        connect_timeout=options.connect_timeout,
+        # All attempts at a host that never answers must end before the deadline, also those of a listing.
+        read_timeout=min(options.read_timeout, options.deadline / _ATTEMPTS),
+        retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
+        max_pool_connections=2 * _WORKERS,
+        # Newer boto3 adds checksums that S3-compatible stores refuse; a ranged read has none to check.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+    )
+    with explained("S3"):
+        session = boto3.session.Session(profile_name=options.profile, region_name=options.region)
+        s3 = session.client("s3", endpoint_url=options.endpoint_url, config=config)
+        bound_replies(s3, options.deadline)
+        return s3
+
+
+def list_objects(s3: "S3Client", bucket: str, prefix: str, deadline: float) -> list[S3Object]:
+    """The objects directly under a prefix, without those in deeper "folders".
+
+    Args:
+        prefix: without a slash at its end; empty for the whole bucket.
+        deadline: the moment of ``time.monotonic()`` to give up at; looked at between pages.
+
+    Raises:
+        S3Error: the listing failed, took too long, or has over 10,000 objects.
+    """
+    where = f"s3://{bucket}/{prefix}"
+    start = f"{prefix}/" if prefix else ""
+    found: list[S3Object] = []
+    with explained(where):
+        pages = s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=start, Delimiter="/")
+        for page in pages:
+            found += [S3Object(o["Key"], o["Size"], o["ETag"]) for o in page.get("Contents", ())]
+            if len(found) > _LISTED:
+                raise S3Error(f"{where}: there are over {_LISTED} objects; give the prefix of one checkpoint")
+            _check_deadline(deadline, where)
+    return [entry for entry in found if entry.key != start]
+
+
+def download_object(
+    s3: "S3Client", bucket: str, key: str, dest: Path, size: int, etag: str, deadline: float
+) -> None:
+    """Download one object; see ``download``."""
+    for _ in download(s3, bucket, [Download(S3Object(key, size, etag), dest)], deadline):
+        pass
+
+
+def download(s3: "S3Client", bucket: str, items: Sequence[Download], deadline: float) -> Iterator[Download]:
+    """Download objects in parallel ranges, and yield each one when its file is complete and in place.
+
+    Every range asks for the ETag of the listing, so a file never mixes two versions of an object. A file appears
+    under its name only when it is whole. What the bytes are worth, and whether they outlive a power cut, is for the
+    caller to see to.
+
+    Args:
+        deadline: the moment of ``time.monotonic()`` to give up at, even inside a read that never returns.
+
+    Raises:
+        ObjectChangedError: an object was replaced since it was listed.
+        S3Error: anything else that S3, the network or the disk refuses; files that are complete stay.
+    """
+    pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="s3")
+    stop, connections = threading.Event(), Connections()
+    jobs = [_Job(s3, bucket, item, deadline, stop, connections) for item in items]
+    try:
+        for job in jobs:
+            job.start(pool)
+        for job in jobs:
+            job.finish()
+            yield job.item
+    finally:
+        stop.set()
+        connections.end()
+        # Without waiting: a request to a dead host ends by its own timeout, after we have reported the failure.
+        pool.shutdown(wait=False, cancel_futures=True)
+        for job in jobs:
+            job.discard()
+
+
+def part_name(name: str) -> str:
+    """A new name for a file of this name while it is on its way."""
+    return f".{name}.{uuid4().hex}.part"
+
+
+def remove_parts(folder: Path) -> None:
+    """Remove what downloads to a folder have left behind whose processes were killed; those under way stay.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    for path in folder.iterdir():
+        if _PART.fullmatch(path.name):
+            with contextlib.suppress(OSError), open_regular(path) as file:
+                fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+
+
+@dataclass
+class _Job:
+    """One object on its way into a temporary file beside its destination."""
+
+    s3: "S3Client"
+    bucket: str
+    item: Download
+    deadline: float
+    stop: threading.Event
+    connections: Connections
+    parts: list[Future[None]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.temporary = self.item.dest.with_name(part_name(self.item.dest.name))
+        self.where = f"s3://{self.bucket}/{self.item.source.key}"
+        self._held: int | None = None  # the lock that tells a file on its way from one that was left behind
+
+    def start(self, pool: ThreadPoolExecutor) -> None:
+        size = self.item.source.size
+        with explained(self.where, local=self.item.dest):
+            make_folder(self.temporary.parent, 0o755)
+            self._held = os.open(self.temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+            with contextlib.suppress(OSError):  # no locks there: then nothing is ever taken for left behind
+                fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(self._held, size)
+        for offset in range(0, size, PART_BYTES):
+            self.parts.append(pool.submit(self._part, offset, min(offset + PART_BYTES, size)))
+
+    def finish(self) -> None:
+        remaining = max(0.0, self.deadline - time.monotonic())
+        done, pending = wait(self.parts, remaining, FIRST_EXCEPTION)
+        for part in done:
+            part.result()
+        if pending:
+            raise _deadline_error(self.where)
+        with explained(self.where, local=self.item.dest):
+            if self.temporary.stat().st_size != self.item.source.size:
+                raise OSError(errno.EIO, "the file was changed by somebody else")
+            os.replace(self.temporary, self.item.dest)
+
+    def discard(self) -> None:
+        with contextlib.suppress(OSError):
+            self.temporary.unlink(missing_ok=True)
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
+
+    def _part(self, start: int, end: int) -> None:
+        """Bytes [start, end); a read that breaks off goes on where it stopped."""
+        with explained(self.where, local=self.item.dest), self.temporary.open("rb+", buffering=0) as file:
+            for attempt in range(1, _ATTEMPTS + 1):
+                try:
+                    with explained(self.where):
+                        for chunk in self._chunks(start, end):
+                            with explained(self.where, local=self.item.dest):
+                                write_all(file.fileno(), chunk, start)
+                            start += len(chunk)
+                except S3Error as error:
+                    if attempt == _ATTEMPTS or not is_transient(error):
+                        raise
+                if start == end:
+                    return
+        raise S3Error(f"{self.where}: the server sent fewer bytes than it announced; try again")
+
+    def _chunks(self, start: int, end: int) -> Iterator[bytes]:
+        source = self.item.source
+        self._check()
+        request: GetObjectRequestTypeDef = {
+            "Bucket": self.bucket,
+            "Key": source.key,
+            "Range": f"bytes={start}-{end - 1}",
+        }
+        if source.etag:
+            request["IfMatch"] = source.etag
+        reply = self.s3.get_object(**request)
+        # A server without If-Match or Range would answer with other bytes, and say so.
+        expected = f"bytes {start}-{end - 1}/{source.size}"
+        if (
+            reply.get("ETag") != (source.etag or reply.get("ETag"))
+            or reply.get("ContentRange", expected) != expected
+        ):
+            raise ObjectChangedError(self.where)
+        if reply.get("ContentLength") != end - start:
+            raise S3Error(f"{self.where}: the server does not answer ranged reads; use one that does")
+        with self.connections.reading(reply["Body"]):
+            for chunk in reply["Body"].iter_chunks(_CHUNK_BYTES):
+                self._check()
+                yield chunk
+
+    def _check(self) -> None:
+        if self.stop.is_set():
+            raise S3Error(f"{self.where}: the download was given up")
+        _check_deadline(self.deadline, self.where)
+
+
+def _check_deadline(deadline: float, where: str) -> None:
+    if time.monotonic() >= deadline:
+        raise _deadline_error(where)
+
+
+def _deadline_error(where: str) -> S3Error:
+    return S3Error(f"{where}: the download did not finish before its deadline; raise it or check the network")

@@ -1,0 +1,1 @@
+"""Starts with torch.compile, from caches that an earlier start has published."""

@@ -1,0 +1,128 @@
+"""The part of a start that needs no torch: bring the checkpoint, decide the plan, bring the artifacts."""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from snapcap.warmup.artifacts.key import artifact_key
+from snapcap.warmup.checkpoints.resolve import resolve_checkpoint
+from snapcap.warmup.options import Kind, StartOptions
+from snapcap.warmup.plan.checkpoint import Artifacts, Checkpoint
+from snapcap.warmup.plan.plan import Plan, make_plan
+from snapcap.warmup.progress.status import StartupStatus
+from snapcap.warmup.progress.timeline import Timeline
+from snapcap.warmup.store.fetch import Fetched, fetch
+from snapcap.warmup.store.fetch_worker import FetchRequest, fetch_in_child
+from snapcap.warmup.store.folder import FolderStore
+from snapcap.warmup.store.open import trust_of
+from snapcap.warmup.store.store import StoreError
+
+if TYPE_CHECKING:
+    from snapcap.models.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What runs beside the import of torch: first the plan, then the rest of the checkpoint, the artifacts, and a
+    GPU's context, for which nobody has to wait.
+
+    ``artifacts`` is None where the backend uses none.
+    """
+
+    planned: "Future[tuple[ModelConfig, Plan]]"
+    model: "Future[tuple[Checkpoint, Plan]]"
+    artifacts: "Future[Artifacts | None]"
+
+
+def prepare(
+    options: StartOptions,
+    timeline: Timeline,
+    status: StartupStatus,
+    pool: ThreadPoolExecutor,
+    on_checkpoint: Callable[[Checkpoint], object],
+) -> Preparation:
+    """Begin on two threads of ``pool``. One of them calls ``on_checkpoint``."""
+    planned: Future[tuple[ModelConfig, Plan]] = Future()
+    model = pool.submit(_model, options, timeline, planned, on_checkpoint)
+
+    def artifacts() -> Artifacts | None:
+        if options.backend == "eager":
+            return None
+        config, plan = planned.result()
+        with timeline.phase("fetch_artifacts"):
+            found = find_artifacts(config, plan, options, options.kind)
+        status.fetched(found)
+        return found
+
+    return Preparation(planned, model, pool.submit(artifacts))
+
+
+def find_artifacts(config: "ModelConfig", plan: Plan, options: StartOptions, kind: Kind) -> Artifacts:
+    """Bring the artifact set of this plan to the local folder, verified, or say why there is none.
+
+    Raises:
+        StartError: the store must not be opened as configured.
+    """
+    trust = trust_of(options.store)
+    factors = plan.factors(config, kind)
+    key = artifact_key(factors)
+    store = options.store
+    try:
+        if store.remote is not None:
+            request = FetchRequest(
+                store=store.remote,
+                local=store.folder,
+                key=key,
+                factors=factors,
+                s3=options.s3,
+                trusted_keys=store.trusted_keys,
+                allow_unsigned=store.allow_unsigned,
+                deadline=store.deadline,
+            )
+            fetched = fetch_in_child(request, trust)
+        else:
+            fetched = fetch(None, FolderStore.open(store.folder), key, factors, trust, store.deadline)
+    except StoreError as error:  # the local folder: without it nothing can be loaded, but eager can be served
+        fetched = Fetched("error", str(error))
+    signatures = fetched.manifest.metadata.get("signatures") if fetched.manifest else None
+    return Artifacts(key, factors, fetched, signatures if isinstance(signatures, dict) else {})
+
+
+def _model(
+    options: StartOptions,
+    timeline: Timeline,
+    planned: "Future[tuple[ModelConfig, Plan]]",
+    on_checkpoint: Callable[[Checkpoint], object],
+) -> tuple[Checkpoint, Plan]:
+    """``planned`` is there first: for what need not wait for numpy."""
+    try:
+        with timeline.phase("fetch_weights"):
+            folder, config = _described(options)
+            plan = make_plan(config, options)
+            planned.set_result((config, plan))
+            checkpoint = Checkpoint.of(options.model, folder, config, options.max_pixels)
+        on_checkpoint(checkpoint)
+    except BaseException as error:
+        if not planned.done():
+            planned.set_exception(error)
+        raise
+    return checkpoint, plan
+
+
+def read_checkpoint(options: StartOptions) -> Checkpoint:
+    """Bring the checkpoint's files to this machine and read all but the weights.
+
+    Raises:
+        CheckpointError, ConfigError: the source or its files cannot be used.
+    """
+    folder, config = _described(options)
+    return Checkpoint.of(options.model, folder, config, options.max_pixels)
+
+
+def _described(options: StartOptions) -> "tuple[Path, ModelConfig]":
+    from snapcap.models.config import ModelConfig  # noqa: PLC0415  a server must not wait for it before it listens
+
+    folder = resolve_checkpoint(options.model, options.cache_dir, options.s3)
+    return folder, ModelConfig.from_folder(folder)

@@ -1,0 +1,215 @@
+"""The start: what overlaps what, from a bare process to a warm runner.
+
+    thread          import torch ──────────────────────────────┐
+    thread          checkpoint ─ plan ─┐                       │ (jit: and the compiler)
+    thread                             └─ fetch artifacts ─┐   │
+    thread (cuda)   driver and context ────────────────────┤   │
+    device thread                                (cuda) packages, each run once ─ device ─ weights ─ packages (cpu)
+                                                                                  ─ warm ─ self-test ─ ready
+
+A GPU's packages need no Python module of torch, so they are opened beside its import; a CPU's are opened by it.
+Without packages it is torch's own operators that are run there.
+
+Nothing here imports torch before `import_torch`, so a server that has bound its port answers meanwhile.
+"""
+
+import contextlib
+import importlib
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from snapcap.warmup.errors import StartError
+from snapcap.warmup.machine.device_context import begin_device_context
+from snapcap.warmup.machine.torch_libraries import load_torch_libraries
+from snapcap.warmup.options import StartOptions
+from snapcap.warmup.plan.buckets import Bucket, BucketTable
+from snapcap.warmup.plan.checkpoint import Artifacts, Checkpoint
+from snapcap.warmup.plan.plan import Plan
+from snapcap.warmup.progress.status import StartupStatus
+from snapcap.warmup.progress.timeline import Timeline
+from snapcap.warmup.start.preparation import Preparation, prepare
+
+if TYPE_CHECKING:
+    from snapcap.warmup.runtime.aoti.container import Container
+    from snapcap.warmup.runtime.backends.base import Backend
+    from snapcap.warmup.runtime.loaded_model import LoadedModel
+    from snapcap.warmup.runtime.runner import Runner
+    from snapcap.warmup.start.jit.start import Jit
+    from snapcap.warmup.start.warmer import Warmer
+    from snapcap.warmup.store.publish import Published
+
+SWITCH_INTERVAL_S = 0.0001
+_logger = logging.getLogger("snapcap.start")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What serves: a runner, warm but for the buckets of ``cold``, which `--ready-when first` leaves for later.
+
+    ``publication``: of the jit backend, what comes of publishing what it compiled.
+    """
+
+    checkpoint: Checkpoint
+    plan: Plan
+    model: "LoadedModel"
+    runner: "Runner"
+    warmer: "Warmer"
+    artifacts: Artifacts | None
+    cold: tuple[Bucket, ...]
+    publication: "Future[list[Published]] | None" = None
+
+    @property
+    def warm_table(self) -> BucketTable:
+        """The buckets that may serve by now."""
+        cold = {bucket.size for bucket in self.cold}
+        return BucketTable.of(size for size in self.plan.buckets if size not in cold)
+
+    @property
+    def compiled(self) -> bool:
+        """Whether every bucket came from artifacts."""
+        return self.artifacts is not None and self.artifacts.hit
+
+
+def load(
+    options: StartOptions,
+    timeline: Timeline,
+    status: StartupStatus,
+    on_checkpoint: Callable[[Checkpoint], object] = lambda checkpoint: None,
+) -> Loaded:
+    """Run the start on the calling thread, which becomes the device thread. Another one calls ``on_checkpoint``
+    once the checkpoint is on local disk.
+
+    Raises:
+        CheckpointError, ConfigError, WeightsError: the model cannot be served.
+        StartError: a setting does not fit, or the start is strict and not what was asked for.
+    """
+    with contextlib.ExitStack() as scope:
+        # A thread that waits for Python's lock asks for it after this many seconds, of 0.005. What runs beside the
+        # import of torch asks hundreds of times.
+        scope.callback(sys.setswitchinterval, sys.getswitchinterval())
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        pool = scope.enter_context(ThreadPoolExecutor(3, thread_name_prefix="snapcap-fetch"))
+        begin_device_context(options.device)
+        importing = pool.submit(_import_torch, timeline)
+        preparation = prepare(options, timeline, status, pool, on_checkpoint)
+        # The weights need not wait for artifacts that are still on their way when torch is there.
+        either: list[Future[Any]] = [importing, preparation.artifacts]
+        wait(either, return_when=FIRST_COMPLETED)
+        opened = _launch_ahead(preparation, options, timeline) if preparation.artifacts.done() else {}
+        importing.result()
+        jit = None
+        if options.backend == "jit":
+            from snapcap.warmup.start.jit.start import open_compiler  # noqa: PLC0415  of no other start
+
+            jit = scope.enter_context(open_compiler(options, timeline, status))
+        checkpoint, plan = preparation.model.result()
+
+        from snapcap.warmup.runtime.backends.eager import EagerBackend  # noqa: PLC0415  these import torch
+        from snapcap.warmup.runtime.device import avoid_driver_compilation, open_device  # noqa: PLC0415
+        from snapcap.warmup.runtime.loaded_model import load_model  # noqa: PLC0415
+        from snapcap.warmup.runtime.runner import Runner  # noqa: PLC0415
+        from snapcap.warmup.start.warmer import Warmer, self_test  # noqa: PLC0415
+
+        with timeline.phase("device_init"):
+            device, dtype = open_device(plan)
+            if jit is None:
+                avoid_driver_compilation()
+        with timeline.phase("load_weights"):
+            model = load_model(checkpoint.folder, checkpoint.config, checkpoint.transform, plan, device, dtype)
+        artifacts = preparation.artifacts.result()
+
+        runner = Runner(model.config, model.regions, model.weights, model.state)
+        warmer = Warmer(runner, plan.table, status, timeline, options.strict)
+        status.expect(plan.buckets, plan.device, plan.dtype)
+        with timeline.phase("load_artifacts"):
+            backend = _backend(options, artifacts, plan, model, jit, opened) or EagerBackend()
+            warmer.assign(backend)
+        buckets = plan.table.buckets
+        now = before_ready(backend.name, buckets, options, device.type)
+        warmer.warm(now)
+        if jit is not None:
+            jit.settle()
+        with timeline.phase("self_test"):
+            self_test(runner, buckets[0])
+        publication = None if jit is None else jit.publish()
+    cold = buckets[len(now) :]
+    return Loaded(checkpoint, plan, model, runner, warmer, artifacts, cold, publication)
+
+
+def before_ready(
+    backend: str, buckets: tuple[Bucket, ...], options: StartOptions, device_type: str
+) -> tuple[Bucket, ...]:
+    """The buckets that are warm before READY; the others are warmed between two steps of the first requests.
+    ``backend`` is what serves, and not what was asked for."""
+    if backend == "aot":
+        return options.before_ready(buckets)
+    if backend == "eager" and options.backend != "eager" and device_type == "cuda":
+        # No artifacts: serve at once. Here each bucket waits for kernels that CUDA loads when they are launched.
+        return buckets[:1]
+    # jit would compile on the device thread while it serves, and on a CPU eager has nothing to wait for.
+    return buckets
+
+
+def _import_torch(timeline: Timeline) -> None:
+    with timeline.phase("import_torch"):
+        load_torch_libraries()
+        importlib.import_module("torch")
+
+
+def _launch_ahead(preparation: Preparation, options: StartOptions, timeline: Timeline) -> "Mapping[str, Container]":
+    """What a GPU can be given without torch's module: the packages, which are returned, or operators."""
+    found = preparation.artifacts.result()
+    config, plan = preparation.planned.result()
+    if plan.device_type != "cuda" or options.kind != "aot":
+        return {}
+    from snapcap.warmup.start.ahead import launch_ahead, open_ahead  # noqa: PLC0415  of no other start
+
+    if found is not None and found.hit:
+        with timeline.phase("open_packages"):
+            return open_ahead(found, plan.device, options.before_ready(plan.buckets))
+    from snapcap.warmup.runtime.aoti.eager_launches import eager_launches  # noqa: PLC0415  of no other start
+
+    with timeline.phase("launch_operators"):
+        launch_ahead(eager_launches(config, plan, plan.buckets[0]), plan.device)
+    return {}
+
+
+def _backend(
+    options: StartOptions,
+    artifacts: Artifacts | None,
+    plan: Plan,
+    model: "LoadedModel",
+    jit: "Jit | None",
+    opened: "Mapping[str, Container]",
+) -> "Backend | None":
+    """What runs compiled code; None where the start stays eager."""
+    if artifacts is None or (options.backend == "jit" and jit is None):
+        return None
+    if not artifacts.hit:
+        _report_missing(artifacts, options)
+    if jit is not None:
+        return jit.backend(plan, artifacts)
+    if not artifacts.hit:
+        return None
+    from snapcap.warmup.runtime.backends.aot import AotBackend  # noqa: PLC0415  imports torch
+
+    return AotBackend(artifacts.fetched.entries, artifacts.signatures, model, opened)
+
+
+def _report_missing(artifacts: Artifacts, options: StartOptions) -> None:
+    """Say what the start does without artifacts; `aot` that was asked for by name is an error, others a note.
+
+    Raises:
+        StartError: the start is strict.
+    """
+    fetched = artifacts.fetched
+    if options.strict and options.backend == "aot":
+        raise StartError(f"the aot backend has no artifacts: {fetched.result}: {fetched.reason}")
+    instead = {"compiling": "now"} if options.backend == "jit" else {"serving": "eager"}
+    fields = {"result": fetched.result, "reason": fetched.reason, "key": artifacts.key[:12], **instead}
+    level = logging.INFO if options.backend != "aot" and fetched.result == "miss" else logging.ERROR
+    _logger.log(level, "no artifacts", extra={"fields": fields})

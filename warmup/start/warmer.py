@@ -1,0 +1,155 @@
+"""From a checkpoint on disk to a runner whose every bucket has run once."""
+
+import logging
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from snapcap.warmup.errors import StartError
+from snapcap.warmup.machine.child import one_line
+from snapcap.warmup.plan.buckets import Bucket, BucketTable
+from snapcap.warmup.progress.status import COMPONENTS, BucketState, ComponentName, StartupStatus
+from snapcap.warmup.progress.timeline import Timeline
+from snapcap.warmup.runtime.aoti.packages import SignatureError
+from snapcap.warmup.runtime.backends.aot import PackageError
+from snapcap.warmup.runtime.backends.base import Backend
+from snapcap.warmup.runtime.backends.eager import EagerBackend
+from snapcap.warmup.runtime.runner import Runner, open_callables
+from snapcap.warmup.runtime.slot_request import Row
+from snapcap.warmup.runtime.staging import Pixels
+
+SELF_TEST_TOKENS = 8
+_EAGER = EagerBackend()
+_logger = logging.getLogger("snapcap.start")
+
+
+@dataclass(frozen=True)
+class Warmer:
+    """Puts buckets on a backend and runs each once through the callables that serve. Device thread only."""
+
+    runner: Runner
+    table: BucketTable
+    status: StartupStatus
+    timeline: Timeline
+    strict: bool = False
+
+    def assign(self, backend: Backend) -> None:
+        """Every bucket on the backend; one that cannot be opened stays eager, or ends a strict start. jit opens all
+        of them, as it compiles when they are run.
+
+        Raises:
+            StartError: a bucket cannot be opened, and the start is strict.
+        """
+        for bucket in self.table.buckets:
+            for component in COMPONENTS:
+                self._assign_one(component, bucket, backend)
+
+    def _assign_one(self, component: ComponentName, bucket: Bucket, backend: Backend) -> None:
+        runner = self.runner
+        try:
+            callables = open_callables(runner.regions, component, bucket, backend)
+        except (PackageError, SignatureError) as error:
+            self._stay_eager(component, bucket, backend.name, error)
+        else:
+            runner.bind(component, bucket, callables)
+            self.status.update(component, bucket.size, "pending", backend.name)
+
+    def _stay_eager(self, component: ComponentName, bucket: Bucket, backend: str, error: Exception) -> None:
+        reason = one_line(error)
+        if self.strict:
+            raise StartError(f"the {backend} backend cannot serve: {reason}") from error
+        fields = {"component": component, "bucket": bucket.size, "error": reason}
+        _logger.error("bucket stays eager", extra={"fields": fields})
+        self.runner.bind(component, bucket, open_callables(self.runner.regions, component, bucket, _EAGER))
+        self.status.update(component, bucket.size, "failed", _EAGER.name)
+
+    def warm(self, buckets: tuple[Bucket, ...]) -> None:
+        """Run these once, smallest first: a lone request is the rule. No row may be running."""
+        with self.timeline.phase("warm_encoder"):
+            for bucket in buckets:
+                self._run_once("encoder", bucket, self.runner)
+        with self.timeline.phase("warm_decoder"):
+            for bucket in buckets:
+                self._run_once("decoder", bucket, self.runner)
+        if self.runner.device.type == "cuda":
+            with self.timeline.phase("capture_graphs"):
+                for bucket in reversed(buckets):
+                    self._capture(bucket)
+
+    def warm_aside(self, bucket: Bucket) -> None:
+        """Run a bucket once on buffers of its own, while rows are running."""
+        twin = self.runner.twin()
+        for component in COMPONENTS:
+            twin.bind(component, bucket, self.runner.bound(component, bucket))
+            self._run_once(component, bucket, twin)
+        if self.runner.device.type == "cuda":
+            self._capture(bucket)
+
+    def _capture(self, bucket: Bucket) -> None:
+        for component in COMPONENTS:
+            self.runner.capture(component, bucket)
+            known = self.status.bucket(component, bucket.size)
+            if known.state != "failed":
+                self.status.update(component, bucket.size, "captured", known.backend)
+
+    def _run_once(self, component: ComponentName, bucket: Bucket, runner: Runner) -> None:
+        """Run a bucket as it is bound; where that fails, which for jit is where it compiles, run it eager."""
+        started = self.timeline.now()
+        backend = self.status.bucket(component, bucket.size).backend
+        try:
+            self._call(component, bucket, runner)
+        except Exception as error:
+            if backend == _EAGER.name:
+                raise
+            self._stay_eager(component, bucket, backend, error)
+            runner.bind(component, bucket, self.runner.bound(component, bucket))
+            self._call(component, bucket, runner)
+        self._warmed(component, bucket, started)
+
+    def _call(self, component: ComponentName, bucket: Bucket, runner: Runner) -> None:
+        if component == "encoder":
+            height, width = runner.config.vision.image_size
+            runner.encode(bucket, [np.zeros((height, width, 3), dtype=np.uint8)] * bucket.size, 0)
+        else:
+            runner.admit(0, [Row()] * bucket.size)
+            runner.decode_step(bucket)
+        runner.wait()
+
+    def _warmed(self, component: ComponentName, bucket: Bucket, started: float) -> None:
+        known = self.status.bucket(component, bucket.size)
+        state: BucketState = "eager" if known.backend == _EAGER.name else "warm"
+        if known.state == "failed":
+            state = "failed"
+        seconds = self.timeline.now() - started
+        self.status.update(component, bucket.size, state, known.backend, seconds, started)
+
+
+def self_test(runner: Runner, bucket: Bucket) -> list[int]:
+    """Caption one built-in image, from pixels to tokens, as a request would be.
+
+    Raises:
+        StartError: the logits are not finite: weights or device are damaged.
+    """
+    runner.encode(bucket, [built_in_image(runner.config.vision.image_size)], 0)
+    runner.admit(0, [Row()])
+    tokens: list[int] = []
+    while len(tokens) < min(SELF_TEST_TOKENS, runner.state.cache_length - 1):
+        # On the host: a GPU would load four kernels for this.
+        logits = runner.decode_step(bucket)[0].cpu()
+        if not torch.isfinite(logits).all():
+            raise StartError("the self-test's logits are not finite: the weights or the device are damaged")
+        tokens += runner.tokens(1)
+        if tokens[-1] in runner.config.generation.eos_ids:
+            break
+    return tokens
+
+
+def built_in_image(size: tuple[int, int]) -> Pixels:
+    """Pixels [height, width, 3] of a bright disc on a gradient."""
+    height, width = size
+    y, x = np.mgrid[0:height, 0:width]
+    picture = np.stack([x * 255 // width, y * 255 // height, 128 + 0 * x], axis=-1).astype(np.uint8)
+    disc = (y - height / 2) ** 2 + (x - width / 2) ** 2 < (min(size) / 4) ** 2
+    picture[disc] = (250, 220, 40)
+    return picture

@@ -1,0 +1,290 @@
+"""The artifact store that is a folder: always there, and the cache in front of S3."""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import itertools
+import os
+import shutil
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+from snapcap.warmup.artifacts.manifest import Blob
+from snapcap.warmup.errors import os_error_text
+from snapcap.warmup.machine.files import NotAFileError, make_folder, open_regular
+from snapcap.warmup.machine.scratch import scratch_folder
+from snapcap.warmup.store.blobs import commit, describe, new_file
+from snapcap.warmup.store.store import (
+    MANIFESTS,
+    DamagedError,
+    Stored,
+    StoreDeniedError,
+    StoreError,
+    StoreRefusedError,
+    blob_name,
+    checked_name,
+    is_name,
+)
+
+_SCRATCH = "tmp"
+_BUILT = "built"
+# All that are made in a store; nobody else may write to any of them.
+_FOLDERS = (MANIFESTS, "blobs", "blobs/sha256", "leases", "builds", _BUILT, _SCRATCH)
+_LISTED = 10_000  # entries of a folder: one with more than that is searched among some of them
+_SMALL = 8 * 1024 * 1024  # bytes of what a condition is about
+_LOCK_SECONDS = 10.0
+_LEFT_BEHIND_SECONDS = 3600.0  # not every file system shares its locks with the other machines that mount it
+_SHORT = 4096
+
+
+@dataclass(frozen=True)
+class FolderStore:
+    """A folder whose owner alone may write to it; everything that is in it may be run. See ``open``."""
+
+    root: Path
+
+    @classmethod
+    def open(cls, root: Path) -> "FolderStore":
+        """Open a folder, made with mode 0700 if there is none.
+
+        Raises:
+            StoreRefusedError: others may write to it or to one of its folders, it is somebody else's, or it cannot
+                be made.
+        """
+        try:
+            make_folder(root)
+            _check_owner(root, root.stat(), f", or choose a folder inside it, such as {root / 'snapcap'}")
+            for name in _FOLDERS:
+                with contextlib.suppress(FileNotFoundError):
+                    _check_owner(root / name, (root / name).stat())
+        except OSError as error:
+            raise StoreRefusedError(f"cannot use {root} as artifact folder: {os_error_text(error)}") from error
+        return cls(root)
+
+    @property
+    def location(self) -> str:
+        return str(self.root)
+
+    def path(self, name: str) -> Path:
+        """Where an object is, or would be."""
+        return self.root / checked_name(name)
+
+    def read(self, name: str, limit: int) -> Stored | None:
+        """As the protocol has it.
+
+        Raises:
+            DamagedError: a folder, a FIFO or a link has the name.
+            StoreRefusedError: others may write to the file.
+        """
+        path = self.path(name)
+        with self._explained(path):
+            try:
+                with open_regular(path) as file:
+                    _check_owner(path, os.fstat(file.fileno()))
+                    data = file.read(limit + 1)
+            except FileNotFoundError:
+                return None
+            except NotAFileError as error:
+                raise DamagedError(f"{path}: {error.strerror}") from error
+        return Stored(data, _version(data))
+
+    def write(
+        self, name: str, data: bytes, *, if_absent: bool = False, if_version: str | None = None
+    ) -> str | None:
+        path = self.path(name)
+        with self._explained(path), new_file(path) as temporary:
+            temporary.write_bytes(data)
+            if not if_absent and if_version is None:
+                commit(temporary, path)
+                return _version(data)
+            with self._lock():  # only conditional writes compete
+                current = self.read(name, _SMALL)
+                holds = current is None if if_absent else current is not None and current.version == if_version
+                if not holds:
+                    return None
+                commit(temporary, path)
+        return _version(data)
+
+    def keep(self, name: str, data: bytes) -> None:
+        """Write what can be had again and is verified when it is read: without waiting for the disk."""
+        path = self.path(name)
+        with self._explained(path), new_file(path) as temporary:
+            temporary.write_bytes(data)
+            commit(temporary, path, durable=False)
+
+    def delete(self, name: str) -> None:
+        path = self.path(name)
+        with self._explained(path):
+            path.unlink(missing_ok=True)
+
+    def newest(self, folder: str, limit: int) -> list[str]:
+        path = self.path(folder)
+        times: dict[str, int] = {}
+        with self._explained(path), contextlib.suppress(FileNotFoundError), os.scandir(path) as entries:
+            for entry in itertools.islice(entries, _LISTED):
+                # What has no name of ours is not ours; what is gone by now was just replaced.
+                if is_name(entry.name) and entry.is_file(follow_symlinks=False):
+                    with contextlib.suppress(FileNotFoundError):
+                        times[entry.name] = entry.stat(follow_symlinks=False).st_mtime_ns
+        names = sorted(times, key=lambda name: times[name], reverse=True)
+        return [f"{folder}/{name}" for name in names[:limit]]
+
+    def size(self, name: str) -> int | None:
+        path = self.path(name)
+        with self._explained(path):
+            try:
+                status = path.lstat()
+            except FileNotFoundError:
+                return None
+            return status.st_size if stat.S_ISREG(status.st_mode) else None
+
+    def upload(self, name: str, source: Path) -> None:
+        path = self.path(name)
+        with self._explained(path), new_file(path) as temporary:
+            _copy(source, temporary)
+            commit(temporary, path)
+
+    def download(self, sizes: Mapping[str, int], folder: Path, deadline: float) -> Iterator[tuple[str, Path]]:
+        for name, size in sizes.items():
+            if time.monotonic() >= deadline:
+                raise StoreError(f"{self.root}: copying did not finish before its deadline")
+            source, copy = self.path(name), folder / uuid4().hex
+            with self._explained(source):
+                if self.size(name) != size:
+                    raise DamagedError(f"{source} is missing or not of {size} bytes")
+                _copy(source, copy)
+            yield name, copy
+
+    def is_conditional(self) -> bool:
+        """Always, within the machines that share the folder's locks.
+
+        Raises:
+            StoreDeniedError: the folder is read-only.
+        """
+        with self._explained(self.root), self._lock():
+            return True
+
+    def vouch(self, envelope: bytes) -> None:
+        """Note that an envelope is the owner's, who built what it describes.
+
+        The note has the number of its own file in this file system: whoever fills the folder from elsewhere, as by
+        copying a bucket into it, cannot bring such a note along.
+        """
+        path = self.path(f"{_BUILT}/{_version(envelope)}")
+        with self._explained(path), new_file(path) as temporary:
+            temporary.touch()
+            temporary.write_text(str(temporary.stat().st_ino))
+            commit(temporary, path)
+
+    def is_vouched(self, envelope: bytes) -> bool:
+        """Whether ``vouch`` was called with this envelope, in this folder."""
+        path = self.path(f"{_BUILT}/{_version(envelope)}")
+        with self._explained(path):
+            try:
+                with open_regular(path) as file:
+                    status = os.fstat(file.fileno())
+                    _check_owner(path, status)
+                    return file.read(_SHORT) == str(status.st_ino).encode()
+            except (FileNotFoundError, NotAFileError):
+                return False
+
+    def verified(self, blob: Blob) -> Path | None:
+        """The file of a content that is here and right; a damaged one is removed."""
+        path = self.path(blob_name(blob))
+        with self._explained(path):
+            try:
+                if path.lstat().st_size == blob.size and describe(path) == blob:
+                    return path
+            except FileNotFoundError:
+                return None
+            except NotAFileError:
+                pass
+            path.unlink(missing_ok=True)
+        return None
+
+    def adopt(self, source: Path, blob: Blob) -> bool:
+        """Move a file of ``scratch`` to its place among the blobs; False if it is not that content."""
+        path = self.path(blob_name(blob))
+        with self._explained(path):
+            if describe(source) != blob:
+                return False
+            commit(source, path, durable=False)  # whoever uses it verifies it, and fetches it again
+        return True
+
+    @contextlib.contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """A folder on the same file system that is gone afterwards; what killed processes left goes too."""
+        parent = self.root / _SCRATCH
+        with self._explained(parent), contextlib.ExitStack() as entering:
+            make_folder(parent)
+            folder = entering.enter_context(scratch_folder("snapcap-fetch-", parent, _LEFT_BEHIND_SECONDS))
+            scope = entering.pop_all()
+        with scope:
+            yield folder
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[None]:
+        """Exclude all other processes that lock; a process that dies gives its lock back.
+
+        Raises:
+            StoreError: another one, which may be stopped, does not give it back for 10 s.
+        """
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(self.root / ".lock", flags, 0o600)
+        until = time.monotonic() + _LOCK_SECONDS
+        try:
+            while not _locked(descriptor):
+                if time.monotonic() >= until:
+                    raise StoreError(f"{self.root} is locked by another process for over {_LOCK_SECONDS:g} s")
+                time.sleep(0.02)
+            yield
+        finally:
+            os.close(descriptor)
+
+    @contextlib.contextmanager
+    def _explained(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            denied = isinstance(error, PermissionError) or error.errno == errno.EROFS
+            raise (StoreDeniedError if denied else StoreError)(f"{path}: {os_error_text(error)}") from error
+
+
+def _check_owner(path: Path, status: os.stat_result, more: str = "") -> None:
+    """Refuse what others than this user and root could have written.
+
+    Raises:
+        StoreRefusedError: they could; says what to do.
+    """
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise StoreRefusedError(
+            f"others may write to {path} in the artifact folder, and what they write would be run: "
+            f"chmod go-w it{more}"
+        )
+    if status.st_uid not in (os.geteuid(), 0):
+        raise StoreRefusedError(
+            f"{path} in the artifact folder belongs to user {status.st_uid}, who could change what would be run; "
+            "choose a folder of your own"
+        )
+
+
+def _copy(source: Path, target: Path) -> None:
+    with open_regular(source) as opened, target.open("wb") as file:
+        shutil.copyfileobj(opened, file, 1024 * 1024)
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _version(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -1,0 +1,183 @@
+"""The artifact store that is an S3 prefix."""
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from snapcap.warmup.options import S3Options
+from snapcap.warmup.s3.download import Download, S3Object, client, download, split_uri
+from snapcap.warmup.s3.errors import ObjectChangedError, S3Error, explained
+from snapcap.warmup.store.store import (
+    DamagedError,
+    Stored,
+    StoreDeniedError,
+    StoreError,
+    StoreRefusedError,
+    checked_name,
+    is_name,
+)
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+    from mypy_boto3_s3.type_defs import PutObjectRequestTypeDef
+
+_ABSENT = ("NoSuchKey", "404")
+_DENIED = (
+    "AccessDenied",
+    "403",
+    "InvalidAccessKeyId",
+    "SignatureDoesNotMatch",
+    "ExpiredToken",
+    "InvalidToken",
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "CredentialRetrievalError",
+)
+_LOST = ("PreconditionFailed", "412", "ConditionalRequestConflict", "409", *_ABSENT)
+_LISTED = 1000  # keys of one page: a store with more sets than that is searched among some of them
+
+
+@dataclass(frozen=True)
+class S3Store:
+    """A bucket and a prefix, reached through one client. See ``open``."""
+
+    s3: "S3Client"
+    bucket: str
+    prefix: str
+    _conditional: list[bool] = field(default_factory=list)  # what the canary found, once it has flown
+    _canary: threading.Lock = field(default_factory=threading.Lock)
+
+    @classmethod
+    def open(cls, address: str, options: S3Options) -> "S3Store":
+        """Make a client for ``s3://bucket/prefix``; nothing is sent yet.
+
+        Raises:
+            StoreRefusedError: the address or the options cannot be.
+        """
+        try:
+            bucket, prefix = split_uri(address)
+            return cls(client(options), bucket, prefix)
+        except S3Error as error:
+            raise StoreRefusedError(str(error)) from error
+
+    @property
+    def location(self) -> str:
+        return f"s3://{self.bucket}/{self.prefix}".rstrip("/")
+
+    def read(self, name: str, limit: int) -> Stored | None:
+        try:
+            with explained(self._where(name)):
+                reply = self.s3.get_object(Bucket=self.bucket, Key=self._key(name))
+                with contextlib.closing(reply["Body"]) as body:
+                    return Stored(body.read(limit + 1), _unquoted(reply["ETag"]))
+        except S3Error as error:
+            if error.code in _ABSENT:
+                return None
+            raise _translated(error) from error
+
+    def write(
+        self, name: str, data: bytes, *, if_absent: bool = False, if_version: str | None = None
+    ) -> str | None:
+        request: PutObjectRequestTypeDef = {"Bucket": self.bucket, "Key": self._key(name), "Body": data}
+        if if_absent:
+            request["IfNoneMatch"] = "*"
+        elif if_version is not None:
+            request["IfMatch"] = if_version  # unquoted: Ceph compares the text as it comes, and others take both
+        try:
+            with explained(self._where(name)):
+                return _unquoted(self.s3.put_object(**request)["ETag"])
+        except S3Error as error:
+            if (if_absent or if_version is not None) and error.code in _LOST:
+                return None
+            raise _translated(error) from error
+
+    def delete(self, name: str) -> None:
+        with self._translating(self._where(name)):
+            self.s3.delete_object(Bucket=self.bucket, Key=self._key(name))
+
+    def newest(self, folder: str, limit: int) -> list[str]:
+        start = self._key(folder) + "/"
+        with self._translating(self._where(folder)):
+            reply = self.s3.list_objects_v2(Bucket=self.bucket, Prefix=start, Delimiter="/", MaxKeys=_LISTED)
+        entries = sorted(reply.get("Contents", ()), key=lambda entry: entry["LastModified"], reverse=True)
+        names = [entry["Key"].removeprefix(start) for entry in entries]
+        return [f"{folder}/{name}" for name in names if is_name(name)][:limit]
+
+    def size(self, name: str) -> int | None:
+        try:
+            with explained(self._where(name)):
+                return self.s3.head_object(Bucket=self.bucket, Key=self._key(name))["ContentLength"]
+        except S3Error as error:
+            if error.code in _ABSENT:
+                return None
+            raise _translated(error) from error
+
+    def upload(self, name: str, source: Path) -> None:
+        with self._translating(self._where(name)), source.open("rb") as file:
+            self.s3.put_object(Bucket=self.bucket, Key=self._key(name), Body=file)
+
+    def download(self, sizes: Mapping[str, int], folder: Path, deadline: float) -> Iterator[tuple[str, Path]]:
+        # Without ETags, which would cost a request each: the content is checked by its digest.
+        items = {
+            folder / uuid4().hex: (name, S3Object(self._key(name), size, etag="")) for name, size in sizes.items()
+        }
+        downloads = [Download(entry, path) for path, (_, entry) in items.items()]
+        with self._translating(self.location):
+            for item in download(self.s3, self.bucket, downloads, deadline):
+                yield items[item.dest][0], item.dest
+
+    def is_conditional(self) -> bool:
+        """Found out with a canary, an object of a name of its own that is written four times."""
+        with self._canary:
+            if not self._conditional:
+                self._conditional.append(self._fly_canary())
+        return self._conditional[0]
+
+    def _fly_canary(self) -> bool:
+        name = f"leases/canary-{uuid4().hex}"
+        try:
+            version = self.write(name, b"1", if_absent=True)
+            if version is None:
+                return False
+            return (
+                self.write(name, b"2", if_absent=True) is None
+                and self.write(name, b"3", if_version="0" * 32) is None
+                and self.write(name, b"4", if_version=version) is not None
+            )
+        except StoreError as error:
+            if isinstance(error.__cause__, S3Error) and error.__cause__.code in ("NotImplemented", "501"):
+                return False
+            raise
+        finally:
+            with contextlib.suppress(StoreError):  # a role without s3:DeleteObject leaves a byte behind
+                self.delete(name)
+
+    def _key(self, name: str) -> str:
+        return f"{self.prefix}/{checked_name(name)}" if self.prefix else checked_name(name)
+
+    def _where(self, name: str) -> str:
+        return f"s3://{self.bucket}/{self._key(name)}"
+
+    @contextlib.contextmanager
+    def _translating(self, where: str) -> Iterator[None]:
+        try:
+            with explained(where):
+                yield
+        except S3Error as error:
+            raise _translated(error) from error
+
+
+def _translated(error: S3Error) -> StoreError:
+    if isinstance(error, ObjectChangedError) or error.code in _ABSENT:
+        return DamagedError(f"{error.where} is missing, or not of the size that it should be")
+    if error.code in _DENIED:
+        return StoreDeniedError(str(error))
+    return StoreError(str(error))
+
+
+def _unquoted(etag: str) -> str:
+    return etag.strip('"')

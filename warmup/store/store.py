@@ -1,0 +1,149 @@
+"""What an artifact store can do, and where in it things are.
+
+    manifests/<key>.json        written last: an artifact set is there when its manifest is
+    blobs/sha256/<digest>       immutable
+    leases/<key>.json           who is building the set
+    built/<digest>              of a folder only: the envelopes that its owner made there
+
+A store moves bytes. What they are worth is for ``snapcap.warmup.store.fetch`` to check.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from snapcap.warmup.artifacts.manifest import Blob, is_digest
+
+MANIFESTS = "manifests"
+_NAME = re.compile(r"[a-z0-9_][a-z0-9_.-]*(/[a-z0-9_][a-z0-9_.-]*)*")
+
+
+class StoreError(RuntimeError):
+    """A store that cannot be used; one line that says what to do.
+
+    StoreError
+    ├── StoreRefusedError    it is not opened as it is configured
+    ├── StoreDeniedError     it does not let us do that
+    └── DamagedError         an object is missing, or is not of the size that it should be
+    """
+
+
+class StoreRefusedError(StoreError):
+    """A store that would be unsafe to open as configured."""
+
+
+class StoreDeniedError(StoreError):
+    """Credentials or permissions do not allow it."""
+
+
+class DamagedError(StoreError):
+    """An object that should be there, whole, is not."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The content of a small object, and the version to replace it by."""
+
+    data: bytes
+    version: str
+
+
+class ArtifactStore(Protocol):
+    """Named objects. Names are relative, with ``/``; every method raises StoreError when the store fails."""
+
+    @property
+    def location(self) -> str:
+        """Where it is, for people."""
+        ...
+
+    def read(self, name: str, limit: int) -> Stored | None:
+        """A small object, at most ``limit`` + 1 bytes of it; None if there is none."""
+        ...
+
+    def write(
+        self, name: str, data: bytes, *, if_absent: bool = False, if_version: str | None = None
+    ) -> str | None:
+        """Write a small object at once: readers see the old or the new one, whole.
+
+        Args:
+            if_absent: only if there is none of that name.
+            if_version: only if it still is of this version.
+
+        Returns:
+            The new version; None if the condition did not hold. See ``is_conditional``.
+        """
+        ...
+
+    def delete(self, name: str) -> None:
+        """Remove an object, if it is there."""
+        ...
+
+    def newest(self, folder: str, limit: int) -> list[str]:
+        """Names in a folder, the latest first, at most ``limit``."""
+        ...
+
+    def size(self, name: str) -> int | None:
+        """Bytes of an object; None if there is none."""
+        ...
+
+    def upload(self, name: str, source: Path) -> None:
+        """Write a file, replacing any of that name."""
+        ...
+
+    def download(self, sizes: Mapping[str, int], folder: Path, deadline: float) -> Iterator[tuple[str, Path]]:
+        """Bring objects of known size into an existing folder, and yield each one's name and file when it is whole.
+
+        Args:
+            deadline: the moment of ``time.monotonic()`` to give up at.
+
+        Raises:
+            DamagedError: an object is missing or of another size.
+        """
+        ...
+
+    def is_conditional(self) -> bool:
+        """Whether ``write`` obeys its conditions; found out by writing, once.
+
+        Raises:
+            StoreDeniedError: the store cannot be written to.
+        """
+        ...
+
+
+def manifest_name(key: str) -> str:
+    """Where the manifest of a key is."""
+    return f"{MANIFESTS}/{_checked(key)}.json"
+
+
+def lease_name(key: str) -> str:
+    """Where the lease of a key is."""
+    return f"leases/{_checked(key)}.json"
+
+
+def blob_name(blob: Blob) -> str:
+    """Where a content is."""
+    return f"blobs/sha256/{_checked(blob.digest)}"
+
+
+def is_name(name: str) -> bool:
+    """Whether it could be the name of an object: what lies in a store under any other is not of snapcap."""
+    return _NAME.fullmatch(name) is not None
+
+
+def checked_name(name: str) -> str:
+    """The same name, known not to leave the store.
+
+    Raises:
+        ValueError: a bug of ours: names are made by the functions above.
+    """
+    if not is_name(name):
+        raise ValueError(f"not an object name: {name!r}")
+    return name
+
+
+def _checked(digest: str) -> str:
+    if not is_digest(digest):
+        raise ValueError(f"not a SHA-256 in hex: {digest!r}")
+    return digest
