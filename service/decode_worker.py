@@ -40,7 +40,9 @@ class Worker:
 
     def has(self, job: Job, slot: int) -> None:
         """From now on."""
-        self.job, self.slot, self.since, self._cpu_at_first = job, slot, time.monotonic(), None
+        self.job, self.slot, self.since = job, slot, time.monotonic()
+        self._cpu_at_first = self._cpu = cpu_seconds(self.pid)
+        self._busy = self.since
 
     def verdict(self, now: float, most_s: float) -> Why | None:
         """Why it should be ended now, if it should. `most_s`: CPU seconds that an image may take."""
@@ -55,11 +57,8 @@ class Worker:
 
     def _verdict_of_cpu(self, now: float, most_s: float) -> Why | None:
         cpu = cpu_seconds(self.pid)
-        if cpu is None:  # not told here: a second is a second
+        if cpu is None or self._cpu_at_first is None or self._cpu is None:  # not told here: a second is a second
             return "too_complex" if now - self.since > most_s else None
-        if self._cpu_at_first is None or self._cpu is None:
-            self._cpu_at_first = self._cpu = cpu
-            self._busy = now
         if cpu > self._cpu:
             self._cpu, self._busy = cpu, now
         if cpu - self._cpu_at_first > most_s:

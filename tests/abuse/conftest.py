@@ -1,4 +1,7 @@
-"""One real server under all attacks of a session; an attack that needs other options starts its own."""
+"""One real server under all attacks; an attack that needs other options starts its own.
+
+They end with this folder, a package for that reason: servers and what watches them would slow all later tests.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,14 +10,14 @@ import pytest
 from support.abuse import Abused
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def abused(samples: dict[Path, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Abused]:
     """With the demo model, eager, a queue of 16 and the default limits otherwise."""
     with Abused(samples, tmp_path_factory.mktemp("abused")) as server:
         yield server
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def impatient(samples: dict[Path, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Abused]:
     """With a time limit of a body that a test can wait for."""
     with Abused(samples, tmp_path_factory.mktemp("impatient"), "--body-timeout", "2") as server:

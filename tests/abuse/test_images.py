@@ -112,7 +112,7 @@ def cpu_grows(pid: int) -> bool:
 
 def test_an_image_that_takes_too_long_is_refused_for_that(samples: dict[Path, str], tmp_path: Path) -> None:
     slow = slow_picture()
-    with Abused(samples, tmp_path, "--decode-timeout", "0.3") as abused:
+    with Abused(samples, tmp_path, "--decode-timeout", "0.05") as abused:
         abused.withstands(lambda: check_all(at_once(abused, [slow] * 3), {(422, "too_complex")}))
         metrics = abused.server.metrics()
         assert metrics[f'{KILLED}{{reason="too_complex"}}'] >= 3
