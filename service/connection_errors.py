@@ -6,7 +6,6 @@ ServiceError                    500
 │   ├── HeadTimeout             408  head_timeout
 │   ├── UrlTooLong              414  url_too_long
 │   └── HeadTooLarge            431  head_too_large
-├── UnknownTransferCoding       501  unknown_transfer_coding
 └── Overloaded                  429
     └── TooManyConnections      503  too_many_connections   (Retry-After)
 """

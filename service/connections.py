@@ -14,7 +14,7 @@ _YOUNG = 1.0
 _LINGER = 10.0
 # Beyond the limit there is room for so many more, for probes only.
 SPARE = 64
-_UNREAD_AT_EXIT = 3.0
+_UNREAD = 3.0  # seconds that an exit, or whoever needs the place, waits for a client that does not read
 REASONS = (
     "malformed",
     "head_too_large",
@@ -78,6 +78,7 @@ class Connections:
         self.limits = limits
         self.count = count
         self.all: set[Watched] = set()
+        self._leaving: set[Watched] = set()  # of them, those whose places others have
         self.idle: dict[Watched, float] = {}
         self.heads: dict[Watched, float] = {}
         self.rests: dict[Watched, float] = {}
@@ -88,14 +89,14 @@ class Connections:
     @property
     def crowded(self) -> bool:
         """Whether there are more than there may be, for what does not only probe."""
-        return len(self.all) > self.limits.connections
+        return self._count() > self.limits.connections
 
     def admit(self, connection: Watched, now: float) -> bool:
         """One more. Whether it may ask for anything, and not only probe.
 
         Raises ConnectionRefusedError when there is no room at all."""
-        room = len(self.all) < self.limits.connections or self._make_room(now)
-        if not room and len(self.all) >= self.limits.connections + SPARE:
+        room = self._count() < self.limits.connections or self._make_room(now)
+        if not room and self._count() >= self.limits.connections + SPARE:
             self.count("max_connections")
             self._make_spare_room()
         self.all.add(connection)
@@ -105,11 +106,10 @@ class Connections:
         return room
 
     def forget(self, connection: Watched) -> None:
-        """It is closed, or about to be."""
+        """It is closed."""
         self.all.discard(connection)
-        self._spare.pop(connection, None)
-        for table in (self.idle, self.heads, self.rests):
-            table.pop(connection, None)
+        self._leaving.discard(connection)
+        self._wait_no_more(connection)
 
     def start(self) -> None:
         """Begin to look at them, on the running event loop."""
@@ -123,7 +123,7 @@ class Connections:
 
     def exit(self) -> None:
         """The server is about to end, and does not wait long for clients that do not read."""
-        self._send_timeout = min(self._send_timeout, _UNREAD_AT_EXIT)
+        self._send_timeout = min(self._send_timeout, _UNREAD)
 
     def give_up(self) -> None:
         """The server ends now."""
@@ -150,7 +150,7 @@ class Connections:
                 connection.unsent_since = None
             elif connection.unsent_since is None:
                 connection.unsent_since = now
-            elif now - connection.unsent_since >= self._send_timeout:
+            elif now - connection.unsent_since >= (_UNREAD if connection in self._leaving else self._send_timeout):
                 self.count("send_timeout")
                 connection.abort()
 
@@ -163,19 +163,37 @@ class Connections:
         if now - since < _YOUNG:
             return False
         self.count("made_room")
-        self.forget(connection)
+        self._let_go(connection)
         connection.close_idle()
         return True
 
     def _make_spare_room(self) -> None:
         """Close the oldest beyond the limit that waits for its client, however short: a probe sends its request at
-        once. Raises ConnectionRefusedError."""
+        once, and reads its reply. Raises ConnectionRefusedError."""
         for connection in self._spare:
             if connection in self.idle or connection in self.heads:
-                self.forget(connection)
+                self._let_go(connection)
                 connection.no_room()
                 return
+        for connection in self._spare:
+            if connection in self.rests or connection.unsent():
+                self._let_go(connection)
+                connection.abort()
+                return
         raise ConnectionRefusedError
+
+    def _let_go(self, connection: Watched) -> None:
+        """It is about to be closed: another may have its place. Until it is, it is watched."""
+        self._leaving.add(connection)
+        self._wait_no_more(connection)
+
+    def _wait_no_more(self, connection: Watched) -> None:
+        self._spare.pop(connection, None)
+        for table in (self.idle, self.heads, self.rests):
+            table.pop(connection, None)
+
+    def _count(self) -> int:
+        return len(self.all) - len(self._leaving)
 
 
 def _older(table: dict[Watched, float], than: float) -> list[Watched]:

@@ -11,7 +11,7 @@ from typing import Any
 import httptools
 from uvicorn._types import ASGI3Application
 from uvicorn.config import Config
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
@@ -23,14 +23,16 @@ from snapcap.service.connection_errors import (
     UrlTooLong,
     last_reply,
 )
-from snapcap.service.connections import Connections
-from snapcap.service.errors import NotReady, ServiceError
-from snapcap.service.probes_only import ProbesOnly
-from snapcap.service.upgrade import head_without_upgrade
+from service.connections import Connections
+from service.errors import NotReady, ServiceError
+from service.flow import Flow
+from service.probes_only import ProbesOnly
+from service.upgrade import head_without_upgrade
 
 # Requests that may wait behind the one that is answered. Hardly any client sends even one ahead.
-_MAX_PIPELINED = 32
+_MAX_PIPELINED = 8
 _VERSIONS = ("1.1", "1.0")
+_EMPTY_LINES = (b"\r\n", b"\n")  # which old clients send behind a body, and RFC 9112 has a server ignore
 # Of a message, what comes next; between two, the first byte of the next one.
 _BETWEEN, _HEAD, _BODY = range(3)
 _logger = logging.getLogger("snapcap.access")
@@ -69,7 +71,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.flow = _Flow(self, transport)
+        self.flow: Flow = Flow(transport, self.pipeline, self.loop)
         try:
             if not self._watch.admit(self, self.loop.time()):
                 self.app = ProbesOnly(self.app, self._watch)
@@ -86,6 +88,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
+            self.flow.drop()
+            return
+        if data in _EMPTY_LINES and self._running is not None and self._part == _BETWEEN and not self._wire:
             return
         self._watch.idle.pop(self, None)
         self._wire += len(data)
@@ -110,11 +115,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         return self.transport.get_write_buffer_size()
 
     def close_idle(self) -> None:
-        self.transport.close()
+        if self.unsent():  # to somebody who does not read: to close it would wait for that
+            self.transport.abort()
+        else:
+            self.transport.close()
 
     def no_room(self) -> None:
         self._refused = True
-        self.transport.write(last_reply(TooManyConnections()))
+        if not self.unsent():
+            self.transport.write(last_reply(TooManyConnections()))
         self.transport.close()
 
     def head_late(self) -> None:
@@ -179,11 +188,15 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._part = _BODY
         if self.scope["http_version"] not in _VERSIONS:
             raise _Refused(MalformedRequest("its version is not HTTP/1.1"), "malformed")
+        hosts = [name for name, _ in self.headers].count(b"host")
+        if hosts > 1 or (hosts == 0 and self.scope["http_version"] == "1.1"):
+            raise _Refused(MalformedRequest("it must have one Host"), "malformed")
 
     def on_body(self, body: bytes) -> None:
         self._body += len(body)
         cycle = self.cycle
         if cycle.response_complete:
+            self.flow.drop()
             return
         cycle.body += body
         if len(cycle.body) > HIGH_WATER_LIMIT:
@@ -283,15 +296,3 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
         self._watch.heads.pop(self, None)
         self._watch.rests[self] = self.loop.time()
-
-
-class _Flow(FlowControl):
-    """Reads nothing more while requests wait for the reply of the one before them."""
-
-    def __init__(self, protocol: HttpToolsProtocol, transport: asyncio.Transport) -> None:
-        super().__init__(transport)
-        self._protocol = protocol
-
-    def resume_reading(self) -> None:
-        if not self._protocol.pipeline:
-            super().resume_reading()

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
 _MAX_PARTS = 64
 _MAX_BOUNDARY = 70  # RFC 2046
-_MAX_CONTENT_TYPE = 1024  # reading its parameters takes time that grows with the square
+# Reading parameters takes time that grows with the square of their number.
+_MAX_CONTENT_TYPE = 1024
+_MAX_PARAMETERS = 16
 _MAX_PART_HEADERS = 16
 _MAX_PART_HEADER_BYTES = 4096
 # What else Python can decode is not even looked up: some codecs take time that grows with the square of the text.
@@ -38,7 +40,7 @@ class Part:
 
 def boundary_of(content_type: str) -> bytes:
     """What stands between the parts. Raises InvalidMultipart, UnsupportedMediaType."""
-    _, parameters = parse_options_header(content_type[:_MAX_CONTENT_TYPE])
+    parameters = _parameters(content_type[:_MAX_CONTENT_TYPE].encode("latin-1", "replace"))
     _check_charset(parameters.get(b"charset", b"").decode("latin-1"))
     boundary = parameters.get(b"boundary", b"")
     if not 0 < len(boundary) <= _MAX_BOUNDARY:
@@ -115,12 +117,12 @@ class _Parts:
         self._data = self._data + data[start:end] if self._data else data[start:end]
 
     def _end_part(self) -> None:
-        _, options = parse_options_header(self._headers.get(b"content-disposition"))
+        options = _parameters(self._headers.get(b"content-disposition", b""))
         if b"name" not in options:
             raise _unreadable('a part has no Content-Disposition with a "name"')
         filename = options.get(b"filename")
         if filename is None:
-            _, parameters = parse_options_header(self._headers.get(b"content-type"))
+            parameters = _parameters(self._headers.get(b"content-type", b""))
             _check_charset(parameters.get(b"charset", b"").decode("latin-1"))
         # A file's name only comes back in the reply; old clients send it in the charset of their machine.
         shown = None if filename is None else filename.decode("utf-8", "replace")
@@ -128,6 +130,13 @@ class _Parts:
 
     def _end(self) -> None:
         self.ended = True
+
+
+def _parameters(field: bytes) -> dict[bytes, bytes]:
+    """Those of a field of a head. Raises InvalidMultipart."""
+    if field.count(b";") > _MAX_PARAMETERS:
+        raise _unreadable(f"a field of its heads has more than {_MAX_PARAMETERS} parameters")
+    return parse_options_header(field)[1]
 
 
 def _check_charset(charset: str) -> None:

@@ -20,7 +20,8 @@ class ProbesOnly:
         self._watch = watch
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if not self._watch.crowded or scope["path"] in _PROBES:
+        probes = scope["path"] in _PROBES and scope["method"] in ("GET", "HEAD")
+        if probes or not self._watch.crowded:
             await self._app(scope, receive, send)
             return
         self._watch.count("max_connections")

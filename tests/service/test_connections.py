@@ -14,6 +14,7 @@ from snapcap.service.connections import SPARE, ConnectionLimits, Connections
 from snapcap.service.http_limits import connection_limits
 
 LIVEZ = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+METRICS = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
 MODELS = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
 UPLOAD = b"POST /v1/caption HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nhalf"
 YOUNG = "snapcap.service.connections._YOUNG"
@@ -92,6 +93,74 @@ def test_a_connection_beyond_the_limit_serves_all_once_there_is_room(services) -
         assert reply(late)[0] == 200
 
 
+DOCUMENT = b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n"  # larger than a small buffer
+
+
+def test_one_that_does_not_read_is_closed_when_another_needs_its_place(services, monkeypatch) -> None:
+    """Not only counted as closed: nobody would watch it any more."""
+    monkeypatch.setattr(YOUNG, 0.2)
+    limits = ConnectionLimits(connections=1, send_timeout=60)
+    with BoundedServer(services, limits) as server, server.connect(receive_buffer=2048) as deaf:
+        deaf.sendall(DOCUMENT)
+        until(lambda: any(each.unsent() for each in server.connections.idle))
+        time.sleep(0.3)
+        with server.connect() as newcomer:
+            newcomer.sendall(MODELS)
+            assert reply(newcomer)[0] == 200
+            until(lambda: open_now(server) == len(server.server.server_state.connections) == 1)
+        assert server.closed("made_room") == 1
+
+
+def test_one_that_was_to_leave_is_watched_until_it_has(services) -> None:
+    """Also where closing it waits for a client that does not read."""
+
+    class Deaf:
+        unsent_since: float | None = None
+        aborted = False
+
+        def unsent(self) -> int:
+            return 1
+
+        def close_idle(self) -> None:
+            pass
+
+        def abort(self) -> None:
+            self.aborted = True
+
+    watch, deaf = Connections(ConnectionLimits(connections=1, send_timeout=60)), Deaf()
+    assert watch.admit(deaf, 0.0)
+    assert watch.admit(Deaf(), 2.0), "it has its place"
+    for now in (2.0, 5.0):
+        watch._expire(now)
+    assert deaf.aborted
+    watch.forget(deaf)
+    assert not watch._leaving
+
+
+def test_probes_have_room_where_those_beyond_the_limit_do_not_read(services, monkeypatch) -> None:
+    monkeypatch.setattr("service.connections.SPARE", 2)
+    limits = ConnectionLimits(connections=1, send_timeout=60)
+    with BoundedServer(services, limits) as server, ExitStack() as exits:
+        exits.enter_context(server.connect()).sendall(UPLOAD)
+        until(lambda: in_flight(server) == 1)
+        for _ in range(2):
+            exits.enter_context(server.connect(receive_buffer=2048)).sendall(METRICS * 8)
+        until(lambda: sum(each.unsent() > 0 for each in server.connections.all) == 2)
+        for _ in range(2):
+            with server.connect() as probe:
+                probe.sendall(LIVEZ)
+                assert reply(probe)[0] == 200
+
+
+def test_what_is_sent_to_a_probe_is_not_taken_for_one(services) -> None:
+    with BoundedServer(services, ConnectionLimits(connections=1)) as server, ExitStack() as exits:
+        exits.enter_context(server.connect()).sendall(UPLOAD)
+        until(lambda: in_flight(server) == 1)
+        with server.connect() as client:
+            client.sendall(UPLOAD.replace(b"/v1/caption", b"/livez"))
+            assert reply(client)[0] == 503
+
+
 def test_open_connections_are_a_metric(services) -> None:
     connections = Connections(ConnectionLimits())
     services.metrics.connections.set_function(lambda: len(connections.all))
@@ -122,7 +191,7 @@ def test_the_limit_leaves_files_for_everything_else(monkeypatch, caplog: pytest.
 def page(server: BoundedServer) -> socket.socket:
     """A client that asks for a large page and does not read it."""
     client = server.connect(receive_buffer=1024)
-    client.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 16)
+    client.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 8)
     return client
 
 
@@ -142,7 +211,7 @@ def test_a_client_that_reads_late_gets_it_all(services) -> None:
         time.sleep(0.5)
         client.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         answers = rest(client)
-        assert answers.count(b"HTTP/1.1 200 OK") == 17
+        assert answers.count(b"HTTP/1.1 200 OK") == 9
         assert answers.endswith(b'{"status":"live"}')
 
 

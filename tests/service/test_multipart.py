@@ -136,6 +136,16 @@ def test_no_form_takes_longer_than_its_bytes_allow(name: str) -> None:
     assert time.thread_time() - began < allowed
 
 
+@pytest.mark.parametrize("line", [b"Content-Disposition: form-data; name=a", b"Content-Type: text/plain"])
+def test_a_field_has_few_parameters(line: bytes) -> None:
+    """Small forms are read on the event loop, in a time that grows with the square of their parameters."""
+    other = b"" if line.startswith(b"Content-D") else b"Content-Disposition: form-data; name=a\r\n"
+    few, many = (form(other + line + b"; b=c" * count + b"\r\n\r\n") for count in (10, 17))
+    assert parse_multipart(b"B", few)[0].name == "a"
+    with pytest.raises(InvalidMultipart, match="more than 16 parameters"):
+        parse_multipart(b"B", many)
+
+
 def test_a_content_type_is_not_read_without_end() -> None:
     began = time.thread_time()
     with pytest.raises(InvalidMultipart):

@@ -1,5 +1,6 @@
 """The application behind the real server in a thread, and clients that speak bytes."""
 
+import json
 import socket
 import threading
 import time
@@ -99,3 +100,14 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def refused(answer: bytes, status: int, code: str) -> None:
+    """One whole reply, and the end of the connection."""
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 %d " % status), answer
+    assert b"connection: close" in head
+    assert b"content-type: application/problem+json" in head
+    assert b"content-length: %d\r\n" % len(body) in head
+    problem = json.loads(body)
+    assert (problem["status"], problem["code"]) == (status, code)
