@@ -49,8 +49,9 @@ class DecodeFamily:
         self._gone = gone
         self._up: Future[bool] = Future()
         self._killed: set[int] = set()
-        self._missing_since: float | None = None  # one that there should be
-        self._heard = 0.0  # of the parent
+        # Seconds as `look` counts them: while this loop stood still nothing could be heard.
+        self._missing_s: float | None = None  # since one is missing that there should be
+        self._silent_s = 0.0  # since the parent was heard
         self._notices = NoticeChannel(
             processes.parent.end,
             loop,
@@ -90,21 +91,24 @@ class DecodeFamily:
         self._metrics.decode_processes.set(len(self.workers))
         if worker.killed is None:
             self._metrics.decode_process_deaths.inc()
-        if self._missing_since is None:
-            self._missing_since = self._heard = time.monotonic()
+        if self._missing_s is None:
+            self._missing_s = self._silent_s = 0.0
 
     @property
     def missing(self) -> bool:
         """Whether one has ended that was not replaced yet."""
-        return self._missing_since is not None and not self.over
+        return self._missing_s is not None and not self.over
 
-    def look(self, now: float) -> None:
-        """Give up where nothing is heard of a parent that should replace one, or where none can be started."""
-        if self._missing_since is None or self.over:
+    def look(self, passed: float) -> None:
+        """Give up where nothing is heard of a parent that should replace one, or where none can be started.
+        `passed`: seconds between two looks."""
+        if self._missing_s is None or self.over:
             return
-        if now - self._heard > SILENT_S:
+        self._silent_s += passed
+        self._missing_s += passed
+        if self._silent_s > SILENT_S:
             self.give_up(f"the process that starts those that decode has done nothing for {SILENT_S:.0f} s")
-        elif not self.workers and now - self._missing_since > START_S:
+        elif not self.workers and self._missing_s > START_S:
             self.give_up(f"no process could be started for {START_S:.0f} s; the log has the cause")
 
     def give_up(self, why: str) -> None:
@@ -132,15 +136,15 @@ class DecodeFamily:
 
     def _take(self, notice: Began, end: socket.socket) -> None:
         self.workers.add(self._began(notice.pid, end))
-        self._heard = time.monotonic()
+        self._silent_s = 0.0
         if len(self.workers) >= self._count:
-            self._missing_since = None
+            self._missing_s = None
         self._metrics.decode_processes.set(len(self.workers))
         if not self._up.done():
             self._up.set_result(True)
 
     def _hear(self, notice: Notice) -> None:
-        self._heard = time.monotonic()
+        self._silent_s = 0.0
         if not isinstance(notice, Ended):
             return
         if notice.pid in self._killed:  # which has its line; a SIGKILL would be read as a want of memory

@@ -23,11 +23,14 @@ from snapcap.service.shared_pixels import SharedPixels
 PAUSE_S = 0.05
 # Where something has run out: memory, processes, the server's open files.
 FULL_S = 1.0
+# Where CPUs are short an image waits, and not whoever takes requests in and answers probes.
+_NICE = 5
 _logger = logging.getLogger("snapcap.decode")
 
 
 def serve_decoding(count: int, end: socket.socket, pixels: SharedPixels) -> int:
     """Keep so many processes until the server ends. Exit status 0."""
+    os.nice(_NICE)
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's threads would not be there after a fork
     import snapcap.models.processing.image  # noqa: F401, PLC0415  Pillow and numpy, while the checkpoint is looked for
     from snapcap.models.processing.image_error import ImageError  # noqa: PLC0415

@@ -73,3 +73,4 @@ class NoticeChannel:
                 self._began(notice, self._sockets.popleft())
             else:  # this process may open no more files: the other one ends, and is replaced
                 _logger.warning("no socket to a decode process", extra={"fields": {"pid": notice.pid}})
+                self._said(notice)

@@ -227,7 +227,7 @@ class ProcessDecoder:
                 if reason is not None:
                     jobs.remove(job)
                     job.done(reason)
-        self._family.look(now)
+        self._family.look(_LOOK_S)
         busy = any(worker.job is not None for worker in self._family.workers)
         if busy or self._waiting or self._large or self._family.missing:
             self._watch()

@@ -1,6 +1,7 @@
 """The end of all decode processes, or of their parent, as the HTTP process follows it. The test plays them."""
 
 import asyncio
+import time
 
 import pytest
 from support.decode_world import SLOTS, World, play, turns
@@ -55,6 +56,23 @@ def test_a_parent_that_does_not_replace_one_that_died_is_found_out(monkeypatch: 
         (error,) = world.failures
         assert "has done nothing for" in str(error)
         assert world.parent.poll() is not None or is_gone(world.parent.pid)
+        world.close()
+
+    play(scene())
+
+
+def test_a_loop_that_stood_still_has_not_waited_for_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_family, "SILENT_S", 0.2)
+    monkeypatch.setattr(process_decoder, "_LOOK_S", 0.01)
+
+    async def scene() -> None:
+        world = World()
+        await world.begin()
+        world.processes[0].die()
+        await turns()
+        time.sleep(0.5)  # noqa: ASYNC251  as a container that is paused
+        await asyncio.sleep(0.03)
+        assert world.failures == []
         world.close()
 
     play(scene())

@@ -13,9 +13,9 @@ import pytest
 from support.list_engine import PATIENCE
 from support.server_process import clean_environment
 
-from snapcap.service.decode_messages import Began, NoticeReader, pack_notice
-from snapcap.service.messages import RECEIVE_BYTES
-from snapcap.service.notice_channel import NoticeChannel
+from service.decode_messages import Began, Notice, NoticeReader, pack_notice
+from service.messages import RECEIVE_BYTES
+from service.notice_channel import NoticeChannel
 
 PROGRAM = """
 import socket, sys
@@ -60,11 +60,12 @@ class Heard:
     def __init__(self) -> None:
         ours, self.theirs = socket.socketpair()
         self.began: list[socket.socket] = []
+        self.said: list[Notice] = []
         self.channel = NoticeChannel(
             ours,
             asyncio.get_running_loop(),
             lambda notice, end: self.began.append(end),
-            lambda notice: None,
+            self.said.append,
             lambda: None,
         )
 
@@ -105,6 +106,7 @@ def test_without_room_for_a_socket_the_next_one_is_still_heard(caplog: pytest.Lo
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         assert heard.began == []
+        assert heard.said == [Began(7)], "its parent lives"
         await heard.tell(8)
         assert len(heard.began) == 1
         heard.close()

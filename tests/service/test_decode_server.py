@@ -149,6 +149,11 @@ def test_a_stopped_parent_is_found_when_a_process_is_to_be_replaced(
         wait_until(lambda: is_gone(parent) and is_gone(second))
 
 
+def test_images_wait_where_cpus_are_short_and_requests_do_not(server: ServerProcess) -> None:
+    mine = os.getpriority(os.PRIO_PROCESS, server.process.pid)
+    assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in server.decode_pids} == {mine + 5}
+
+
 def test_the_kernel_would_take_a_decode_process_first(server: ServerProcess) -> None:
     def score(pid: int) -> int:
         return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
