@@ -3,6 +3,10 @@
 import socket
 
 _BACKLOG = 2048
+# Of each connection, in the kernel, which counts them to the container and doubles them for its own use. Left to
+# itself it would grow them to megabytes for a client whose bytes nobody reads yet.
+RECEIVE_BUFFER = 128 << 10
+SEND_BUFFER = 64 << 10
 
 
 class BindError(OSError):
@@ -20,6 +24,8 @@ def bind(host: str, port: int, option: str = "--port") -> socket.socket:
         listener = socket.socket(family, kind, protocol)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
             listener.bind(address)
             listener.listen(_BACKLOG)
         except OSError:

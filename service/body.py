@@ -88,10 +88,16 @@ async def parse_body(request: Request, limits: BodyLimits, pool: Executor, parse
     if size <= SMALL or account is None:
         return parse(body)
     account.take(size)
-    try:
-        return await asyncio.get_running_loop().run_in_executor(pool, parse, body)
-    finally:
+    account.hold()
+
+    def done(_: object) -> None:
         account.give_back(size)
+        account.release()
+
+    # Whoever asks may go: the body stays, and is counted, until a thread has been through with it.
+    parsed = asyncio.get_running_loop().run_in_executor(pool, parse, body)
+    parsed.add_done_callback(done)
+    return await asyncio.shield(parsed)
 
 
 async def read_multipart(request: Request, limits: BodyLimits, pool: Executor) -> list[Part]:

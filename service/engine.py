@@ -109,6 +109,7 @@ class Engine:
                 future.set_exception(error)
                 return error if isinstance(error, Exception) else None
             finally:
+                self._work += 1  # before it is said to be over: `pulse` may come between the two
                 self._doing = ""
             return None
 
@@ -119,7 +120,8 @@ class Engine:
     def pulse(self) -> Pulse:
         """How far the device thread is. It is woken, so that one with nothing to do shows that it could. From any
         thread."""
-        pulse = Pulse(self._turns, self._work, self._doing)
+        doing = self._doing  # first, as it is over after its work was counted
+        pulse = Pulse(self._turns, self._work, doing)
         self._scheduler.wake()
         return pulse
 
@@ -164,7 +166,6 @@ class Engine:
         if self._calls.empty():
             return
         error = self._calls.get()()
-        self._work += 1
         if not self._calls.empty():
             self._scheduler.wake()
         if error is not None and runner.health(error) == "lost":

@@ -10,7 +10,7 @@ from snapcap.service.connections import SPARE, ConnectionLimits
 from snapcap.service.memory_budget import MemoryBudget, memory_limit
 from snapcap.service.metrics import Metrics
 
-# A connection holds at most a packet of 256 KiB that waits to be read, 64 KiB of a body and a head.
+# A connection holds less than 1 MiB: a packet of 256 KiB, 64 KiB of a body, heads, and the buffers of the kernel.
 _MEMORY_OF_CONNECTION = 4 << 20
 _MOST_CONNECTIONS = 4096
 # Of open files those that are not connections: pipes of the other processes, images fetched, packages.

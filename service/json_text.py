@@ -14,6 +14,7 @@ from snapcap.service.errors import InvalidJson, PayloadTooLarge
 
 # No text that is not an image's may be as long: a prompt of 10,000 characters fits with each of them escaped.
 LONG = 64 << 10
+_KEPT = 10_001  # more than any text may have
 _MAX_STRUCTURE = 128 << 10
 _MAX_SHORT = 2 << 20  # bytes of all strings that are not long: as many images as a request may have, nearly long
 _QUOTE, _BACKSLASH = b'"', b"\\"
@@ -21,7 +22,7 @@ _ESCAPE = 6  # bytes of the longest, such as \u002b
 
 
 class LongText(str):
-    """A long string of a document: as a `str` only its first 10,000 characters or more. `literal` is all that
+    """A long string of a document: as a `str` only its first 10,001 characters. `literal` is all that
     stands between its quotes, with its escapes."""
 
     literal: memoryview
@@ -30,7 +31,7 @@ class LongText(str):
     def of(cls, literal: memoryview) -> "LongText":
         """Raises ValueError."""
         start = bytes(literal[:LONG])
-        text = cls(json.loads(f'"{start[: whole_escapes(start)].decode("utf-8", "ignore")}"'))
+        text = cls(json.loads(f'"{start[: whole_escapes(start)].decode("utf-8", "ignore")}"')[:_KEPT])
         text.literal = literal
         return text
 

@@ -18,6 +18,8 @@ from typing import Any, TextIO
 
 ACCESS = "snapcap.access"
 DELAY_S = 0.05
+# That wait for whoever reads standard error; then the lines of requests are left out, and their number is said.
+MOST_WAITING = 10_000
 # Lowest level of each logger; None: what the configuration says. Broken multipart bodies are the client's matter.
 _LOGGERS = {"snapcap": None, "uvicorn.error": "WARNING", "python_multipart": "ERROR"}
 
@@ -39,12 +41,16 @@ class LineHandler(logging.StreamHandler[TextIO]):
     def __init__(self) -> None:
         super().__init__()
         self._waiting: deque[logging.LogRecord] = deque()
+        self._left_out = 0
         self._due = threading.Event()
         self._thread: threading.Thread | None = None
 
     def handle(self, record: logging.LogRecord) -> bool:
         if record.name != ACCESS or record.levelno >= logging.WARNING:
             return super().handle(record)
+        if len(self._waiting) >= MOST_WAITING:
+            self._left_out += 1
+            return True
         self._waiting.append(record)
         if not self._due.is_set():
             self._due.set()
@@ -63,6 +69,9 @@ class LineHandler(logging.StreamHandler[TextIO]):
             records = [self._waiting.popleft() for _ in range(len(self._waiting))]
             try:
                 if records:
+                    if left_out := self._left_out:
+                        self._left_out -= left_out
+                        records.append(_lines_left_out(left_out))
                     self.stream.write("".join(f"{self.format(record)}\n" for record in records))
                     super().flush()
             except Exception:
@@ -81,6 +90,12 @@ class LineHandler(logging.StreamHandler[TextIO]):
             time.sleep(DELAY_S)
             self._due.clear()
             self.flush()
+
+
+def _lines_left_out(count: int) -> logging.LogRecord:
+    record = logging.LogRecord(ACCESS, logging.WARNING, "", 0, "lines of requests were left out", None, None)
+    record.fields = {"lines": count, "why": "standard error is read too slowly"}
+    return record
 
 
 class TextFormatter(logging.Formatter):

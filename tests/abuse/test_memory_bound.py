@@ -22,7 +22,7 @@ LIMIT = 4 * GIB
 QUEUE, ROW = 16, 3 * 64 * 64
 UPLOADS, UPLOAD = 40, 20 * MIB
 HEAD = b"POST /v1/caption HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % UPLOAD
-CONNECTION = 400 << 10  # a packet of 256 KiB, 64 KiB of a body, and a head
+CONNECTION = 1 << 20  # a packet of 256 KiB, 64 KiB of a body, heads, and the buffers of the kernel
 # Half a head, which its connection keeps for ten seconds.
 HALF_HEAD = b"GET /livez HTTP/1.1\r\nHost: a\r\n" + b"a:b\r\n" * 90 + b"c: " + b"d" * 30_000
 

@@ -6,17 +6,19 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from starlette.requests import Request
 from support.bounded_server import BoundedServer, reply, rest, until
 
-from snapcap.models.processing.transform import ImageTransform
-from snapcap.service.body import MIN_BYTES_PER_S, BodyClock, BodyLimits
-from snapcap.service.body_budget import BodyBudget, BodyMemoryFull, open_account
-from snapcap.service.config_http import HttpLimits
-from snapcap.service.http_limits import body_limits
+from models.preprocess import ImageTransform
+from service.body import MIN_BYTES_PER_S, BodyClock, BodyLimits, parse_body
+from service.body_budget import BodyBudget, BodyMemoryFull, body_account, open_account
+from service.config_http import HttpLimits
+from service.http_limits import body_limits
 
 MIB = 1 << 20
 Png = Callable[..., bytes]
@@ -30,6 +32,36 @@ def head(length: int, kind: str = "image/png") -> bytes:
 
 def limits(budget: BodyBudget, **others: float) -> BodyLimits:
     return BodyLimits(others.pop("max_bytes", MIB), others.pop("timeout", 30.0), budget=budget, **others)
+
+
+async def held(budget: BodyBudget, count: int) -> None:
+    while budget.held != count:  # noqa: ASYNC110  it tells nobody
+        await asyncio.sleep(0.01)
+
+
+def test_a_body_that_waits_for_a_thread_is_counted_when_nobody_waits_for_it(image: Png) -> None:
+    """It is there until a thread has taken it."""
+    budget, size, go_on = BodyBudget(MIB), 100_000, threading.Event()
+
+    async def receive() -> dict[str, object]:
+        return {"type": "http.request", "body": bytes(size), "more_body": False}
+
+    async def scene() -> None:
+        request = Request({"type": "http", "headers": [], "state": {}}, receive)
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(go_on.wait, 30)
+            task = asyncio.create_task(parse_body(request, limits(budget), pool, len))
+            await held(budget, 2 * size)
+            task.cancel()
+            await asyncio.wait([task])
+            account = body_account(request.scope)
+            assert account is not None
+            account.release()  # as the request does that is over
+            assert budget.held == 2 * size
+            go_on.set()
+            await held(budget, 0)
+
+    asyncio.run(asyncio.wait_for(scene(), 30))
 
 
 def test_bodies_that_are_not_complete_are_counted_together(services, image: Png) -> None:

@@ -187,6 +187,13 @@ def test_images_of_any_size_in_json(client: TestClient, image: Png) -> None:
             assert reply.json().get("caption") == "5 7", reply.text
 
 
+def test_of_a_long_text_little_is_kept_as_characters() -> None:
+    """A character of it may take four bytes, and they are not counted."""
+    (text,) = parse_json(json.dumps(["\U0001f600" * LONG], ensure_ascii=False).encode())
+    assert len(text) == 10_001
+    assert len(text.literal) == 4 * LONG
+
+
 def test_a_long_text_is_no_prompt(client: TestClient, image: Png) -> None:
     body = {"image": base64.b64encode(image()).decode(), "prompt": "a" * 100_000}
     reply = client.post("/v1/caption", json=body)

@@ -101,6 +101,21 @@ def test_lines_of_requests_are_written_soon_and_in_order(capsys: pytest.CaptureF
     assert lines.split()[-1] == "fourth"
 
 
+def test_lines_that_nobody_takes_are_counted_and_not_kept(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "MOST_WAITING", 2)
+    monkeypatch.setattr(logs, "DELAY_S", 30.0)
+    logs.configure("text", "info")
+    for number in range(5):
+        logging.getLogger(logs.ACCESS).info("line %d", number)
+    logging.getLogger("snapcap.engine").error("at once")
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[2:4] for line in lines[:2]] == [["line", "0"], ["line", "1"]]
+    assert lines[2].endswith("at once")
+    assert "lines of requests were left out lines=3" in lines[3]
+
+
 def test_the_end_of_the_process_loses_no_line() -> None:
     program = (
         "import logging; from snapcap.service import logs, serve; logs.configure('text', 'info');"

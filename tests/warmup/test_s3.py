@@ -135,6 +135,14 @@ def test_no_credentials_are_named(s3_server: str, monkeypatch: pytest.MonkeyPatc
         list_objects(client(S3Options(endpoint_url=s3_server)), "bucket", "a", soon())
 
 
+def test_an_object_that_no_disk_has_room_for_is_not_fetched(s3_server: str, tmp_path: Path) -> None:
+    """As a server could announce it, whose number of parts alone would fill the memory."""
+    item = Download(S3Object("a", 1 << 60, ""), tmp_path / "a")
+    with pytest.raises(S3Error, match="No space left on device; free some there"):
+        list(download(client(S3Options(endpoint_url=s3_server)), "bucket", [item], soon()))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_unknown_profile_is_named() -> None:
     with pytest.raises(S3Error, match="the profile is not in the AWS configuration"):
         client(S3Options(profile="nobody"))

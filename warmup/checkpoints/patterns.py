@@ -28,7 +28,7 @@ class CheckpointError(RuntimeError):
 def matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
     """The names that one of the patterns fits, in their order."""
     wanted = tuple(patterns)
-    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in wanted)]
+    return [name for name in names if name.isprintable() and any(fnmatchcase(name, each) for each in wanted)]
 
 
 def checkpoint_names(names: Iterable[str]) -> list[str]:

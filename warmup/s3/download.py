@@ -198,6 +198,9 @@ class _Job:
             self._held = os.open(self.temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             with contextlib.suppress(OSError):  # no locks there: then nothing is ever taken for left behind
                 fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            disk = os.fstatvfs(self._held)
+            if size > disk.f_bavail * disk.f_frsize:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.ftruncate(self._held, size)
         for offset in range(0, size, PART_BYTES):
             self.parts.append(pool.submit(self._part, offset, min(offset + PART_BYTES, size)))
