@@ -23,11 +23,11 @@ from snapcap.service.connection_errors import (
     UrlTooLong,
     last_reply,
 )
-from service.connections import Connections
-from service.errors import NotReady, ServiceError
-from service.flow import Flow
-from service.probes_only import ProbesOnly
-from service.upgrade import head_without_upgrade
+from snapcap.service.connections import Connections
+from snapcap.service.errors import NotReady, ServiceError
+from snapcap.service.flow import Flow
+from snapcap.service.probes_only import ProbesOnly
+from snapcap.service.upgrade import head_without_upgrade
 
 # Requests that may wait behind the one that is answered. Hardly any client sends even one ahead.
 _MAX_PIPELINED = 8

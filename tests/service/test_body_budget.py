@@ -14,11 +14,11 @@ import pytest
 from starlette.requests import Request
 from support.bounded_server import BoundedServer, reply, rest, until
 
-from models.preprocess import ImageTransform
-from service.body import MIN_BYTES_PER_S, BodyClock, BodyLimits, parse_body
-from service.body_budget import BodyBudget, BodyMemoryFull, body_account, open_account
-from service.config_http import HttpLimits
-from service.http_limits import body_limits
+from snapcap.models.processing.transform import ImageTransform
+from snapcap.service.body import MIN_BYTES_PER_S, BodyClock, BodyLimits, parse_body
+from snapcap.service.body_budget import BodyBudget, BodyMemoryFull, body_account, open_account
+from snapcap.service.config_http import HttpLimits
+from snapcap.service.http_limits import body_limits
 
 MIB = 1 << 20
 Png = Callable[..., bytes]

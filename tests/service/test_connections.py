@@ -138,7 +138,7 @@ def test_one_that_was_to_leave_is_watched_until_it_has(services) -> None:
 
 
 def test_probes_have_room_where_those_beyond_the_limit_do_not_read(services, monkeypatch) -> None:
-    monkeypatch.setattr("service.connections.SPARE", 2)
+    monkeypatch.setattr("snapcap.service.connections.SPARE", 2)
     limits = ConnectionLimits(connections=1, send_timeout=60)
     with BoundedServer(services, limits) as server, ExitStack() as exits:
         exits.enter_context(server.connect()).sendall(UPLOAD)

@@ -13,9 +13,9 @@ import pytest
 from support.list_engine import PATIENCE
 from support.server_process import clean_environment
 
-from service.decode_messages import Began, Notice, NoticeReader, pack_notice
-from service.messages import RECEIVE_BYTES
-from service.notice_channel import NoticeChannel
+from snapcap.service.decode_messages import Began, Notice, NoticeReader, pack_notice
+from snapcap.service.messages import RECEIVE_BYTES
+from snapcap.service.notice_channel import NoticeChannel
 
 PROGRAM = """
 import socket, sys

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from service import flow
-from service.flow import Flow
+from snapcap.service import flow
+from snapcap.service.flow import Flow
 
 
 class Transport(asyncio.Transport):
