@@ -1,6 +1,7 @@
 """A decode step of one image's b beams beside that of b greedy rows, in the same bucket and one process.
 
-    python -m snapcap.benchmarks.beams [--model demo] [--backend aot|eager] [--device auto] [--buckets 4,8] [--json FILE]
+    python -m snapcap.benchmarks.beams [--model demo] [--backend aot|eager] [--device auto] [--buckets 4,8]
+        [--json FILE]
 
 Both run through the runner that serves, on CUDA as the graphs that serve, and take turns. Then the tokens of some
 searches are compared with those of steps launched operation by operation: with the callables that were measured

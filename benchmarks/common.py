@@ -11,12 +11,12 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from snapcap.service.config_reader import BUILD_GROUPS, add_arguments
+from snapcap.service.config.reader import BUILD_GROUPS, add_arguments
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = ROOT / "models" / "demo"
 SAMPLES = DEMO / "samples"
-SNAPCAP = (sys.executable, "-m", "snapcap.service.cli")
+SNAPCAP = (sys.executable, "-m", "snapcap")
 
 
 def samples() -> dict[str, tuple[bytes, str]]:

@@ -1,6 +1,7 @@
 """One way to compile a captioner, in a process of its own; marks each stretch of its start.
 
-    python -m snapcap.benchmarks.compile_case regional --model FOLDER --image FILE [--save FOLDER | --restore FOLDER]
+    python -m snapcap.benchmarks.compile_case regional --model FOLDER --image FILE
+        [--save FOLDER | --restore FOLDER]
 
 Every bucket is compiled, and on a GPU captured as a CUDA graph, as a server does before it is ready. Then either
 ``--measure caption``: the image is captioned, which ends the start, and captioned again; or ``--measure steps``: an
@@ -20,7 +21,7 @@ from typing import Any
 
 from snapcap.benchmarks.compiled_steps import COMPONENTS, MODES, WAYS, CompiledSteps, How
 from snapcap.benchmarks.marks import mark, memory, result
-from snapcap.service.options import parse_buckets
+from snapcap.service.config.option import parse_buckets
 
 REPEATS = 30
 CAPTIONS = 10

@@ -75,7 +75,7 @@ class Contenders:
         return connection
 
     def engine(self, name: str, concurrency: list[int], seconds: float) -> dict[str, Any]:
-        """What `snapcap.benchmarks.engine`, or `generate` alone, measures in a process of its own; empty where there is no
+        """What `benchmarks.engine`, or `generate` alone, measures in a process of its own; empty where there is no
         such thing for a contender.
 
         Raises:

@@ -1,6 +1,7 @@
 """The engine without HTTP, in a process of its own: latency and captions/s of decoded images.
 
-    python -m snapcap.benchmarks.engine --model FOLDER --backend aot --cache FOLDER --images FOLDER [--concurrency 1,64]
+    python -m snapcap.benchmarks.engine --model FOLDER --backend aot --cache FOLDER --images FOLDER
+        [--concurrency 1,64]
 
 Requests go through the scheduler and the device thread, exactly as a server's do; each worker of a closed loop
 submits the next image when it has its caption. Prints one result line: for each concurrency the captions/s and the
@@ -21,7 +22,7 @@ from typing import Any, cast
 from snapcap.benchmarks.marks import mark, memory, result
 from snapcap.benchmarks.measurements import percentiles_ms
 from snapcap.benchmarks.workload import read_images
-from snapcap.service.options import parse_buckets
+from snapcap.service.config.option import parse_buckets
 
 FOREVER_S = 600.0
 STEPS = 20
@@ -61,7 +62,7 @@ def open_engine(options: argparse.Namespace) -> Opened:
     Raises:
         RuntimeError: the start failed, or served another backend than was asked for.
     """
-    from snapcap.service.device_thread import DeviceThread
+    from snapcap.service.engine.device_thread import DeviceThread
     from snapcap.warmup.options import BackendChoice, StartOptions, StoreOptions
     from snapcap.warmup.progress.status import StartupStatus
     from snapcap.warmup.progress.timeline import Timeline
@@ -181,7 +182,7 @@ def _each(run: Callable[[], None], rewind: Callable[[], None], wait: Callable[[]
 
 def ask(opened: Opened, images: list[Any], turn: int) -> "Future[Any]":
     """Submit an image, another each turn."""
-    from snapcap.service.request import CaptionRequest, SamplingParams
+    from snapcap.service.engine.request import CaptionRequest, SamplingParams
 
     future: Future[Any] = Future()
     deadline = time.monotonic() + FOREVER_S

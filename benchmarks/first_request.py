@@ -1,6 +1,7 @@
 """The first captions after READY beside later ones that follow a pause: what is being first, and what is idleness.
 
-    python -m snapcap.benchmarks.first_request [--model demo] [--device auto] [--runs 30] [--cache FOLDER] [--json FILE]
+    python -m snapcap.benchmarks.first_request [--model demo] [--device auto] [--runs 30] [--cache FOLDER]
+        [--json FILE]
 
 Each run is a fresh `snapcap serve --backend aot`. One client asks for the same caption again and again, the first
 time at the moment it sees READY, and at the end a few times after a pause: a poll of READY as before the first, or

@@ -45,13 +45,13 @@ def caption_folder(opened: Opened, folder: Path, output: Path, threads: int) -> 
     Raises:
         RuntimeError: an image has no caption.
     """
-    from snapcap.service.caption_options import CaptionOptions
-    from snapcap.service.offline.find import find_images
-    from snapcap.service.offline.job import Job
+    from snapcap.service.captioning.options import CaptionOptions
+    from snapcap.service.offline.arguments import Job
+    from snapcap.service.offline.captioning_run import caption_images
+    from snapcap.service.offline.discovery import find_images
     from snapcap.service.offline.model import Model
     from snapcap.service.offline.outputs import Outputs
     from snapcap.service.offline.progress import LoggedProgress
-    from snapcap.service.offline.run import caption_images
 
     loaded = opened.loaded
     model = Model(loaded.checkpoint, opened.engine, loaded.plan.table.largest.size, loaded.plan.device, "")
@@ -79,8 +79,8 @@ def check(output: Path, expected: dict[str, str | None]) -> None:
 
 def measure(opened: Opened, workload: Workload, options: argparse.Namespace) -> tuple[list[dict[str, float]], int]:
     """The rates of each round, and how many images are in a folder."""
-    from snapcap.service.offline.run import images_ahead
-    from snapcap.service.thread_decoder import decode_threads
+    from snapcap.service.images.threads import decode_threads
+    from snapcap.service.offline.captioning_run import images_ahead
 
     images = captioned_right(opened, list(workload.images.values()))
     threads = decode_threads(options.decode_threads)

@@ -1,6 +1,7 @@
 """CPU time that a caption costs the server beside the model: in either process, and in its busiest thread.
 
-    python -m snapcap.benchmarks.http_cost [--form raw] [--clients 64] [--seconds 5] [--rounds 3] [--decode-processes 1,2]
+    python -m snapcap.benchmarks.http_cost [--form raw] [--clients 64] [--seconds 5] [--rounds 3]
+        [--decode-processes 1,2]
 
 The real application behind the real server in this process; the real scheduler and engine in an engine process,
 over a runner that only waits: a step is over after a fixed time, however fast the machine's device. Requests and
@@ -36,21 +37,21 @@ from snapcap.benchmarks.report import Report, number
 from snapcap.benchmarks.waiting_engine import IMAGE_SIZE, LIMITS, Words, serve_waiting
 from snapcap.benchmarks.workload import open_workload
 from snapcap.models.processing.transform import ImageTransform
-from snapcap.service import logs
-from snapcap.service.app import Services, create_app
-from snapcap.service.assembly import assemble
-from snapcap.service.bind import bind
-from snapcap.service.body import BodyLimits
-from snapcap.service.config import Settings
-from snapcap.service.config_images import DecodingSettings
-from snapcap.service.decode_room import DecodeRoom, decode_memory
-from snapcap.service.loop_channel import LoopChannel
-from snapcap.service.messages import Message, Turn
-from snapcap.service.parts import Parts, fork_parts
-from snapcap.service.process_decoder import ProcessDecoder
-from snapcap.service.remote_engine import RemoteEngine
-from snapcap.service.server import Server, make_server
-from snapcap.service.shared_pixels import Slots
+from snapcap.service.api.app import Services, create_app
+from snapcap.service.api.bodies.body import BodyLimits
+from snapcap.service.config.image_settings import DecodingSettings
+from snapcap.service.config.settings import Settings
+from snapcap.service.engine.remote.client import RemoteEngine
+from snapcap.service.engine.remote.loop_channel import LoopChannel
+from snapcap.service.engine.remote.messages import Message, Turn
+from snapcap.service.images.pool import ProcessDecoder
+from snapcap.service.images.room import DecodeRoom, decode_memory
+from snapcap.service.ipc.shared_pixels import Slots
+from snapcap.service.server.bind import bind
+from snapcap.service.server.http_process import assemble
+from snapcap.service.server.processes import Parts, fork_parts
+from snapcap.service.server.uvicorn_server import Server, make_server
+from snapcap.service.telemetry import logs
 from snapcap.warmup.progress.timeline import Timeline
 
 FORMS = ("raw", "json", "multipart")

@@ -1,6 +1,7 @@
 """An encode and a decode step on CUDA at every bucket: plain regions, what Inductor makes of them, and fused ones.
 
-    python -m snapcap.benchmarks.kernels [--model vit-b16-gpt2] [--variants eager,inductor,fused] [--buckets 1,4,16,64]
+    python -m snapcap.benchmarks.kernels [--model vit-b16-gpt2] [--variants eager,inductor,fused]
+        [--buckets 1,4,16,64]
 
 Each is one CUDA graph over the runner that serves, replayed back to back, the fastest of five series. Beside each
 time stand the least bytes that a decode step reads (weights and cross-attention K/V), or the operations of an
@@ -101,7 +102,7 @@ def main() -> None:
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit(
-            "snapcap.benchmarks.kernels needs a CUDA device; on a CPU snapcap.benchmarks.steps compares the backends"
+            "snapcap.benchmarks.kernels needs a CUDA device; on a CPU benchmarks.steps compares the backends"
         )
     torch._dynamo.config.recompile_limit = 64  # one code object for all buckets
     report, raw = Report(), {}

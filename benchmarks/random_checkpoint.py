@@ -22,7 +22,7 @@ SEED = 0
 
 @dataclass(frozen=True)
 class RandomModel:
-    """A family, which is a module of `snapcap.benchmarks.random_models`, in some shapes."""
+    """A family, which is a module of `benchmarks.random_models`, in some shapes."""
 
     family: ModuleType
     shapes: Shapes

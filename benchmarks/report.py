@@ -69,7 +69,7 @@ def setting() -> dict[str, str]:
     """Where and how this was measured."""
     module = sys.modules["__main__"].__spec__
     name = module.name if module is not None else Path(sys.argv[0]).stem
-    command = ["snapcap"] if name in ("snapcap.service.cli", "snapcap") else ["python", "-m", name]
+    command = ["snapcap"] if name in ("snapcap.__main__", "snapcap") else ["python", "-m", name]
     parts = [cpu_model(), f"{len(os.sched_getaffinity(0))} CPUs", f"{platform.system()} {platform.release()}"]
     gpu = gpu_name()
     return {

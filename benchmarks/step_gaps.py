@@ -1,6 +1,7 @@
 """How long a CUDA device waits between one decode step and the next, while the engine runs.
 
-    python -m snapcap.benchmarks.step_gaps [--model vit-b16-gpt2] [--rows 1,4,16,64] [--backend aot] [--cache FOLDER]
+    python -m snapcap.benchmarks.step_gaps [--model vit-b16-gpt2] [--rows 1,4,16,64] [--backend aot]
+        [--cache FOLDER]
 
 The engine that serves captions as many images at once as there are rows, again and again, with an event of the
 device before and behind every decode step that it launches. A gap is the time from the end of a step to the

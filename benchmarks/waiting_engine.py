@@ -7,14 +7,14 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from snapcap.service.channel import BlockingChannel
-from snapcap.service.config import Settings
-from snapcap.service.engine import Engine
-from snapcap.service.intake import Intake
-from snapcap.service.limits import Limits
-from snapcap.service.messages import Cancel, Submit
-from snapcap.service.scheduler import Scheduler
-from snapcap.service.shared_pixels import SharedPixels
+from snapcap.service.config.settings import Settings
+from snapcap.service.engine.engine import Engine
+from snapcap.service.engine.limits import Limits
+from snapcap.service.engine.remote.channel import BlockingChannel
+from snapcap.service.engine.remote.messages import Cancel, Submit
+from snapcap.service.engine.remote.server import Intake
+from snapcap.service.engine.scheduler import Scheduler
+from snapcap.service.ipc.shared_pixels import SharedPixels
 from snapcap.warmup.plan.buckets import Bucket, BucketTable
 
 TOKENS = 20

@@ -52,7 +52,7 @@ class VisionConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class BeitConfig(VisionConfig):
-    """An encoder whose attention has a learned bias for each pair of patches, as ``snapcap.models.regions.vit`` computes it.
+    """An encoder whose attention has a learned bias for each pair of patches, as ``regions.vit`` computes it.
 
     layer_bias, shared_bias: each layer has its own, or all have one; both are added up.
     layer_scale: a factor for each feature of what a layer adds.
@@ -92,14 +92,14 @@ class DecoderConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Gpt2Config(DecoderConfig):
-    """A decoder that normalises before each part of a block, as ``snapcap.models.regions.gpt2`` computes it."""
+    """A decoder that normalises before each part of a block, as ``models.regions.gpt2`` computes it."""
 
     scale_attention: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class BertConfig(DecoderConfig):
-    """A decoder that normalises after each part of a block, as ``snapcap.models.regions.bert`` computes it.
+    """A decoder that normalises after each part of a block, as ``models.regions.bert`` computes it.
 
     embedding_scale: factor of a token's embedding.
     embedding_norm: a norm follows the sum of token and position.

@@ -1,4 +1,4 @@
-"""Every way a request can fail. Status, code and title are class attributes; `error_shapes.py` renders them.
+"""Every way a request can fail. Status, code and title are class attributes; `api/problems.py` renders them.
 
     ServiceError                    500
     ├── BadRequest                  400  bad_request

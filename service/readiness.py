@@ -1,4 +1,4 @@
-"""The life of the process as one thread-safe state machine.
+"""Keeps the life of the process as one thread-safe state machine, and puts work off until it is READY.
 
 STARTING ──► READY ──► DRAINING
     │          │          ▲
@@ -9,6 +9,9 @@ STARTING ──► READY ──► DRAINING
 import threading
 from collections.abc import Callable
 from enum import StrEnum
+
+# The first request would be held up by what begins beside it: imports, processes, work between two steps.
+AFTER_READY_S = 0.5
 
 
 class State(StrEnum):
@@ -82,3 +85,11 @@ class Readiness:
                 self._error = error
             self._state = to
             return True
+
+
+def after_ready(work: Callable[[], object], seconds: float = AFTER_READY_S) -> threading.Timer:
+    """Do it so many seconds from now, on a thread of its own; cancel the result to leave it undone."""
+    timer = threading.Timer(seconds, work)
+    timer.daemon = True
+    timer.start()
+    return timer

@@ -112,7 +112,7 @@ def test_a_server_that_builds_runs_nothing_of_the_folder_it_is_started_in(
 def test_the_module_that_is_the_command_imports_nothing_late_from_the_folder(
     hostile: Path, built_cache: Path, tmp_path: Path
 ) -> None:
-    """`python -m snapcap.service.cli` has Python put the folder first, and run what is in the way of its own first imports;
+    """`python -m snapcap` has Python put the folder first, and run what is in the way of its own first imports;
     what follows is ours to choose, as torch and numpy are."""
     for name in FIRST:
         (hostile / name).unlink()
@@ -120,7 +120,7 @@ def test_the_module_that_is_the_command_imports_nothing_late_from_the_folder(
         (hostile / name).rmdir()
     options = ("--cache-dir", str(built_cache), "--buckets", "1,4")
     run = subprocess.run(
-        [sys.executable, "-m", "snapcap.service.cli", "build", *options],
+        [sys.executable, "-m", "snapcap", "build", *options],
         cwd=hostile,
         env=clean_environment(),
         capture_output=True,

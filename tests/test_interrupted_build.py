@@ -31,7 +31,7 @@ def test_a_build_that_was_killed_keeps_what_is_done(built_cache: Path, tmp_path:
     options = ("--cache-dir", str(tmp_path), "--buckets", "1,4", "--build-workers", "1")
     first, second = (build / f"{name}.json" for name in MISSING)
     process = subprocess.Popen(
-        [sys.executable, "-m", "snapcap.service.cli", "build", *options],
+        [sys.executable, "-m", "snapcap", "build", *options],
         env=clean_environment(),
         stderr=subprocess.DEVNULL,
     )
@@ -98,7 +98,7 @@ class HungBuild:
 
     def __enter__(self) -> "HungBuild":
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "snapcap.service.cli", "build", *self._options],
+            [sys.executable, "-m", "snapcap", "build", *self._options],
             env=clean_environment(CXX=str(self.compiler.path), TMPDIR=str(self.temporary)),
             stderr=subprocess.PIPE,
             text=True,
@@ -178,7 +178,7 @@ def test_a_build_that_is_killed_leaves_no_process(built_cache: Path, tmp_path: P
 def test_a_signal_before_the_build_begins(built_cache: Path, tmp_path: Path) -> None:
     """While torch is imported, or whatever else comes first."""
     with HungBuild(built_cache, tmp_path) as hung:
-        wait_until(lambda: b"snapcap.service.cli" in Path(f"/proc/{hung.process.pid}/cmdline").read_bytes())
+        wait_until(lambda: b"snapcap" in Path(f"/proc/{hung.process.pid}/cmdline").read_bytes())
         time.sleep(1)
         os.killpg(hung.process.pid, signal.SIGINT)
         ended, said = hung.end()

@@ -1,6 +1,7 @@
 """Good and bad traffic on two servers behind a balancer, while faults are injected: what is lost, wrong, or hangs.
 
-    python -m snapcap.benchmarks.soak --minutes 30 [--seed N] [--faults all] [--device cpu] [--cache FOLDER] [--json FILE]
+    python -m snapcap.benchmarks.soak --minutes 30 [--seed N] [--faults all] [--device cpu] [--cache FOLDER]
+        [--json FILE]
 
 Each fault comes once, then they come at random; what cannot be injected here is named, with the reason. Good
 clients come again as the API tells them to, and each caption is compared with the known one. A server that ends is

@@ -2,7 +2,7 @@
 
     python -m snapcap.benchmarks.soak.launcher serve …
 
-The shipped server has no such way in: the handler is put around `snapcap.service.engine_fork._serve_engine` here. A device
+The shipped server has no such way in: the handler is put around `engine_process.fork._serve_engine` here. A device
 assertion is sticky: whatever the process asks of its context from then on fails, on every stream and thread.
 """
 
@@ -10,10 +10,10 @@ import signal
 import socket
 from types import FrameType
 
-from snapcap.service import engine_fork
-from snapcap.service.cli import main
-from snapcap.service.config import Settings
-from snapcap.service.shared_pixels import SharedPixels
+from snapcap.service.cli.main import main
+from snapcap.service.config.settings import Settings
+from snapcap.service.ipc.shared_pixels import SharedPixels
+from snapcap.service.server.engine_process import fork as engine_fork
 
 _serve_engine = engine_fork._serve_engine
 

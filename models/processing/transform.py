@@ -1,7 +1,7 @@
 """A checkpoint's image processor: bytes -> uint8 pixels of the size its encoder takes -> normalised floats.
 
 Equal to transformers' image processors of ViT, DeiT, BEiT and BLIP (Pillow backend) but for transparent pixels and
-16-bit greys, and large JPEGs, which are decoded at a fraction of their size (``snapcap.models.processing.image.read_image``).
+16-bit greys, and large JPEGs, which are decoded at a fraction of their size (``image.read_image``).
 """
 
 from collections.abc import Mapping

@@ -22,7 +22,7 @@ def _gelu_fast(x: Tensor) -> Tensor:
 
 
 def activation(name: str) -> Activation:
-    """The function for a name that ``snapcap.models.config.ACTIVATIONS`` lists; elementwise, any shape.
+    """The function for a name that ``models.config.ACTIVATIONS`` lists; elementwise, any shape.
 
     ``gelu_new`` and ``gelu_pytorch_tanh`` are the same tanh approximation (Hendrycks and Gimpel, 2016);
     transformers spells the first out, PyTorch has it as one kernel.

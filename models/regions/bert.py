@@ -4,7 +4,7 @@ Its blocks normalise after each part, not before it as GPT-2's do. BERT, RoBERTa
 differ in what stands around the blocks alone: what is added to a token's embedding is summed up when weights are
 loaded, and a norm or a dense layer that a family has not is left out of the region by its number of weights.
 
-Letters are those of ``snapcap.models.regions.gpt2``; linear layers are stored [out, in].
+Letters are those of ``models.regions.gpt2``; linear layers are stored [out, in].
 """
 
 import torch.nn.functional as F

@@ -1,6 +1,6 @@
-"""Regions for CUDA in 16 bits, made of `snapcap.models.regions.kernels`: what is compiled there instead of the plain functions.
+"""Regions for CUDA in 16 bits, made of `regions.kernels`: what is compiled there instead of the plain functions.
 
-Each takes and returns what the function of its name in `snapcap.models.regions.gpt2`, `snapcap.models.regions.bert` or `snapcap.models.regions.vit` does, and a
+Each takes and returns what the function of its name in `regions.gpt2`, `regions.bert` or `regions.vit` does, and a
 build compares it with that. Eager serving, the CPU and fp32 keep the plain functions, but for beams in fp32.
 """
 

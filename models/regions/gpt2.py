@@ -7,7 +7,7 @@ never changes its result.
 
 Keys are cached as [H, d, L]: with one query a row, both products of attention then run along contiguous memory,
 which is what a compiler fuses and vectorises best on a CPU. On CUDA the same shape has other strides, for kernels
-that read whole keys (`snapcap.models.regions.state.kv_cache`; benchmarks/NOTES.md has the times).
+that read whole keys (`models.regions.state.kv_cache`; benchmarks/NOTES.md has the times).
 """
 
 import torch

@@ -8,24 +8,24 @@ import logging
 import sys
 from contextlib import closing
 
-from snapcap.service import logs
-from snapcap.service.config import Settings
+from snapcap.service.config.settings import Settings
 from snapcap.service.errors import ServiceError
+from snapcap.service.images.threads import decode_threads
+from snapcap.service.offline.arguments import Job
+from snapcap.service.offline.captioning_run import Tally, caption_images
+from snapcap.service.offline.discovery import find_images
 from snapcap.service.offline.failure import Failure
-from snapcap.service.offline.find import find_images
-from snapcap.service.offline.job import Job
 from snapcap.service.offline.model import OfflineModel
 from snapcap.service.offline.outputs import Outputs
 from snapcap.service.offline.progress import open_progress
-from snapcap.service.offline.run import Tally, caption_images
 from snapcap.service.start_error import explain
-from snapcap.service.thread_decoder import decode_threads
+from snapcap.service.telemetry import logs
 
 _logger = logging.getLogger("snapcap.caption")
 
 
 def caption(settings: Settings, job: Job) -> int:
-    """Returns the exit status; a device thread may be left, so end the process with `snapcap.service.serve.leave`.
+    """Returns the exit status; a device thread may be left, so end the process with `service.server.serve.leave`.
 
     Raises SettingsError, and ServiceError for what the model cannot do; then nothing has been written."""
     logs.configure(settings.log.format, settings.log.level)

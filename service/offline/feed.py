@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snapcap.models.processing.image_error import ImageError
-from snapcap.service.caption_options import CaptionOptions
-from snapcap.service.engine import Engine
+from snapcap.service.captioning.options import CaptionOptions
+from snapcap.service.engine.engine import Engine
+from snapcap.service.engine.request import CaptionRequest, Completion, SamplingParams
 from snapcap.service.errors import NotReady, ServiceError
 from snapcap.service.offline.failure import reason_of
-from snapcap.service.request import CaptionRequest, Completion, SamplingParams
 
 if TYPE_CHECKING:
     import numpy as np

@@ -6,9 +6,9 @@ import stat
 import sys
 from typing import Any
 
-from snapcap.service.config_reader import SettingsError
+from snapcap.service.config.reader import SettingsError
+from snapcap.service.offline.arguments import STDOUT
 from snapcap.service.offline.failure import OutputError, reason_of
-from snapcap.service.offline.job import STDOUT
 
 
 class JsonLines:

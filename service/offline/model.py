@@ -3,11 +3,11 @@
 import threading
 from dataclasses import dataclass
 
-from snapcap.service.config import Settings
-from snapcap.service.device_thread import DeviceThread
-from snapcap.service.engine import Engine
-from snapcap.service.scheduler import Scheduler
-from snapcap.service.start_options import start_options
+from snapcap.service.config.settings import Settings
+from snapcap.service.config.start_options import start_options
+from snapcap.service.engine.device_thread import DeviceThread
+from snapcap.service.engine.engine import Engine
+from snapcap.service.engine.scheduler import Scheduler
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline

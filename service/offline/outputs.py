@@ -5,9 +5,9 @@ import os
 import sys
 from typing import Protocol
 
+from snapcap.service.offline.arguments import Job
+from snapcap.service.offline.discovery import Found
 from snapcap.service.offline.failure import OutputError, reason_of
-from snapcap.service.offline.find import Found
-from snapcap.service.offline.job import Job
 from snapcap.service.offline.json_lines import JsonLines
 from snapcap.service.offline.sidecars import Sidecars, refuse_existing, separate_sidecars
 

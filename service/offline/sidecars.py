@@ -5,7 +5,7 @@ import errno
 import os
 from collections.abc import Iterable
 
-from snapcap.service.config_reader import SettingsError
+from snapcap.service.config.reader import SettingsError
 from snapcap.service.offline.failure import Failure, OutputError
 
 # What fails for one image fails for all that follow.

@@ -22,8 +22,8 @@ from support.pictures import encoded, scene
 
 from snapcap.benchmarks.process_memory import process_memory
 from snapcap.benchmarks.processes import descendants
-from snapcap.service.decode_process import SLACK
-from snapcap.service.memory_budget import MemoryBudget
+from snapcap.service.images.processes.worker import SLACK
+from snapcap.service.memory.budget import MemoryBudget
 
 GIB = 1 << 30
 PIXELS = (8000, 6000)  # within the limit of 50 million

@@ -14,8 +14,8 @@ from support.control_group import PROGRAM, kills, memory_group
 from support.full_capacity import full_capacity
 from support.raw_http import connected
 
-from snapcap.service.decode_process import SLACK
-from snapcap.service.memory_budget import MemoryBudget
+from snapcap.service.images.processes.worker import SLACK
+from snapcap.service.memory.budget import MemoryBudget
 
 GIB, MIB = 1 << 30, 1 << 20
 LIMIT = 4 * GIB

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from support.abuse import Abused
 
-from snapcap.service.caption_options import NAMES
+from snapcap.service.captioning.options import NAMES
 
 JSON = {"Content-Type": "application/json"}
 VALUES: tuple[Any, ...] = (

@@ -8,7 +8,7 @@ from snapcap.benchmarks.arguments import some_of
 from snapcap.benchmarks.cases import TITLES
 from snapcap.benchmarks.command import make_parser
 from snapcap.benchmarks.peers.commands import PEERS
-from snapcap.service.cli import main
+from snapcap.service.cli.main import main
 
 
 @pytest.mark.parametrize(

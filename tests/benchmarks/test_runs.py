@@ -89,7 +89,7 @@ def test_latency_over_http(tmp_path: Path) -> None:
 
 
 def test_a_terminated_run_shows_what_it_has(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "snapcap.service.cli", "bench", "startup", "--cases=floor", "--runs=1000"]
+    command = [sys.executable, "-m", "snapcap", "bench", "startup", "--cases=floor", "--runs=1000"]
     with subprocess.Popen(
         [*command, f"--json={tmp_path / 's.json'}"],
         env=clean_environment(),

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from support.dockerfile import Dockerfile
 
-from snapcap.service.cli import main
-from snapcap.service.config_reader import read_settings
+from snapcap.service.cli.main import main
+from snapcap.service.config.reader import read_settings
 
 ROOT = Path(__file__).parents[2]
 TARGETS = ("server", "builder")

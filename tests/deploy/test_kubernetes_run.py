@@ -11,7 +11,7 @@ import pytest
 from support.manifests import Manifest, container, environment, one, pod
 from support.server_process import ServerProcess, snapcap
 
-from snapcap.service.cli import main
+from snapcap.service.cli.main import main
 from snapcap.warmup.options import S3Options
 from snapcap.warmup.s3.download import client
 

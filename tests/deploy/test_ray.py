@@ -182,15 +182,15 @@ def test_ray_exports_the_metrics_of_every_replica(server: RayServer) -> None:
     ],
 )
 def test_an_option_that_is_wrong_stops_the_deployment(options: dict[str, Any], sentence: str) -> None:
-    from snapcap.service.config_reader import SettingsError
-    from snapcap.service.ray_replica import application
+    from snapcap.service.config.reader import SettingsError
+    from snapcap.service.server.ray.replica import application
 
     with pytest.raises(SettingsError, match=sentence):
         application(options)
 
 
 def test_a_replica_whose_device_has_failed_is_unhealthy() -> None:
-    from snapcap.service.ray_replica import Replica
+    from snapcap.service.server.ray.replica import Replica
 
     replica = Replica.__new__(Replica)
     replica._exits = ExitStack()
@@ -203,7 +203,7 @@ def test_a_replica_whose_device_has_failed_is_unhealthy() -> None:
 
 
 def test_a_start_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from snapcap.service import ray_replica
+    from snapcap.service.server.ray import replica as ray_replica
 
     monkeypatch.setattr(ray_replica, "_share", dict)
     with pytest.raises(RuntimeError, match=r"there is no folder '\./none'"):

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from snapcap.service.config import Settings
-from snapcap.service.config_reader import read_settings
+from snapcap.service.config.reader import read_settings
+from snapcap.service.config.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "deploy" / "ray").glob("*.yaml"))

@@ -9,8 +9,8 @@ from support.fuzz_requests import AtOnce, read, request_of
 from support.fuzzing import corpus, fuzzed
 from support.mutations import mutated
 
-from snapcap.service.body import BodyLimits
-from snapcap.service.caption_forms import read_images
+from snapcap.service.api.bodies.body import BodyLimits
+from snapcap.service.api.caption.request import read_images
 
 LIMITS = BodyLimits(1 << 20, 5.0)
 SEEDS = corpus("forms")

@@ -12,12 +12,12 @@ from support.fuzz_requests import AtOnce, read, request_of
 from support.fuzzing import corpus, fuzzed
 from support.mutations import mutated
 
-from snapcap.service.body import BodyLimits
-from snapcap.service.caption_forms import read_image
-from snapcap.service.caption_options import NAMES, CaptionOptions
-from snapcap.service.huggingface_request import parse_inputs
-from snapcap.service.openai_request import LABELS, NEUTRAL, OPTIONS, parse_chat
-from snapcap.service.v2_request import parse_infer
+from snapcap.service.api.bodies.body import BodyLimits
+from snapcap.service.api.caption.request import read_image
+from snapcap.service.api.huggingface.request import parse_inputs
+from snapcap.service.api.openai.request import LABELS, NEUTRAL, OPTIONS, parse_chat
+from snapcap.service.api.v2.request import parse_infer
+from snapcap.service.captioning.options import NAMES, CaptionOptions
 
 LIMITS = BodyLimits(1 << 20, 5.0)
 SEEDS = corpus("json")

@@ -22,7 +22,7 @@ PROGRAM = """
 import json, os, sys
 from snapcap.models.processing.image_error import ImageError, NeedsMemory
 from snapcap.models.processing.transform import ImageTransform
-from snapcap.service.rehearsal_picture import picture
+from snapcap.service.images.sample import picture
 
 def memory(name):
     with open("/proc/self/status") as file:

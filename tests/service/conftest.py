@@ -19,15 +19,15 @@ from support.live_app import on_a_port
 from support.scheduling import LIMITS, TABLE, Clock
 
 from snapcap.models.processing.transform import ImageTransform
-from snapcap.service.app import Services, create_app
-from snapcap.service.body import BodyLimits
-from snapcap.service.captioner import Captioner, CaptionLimits
-from snapcap.service.limits import Limits
-from snapcap.service.metrics import Metrics
+from snapcap.service.api.app import Services, create_app
+from snapcap.service.api.bodies.body import BodyLimits
+from snapcap.service.captioning.captioner import Captioner, CaptionLimits
+from snapcap.service.engine.limits import Limits
+from snapcap.service.engine.request import CaptionRequest, Completion
+from snapcap.service.engine.scheduler import Scheduler
 from snapcap.service.readiness import Readiness
-from snapcap.service.request import CaptionRequest, Completion
-from snapcap.service.scheduler import Scheduler
-from snapcap.service.startup_collector import StartupCollector
+from snapcap.service.telemetry.metrics import Metrics
+from snapcap.service.telemetry.start_metrics import StartupCollector
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 

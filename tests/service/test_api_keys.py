@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from snapcap.service.api_keys import ApiKeys, read_api_keys
-from snapcap.service.config_reader import SettingsError
+from snapcap.service.api.middleware.api_keys import ApiKeys, read_api_keys
+from snapcap.service.config.reader import SettingsError
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_every_key_is_compared_whichever_fits(monkeypatch: pytest.MonkeyPatch) -
         compared.append(one == other)
         return one == other
 
-    monkeypatch.setattr("snapcap.service.api_keys.hmac.compare_digest", compare)
+    monkeypatch.setattr("snapcap.service.api.middleware.api_keys.hmac.compare_digest", compare)
     keys = ApiKeys(["a", "b", "c"])
     assert keys.accept(b"a")
     assert compared == [True, False, False]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from snapcap.service.arrivals import Arrivals
+from snapcap.service.captioning.loop_handoff import Arrivals
 from snapcap.service.errors import DeadlineExceeded
 
 

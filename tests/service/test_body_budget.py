@@ -15,10 +15,10 @@ from starlette.requests import Request
 from support.bounded_server import BoundedServer, reply, rest, until
 
 from snapcap.models.processing.transform import ImageTransform
-from snapcap.service.body import MIN_BYTES_PER_S, BodyClock, BodyLimits, parse_body
-from snapcap.service.body_budget import BodyBudget, BodyMemoryFull, body_account, open_account
-from snapcap.service.config_http import HttpLimits
-from snapcap.service.http_limits import body_limits
+from snapcap.service.api.bodies.body import MIN_BYTES_PER_S, BodyClock, BodyLimits, parse_body
+from snapcap.service.config.http_settings import HttpLimits
+from snapcap.service.memory.bodies import BodyBudget, BodyMemoryFull, body_account, open_account
+from snapcap.service.server.http_limits import body_limits
 
 MIB = 1 << 20
 Png = Callable[..., bytes]
@@ -186,7 +186,7 @@ def test_accounts() -> None:
 
 
 def test_the_share_is_of_the_memory_that_there_is(services, monkeypatch) -> None:
-    monkeypatch.setattr("snapcap.service.http_limits.memory_limit", lambda: 4 << 30)
+    monkeypatch.setattr("snapcap.service.server.http_limits.memory_limit", lambda: 4 << 30)
     chosen = body_limits(HttpLimits(body_total_timeout=7.0), services.metrics)
     assert chosen.budget.limit == 256 * MIB
     assert chosen.total_timeout == 7.0

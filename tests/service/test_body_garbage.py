@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 from support.bounded_server import BoundedServer, reply, until
 
-from snapcap.service.body import BodyLimits
-from snapcap.service.body_budget import BodyBudget
+from snapcap.service.api.bodies.body import BodyLimits
+from snapcap.service.memory.bodies import BodyBudget
 
 SIZE = 700_000
 TIMES = 10

@@ -23,7 +23,7 @@ def test_a_module_that_cannot_be_imported_fails_the_start_with_its_name(module: 
     with (tmp_path / "snapcap" / module).open("a") as file:
         file.write("\nfrom snapcap.warmup import no_such_module\n")
     run = subprocess.run(
-        [sys.executable, "-m", "snapcap.service.cli", "serve", *OPTIONS],
+        [sys.executable, "-m", "snapcap", "serve", *OPTIONS],
         env=clean_environment(),
         cwd=tmp_path,
         capture_output=True,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from snapcap.service.build_behind import start_build
+from snapcap.service.server.background_build import start_build
 from snapcap.warmup.start import background_build as background
 
 PATIENCE = 30.0

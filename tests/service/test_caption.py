@@ -7,8 +7,8 @@ import pytest
 from fastapi.routing import iter_route_contexts
 from starlette.testclient import TestClient
 
-from snapcap.service.app import Services
-from snapcap.service.routes.direct import DirectRoute
+from snapcap.service.api.app import Services
+from snapcap.service.api.routing import DirectRoute
 
 Png = Callable[..., bytes]
 

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from snapcap.service.app import Services
-from snapcap.service.arrivals import Arrivals
-from snapcap.service.caption_options import CaptionOptions
-from snapcap.service.caption_stream import CaptionStream
-from snapcap.service.caption_text import CaptionText
-from snapcap.service.decoder import Done, Encoded, Picture
+from snapcap.service.api.app import Services
+from snapcap.service.captioning.loop_handoff import Arrivals
+from snapcap.service.captioning.options import CaptionOptions
+from snapcap.service.captioning.stop_sequences import CaptionText
+from snapcap.service.captioning.stream import CaptionStream
+from snapcap.service.engine.request import Completion
 from snapcap.service.errors import DeadlineExceeded, EngineFailed, Overloaded
-from snapcap.service.request import Completion
+from snapcap.service.images.decoder import Done, Encoded, Picture
 
 PATIENCE = 30.0
 

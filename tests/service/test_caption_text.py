@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from snapcap.service.caption_text import CaptionText
+from snapcap.service.captioning.stop_sequences import CaptionText
 
 
 def shown(pieces: list[str], *stop: str, keep: bool = False) -> list[str]:

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from snapcap.service.channel import BlockingChannel
-from snapcap.service.loop_channel import LoopChannel
-from snapcap.service.messages import Cancel, Failed, Message
-from snapcap.service.shared_pixels import SharedPixels
+from snapcap.service.engine.remote.channel import BlockingChannel
+from snapcap.service.engine.remote.loop_channel import LoopChannel
+from snapcap.service.engine.remote.messages import Cancel, Failed, Message
+from snapcap.service.ipc.shared_pixels import SharedPixels
 
 PATIENCE = 30.0
 MANY = 5000  # more than a socket holds

@@ -11,10 +11,10 @@ import pytest
 from openai import OpenAI
 from support.live_app import on_a_port
 
-from snapcap.service.app import Services, create_app
-from snapcap.service.body import BodyLimits
+from snapcap.service.api.app import Services, create_app
+from snapcap.service.api.bodies.body import BodyLimits
+from snapcap.service.engine.request import CaptionRequest, Completion
 from snapcap.service.errors import Overloaded
-from snapcap.service.request import CaptionRequest, Completion
 
 PATIENCE = 30.0
 

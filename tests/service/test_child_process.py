@@ -5,7 +5,7 @@ from support.server_process import python
 PROGRAM = """
 import os, signal
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-from snapcap.service.child_process import fork_child
+from snapcap.service.ipc.fork import fork_child
 child = fork_child(lambda end: 3, [])
 print(os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1]))
 """

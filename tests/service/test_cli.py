@@ -6,9 +6,9 @@ from importlib.metadata import version
 
 import pytest
 
-from snapcap.service import cli
-from snapcap.service.config import GROUPS
-from snapcap.service.options import options_of
+from snapcap.service.cli import main as cli
+from snapcap.service.config.option import options_of
+from snapcap.service.config.settings import GROUPS
 
 
 @pytest.fixture(autouse=True)
@@ -95,10 +95,15 @@ WEB = ("fastapi", "pydantic", "starlette", "uvicorn")
 @pytest.mark.parametrize(
     ("modules", "unwanted"),
     [
-        ("snapcap.service.app, snapcap.service.server, snapcap.service.assembly, snapcap.service.serve", HEAVY),
-        ("snapcap.service.cli, snapcap.service.bind", (*HEAVY, *WEB, "asyncio", "prometheus_client")),
         (
-            "snapcap.service.captioner, snapcap.service.metrics, snapcap.service.startup_collector, snapcap.service.errors",
+            "snapcap.service.api.app, snapcap.service.server.uvicorn_server, snapcap.service.server.http_process, "
+            "snapcap.service.server.serve",
+            HEAVY,
+        ),
+        ("snapcap.service.cli.main, snapcap.service.server.bind", (*HEAVY, *WEB, "asyncio", "prometheus_client")),
+        (
+            "snapcap.service.captioning.captioner, snapcap.service.telemetry.metrics, "
+            "snapcap.service.telemetry.start_metrics, snapcap.service.errors",
             (*HEAVY, *WEB),
         ),
     ],

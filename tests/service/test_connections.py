@@ -9,15 +9,15 @@ from contextlib import ExitStack
 import pytest
 from support.bounded_server import BoundedServer, reply, rest, until
 
-from snapcap.service.config_http import HttpLimits
-from snapcap.service.connections import SPARE, ConnectionLimits, Connections
-from snapcap.service.http_limits import connection_limits
+from snapcap.service.config.http_settings import HttpLimits
+from snapcap.service.edge.connections import SPARE, ConnectionLimits, Connections
+from snapcap.service.server.http_limits import connection_limits
 
 LIVEZ = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
 METRICS = b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"
 MODELS = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
 UPLOAD = b"POST /v1/caption HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nhalf"
-YOUNG = "snapcap.service.connections._YOUNG"
+YOUNG = "snapcap.service.edge.connections._YOUNG"
 
 
 def in_flight(server: BoundedServer) -> float | None:
@@ -138,7 +138,7 @@ def test_one_that_was_to_leave_is_watched_until_it_has(services) -> None:
 
 
 def test_probes_have_room_where_those_beyond_the_limit_do_not_read(services, monkeypatch) -> None:
-    monkeypatch.setattr("snapcap.service.connections.SPARE", 2)
+    monkeypatch.setattr("snapcap.service.edge.connections.SPARE", 2)
     limits = ConnectionLimits(connections=1, send_timeout=60)
     with BoundedServer(services, limits) as server, ExitStack() as exits:
         exits.enter_context(server.connect()).sendall(UPLOAD)
@@ -171,7 +171,7 @@ def test_the_limit_leaves_files_for_everything_else(monkeypatch, caplog: pytest.
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 2000))
     monkeypatch.setattr(resource, "setrlimit", lambda _, limits: asked.append(limits))
-    monkeypatch.setattr("snapcap.service.http_limits.memory_limit", lambda: 16 << 30)
+    monkeypatch.setattr("snapcap.service.server.http_limits.memory_limit", lambda: 16 << 30)
     with caplog.at_level(logging.WARNING, "snapcap.server"):
         assert connection_limits(HttpLimits()).connections == 2000 - SPARE - 256
         assert caplog.records == []
@@ -180,7 +180,7 @@ def test_the_limit_leaves_files_for_everything_else(monkeypatch, caplog: pytest.
     assert caplog.records[0].fields["wanted"] == 5000
     assert connection_limits(HttpLimits(max_connections=10)).connections == 10
     assert len(asked) == 2
-    monkeypatch.setattr("snapcap.service.http_limits.memory_limit", lambda: 1 << 30)
+    monkeypatch.setattr("snapcap.service.server.http_limits.memory_limit", lambda: 1 << 30)
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     assert connection_limits(HttpLimits()).connections == 256
 

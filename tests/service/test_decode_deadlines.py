@@ -7,9 +7,11 @@ import pytest
 from support.decode_world import MEMORY, SLOTS, World, of, play, turns
 from support.list_engine import PATIENCE
 
-from snapcap.service import decode_family, decode_worker, process_decoder
-from snapcap.service.decode_messages import Ended, Needs, pack_notice
 from snapcap.service.errors import DeadlineExceeded, UnprocessableImage
+from snapcap.service.images import pool as process_decoder
+from snapcap.service.images.processes import family as decode_family
+from snapcap.service.images.processes import worker_handle as decode_worker
+from snapcap.service.images.processes.messages import Ended, Needs, pack_notice
 
 
 @pytest.fixture

@@ -9,10 +9,11 @@ from support.list_engine import PATIENCE
 from support.server_process import is_gone
 
 from snapcap.models.processing.transform import ImageTransform
-from snapcap.service import decode_family, process_decoder
-from snapcap.service.decode_messages import NoneBegan, pack_notice
 from snapcap.service.errors import NotReady
-from snapcap.service.process_decoder import DecodersEndedError
+from snapcap.service.images import pool as process_decoder
+from snapcap.service.images.pool import DecodersEndedError
+from snapcap.service.images.processes import family as decode_family
+from snapcap.service.images.processes.messages import NoneBegan, pack_notice
 
 
 def test_without_their_parent_the_server_ends_and_nothing_waits() -> None:

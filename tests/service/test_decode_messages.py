@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapcap.models.processing.image_error import Reason
-from snapcap.service.decode_messages import (
+from snapcap.service.images.processes.messages import (
     Answer,
     AnswerReader,
     BadAnswer,

@@ -13,16 +13,16 @@ import pytest
 from support.list_engine import PATIENCE
 from support.server_process import clean_environment
 
-from snapcap.service.decode_messages import Began, Notice, NoticeReader, pack_notice
-from snapcap.service.messages import RECEIVE_BYTES
-from snapcap.service.notice_channel import NoticeChannel
+from snapcap.service.images.processes.messages import Began, Notice, NoticeReader, pack_notice
+from snapcap.service.images.processes.notice_channel import NoticeChannel
+from snapcap.service.ipc.framing import RECEIVE_BYTES
 
 PROGRAM = """
 import socket, sys
 from snapcap.models.processing.transform import ImageTransform
-from snapcap.service import decode_parent
-from snapcap.service.decode_messages import Setup
-from snapcap.service.shared_pixels import SharedPixels
+from snapcap.service.images.processes import supervisor as decode_parent
+from snapcap.service.images.processes.messages import Setup
+from snapcap.service.ipc.shared_pixels import SharedPixels
 decode_parent.FULL_S = 0.01
 pixels = SharedPixels(2)
 family = decode_parent._Family(1, socket.socket(fileno=int(sys.argv[1])), pixels, Setup(ImageTransform((2, 2))))

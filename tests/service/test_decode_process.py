@@ -11,11 +11,19 @@ from support.list_engine import PATIENCE
 
 from snapcap.models.processing.image_error import ImageError
 from snapcap.models.processing.transform import ImageTransform
-from snapcap.service.decode_messages import HEAD, Answer, AnswerReader, Broken, Decoded, Needs, Refused
-from snapcap.service.decode_process import answer_images
-from snapcap.service.messages import RECEIVE_BYTES
-from snapcap.service.rehearsal_picture import picture
-from snapcap.service.shared_pixels import SharedPixels
+from snapcap.service.images.processes.messages import (
+    HEAD,
+    Answer,
+    AnswerReader,
+    Broken,
+    Decoded,
+    Needs,
+    Refused,
+)
+from snapcap.service.images.processes.worker import answer_images
+from snapcap.service.images.sample import picture
+from snapcap.service.ipc.framing import RECEIVE_BYTES
+from snapcap.service.ipc.shared_pixels import SharedPixels
 
 TRANSFORM = ImageTransform(size=(16, 12))
 ROOM = 1 << 30

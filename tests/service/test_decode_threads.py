@@ -7,12 +7,13 @@ import pytest
 from support.list_engine import PATIENCE
 
 from snapcap.models.processing.transform import ImageTransform
-from snapcap.service import decode_fork, thread_decoder
-from snapcap.service.decode_fork import decode_processes
-from snapcap.service.decoder import Encoded, Outcome, Picture, Unreadable
 from snapcap.service.errors import DeadlineExceeded
-from snapcap.service.rehearsal_picture import picture
-from snapcap.service.thread_decoder import ThreadDecoder, decode_threads
+from snapcap.service.images import threads as thread_decoder
+from snapcap.service.images.decoder import Encoded, Outcome, Picture, Unreadable
+from snapcap.service.images.processes import fork as decode_fork
+from snapcap.service.images.processes.fork import decode_processes
+from snapcap.service.images.sample import picture
+from snapcap.service.images.threads import ThreadDecoder, decode_threads
 
 
 @pytest.mark.parametrize(("asked", "cpus", "threads"), [(0, 2, 2), (0, 8, 8), (0, 64, 8), (1, 64, 1), (24, 2, 24)])

@@ -3,7 +3,7 @@
 import pytest
 from support.scheduling import Clock
 
-from snapcap.service.device_failures import (
+from snapcap.service.engine.device_failures import (
     MAX_CONSECUTIVE_FAILURES,
     OUT_OF_MEMORY_S,
     DeviceFailedError,

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import pytest
 from starlette.testclient import TestClient
 
-from snapcap.service.app import Application, Services, create_app
-from snapcap.service.body import BodyLimits
+from snapcap.service.api.app import Application, Services, create_app
+from snapcap.service.api.bodies.body import BodyLimits
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from snapcap.service.disconnect import unless_disconnected
+from snapcap.service.api.bodies.disconnect import unless_disconnected
 from snapcap.service.errors import ClientDisconnected
 
 Future = asyncio.Future[Any]

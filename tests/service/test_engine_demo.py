@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from snapcap.service.device_thread import DeviceThread
-from snapcap.service.engine import Engine
-from snapcap.service.request import CaptionRequest, Completion, SamplingParams
+from snapcap.service.engine.device_thread import DeviceThread
+from snapcap.service.engine.engine import Engine
+from snapcap.service.engine.request import CaptionRequest, Completion, SamplingParams
 from snapcap.warmup.options import StartOptions, StoreOptions
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline

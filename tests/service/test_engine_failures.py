@@ -6,7 +6,7 @@ import pytest
 from support.list_engine import PATIENCE, Served, result
 from support.server_process import wait_until
 
-from snapcap.service.device_failures import MAX_CONSECUTIVE_FAILURES, DeviceFailedError
+from snapcap.service.engine.device_failures import MAX_CONSECUTIVE_FAILURES, DeviceFailedError
 from snapcap.service.errors import DeadlineExceeded, EngineFailed, NotReady, Overloaded
 
 

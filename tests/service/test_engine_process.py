@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from support.server_process import ServerProcess, is_gone, python, wait_until
 
-from snapcap.service.config import Settings
-from snapcap.service.parts import fork_parts
+from snapcap.service.config.settings import Settings
+from snapcap.service.server.processes import fork_parts
 from snapcap.warmup.progress.timeline import Timeline
 
 PATIENCE = 60.0
@@ -182,7 +182,7 @@ import os, sys
 def refuse():
     raise BlockingIOError(11, "Resource temporarily unavailable")
 os.fork = refuse
-from snapcap.service.cli import main
+from snapcap.service.cli.main import main
 sys.exit(main(["serve", "--host", "127.0.0.1", "--port", "0"]))
 """
 

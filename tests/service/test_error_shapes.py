@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from snapcap.service.app import Services
+from snapcap.service.api.app import Services
 from snapcap.service.errors import DeadlineExceeded, Overloaded
 
 Png = Callable[..., bytes]

@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import pytest
 
-from snapcap.service import flow
-from snapcap.service.flow import Flow
+from snapcap.service.edge import flow
+from snapcap.service.edge.flow import Flow
 
 
 class Transport(asyncio.Transport):

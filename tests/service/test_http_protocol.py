@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from support.bounded_server import BoundedServer, refused, reply, rest, until
 
-from snapcap.service.connections import ConnectionLimits
+from snapcap.service.edge.connections import ConnectionLimits
 
 LIVEZ = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
 LAST = b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
@@ -186,7 +186,7 @@ def test_targets_that_are_nowhere(server: BoundedServer, target: bytes) -> None:
 
 
 def test_the_rest_of_a_body_that_is_refused_is_not_read_for_ever(services, monkeypatch) -> None:
-    monkeypatch.setattr("snapcap.service.connections._LINGER", 0.5)
+    monkeypatch.setattr("snapcap.service.edge.connections._LINGER", 0.5)
     with BoundedServer(services) as server, server.connect() as client:
         client.sendall(POST + b"Transfer-Encoding: chunked\r\nContent-Encoding: gzip\r\n\r\n")
         assert reply(client)[0] == 415

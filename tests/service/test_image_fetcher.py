@@ -17,11 +17,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from starlette.testclient import TestClient
 from support.image_host import ANSWERS, MAX, serve
 
-from snapcap.service.app import Exposure, Services, create_app
-from snapcap.service.body import BodyLimits
+from snapcap.service.api.app import Exposure, Services, create_app
+from snapcap.service.api.bodies.body import BodyLimits
+from snapcap.service.api.openai.image_fetcher import MAX_CONCURRENT, MAX_REDIRECTS, ImageFetcher
+from snapcap.service.api.openai.image_url import AllowedHosts, is_public
 from snapcap.service.errors import ImageNotFetched, ImageUrlRefused, Overloaded, ServiceError
-from snapcap.service.image_fetcher import MAX_CONCURRENT, MAX_REDIRECTS, ImageFetcher
-from snapcap.service.image_url import AllowedHosts, is_public
 
 PUBLIC = "93.184.215.14"
 
@@ -43,7 +43,7 @@ def connected(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             raise ConnectionRefusedError
         return await open_connection("127.0.0.1", port, **options)
 
-    monkeypatch.setattr("snapcap.service.image_fetcher.asyncio.open_connection", connect)
+    monkeypatch.setattr("snapcap.service.api.openai.image_fetcher.asyncio.open_connection", connect)
     return connected
 
 
@@ -290,7 +290,7 @@ def test_a_chat_completion_with_the_url_of_an_image(
     refused = client.post("/v1/chat/completions", json=chat)
     assert (refused.status_code, refused.json()["error"]["code"]) == (422, "image_url_refused")
     assert host.asked == []
-    monkeypatch.setattr("snapcap.service.image_fetcher.is_public", lambda _address: True)
+    monkeypatch.setattr("snapcap.service.api.openai.image_fetcher.is_public", lambda _address: True)
     for stream in (False, True):
         reply = client.post("/v1/chat/completions", json={**chat, "stream": stream})
         assert (reply.status_code, "8" in reply.text) == (200, True)

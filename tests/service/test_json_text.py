@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from snapcap.service.base64_text import decode_base64
+from snapcap.service.api.bodies.base64_text import decode_base64
+from snapcap.service.api.bodies.json_text import LONG, LongText, parse_json, whole_escapes
 from snapcap.service.errors import InvalidJson, PayloadTooLarge
-from snapcap.service.json_text import LONG, LongText, parse_json, whole_escapes
 
 Png = Callable[..., bytes]
 DATA = bytes(range(256)) * 1200

@@ -2,8 +2,8 @@
 
 import pytest
 
+from snapcap.service.engine.limits import Limits
 from snapcap.service.errors import InvalidOption, PromptTooLong
-from snapcap.service.limits import Limits
 
 LIMITS = Limits(cache_length=20, default_new_tokens=6, eos_ids=frozenset({2}))
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from starlette.testclient import TestClient
 
-from snapcap.service import logs
+from snapcap.service.telemetry import logs
 
 NAMES = ("snapcap", "uvicorn.error", "python_multipart")
 
@@ -118,7 +118,8 @@ def test_lines_that_nobody_takes_are_counted_and_not_kept(
 
 def test_the_end_of_the_process_loses_no_line() -> None:
     program = (
-        "import logging; from snapcap.service import logs, serve; logs.configure('text', 'info');"
+        "import logging; from snapcap.service.telemetry import logs; from snapcap.service.server import serve\n"
+        "logs.configure('text', 'info');"
         "logging.getLogger(logs.ACCESS).info('last'); serve.leave(3)"
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

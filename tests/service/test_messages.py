@@ -6,16 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapcap.service.errors import (
-    BeamsNotReady,
-    DeadlineExceeded,
-    EngineFailed,
-    ModelNotFound,
-    NotReady,
-    ServiceError,
-)
-from snapcap.service.limits import Limits
-from snapcap.service.messages import (
+from snapcap.service.engine.limits import Limits
+from snapcap.service.engine.remote.messages import (
     Beat,
     Cancel,
     Failed,
@@ -29,11 +21,18 @@ from snapcap.service.messages import (
     StatusSeen,
     Submit,
     Turn,
-    Unpacker,
     Usage,
-    pack,
 )
-from snapcap.service.request import Completion, SamplingParams
+from snapcap.service.engine.request import Completion, SamplingParams
+from snapcap.service.errors import (
+    BeamsNotReady,
+    DeadlineExceeded,
+    EngineFailed,
+    ModelNotFound,
+    NotReady,
+    ServiceError,
+)
+from snapcap.service.ipc.framing import Unpacker, pack
 from snapcap.warmup.progress.compile_events import CacheCounts, CompilerCounts
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Phase

@@ -7,7 +7,7 @@ from typing import Any, get_args, get_type_hints
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
-from snapcap.service import startup_collector
+from snapcap.service.telemetry import start_metrics as startup_collector
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.store.fetch import Result
 from snapcap.warmup.store.publish import Published

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from snapcap.service.api.bodies.multipart import Part, boundary_of, parse_multipart
 from snapcap.service.errors import InvalidMultipart, ServiceError, UnsupportedMediaType
-from snapcap.service.multipart import Part, boundary_of, parse_multipart
 
 Png = Callable[..., bytes]
 FILE = b'Content-Disposition: form-data; name="image"; filename="a.png"\r\n\r\n'

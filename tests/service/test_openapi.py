@@ -11,11 +11,11 @@ from fastapi.routing import iter_route_contexts
 from openapi_spec_validator import validate
 from starlette.testclient import TestClient
 
-from snapcap.service.api_keys import ApiKeys
-from snapcap.service.app import Exposure, Services, create_app
-from snapcap.service.authentication import OPEN_PATHS
-from snapcap.service.body import BodyLimits
-from snapcap.service.caption_options import NAMES
+from snapcap.service.api.app import Exposure, Services, create_app
+from snapcap.service.api.bodies.body import BodyLimits
+from snapcap.service.api.middleware.api_keys import ApiKeys
+from snapcap.service.api.middleware.authentication import OPEN_PATHS
+from snapcap.service.captioning.options import NAMES
 
 Png = Callable[..., bytes]
 

@@ -12,13 +12,14 @@ from typing import Any, get_args
 import pytest
 from starlette.testclient import TestClient
 
-from snapcap.service import schemas
-from snapcap.service.app import Exposure, Services, create_app
-from snapcap.service.body import BodyLimits
+from snapcap.service.api import schemas
+from snapcap.service.api.app import Exposure, Services, create_app
+from snapcap.service.api.bodies.body import BodyLimits
 from snapcap.warmup.progress.status import COMPONENTS, BucketState
 from snapcap.warmup.progress.timeline import PHASES
 
 ROOT = Path(__file__).parent.parent.parent
+STATIC = ROOT / "service" / "api" / "operations" / "static"
 PAGES = ("/", "/docs")
 
 
@@ -124,7 +125,7 @@ def test_nothing_is_read_before_a_page_is_asked_for(monkeypatch: pytest.MonkeyPa
     read: list[str] = []
 
     def read_text(self: Path, *arguments: Any, **keywords: Any) -> str:
-        if self.parent.name == "page":
+        if self.parent.name == "static":
             read.append(self.name)
         return original(self, *arguments, **keywords)
 
@@ -150,14 +151,14 @@ def test_nothing_is_read_before_a_page_is_asked_for(monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_the_page_has_words_for_whatever_the_server_may_say(file: str, table: str, names: Iterable[str]) -> None:
-    script = (ROOT / "service" / "page" / file).read_text()
+    script = (STATIC / file).read_text()
     (entries,) = re.findall(rf"^const {table} = [{{\[]\n?(.*?)[}}\]];$", script, re.DOTALL | re.MULTILINE)
     words = set(re.findall(r'(?:^ *|[{,] *)\[?"?(\w+)"?[:,] ', entries, re.MULTILINE))
     assert words >= set(names)
 
 
 def test_every_file_of_the_pages_is_used_and_shipped() -> None:
-    folder = ROOT / "service" / "page"
+    folder = STATIC
     files = {str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()}
     pages = {name for name in files if name.endswith(".html")}
     named = set(
@@ -167,5 +168,7 @@ def test_every_file_of_the_pages_is_used_and_shipped() -> None:
     data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"][
         "snapcap.service"
     ]
-    shipped = {str(file.relative_to(folder.parent)) for pattern in data for file in folder.parent.glob(pattern)}
-    assert shipped >= {f"page/{name}" for name in files}
+    shipped = {
+        str(file.relative_to(ROOT / "service")) for pattern in data for file in (ROOT / "service").glob(pattern)
+    }
+    assert shipped >= {f"api/operations/static/{name}" for name in files}

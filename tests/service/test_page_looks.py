@@ -7,7 +7,7 @@ import pytest
 from playwright.sync_api import Page, expect
 from support.page import assert_accessible, give, phases
 
-from snapcap.service.app import Services
+from snapcap.service.api.app import Services
 
 OpenPage = Callable[..., Page]
 SCHEMES = ("light", "dark")

@@ -12,9 +12,9 @@ from playwright.sync_api import Page, expect
 from support.live_app import on_a_port
 from support.page import assert_accessible, give, phases
 
-from snapcap.service.api_keys import ApiKeys
-from snapcap.service.app import Exposure, Services, create_app
-from snapcap.service.body import BodyLimits
+from snapcap.service.api.app import Exposure, Services, create_app
+from snapcap.service.api.bodies.body import BodyLimits
+from snapcap.service.api.middleware.api_keys import ApiKeys
 from snapcap.service.errors import EngineFailed, Overloaded
 from snapcap.warmup.progress.timeline import Phase, Timeline
 

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
-from snapcap.service.app import Services
+from snapcap.service.api.app import Services
 
 Png = Callable[..., bytes]
 

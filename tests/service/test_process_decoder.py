@@ -3,10 +3,10 @@
 import pytest
 from support.decode_world import COMPLETION, MEMORY, SLOTS, World, of, play, turns
 
-from snapcap.service.decode_messages import Broken, Ended, Needs, Refused, pack_notice
+from snapcap.service.engine.remote.messages import Turn
 from snapcap.service.errors import Overloaded, UnprocessableImage
-from snapcap.service.messages import Turn
-from snapcap.service.process_decoder import DecodeError
+from snapcap.service.images.pool import DecodeError
+from snapcap.service.images.processes.messages import Broken, Ended, Needs, Refused, pack_notice
 
 
 def test_an_image_goes_to_a_process_and_its_slot_to_the_engine() -> None:

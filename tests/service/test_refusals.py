@@ -10,8 +10,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from snapcap.models.processing.transform import ImageTransform
-from snapcap.service.app import Services, create_app
-from snapcap.service.body import BodyLimits
+from snapcap.service.api.app import Services, create_app
+from snapcap.service.api.bodies.body import BodyLimits
 from snapcap.service.errors import DeadlineExceeded, Overloaded
 
 Png = Callable[..., bytes]

@@ -11,14 +11,14 @@ from support.list_engine import PATIENCE, Observer
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.processing.transform import ImageTransform
-from snapcap.service.device_thread import DeviceThread
-from snapcap.service.engine import Engine
-from snapcap.service.rehearsal import AnswersAtOnce, rehearse
-from snapcap.service.rehearsal_picture import picture
-from snapcap.service.request import CaptionRequest, SamplingParams
-from snapcap.service.routes.caption import CaptionRoutes
-from snapcap.service.shared_pixels import FilledSlot, Slots
-from snapcap.service.thread_decoder import ThreadDecoder
+from snapcap.service.api.caption.routes import CaptionRoutes
+from snapcap.service.engine.device_thread import DeviceThread
+from snapcap.service.engine.engine import Engine
+from snapcap.service.engine.request import CaptionRequest, SamplingParams
+from snapcap.service.images.sample import picture
+from snapcap.service.images.threads import ThreadDecoder
+from snapcap.service.ipc.shared_pixels import FilledSlot, Slots
+from snapcap.service.server.rehearsal import AnswersAtOnce, rehearse
 from snapcap.warmup.options import StartOptions, StoreOptions
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.progress.status import StartupStatus

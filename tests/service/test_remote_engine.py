@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 from support.list_engine import LIMITS, PATIENCE, ListRunner, Observer, result
 
-from snapcap.service.device_failures import DeviceFailedError
-from snapcap.service.engine import Engine
+from snapcap.service.engine.device_failures import DeviceFailedError
+from snapcap.service.engine.engine import Engine
+from snapcap.service.engine.remote.client import RemoteEngine
+from snapcap.service.engine.remote.messages import Cancel, Message, Submit, Turn
+from snapcap.service.engine.remote.server import Intake
+from snapcap.service.engine.request import CaptionRequest, Completion, SamplingParams
+from snapcap.service.engine.scheduler import Scheduler
 from snapcap.service.errors import DeadlineExceeded, EngineFailed, NotReady, Overloaded
-from snapcap.service.intake import Intake
-from snapcap.service.messages import Cancel, Message, Submit, Turn, Unpacker, pack
-from snapcap.service.remote_engine import RemoteEngine
-from snapcap.service.request import CaptionRequest, Completion, SamplingParams
-from snapcap.service.scheduler import Scheduler
-from snapcap.service.shared_pixels import SharedPixels, Slots
+from snapcap.service.ipc.framing import Unpacker, pack
+from snapcap.service.ipc.shared_pixels import SharedPixels, Slots
 from snapcap.warmup.plan.buckets import BucketTable
 
 SLOTS = 3

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 from support.scheduling import EOS, TABLE, Clock, names, request, submit
 
+from snapcap.service.engine.limits import Limits
+from snapcap.service.engine.request import Completion
+from snapcap.service.engine.scheduler import Scheduler
 from snapcap.service.errors import DeadlineExceeded, EngineFailed, NotReady, Overloaded
-from snapcap.service.limits import Limits
-from snapcap.service.request import Completion
-from snapcap.service.scheduler import Scheduler
 from snapcap.warmup.plan.buckets import BucketTable
 
 

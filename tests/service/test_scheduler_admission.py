@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from snapcap.service.limits import Limits
-from snapcap.service.request import CaptionRequest, SamplingParams
-from snapcap.service.scheduler import MOST_STEPS_HELD, Scheduler
+from snapcap.service.engine.limits import Limits
+from snapcap.service.engine.request import CaptionRequest, SamplingParams
+from snapcap.service.engine.scheduler import MOST_STEPS_HELD, Scheduler
 from snapcap.warmup.plan.buckets import BucketTable
 
 EOS, WORD = 2, 5

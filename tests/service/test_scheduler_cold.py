@@ -6,8 +6,8 @@ import time
 import pytest
 from support.scheduling import EOS, LIMITS, Clock, request, submit
 
+from snapcap.service.engine.scheduler import Scheduler
 from snapcap.service.errors import BeamsNotReady, DeadlineExceeded, Overloaded
-from snapcap.service.scheduler import Scheduler
 from snapcap.warmup.plan.buckets import BucketTable
 
 PATIENCE = 30.0

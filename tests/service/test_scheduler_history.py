@@ -5,10 +5,10 @@ import random
 import pytest
 from support.scheduling import EOS, LIMITS, Clock, request
 
+from snapcap.service.engine.request import CaptionRequest
+from snapcap.service.engine.running_request import Running
+from snapcap.service.engine.scheduler import Scheduler
 from snapcap.service.errors import DeadlineExceeded, Overloaded
-from snapcap.service.request import CaptionRequest
-from snapcap.service.running import Running
-from snapcap.service.scheduler import Scheduler
 from snapcap.warmup.plan.buckets import BucketTable
 
 

@@ -3,8 +3,8 @@
 import pytest
 from support.scheduling import EOS, LIMITS, Clock, names, request, submit
 
+from snapcap.service.engine.scheduler import Scheduler
 from snapcap.service.errors import EngineFailed
-from snapcap.service.scheduler import Scheduler
 from snapcap.warmup.plan.buckets import BucketTable
 
 

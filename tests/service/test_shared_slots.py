@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.decode_world import COMPLETION, QUEUE, SLOTS, World, play, turns
 
-from snapcap.service.decode_messages import Refused
+from snapcap.service.engine.remote.messages import Cancel, Submit, Turn
 from snapcap.service.errors import NotReady, Overloaded, UnprocessableImage
-from snapcap.service.messages import Cancel, Submit, Turn
+from snapcap.service.images.processes.messages import Refused
 
 
 class History:

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from snapcap.service.app import Services
-from snapcap.service.assembly import assemble
-from snapcap.service.caption_options import CaptionOptions
-from snapcap.service.config import ComputeSettings, ModelSettings, Settings
-from snapcap.service.config_watchdog import WatchdogSettings
+from snapcap.service.api.app import Services
+from snapcap.service.captioning.options import CaptionOptions
+from snapcap.service.config.settings import ComputeSettings, ModelSettings, Settings
+from snapcap.service.config.watchdog_settings import WatchdogSettings
 from snapcap.service.errors import DeadlineExceeded
 from snapcap.service.readiness import State
-from snapcap.service.startup import start
+from snapcap.service.server.http_process import assemble
+from snapcap.service.server.in_process import start
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.runtime.runner import Runner
 

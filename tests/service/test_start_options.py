@@ -3,10 +3,10 @@
 from dataclasses import replace
 from pathlib import Path
 
-from snapcap.service.config import Settings
-from snapcap.service.config_store import StoreSettings
-from snapcap.service.keygen_command import keygen
-from snapcap.service.start_options import start_options
+from snapcap.service.cli.keygen import keygen
+from snapcap.service.config.settings import Settings
+from snapcap.service.config.start_options import start_options
+from snapcap.service.config.store_settings import StoreSettings
 from snapcap.warmup.store.open import trust_of
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from snapcap.service.app import Services
-from snapcap.service.trace import chrome_trace
+from snapcap.service.api.app import Services
+from snapcap.service.telemetry.trace import chrome_trace
 from snapcap.warmup.progress.timeline import Phase
 
 Json = dict[str, Any]

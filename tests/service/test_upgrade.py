@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from support.bounded_server import BoundedServer, refused, reply
 
-from snapcap.service.connections import ConnectionLimits
+from snapcap.service.edge.connections import ConnectionLimits
 
 LIVEZ = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
 LAST = b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"

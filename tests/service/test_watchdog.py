@@ -2,10 +2,10 @@
 
 import pytest
 
-from snapcap.service.engine_watch import LONG_WORK, EngineWatch
-from snapcap.service.messages import Pulse
+from snapcap.service.engine.remote.messages import Pulse
 from snapcap.service.start_error import explain, unexpected
-from snapcap.service.watchdog import StalledError, Watchdog
+from snapcap.service.watch.engine_watch import LONG_WORK, EngineWatch
+from snapcap.service.watch.watchdog import StalledError, Watchdog
 
 
 def test_a_time_limit_is_over_after_as_many_ticks_and_never_before() -> None:

@@ -8,33 +8,35 @@ from support.server_process import python
 
 HTTP = """
 import json, sys
-import snapcap.service.serve
-from snapcap.service import web_imports
+HEAVY = ("torch", "numpy", "snapcap.warmup.start.start", "snapcap.warmup.artifacts.manifest")
+import snapcap.service.server.serve
+from snapcap.service.server import fastapi_import as web_imports
 
 web_imports.import_web()
 from pydantic import BaseModel
-from snapcap.service.assembly import assemble, create_app, make_server
-from snapcap.service.engine_client import follow
+from snapcap.service.server.http_process import assemble, create_app, make_server
+from snapcap.service.server.engine_process.monitor import follow
 import uvicorn.loops.auto, uvicorn.protocols.http.httptools_impl  # which the server imports when it runs
 print(json.dumps({
     "deferred": BaseModel.model_config.get("defer_build"),
-    "documentation": [name for name in sys.modules if name.startswith("snapcap.service.schemas")],
-    "heavy": [name for name in ("torch", "numpy", "snapcap.warmup.start.start", "snapcap.warmup.artifacts.manifest") if name in sys.modules],
+    "documentation": [name for name in sys.modules if name.startswith("snapcap.service.api.schemas")],
+    "heavy": [name for name in HEAVY if name in sys.modules],
 }))
 """
 
 ENGINE = """
 import json, sys
-import snapcap.service.serve
-import snapcap.service.engine_process, snapcap.service.device_thread, snapcap.service.start_options, snapcap.models.config, snapcap.models.processing.transform
+import snapcap.service.server.serve
+import snapcap.service.server.engine_process.run, snapcap.service.engine.device_thread
+import snapcap.service.config.start_options, snapcap.models.config, snapcap.models.processing.transform
 web = ("fastapi", "pydantic", "starlette", "uvicorn", "asyncio", "prometheus_client", "PIL", "tokenizers", "torch")
 print(json.dumps([name for name in web if name in sys.modules]))
 """
 
 DECODING = """
 import json, sys
-import snapcap.service.serve
-import snapcap.service.decode_parent, snapcap.models.processing.image
+import snapcap.service.server.serve
+import snapcap.service.images.processes.supervisor, snapcap.models.processing.image
 other = ("fastapi", "pydantic", "starlette", "uvicorn", "asyncio", "prometheus_client", "tokenizers", "torch")
 print(json.dumps([name for name in other if name in sys.modules]))
 """

@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from snapcap.service.app import Services, create_app
-from snapcap.service.bind import bind
-from snapcap.service.body import BodyLimits
-from snapcap.service.config_http import HttpSettings
-from snapcap.service.connections import ConnectionLimits, Connections
-from snapcap.service.server import Server, make_server
+from snapcap.service.api.app import Services, create_app
+from snapcap.service.api.bodies.body import BodyLimits
+from snapcap.service.config.http_settings import HttpSettings
+from snapcap.service.edge.connections import ConnectionLimits, Connections
+from snapcap.service.server.bind import bind
+from snapcap.service.server.uvicorn_server import Server, make_server
 
 PATIENCE = 30.0
 

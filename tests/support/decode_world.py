@@ -14,19 +14,28 @@ from prometheus_client import CollectorRegistry
 from support.list_engine import LIMITS, Observer
 
 from snapcap.models.processing.transform import ImageTransform
-from snapcap.service.caption_options import CaptionOptions
-from snapcap.service.child_process import ChildProcess
-from snapcap.service.decode_fork import DecodeProcesses
-from snapcap.service.decode_messages import HEAD, Answer, Began, Decoded, Setup, pack_answer, pack_notice
-from snapcap.service.decode_room import DecodeRoom
-from snapcap.service.decoder import Encoded
-from snapcap.service.decoding import Decoding, Prepared
-from snapcap.service.messages import Submit, Unpacker
-from snapcap.service.metrics import Metrics
-from snapcap.service.process_decoder import ProcessDecoder
-from snapcap.service.remote_engine import RemoteEngine
-from snapcap.service.request import CaptionRequest, Completion, SamplingParams
-from snapcap.service.shared_pixels import SharedPixels, Slots
+from snapcap.service.captioning.options import CaptionOptions
+from snapcap.service.captioning.preparation import Decoding, Prepared
+from snapcap.service.engine.remote.client import RemoteEngine
+from snapcap.service.engine.remote.messages import Submit
+from snapcap.service.engine.request import CaptionRequest, Completion, SamplingParams
+from snapcap.service.images.decoder import Encoded
+from snapcap.service.images.pool import ProcessDecoder
+from snapcap.service.images.processes.fork import DecodeProcesses
+from snapcap.service.images.processes.messages import (
+    HEAD,
+    Answer,
+    Began,
+    Decoded,
+    Setup,
+    pack_answer,
+    pack_notice,
+)
+from snapcap.service.images.room import DecodeRoom
+from snapcap.service.ipc.fork import ChildProcess
+from snapcap.service.ipc.framing import Unpacker
+from snapcap.service.ipc.shared_pixels import SharedPixels, Slots
+from snapcap.service.telemetry.metrics import Metrics
 
 QUEUE, PROCESSES = 4, 2
 MEMORY, MOST_S = 4000, 1e9

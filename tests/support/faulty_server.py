@@ -71,11 +71,11 @@ def before_step(on: Callable[[str], bool], device: Any) -> None:
 
 def patch_engine(on: Callable[[str], bool]) -> None:
     """In the engine process, before its start."""
-    import snapcap.service.device_thread
-    import snapcap.service.engine_process
+    import snapcap.service.engine.device_thread
+    import snapcap.service.server.engine_process.run
     import snapcap.warmup.start.start
 
-    process: Any = snapcap.service.engine_process._EngineProcess
+    process: Any = snapcap.service.server.engine_process.run._EngineProcess
     ready = process._ready
 
     def faulty_ready(self: Any, options: Any, loaded: Any, *others: Any) -> None:
@@ -97,14 +97,14 @@ def patch_engine(on: Callable[[str], bool]) -> None:
 
     process._ready = faulty_ready
     if on(COLD):
-        from snapcap.service.after_ready import after_ready
+        from snapcap.service.readiness import after_ready
 
         def wait_and(work: Callable[[], object]) -> None:
             while not on(WARM):
                 time.sleep(0.02)
             work()
 
-        device_thread: Any = snapcap.service.device_thread
+        device_thread: Any = snapcap.service.engine.device_thread
         startup: Any = snapcap.warmup.start.start
         device_thread.after_ready = lambda work: after_ready(partial(wait_and, work))
         startup.before_ready = lambda backend, buckets, *others: buckets[:1]
@@ -112,9 +112,9 @@ def patch_engine(on: Callable[[str], bool]) -> None:
 
 def patch_http(on: Callable[[str], bool]) -> None:
     """In the HTTP process, once it has imported what serves."""
-    import snapcap.service.server
+    import snapcap.service.server.uvicorn_server
 
-    tick = snapcap.service.server.Server.on_tick
+    tick = snapcap.service.server.uvicorn_server.Server.on_tick
 
     async def on_tick(self: Any, counter: int) -> bool:
         if on(BLOCK):
@@ -123,19 +123,22 @@ def patch_http(on: Callable[[str], bool]) -> None:
             keep_the_lock()
         return await tick(self, counter)
 
-    server: Any = snapcap.service.server.Server
+    server: Any = snapcap.service.server.uvicorn_server.Server
     server.on_tick = on_tick
 
 
 def main(folder: Path, arguments: list[str]) -> int:
-    import snapcap.service.engine_process
-    import snapcap.service.web_imports
-    from snapcap.service.cli import main as snapcap
+    import snapcap.service.server.engine_process.run
+    import snapcap.service.server.fastapi_import
+    from snapcap.service.cli.main import main as snapcap
 
     def on(fault: str) -> bool:
         return os.path.exists(folder / fault)
 
-    serve_engine, import_web = snapcap.service.engine_process.serve_engine, snapcap.service.web_imports.import_web
+    serve_engine, import_web = (
+        snapcap.service.server.engine_process.run.serve_engine,
+        snapcap.service.server.fastapi_import.import_web,
+    )
 
     def serve(*given: Any) -> int:
         patch_engine(on)
@@ -145,8 +148,8 @@ def main(folder: Path, arguments: list[str]) -> int:
         import_web()
         patch_http(on)
 
-    engine_process: Any = snapcap.service.engine_process
-    web_imports: Any = snapcap.service.web_imports
+    engine_process: Any = snapcap.service.server.engine_process.run
+    web_imports: Any = snapcap.service.server.fastapi_import
     engine_process.serve_engine, web_imports.import_web = serve, imported
     return snapcap(arguments)
 

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from snapcap.service.engine import Engine
-from snapcap.service.limits import Limits
-from snapcap.service.request import CaptionRequest, Completion, SamplingParams
-from snapcap.service.scheduler import Scheduler
+from snapcap.service.engine.engine import Engine
+from snapcap.service.engine.limits import Limits
+from snapcap.service.engine.request import CaptionRequest, Completion, SamplingParams
+from snapcap.service.engine.scheduler import Scheduler
 from snapcap.warmup.plan.buckets import Bucket, BucketTable
 from snapcap.warmup.runtime.slot_request import Needs, Row, Search
 

@@ -1,4 +1,4 @@
-"""The operators that an eager first caption runs, as `snapcap.warmup.runtime.aoti.eager_launches` describes them."""
+"""The operators that an eager first caption runs, as `warmup.runtime.aoti.eager_launches` describes them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

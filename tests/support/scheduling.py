@@ -3,9 +3,9 @@
 from concurrent.futures import Future
 from typing import Any
 
-from snapcap.service.limits import Limits
-from snapcap.service.request import CaptionRequest, SamplingParams
-from snapcap.service.scheduler import Scheduler
+from snapcap.service.engine.limits import Limits
+from snapcap.service.engine.request import CaptionRequest, SamplingParams
+from snapcap.service.engine.scheduler import Scheduler
 from snapcap.warmup.plan.buckets import BucketTable
 
 EOS = 2

@@ -25,7 +25,7 @@ def clean_environment(**extra: str) -> dict[str, str]:
 
 def snapcap(*arguments: str, timeout: float = 300, **environment: str) -> "subprocess.CompletedProcess[str]":
     """Run a command to its end."""
-    return python("-m", "snapcap.service.cli", *arguments, timeout=timeout, **environment)
+    return python("-m", "snapcap", *arguments, timeout=timeout, **environment)
 
 
 def python(
@@ -79,7 +79,7 @@ def wait_until(what: Callable[[], bool], seconds: float = 60) -> None:
 class ServerProcess:
     """`snapcap serve` on a free port; a context manager that kills it."""
 
-    program: tuple[str, ...] = ("-m", "snapcap.service.cli")
+    program: tuple[str, ...] = ("-m", "snapcap")
 
     def __init__(self, *arguments: str, **environment: str) -> None:
         with socket.socket() as probe:

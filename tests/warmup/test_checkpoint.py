@@ -62,7 +62,8 @@ def test_a_file_or_a_folder_without_a_config_is_refused(tmp_path: Path) -> None:
 def test_a_folder_imports_neither_torch_nor_boto3_nor_the_hub(tmp_path: Path) -> None:
     folder = folder_with(tmp_path / "captioner", SAFE)
     code = (
-        "import sys; from pathlib import Path; from snapcap.warmup.checkpoints.resolve import S3Options, resolve_checkpoint\n"
+        "import sys; from pathlib import Path; from snapcap.warmup.options import S3Options\n"
+        "from snapcap.warmup.checkpoints.resolve import resolve_checkpoint\n"
         f"resolve_checkpoint({str(folder)!r}, Path('.'), S3Options())\n"
         "print({'torch', 'boto3', 'botocore', 'huggingface_hub', 'transformers'} & set(sys.modules))"
     )

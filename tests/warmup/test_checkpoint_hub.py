@@ -82,7 +82,9 @@ def resolve_from_hub(sources: list[str], home: Path, **environment: str) -> list
     """What each source resolves to: a folder, or the text of the CheckpointError."""
     code = (
         "import sys; from pathlib import Path\n"
-        "from snapcap.warmup.checkpoints.resolve import CheckpointError, S3Options, resolve_checkpoint\n"
+        "from snapcap.warmup.checkpoints.patterns import CheckpointError\n"
+        "from snapcap.warmup.checkpoints.resolve import resolve_checkpoint\n"
+        "from snapcap.warmup.options import S3Options\n"
         "for source in sys.argv[1:]:\n"
         "    try: print(resolve_checkpoint(source, Path('unused'), S3Options()))\n"
         "    except CheckpointError as error: print(error)\n"

@@ -47,7 +47,8 @@ def test_no_path_host_or_user_is_a_factor() -> None:
 
 def test_the_key_is_the_same_in_another_process_and_folder(tmp_path: Path) -> None:
     code = (
-        "from snapcap.warmup.artifacts.factors import *; from snapcap.warmup.artifacts.key import artifact_key; cpu = machine_factors('cpu');"
+        "from snapcap.warmup.artifacts.factors import *; from snapcap.warmup.artifacts.key import artifact_key\n"
+        "cpu = machine_factors('cpu')\n"
         "print(artifact_key(build_factors(cpu, 'aot', {'buckets': (1, 4)}, {'mode': 'default'})))"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "7", "HOME": str(tmp_path)}

@@ -57,7 +57,9 @@ def test_a_server_without_end_is_given_up_and_the_process_ends(lie: str, tmp_pat
     """In a process of its own, whose threads and memory are looked at from outside."""
     code = (
         "import resource, sys; from pathlib import Path\n"
-        "from snapcap.warmup.checkpoints.resolve import CheckpointError, resolve_checkpoint; from snapcap.warmup.s3.download import S3Options\n"
+        "from snapcap.warmup.checkpoints.patterns import CheckpointError\n"
+        "from snapcap.warmup.checkpoints.resolve import resolve_checkpoint\n"
+        "from snapcap.warmup.options import S3Options\n"
         "options = S3Options(sys.argv[1], deadline=2.0)\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "try: resolve_checkpoint('s3://bucket/x', Path(sys.argv[2]), options)\n"

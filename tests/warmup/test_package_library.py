@@ -45,7 +45,8 @@ def test_a_package_is_opened_and_run_without_a_temporary_folder(
 
 def test_two_libraries_are_never_taken_for_each_other(tmp_path: Path) -> None:
     """The dynamic linker knows a library by its name, which is that of a descriptor."""
-    code = "import ctypes, sys; from pathlib import Path; from snapcap.warmup.runtime.aoti.package_library import library_file\n"
+    code = "import ctypes, sys; from pathlib import Path\n"
+    code += "from snapcap.warmup.runtime.aoti.package_library import library_file\n"
     code += "for path in map(Path, sys.argv[1:]):\n"
     code += "    with library_file(path) as name: print(ctypes.CDLL(name).answer())\n"
     packages = []

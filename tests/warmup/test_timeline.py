@@ -114,7 +114,10 @@ def test_a_timeline_of_this_process_begins_with_the_interpreter() -> None:
 
 
 def test_the_clock_begins_when_the_process_was_executed() -> None:
-    code = "from snapcap.warmup.progress.timeline import Timeline; import time; print(Timeline.since_exec().now(), time.monotonic())"
+    code = (
+        "from snapcap.warmup.progress.timeline import Timeline; import time\n"
+        "print(Timeline.since_exec().now(), time.monotonic())"
+    )
     before = time.monotonic()
     reply = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     age, at = map(float, reply.stdout.split())

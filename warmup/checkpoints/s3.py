@@ -17,7 +17,15 @@ from snapcap.warmup.checkpoints.patterns import CheckpointError, checkpoint_name
 from snapcap.warmup.errors import os_error_text
 from snapcap.warmup.machine.files import make_folder, open_regular, sync
 from snapcap.warmup.options import S3Options
-from snapcap.warmup.s3.download import Download, S3Object, client, download, list_objects, remove_parts, split_uri
+from snapcap.warmup.s3.download import (
+    Download,
+    S3Object,
+    client,
+    download,
+    list_objects,
+    remove_parts,
+    split_uri,
+)
 from snapcap.warmup.s3.errors import S3Error
 
 # What each file was downloaded from: {name: {"etag": …, "size": …}}; and "boot" while it may not be on the disk.

@@ -5,7 +5,7 @@
     leases/<key>.json           who is building the set
     built/<digest>              of a folder only: the envelopes that its owner made there
 
-A store moves bytes. What they are worth is for ``snapcap.warmup.store.fetch`` to check.
+A store moves bytes. What they are worth is for ``warmup.store.fetch`` to check.
 """
 
 import re

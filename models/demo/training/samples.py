@@ -1,4 +1,7 @@
-"""Paints the sample pictures and their captions: python -m snapcap.models.demo.training.samples --out models/demo/samples"""
+"""Paints the sample pictures and their captions.
+
+python -m snapcap.models.demo.training.samples --out models/demo/samples
+"""
 
 from __future__ import annotations
 

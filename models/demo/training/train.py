@@ -1,4 +1,7 @@
-"""Trains the demo model and prints its exact match on held-out scenes: python -m snapcap.models.demo.training.train --out DIR"""
+"""Trains the demo model and prints its exact match on held-out scenes.
+
+python -m snapcap.models.demo.training.train --out DIR
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Attention of a decode step: one query a row, a program a row and head, K/V read once.
 
-Caches are read as [length, head dimension], the layout `snapcap.models.regions.state.kv_cache` gives them on CUDA.
+Caches are read as [length, head dimension], the layout `models.regions.state.kv_cache` gives them on CUDA.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""The arithmetic of a group's choice, over its few best continuations: parts of `snapcap.models.regions.kernels.beams`."""
+"""The arithmetic of a group's choice, over its few best continuations: parts of `models.regions.kernels.beams`."""
 
 import triton
 import triton.language as tl
@@ -47,7 +47,7 @@ def continuations(
 
 @triton.jit
 def continuation_of(origins, within, place, rank, BEAMS: tl.constexpr):
-    """Which of its group's continuations a row goes on with, as the function of this name in `snapcap.models.regions.beam_search`.
+    """Which of its group's continuations a row goes on with, as the function of this name in `beam_search`.
 
     ``origins``: the rank of the row that each comes from.
     """

@@ -25,7 +25,7 @@ def head(
     beta: Tensor | None,  # [D]
     eps: float,
 ) -> Tensor:  # [b, V]
-    """Logits, and what ``snapcap.models.regions.next_token.advance`` does; of equal logits the first is taken, as by argmax."""
+    """Logits, and what ``next_token.advance`` does; of equal logits the first is taken, as by argmax."""
     rows, width = hidden.shape
     vocabulary = weight.shape[0]
     logits = torch.empty(rows, vocabulary, dtype=hidden.dtype, device=hidden.device)

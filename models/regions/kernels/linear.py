@@ -2,7 +2,7 @@
 
 With few rows a product is a matter of reading its weights once, and a step one of how many kernels wait for each
 other: at 1 row about 2 µs each, whatever they do. Weights are read along their input axis, where the layout that
-`snapcap.models.weights.gpt2` gives them on CUDA is contiguous.
+`models.weights.gpt2` gives them on CUDA is contiguous.
 """
 
 import torch

@@ -84,7 +84,7 @@ class BeamState:
         return self.outcomes.shape[1] - 1
 
     def inputs(self, rows: int) -> tuple[Tensor, ...]:
-        """What `snapcap.models.regions.beam_search.select` takes of the first ``rows`` slots, in the order of ``SELECT_INPUTS``."""
+        """What `beam_search.select` takes of the first ``rows`` slots, in the order of ``SELECT_INPUTS``."""
         return tuple(
             self.sequences if name == "sequences" else getattr(self, name)[:rows] for name in SELECT_INPUTS
         )

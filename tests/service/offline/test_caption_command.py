@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from support.server_process import clean_environment, snapcap
 
-from snapcap.service import cli
+from snapcap.service.cli import main as cli
 
 FAST = ("--backend", "eager", "--buckets", "1,4")
 
@@ -111,7 +111,7 @@ def test_sidecars(photos: tuple[Path, dict[str, str]]) -> None:
 
 def test_a_list_on_standard_input_and_lines_on_standard_output(samples: dict[Path, str]) -> None:
     names = b"".join(os.fsencode(path) + b"\n" for path in samples)
-    command = [sys.executable, "-m", "snapcap.service.cli", "caption", "-", *FAST]
+    command = [sys.executable, "-m", "snapcap", "caption", "-", *FAST]
     run = subprocess.run(
         command, input=names, env=clean_environment(), capture_output=True, timeout=300, check=True
     )
@@ -128,7 +128,7 @@ def test_interrupted_killed_and_resumed(many: tuple[Path, dict[str, str]], tmp_p
     def interrupt(number: int, *more: str) -> tuple[int, str]:
         """Send a signal as soon as there is one caption more."""
         process = subprocess.Popen(
-            [sys.executable, "-m", "snapcap.service.cli", *arguments, *more],
+            [sys.executable, "-m", "snapcap", *arguments, *more],
             env=clean_environment(),
             stderr=subprocess.PIPE,
             text=True,
@@ -168,7 +168,7 @@ def test_a_bar_on_a_terminal(samples: dict[Path, str], tmp_path: Path) -> None:
         [
             sys.executable,
             "-m",
-            "snapcap.service.cli",
+            "snapcap",
             "caption",
             str(folder),
             "-o",

@@ -9,7 +9,7 @@ import pytest
 from support.list_engine import LIMITS, PATIENCE, Served
 
 from snapcap.models.processing.image_error import ImageError
-from snapcap.service.caption_options import CaptionOptions
+from snapcap.service.captioning.options import CaptionOptions
 from snapcap.service.offline.feed import Asked, Feed, Outcome
 
 AHEAD = 6

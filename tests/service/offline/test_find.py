@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from snapcap.service.offline.find import Found, find_images
+from snapcap.service.offline.discovery import Found, find_images
 
 
 @pytest.fixture

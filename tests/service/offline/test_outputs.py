@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from snapcap.service.caption_options import CaptionOptions
-from snapcap.service.config_reader import SettingsError
+from snapcap.service.captioning.options import CaptionOptions
+from snapcap.service.config.reader import SettingsError
+from snapcap.service.offline.arguments import Job
+from snapcap.service.offline.discovery import Found
 from snapcap.service.offline.failure import OutputError
-from snapcap.service.offline.find import Found
-from snapcap.service.offline.job import Job
 from snapcap.service.offline.json_lines import JsonLines
 from snapcap.service.offline.outputs import Outputs
 from snapcap.service.offline.sidecars import Sidecars

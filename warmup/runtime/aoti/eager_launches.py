@@ -100,7 +100,7 @@ def _attention(vision: VisionConfig, dtype: str, rows: int) -> Launch:
     head_dim = vision.hidden_size // heads
     step = 3 * vision.hidden_size
     part = Like(dtype, (rows, heads, tokens, head_dim), (tokens * step, head_dim, step, 1))
-    # As `scaled_dot_product_attention` chooses without cuDNN (`snapcap.warmup.runtime.device`).
+    # As `scaled_dot_product_attention` chooses without cuDNN (`warmup.runtime.device`).
     flash = dtype != FP32 and not (isinstance(vision, BeitConfig) and vision.relative)
     kind = "flash" if flash else "efficient"
     return Launch(f"_scaled_dot_product_{kind}_attention", (part, part, part))

@@ -1,0 +1,1 @@
+"""Serves HTTP: the application, its APIs, and what all of them share."""

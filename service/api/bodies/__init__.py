@@ -1,0 +1,1 @@
+"""Reads request bodies within their bounds, and writes replies."""

@@ -1,0 +1,119 @@
+"""Reads a request body under the limits of its size, of its time, and of the memory of all bodies together."""
+
+import asyncio
+import io
+import math
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+from starlette.requests import Request
+
+from snapcap.service.api.bodies.multipart import Part, boundary_of, parse_multipart
+from snapcap.service.errors import BodyTimeout, ClientDisconnected, PayloadTooLarge, UnsupportedMediaType
+from snapcap.service.memory.bodies import BodyBudget, body_account, open_account
+
+T = TypeVar("T")
+# A body that keeps coming at this rate is slow, not stalled. 256 kbit/s.
+MIN_BYTES_PER_S = 32 << 10
+# Below this, parsing costs the event loop less than handing it to a thread.
+SMALL = 64 << 10
+
+
+@dataclass(frozen=True)
+class BodyLimits:
+    """`max_bytes` of one body. `timeout`: seconds by which it may be behind 32 KiB a second at any moment.
+    `total_timeout`: seconds that it may take at most. `budget`: of all bodies together."""
+
+    max_bytes: int
+    timeout: float
+    total_timeout: float = math.inf
+    budget: BodyBudget = field(default_factory=BodyBudget)
+
+
+class BodyClock:
+    """Until when the rest of a body has to arrive, in seconds of the event loop's clock.
+
+    What comes faster than it must earns no time for later: a body that stops one byte before its end would have
+    that of all its other bytes."""
+
+    def __init__(self, limits: BodyLimits) -> None:
+        now = asyncio.get_running_loop().time()
+        self._timeout = limits.timeout
+        self._last = now + limits.total_timeout
+        self.end = min(now + limits.timeout, self._last)
+
+    def received(self, count: int) -> None:
+        """So many bytes have arrived now."""
+        latest = asyncio.get_running_loop().time() + self._timeout
+        self.end = min(self.end + count / MIN_BYTES_PER_S, latest, self._last)
+
+
+async def read_body(request: Request, limits: BodyLimits) -> bytes:
+    """The whole body, which the request's account has.
+
+    Raises PayloadTooLarge, BodyTimeout, BodyMemoryFull, ClientDisconnected, UnsupportedMediaType."""
+    _check_head(request, limits)
+    account, clock = open_account(request.scope, limits.budget), BodyClock(limits)
+    # One allocation that grows: of many small ones the allocator would give little back to the system.
+    body = io.BytesIO()
+    received, more = 0, True
+    while more:
+        try:
+            async with asyncio.timeout_at(clock.end):
+                message = await request.receive()
+        except TimeoutError:
+            raise BodyTimeout(f"The body stalled after {received} bytes; send it faster.") from None
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnected
+        chunk: bytes = message.get("body", b"")
+        more = message.get("more_body", False)
+        received += len(chunk)
+        if received > limits.max_bytes:
+            raise _too_large(limits)
+        account.take(len(chunk))
+        clock.received(len(chunk))
+        body.write(chunk)
+    return body.getvalue()  # which is not a copy
+
+
+async def parse_body(request: Request, limits: BodyLimits, pool: Executor, parse: Callable[[bytes], T]) -> T:
+    """What `parse` makes of the body: here, or on a thread where it is large. It may copy all of it once, which is
+    counted. Raises what `read_body` and `parse` raise."""
+    body = await read_body(request, limits)
+    account = body_account(request.scope)
+    size = len(body)
+    if size <= SMALL or account is None:
+        return parse(body)
+    account.take(size)
+    account.hold()
+
+    def done(_: object) -> None:
+        account.give_back(size)
+        account.release()
+
+    # Whoever asks may go: the body stays, and is counted, until a thread has been through with it.
+    parsed = asyncio.get_running_loop().run_in_executor(pool, parse, body)
+    parsed.add_done_callback(done)
+    return await asyncio.shield(parsed)
+
+
+async def read_multipart(request: Request, limits: BodyLimits, pool: Executor) -> list[Part]:
+    """The parts in order. Raises what `read_body` raises, and InvalidMultipart."""
+    boundary = boundary_of(request.headers.get("content-type", ""))
+    return await parse_body(request, limits, pool, partial(parse_multipart, boundary))
+
+
+def _check_head(request: Request, limits: BodyLimits) -> None:
+    """An announced length is refused before a byte is read. Raises PayloadTooLarge, UnsupportedMediaType."""
+    for name, value in request.scope["headers"]:
+        if name == b"content-encoding" and value != b"identity":
+            raise UnsupportedMediaType("Compressed bodies are not read; send it without Content-Encoding.")
+        if name == b"content-length" and value.isdigit() and int(value) > limits.max_bytes:
+            raise _too_large(limits)
+
+
+def _too_large(limits: BodyLimits) -> PayloadTooLarge:
+    return PayloadTooLarge(f"The body is above {limits.max_bytes} bytes; send a smaller image or fewer at once.")

@@ -1,0 +1,45 @@
+"""A reply of server-sent events whose source is left as soon as the client leaves."""
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from snapcap.service.api.bodies.disconnect import unless_disconnected
+from snapcap.service.errors import ClientDisconnected
+
+
+class EventStream(Response):
+    """`events` gives the data of each event. `close` is called at the end, whatever it is; before that `note`, with
+    the error, if the client left: the reply has begun, so nobody else is to handle it."""
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        events: AsyncGenerator[str, None],
+        close: Callable[[], object],
+        note: Callable[[ClientDisconnected], object],
+    ) -> None:
+        # nginx would collect the events until they fill its buffer.
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._events = events
+        self._close = close
+        self._note = note
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            await unless_disconnected(receive, self._send(send))
+        except ClientDisconnected as error:
+            self._note(error)
+        finally:
+            self._close()
+
+    async def _send(self, send: Send) -> None:
+        async with aclosing(self._events) as events:
+            async for data in events:
+                await send({"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True})
+        await send({"type": "http.response.body", "body": b""})

@@ -1,0 +1,50 @@
+"""Bodies of JSON: read under the limits of `body.py`, parsed where it does not hold up the event loop."""
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+
+from snapcap.service.api.bodies.base64_text import decode_base64
+from snapcap.service.api.bodies.body import BodyLimits, parse_body
+from snapcap.service.api.bodies.json_text import parse_json
+from snapcap.service.errors import EmptyBody, InvalidJson, InvalidOption, UnprocessableImage
+
+T = TypeVar("T")
+
+
+async def read_json(request: Request, limits: BodyLimits, pool: Executor, parse: Callable[[bytes], T]) -> T:
+    """What `parse` makes of the body, which is not empty. Raises what `parse_body` raises, EmptyBody."""
+
+    def parse_some(body: bytes) -> T:
+        if not body:
+            raise EmptyBody("The body is empty; send JSON.")
+        return parse(body)
+
+    return await parse_body(request, limits, pool, parse_some)
+
+
+def json_object(body: bytes, example: str) -> dict[str, Any]:
+    """The JSON object that a body is; `example` shows one. Raises InvalidJson, PayloadTooLarge."""
+    document = parse_json(body)
+    if not isinstance(document, dict):
+        raise InvalidJson(f"The body must be a JSON object, such as {example}.")
+    return document
+
+
+def member_object(value: Any, where: str) -> Mapping[str, Any]:
+    """A member that may be left out and is an object otherwise. Raises InvalidOption, which names it ``where``."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise InvalidOption(where, "be an object")
+    return value
+
+
+def image_from_base64(value: Any, member: str) -> bytes:
+    """The bytes of an image from base64 or a base64 data URI. Raises UnprocessableImage, which names the member."""
+    data = decode_base64(value) if isinstance(value, str) else b""
+    if not data:
+        raise UnprocessableImage(f"The member {member} must be base64 text or a base64 data URI.", "not_base64")
+    return data

@@ -1,0 +1,1 @@
+"""Serves snapcap's own API."""

@@ -1,0 +1,115 @@
+"""POST /v1/caption and POST /v1/captions."""
+
+import asyncio
+import logging
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from snapcap.service.api.bodies.body import BodyLimits
+from snapcap.service.api.bodies.disconnect import unless_disconnected
+from snapcap.service.api.bodies.json_reply import JsonReply
+from snapcap.service.api.caption.openapi import (
+    CAPTION_PROBLEMS,
+    CAPTIONS_PROBLEMS,
+    caption_request,
+    captions_request,
+)
+from snapcap.service.api.caption.request import NamedImage, read_image, read_images
+from snapcap.service.api.middleware.request_id import request_id
+from snapcap.service.api.openapi import problems, reply
+from snapcap.service.api.problems import as_service_error, forget_frames, problem
+from snapcap.service.api.routing import DirectRoute
+from snapcap.service.captioning.captioner import Captioner, CaptionResult
+from snapcap.service.captioning.options import CaptionOptions
+from snapcap.service.errors import EngineFailed, ServiceError
+from snapcap.service.memory.bodies import body_account
+from snapcap.service.telemetry.metrics import Metrics
+
+MAX_IMAGES = 16
+_logger = logging.getLogger("snapcap.access")
+
+
+class CaptionRoutes:
+    """The two endpoints over one captioner."""
+
+    def __init__(self, captioner: Captioner, limits: BodyLimits, metrics: Metrics) -> None:
+        self._captioner = captioner
+        self._limits = limits
+        self._metrics = metrics
+
+    def router(self) -> APIRouter:
+        # The bodies are read by `caption_forms`, not by FastAPI: it would hold a whole body before any limit, and
+        # knows one form for each route.
+        router = APIRouter(tags=["captions"], route_class=DirectRoute)
+        router.add_api_route(
+            "/v1/caption",
+            self.caption,
+            methods=["POST"],
+            summary="Caption an image",
+            responses=reply("The caption", "Caption") | problems(*CAPTION_PROBLEMS),
+            openapi_extra=caption_request(),
+        )
+        router.add_api_route(
+            "/v1/captions",
+            self.captions,
+            methods=["POST"],
+            summary="Caption up to 16 images",
+            responses=reply("A caption or a problem for each image", "Captions") | problems(*CAPTIONS_PROBLEMS),
+            openapi_extra=captions_request(),
+        )
+        return router
+
+    async def caption(self, request: Request) -> Response:
+        """The image is the body, a part of a form, or base64 in JSON. Options in the body win over those in the
+        query."""
+        self._captioner.check_admission()
+        image, options = await read_image(request, self._limits, self._captioner.pool)
+        scope = request.scope
+        work = self._captioner.caption(image, options, request_id(scope), body_account(scope))
+        result = await unless_disconnected(request.receive, work)
+        return JsonReply(result.to_dict())
+
+    async def captions(self, request: Request) -> Response:
+        """The file parts are named image or images; the options hold for all. The reply has, in order, a caption
+        or a problem for each image.
+
+        The request fails as a whole only when it is itself bad, or when every image was refused for a reason
+        that passes (429, 503, 504), so that clients and load balancers retry it."""
+        self._captioner.check_admission()
+        images, options = await read_images(request, self._limits, self._captioner.pool, MAX_IMAGES)
+        outcomes = await unless_disconnected(request.receive, self._caption_all(request, images, options))
+        errors = [outcome for outcome in outcomes if isinstance(outcome, ServiceError)]
+        if len(errors) == len(outcomes) and all(error.status in (429, 503, 504) for error in errors):
+            raise errors[0]
+        items = [
+            {"index": index, "filename": image.filename, **self._item(request, outcome)}
+            for index, (image, outcome) in enumerate(zip(images, outcomes, strict=True))
+        ]
+        return JsonReply({"captions": items})
+
+    async def _caption_all(
+        self, request: Request, images: list[NamedImage], options: CaptionOptions
+    ) -> list[CaptionResult | ServiceError]:
+        return await asyncio.gather(
+            *(self._caption_one(request, index, image, options) for index, image in enumerate(images))
+        )
+
+    async def _caption_one(
+        self, request: Request, index: int, image: NamedImage, options: CaptionOptions
+    ) -> CaptionResult | ServiceError:
+        identity = f"{request_id(request.scope)}/{index}"
+        try:
+            return await self._captioner.caption(image.data, options, identity, body_account(request.scope))
+        except Exception as error:
+            failure = as_service_error(error, request.url.path)
+            if isinstance(failure, EngineFailed):
+                _logger.error("image failed", exc_info=error, extra={"fields": {"request_id": identity}})
+            forget_frames(error)
+            return failure
+
+    def _item(self, request: Request, outcome: CaptionResult | ServiceError) -> dict[str, Any]:
+        if isinstance(outcome, CaptionResult):
+            return outcome.to_dict()
+        self._metrics.count_rejection(outcome)
+        return problem(outcome, request.url.path, request_id(request.scope))

@@ -1,0 +1,1 @@
+"""Serves the API of Hugging Face's inference servers."""

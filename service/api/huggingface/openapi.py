@@ -1,0 +1,52 @@
+"""The OpenAPI document of the Hugging Face API."""
+
+from typing import Any
+
+from snapcap.service import errors
+from snapcap.service.api.huggingface.request import NESTED
+from snapcap.service.api.openapi import (
+    BODY,
+    CAPTION,
+    IMAGE_BODIES,
+    IMAGE_TEXT,
+    JSON_BODY,
+    closed_object,
+    nullable,
+    path_parameter,
+    problems,
+    reply,
+)
+from snapcap.service.api.problems import HUGGING_FACE
+from snapcap.service.captioning import options as caption_options
+
+_ERRORS = (*JSON_BODY, *BODY, *CAPTION)
+
+
+def _body() -> dict[str, Any]:
+    parameters: dict[str, Any] = {name: nullable(option) for name, option in caption_options.schema().items()}
+    parameters["max_new_tokens"]["description"] += " More than the model holds means as many as it holds."
+    parameters["do_sample"] = {
+        "type": ["boolean", "null"],
+        "description": "false: greedy, whatever the temperature; true: the temperature is 1 unless it is given.",
+    }
+    level = closed_object([], parameters)
+    nested = {
+        name: {**nullable(level), "description": "They count as if they stood outside; none may stand in both."}
+        for name in NESTED
+    }
+    members = {"inputs": IMAGE_TEXT, "parameters": nullable(closed_object([], {**parameters, **nested}))}
+    content = {**IMAGE_BODIES, "application/json": {"schema": closed_object(["inputs"], members)}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+INFER: dict[str, Any] = {
+    "summary": "Caption an image",
+    "responses": reply("The caption", "HuggingFaceCaptions") | problems(*_ERRORS, shape=HUGGING_FACE),
+    "openapi_extra": _body(),
+}
+INFER_MODEL: dict[str, Any] = {
+    "summary": "Caption an image with a model",
+    "responses": reply("The caption", "HuggingFaceCaptions")
+    | problems(*_ERRORS, errors.ModelNotFound, shape=HUGGING_FACE),
+    "openapi_extra": {"parameters": [path_parameter("model", "The model's name.")], **_body()},
+}

@@ -1,0 +1,41 @@
+"""POST / and POST /models/{name}, as `huggingface_hub.InferenceClient` calls them."""
+
+from fastapi import APIRouter, Request, Response
+
+from snapcap.service.api.bodies.body import BodyLimits
+from snapcap.service.api.bodies.disconnect import unless_disconnected
+from snapcap.service.api.bodies.json_reply import JsonReply
+from snapcap.service.api.huggingface.openapi import INFER, INFER_MODEL
+from snapcap.service.api.huggingface.request import read_huggingface
+from snapcap.service.api.middleware.request_id import request_id
+from snapcap.service.api.routing import DirectRoute
+from snapcap.service.captioning.captioner import Captioner
+from snapcap.service.memory.bodies import body_account
+
+
+class HuggingFaceRoutes:
+    """The two endpoints over one captioner."""
+
+    def __init__(self, captioner: Captioner, limits: BodyLimits) -> None:
+        self._captioner = captioner
+        self._limits = limits
+
+    def router(self) -> APIRouter:
+        router = APIRouter(tags=["Hugging Face"], route_class=DirectRoute)
+        router.add_api_route("/", self.image_to_text, methods=["POST"], **INFER)
+        router.add_api_route("/models/{model:path}", self.image_to_text_of_model, methods=["POST"], **INFER_MODEL)
+        return router
+
+    async def image_to_text(self, request: Request) -> Response:
+        """The image is the body, or base64 in JSON with parameters."""
+        self._captioner.check_admission()
+        image, options = await read_huggingface(request, self._limits, self._captioner.pool)
+        scope = request.scope
+        work = self._captioner.caption(image, options, request_id(scope), body_account(scope))
+        result = await unless_disconnected(request.receive, work)
+        return JsonReply([{"generated_text": result.caption}])
+
+    async def image_to_text_of_model(self, request: Request) -> Response:
+        """As POST /, if the model is the one that is served. Its name may hold slashes."""
+        self._captioner.served_model(request.path_params["model"])
+        return await self.image_to_text(request)

@@ -1,0 +1,1 @@
+"""Surrounds every request: its id, its key, its errors."""

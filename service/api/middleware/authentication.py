@@ -1,0 +1,35 @@
+"""Lets only those in who show a key."""
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from snapcap.service.api.middleware.api_keys import ApiKeys
+from snapcap.service.errors import Unauthorized
+
+# Probes cannot send a key. The pages are the same on every server, and a browser opens them without one.
+OPEN_PATHS = frozenset({"/livez", "/readyz", "/v2/health/live", "/v2/health/ready", "/", "/docs", "/openapi.json"})
+_BEARER = b"bearer "
+
+
+class Authentication:
+    """ASGI middleware: `Authorization: Bearer KEY`, or Unauthorized before anything of the request is read."""
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
+        self._app = app
+        self._keys = keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not is_open(scope["method"], scope["path"]):
+            self._check(scope)
+        await self._app(scope, receive, send)
+
+    def _check(self, scope: Scope) -> None:
+        given = [value for name, value in scope["headers"] if name == b"authorization"]
+        if len(given) != 1 or given[0][: len(_BEARER)].lower() != _BEARER:
+            raise Unauthorized(given=False)
+        if not self._keys.accept(given[0][len(_BEARER) :].strip()):
+            raise Unauthorized(given=True)
+
+
+def is_open(method: str, path: str) -> bool:
+    """Whether a request needs no key."""
+    return path in OPEN_PATHS and method in ("GET", "HEAD")

@@ -1,0 +1,44 @@
+"""The exception handler of the application: counts the error, logs what is our fault, and lets the API spell it."""
+
+import logging
+
+from fastapi import Request, Response
+from starlette.exceptions import HTTPException
+
+from snapcap.service.api.middleware.request_id import request_id
+from snapcap.service.api.problems import as_service_error
+from snapcap.service.api.routing import Apis
+from snapcap.service.errors import EngineFailed, MethodNotAllowed, ServiceError
+from snapcap.service.telemetry.metrics import Metrics
+
+_logger = logging.getLogger("snapcap.access")
+
+
+class ProblemHandler:
+    """Any exception in, the error of the request's API out."""
+
+    def __init__(self, metrics: Metrics, apis: Apis) -> None:
+        self._metrics = metrics
+        self.apis = apis
+
+    async def __call__(self, request: Request, error: Exception) -> Response:
+        """The reply."""
+        failure = self.note(request, error)
+        path = request.scope["path"]
+        return self.apis.of(request.method, path).shape.response(failure, path, request_id(request.scope))
+
+    def note(self, request: Request, error: Exception) -> ServiceError:
+        """Count it, log it if it is our fault, and say what the client may know."""
+        failure = self._known(request, error)
+        self._metrics.count_rejection(failure)
+        if isinstance(failure, EngineFailed):
+            identity = request_id(request.scope)
+            _logger.error("request failed", exc_info=error, extra={"fields": {"request_id": identity}})
+        return failure
+
+    def _known(self, request: Request, error: Exception) -> ServiceError:
+        path = request.scope["path"]
+        if isinstance(error, HTTPException) and error.status_code == 405:
+            # The router names the methods of one route; "/" has two.
+            return MethodNotAllowed(request.method, path, self.apis.methods(path))
+        return as_service_error(error, path)

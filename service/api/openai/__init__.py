@@ -1,0 +1,1 @@
+"""Serves OpenAI's chat completions, with images by URL."""

@@ -1,0 +1,202 @@
+"""A chat completion as OpenAI's clients ask for it, read as a caption: one image, and the text it continues."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from snapcap.service.api.bodies.json_body import image_from_base64, json_object
+from snapcap.service.captioning.options import CaptionOptions, options_from_json
+from snapcap.service.errors import (
+    InvalidOption,
+    MissingImage,
+    TooManyImages,
+    UnknownOption,
+    UnsupportedOption,
+)
+
+MAX_STOPS = 4
+MAX_STOP_CHARACTERS = 1000
+_EXAMPLE = '{"model": "…", "messages": [{"role": "user", "content": [{"type": "image_url", …}]}]}'
+# Later ones win: max_completion_tokens is the new name of max_tokens.
+OPTIONS: Mapping[str, str] = {
+    "max_tokens": "max_new_tokens",
+    "max_completion_tokens": "max_new_tokens",
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "seed": "seed",
+    "num_beams": "num_beams",
+    "length_penalty": "length_penalty",
+    "early_stopping": "early_stopping",
+    "no_repeat_ngram_size": "no_repeat_ngram_size",
+    "repetition_penalty": "repetition_penalty",
+}
+# What these ask for, with these values, is what is done anyway. Clients send them without being told to.
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "store": (False,),
+    "service_tier": ("auto", "default"),
+}
+# They are for the one who sends them: they change nothing in a reply.
+LABELS = ("user", "metadata", "safety_identifier", "prompt_cache_key")
+_FIELDS = ("model", "messages", "stream", "stream_options", "stop")
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """`image` is the bytes of a data URI, or an http(s) URL."""
+
+    model: str
+    image: bytes | str
+    options: CaptionOptions
+    stop: tuple[str, ...]
+    stream: bool
+    include_usage: bool
+
+
+def parse_chat(body: bytes) -> ChatRequest:
+    """Raises the subclasses of BadRequest that say what is wrong, with the field as `option`."""
+    document = {name: value for name, value in json_object(body, _EXAMPLE).items() if value is not None}
+    _check_names(document)
+    options = CaptionOptions(clamp=True)
+    for field, option in OPTIONS.items():
+        if field in document:
+            options = _option(option, document[field], field, options)
+    image, prompt = _message(document.get("messages"))
+    stream = _switch(document, "stream", "stream")
+    include_usage = _include_usage(document.get("stream_options"), stream)
+    return ChatRequest(
+        model=_text(document.get("model"), "model"),
+        image=image,
+        options=_option("prompt", prompt, "messages", options),
+        stop=_stops(document.get("stop", [])),
+        stream=stream,
+        include_usage=include_usage,
+    )
+
+
+def _check_names(document: Mapping[str, Any]) -> None:
+    known = (*_FIELDS, *OPTIONS, *NEUTRAL, *LABELS)
+    for name, value in document.items():
+        if name not in known:
+            raise UnknownOption(name, known)
+        if name in NEUTRAL and not any(_same(value, neutral) for neutral in NEUTRAL[name]):
+            raise UnsupportedOption(name, f"leave it out or send {_choices(NEUTRAL[name])}")
+
+
+def _same(value: Any, other: Any) -> bool:
+    # To Python, true is 1.
+    return isinstance(value, bool) == isinstance(other, bool) and bool(value == other)
+
+
+def _choices(values: tuple[Any, ...]) -> str:
+    return " or ".join(json.dumps(value) for value in values)
+
+
+def _option(name: str, value: Any, field: str, options: CaptionOptions) -> CaptionOptions:
+    try:
+        return options_from_json({name: value}, options)
+    except InvalidOption as error:
+        raise InvalidOption(field, error.must) from None
+
+
+def _message(messages: Any) -> tuple[bytes | str, str]:
+    """The image and the text of the only message."""
+    if not isinstance(messages, list) or len(messages) != 1 or not isinstance(messages[0], dict):
+        raise InvalidOption("messages", "be a list of one message; a caption has no conversation before it")
+    message = messages[0]
+    if message.get("role") != "user":
+        raise InvalidOption("messages[0].role", "be 'user'; this model takes no instructions")
+    if set(message) - {"role", "content", "name"} or not isinstance(message.get("name"), str | None):
+        raise InvalidOption("messages[0]", "have the members role and content, and as name a text")
+    content = message.get("content")
+    if isinstance(content, str):
+        raise MissingImage("There is no image; send one as a content part of type image_url with a data URI.")
+    if not isinstance(content, list):
+        raise InvalidOption("messages[0].content", "be a list of content parts")
+    images, texts = [], []
+    for index, part in enumerate(content):
+        where = f"messages[0].content[{index}]"
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind not in ("text", "image_url"):
+            raise InvalidOption(where, "be a content part of type text or image_url")
+        if set(part) - {"type", kind}:
+            raise InvalidOption(where, f"have the members type and {kind} only")
+        if kind == "image_url":
+            images.append(_image_url(part, where))
+        else:
+            texts.append(_text(part.get("text"), f"{where}.text"))
+    return _one_image(images), _one_text(texts)
+
+
+def _one_image(images: list[tuple[str, str]]) -> bytes | str:
+    if not images:
+        raise MissingImage("There is no image; send one as a content part of type image_url with a data URI.")
+    if len(images) > 1:
+        raise TooManyImages(f"There are {len(images)} images; send one in each request.")
+    ((url, where),) = images
+    if url[:5].lower() == "data:":
+        return image_from_base64(url, where)
+    if url.lower().startswith(("http://", "https://")):
+        return url
+    raise InvalidOption(where, "be a data URI with base64, as in data:image/jpeg;base64,…")
+
+
+def _one_text(texts: list[str]) -> str:
+    if len(texts) > 1:
+        raise InvalidOption("messages[0].content", "have one text part at most: the beginning of the caption")
+    return texts[0] if texts else ""
+
+
+def _image_url(part: Mapping[str, Any], where: str) -> tuple[str, str]:
+    value = part.get("image_url")
+    if not isinstance(value, dict) or set(value) - {"url", "detail"}:
+        raise InvalidOption(f"{where}.image_url", 'be an object such as {"url": "data:image/jpeg;base64,…"}')
+    if value.get("detail") not in (None, "auto", "low", "high"):
+        raise InvalidOption(f"{where}.image_url.detail", "be auto, low or high")
+    return _text(value.get("url"), f"{where}.image_url.url"), f"{where}.image_url.url"
+
+
+def _stops(value: Any) -> tuple[str, ...]:
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or len(stops) > MAX_STOPS:
+        raise InvalidOption("stop", f"be text or a list of up to {MAX_STOPS} texts")
+    for stop in stops:
+        if not isinstance(stop, str) or not 0 < len(stop) <= MAX_STOP_CHARACTERS:
+            raise InvalidOption("stop", f"have texts of 1 to {MAX_STOP_CHARACTERS} characters")
+    return tuple(stops)
+
+
+def _include_usage(options: Any, stream: bool) -> bool:
+    if options is None:
+        return False
+    if not isinstance(options, dict) or set(options) - {"include_usage", "include_obfuscation"}:
+        raise InvalidOption("stream_options", 'be an object such as {"include_usage": true}')
+    if not stream:
+        raise InvalidOption("stream_options", "be given with `stream` only")
+    _switch(options, "include_obfuscation", "stream_options.include_obfuscation")
+    return _switch(options, "include_usage", "stream_options.include_usage")
+
+
+def _text(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidOption(where, "be text")
+    return value
+
+
+def _switch(values: Mapping[str, Any], name: str, where: str) -> bool:
+    value = values.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise InvalidOption(where, "be true or false")
+    return bool(value)

@@ -1,0 +1,135 @@
+"""GET /v1/models, GET /v1/models/{model} and POST /v1/chat/completions, as OpenAI's clients know them."""
+
+import json
+import time
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from snapcap.service.api.bodies.body import BodyLimits
+from snapcap.service.api.bodies.disconnect import unless_disconnected
+from snapcap.service.api.bodies.event_stream import EventStream
+from snapcap.service.api.bodies.json_body import read_json
+from snapcap.service.api.bodies.json_reply import JsonReply
+from snapcap.service.api.caption.request import JSON, media_type
+from snapcap.service.api.middleware.problem_handler import ProblemHandler
+from snapcap.service.api.middleware.request_id import request_id
+from snapcap.service.api.openai.image_fetcher import ImageFetcher
+from snapcap.service.api.openai.openapi import MODEL, MODELS, chat
+from snapcap.service.api.openai.request import ChatRequest, parse_chat
+from snapcap.service.api.problems import openai_error
+from snapcap.service.api.routing import DirectRoute
+from snapcap.service.captioning.captioner import Captioner
+from snapcap.service.captioning.stream import CaptionStream
+from snapcap.service.errors import UnsupportedMediaType
+from snapcap.service.memory.bodies import body_account
+
+
+class OpenAIRoutes:
+    """The endpoints over one captioner."""
+
+    def __init__(
+        self, captioner: Captioner, limits: BodyLimits, fetcher: ImageFetcher, handler: ProblemHandler
+    ) -> None:
+        self._captioner = captioner
+        self._limits = limits
+        self._fetcher = fetcher
+        self._handler = handler
+
+    def router(self) -> APIRouter:
+        router = APIRouter(tags=["OpenAI"], route_class=DirectRoute)
+        router.add_api_route(
+            "/v1/chat/completions", self.create_chat_completion, methods=["POST"], **chat(self._fetcher.may_fetch)
+        )
+        router.add_api_route("/v1/models", self.list_models, methods=["GET"], **MODELS)
+        router.add_api_route("/v1/models/{model:path}", self.retrieve_model, methods=["GET"], **MODEL)
+        return router
+
+    async def list_models(self, request: Request) -> Response:
+        """The one model that is served."""
+        return JsonReply({"object": "list", "data": [self._model(None)]})
+
+    async def retrieve_model(self, request: Request) -> Response:
+        """The model, if it is the one that is served. Its name may hold slashes."""
+        return JsonReply(self._model(request.path_params["model"]))
+
+    async def create_chat_completion(self, request: Request) -> Response:
+        """One user message with one image, as a data URI, and optionally a text. The text is not a question: it is
+        the beginning of the caption, and the reply is what follows it.
+
+        Decoding is greedy unless a temperature is given. A bound on the tokens above what the model holds means as
+        many as it holds. A field that would need what is not served is refused."""
+        self._captioner.check_admission()
+        if media_type(request) not in ("", JSON):
+            raise UnsupportedMediaType(f"Send {JSON}.")
+        wanted = await read_json(request, self._limits, self._captioner.pool, parse_chat)
+        model, _ = self._captioner.served_model(wanted.model)
+        identity = f"chatcmpl-{request_id(request.scope)}"
+        head = {"id": identity, "created": int(time.time()), "model": model}
+        if wanted.stream:
+            return await self._streamed(request, wanted, head)
+        return JsonReply(await unless_disconnected(request.receive, self._whole(request, wanted, head)))
+
+    def _model(self, name: str | None) -> dict[str, Any]:
+        name, created = self._captioner.served_model(name)
+        return {"id": name, "object": "model", "created": int(created), "owned_by": "snapcap"}
+
+    async def _open(self, request: Request, chat: ChatRequest) -> CaptionStream:
+        identity, account = request_id(request.scope), body_account(request.scope)
+        image = chat.image if isinstance(chat.image, bytes) else await self._fetcher.fetch(chat.image, account)
+        return await self._captioner.stream(image, chat.options, identity, chat.stop, account, live=chat.stream)
+
+    async def _whole(self, request: Request, chat: ChatRequest, head: dict[str, Any]) -> dict[str, Any]:
+        stream = await self._open(request, chat)
+        try:
+            message = {"role": "assistant", "content": await stream.rest(), "refusal": None}
+        finally:
+            stream.close()
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": stream.finish_reason}
+        return {**head, "object": "chat.completion", "choices": [choice], "usage": _usage(stream)}
+
+    async def _streamed(self, request: Request, chat: ChatRequest, head: dict[str, Any]) -> Response:
+        # The head of the reply waits for the first text: until then an error can still have its status.
+        stream, first = await unless_disconnected(request.receive, self._begin(request, chat))
+        return EventStream(
+            self._events(request, stream, first, head, chat.include_usage),
+            stream.close,
+            lambda error: self._handler.note(request, error),
+        )
+
+    async def _begin(self, request: Request, chat: ChatRequest) -> tuple[CaptionStream, str | None]:
+        stream = await self._open(request, chat)
+        try:
+            return stream, await stream.next()
+        except BaseException:
+            stream.close()
+            raise
+
+    async def _events(
+        self, request: Request, stream: CaptionStream, piece: str | None, head: dict[str, Any], include_usage: bool
+    ) -> AsyncGenerator[str, None]:
+        def chunk(choices: list[dict[str, Any]], usage: dict[str, int] | None = None) -> str:
+            body = {**head, "object": "chat.completion.chunk", "choices": choices}
+            return json.dumps({**body, "usage": usage} if include_usage else body)
+
+        def delta(content: dict[str, str], finish_reason: str | None = None) -> str:
+            return chunk([{"index": 0, "delta": content, "logprobs": None, "finish_reason": finish_reason}])
+
+        yield delta({"role": "assistant", "content": ""})
+        try:
+            while piece is not None:
+                yield delta({"content": piece})
+                piece = await stream.next()
+        except Exception as error:
+            yield json.dumps(openai_error(self._handler.note(request, error)))
+            return
+        yield delta({}, stream.finish_reason)
+        if include_usage:
+            yield chunk([], _usage(stream))
+        yield "[DONE]"
+
+
+def _usage(stream: CaptionStream) -> dict[str, int]:
+    prompt, completion = stream.prompt_tokens, stream.completion_tokens
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}

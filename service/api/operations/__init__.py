@@ -1,0 +1,1 @@
+"""Serves probes, metrics, the start and the page."""

@@ -1,0 +1,73 @@
+"""The static pages: their files put into one document, which needs nothing from anywhere else.
+
+A style and a script stand inline under a Content-Security-Policy that names their hashes; images become data URIs.
+Opened as files, without a server, the pages find their parts beside them.
+"""
+
+import base64
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+_FOLDER = Path(__file__).parent / "static"
+_STYLE = re.compile(r'<link rel="stylesheet" href="([\w.]+)">')
+_SCRIPT = re.compile(r'<script src="([\w.]+)"></script>')
+_IMAGE = re.compile(r'(?<=(?:src|ref)=")([\w/-]+\.(?:svg|webp))(?=")')
+_METRICS = re.compile(r"<a [^>]*data-metrics[^>]*>[^<]*</a>")
+_IMAGE_TYPES = {".svg": "image/svg+xml", ".webp": "image/webp"}
+_POLICY = (
+    "default-src 'none'; script-src {scripts}; style-src {styles}; img-src data: blob:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
+)
+
+
+@dataclass(frozen=True)
+class Page:
+    """A finished document and its headers."""
+
+    body: bytes
+    headers: dict[str, str]
+
+    @property
+    def etag(self) -> str:
+        return self.headers["ETag"]
+
+
+def load_page(name: str, metrics: bool) -> Page:
+    """Read a page of the package, such as "index.html", and all that it names.
+
+    ``metrics``: whether the page may link to /metrics, which is not there when it has a port of its own."""
+    hashes: dict[str, list[str]] = {"style": [], "script": []}
+
+    def inline(tag: str, file: str) -> str:
+        # Line breaks as the browser's parser sees them, or the hash would not be that of the element's text.
+        text = (_FOLDER / file).read_text("utf-8").replace("\r\n", "\n")
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        hashes[tag].append(f"'sha256-{digest}'")
+        return f"<{tag}>{text}</{tag}>"
+
+    document = (_FOLDER / name).read_text("utf-8")
+    if not metrics:
+        document = _METRICS.sub("", document)
+    document = _IMAGE.sub(lambda found: _data_uri(_FOLDER / found[1]), document)
+    document = _STYLE.sub(lambda found: inline("style", found[1]), document)
+    document = _SCRIPT.sub(lambda found: inline("script", found[1]), document)
+    body = document.encode()
+    policy = _POLICY.format(scripts=" ".join(hashes["script"]), styles=" ".join(hashes["style"]))
+    return Page(
+        body,
+        {
+            "Content-Security-Policy": policy,
+            "ETag": f'"{hashlib.sha256(body).hexdigest()[:32]}"',
+            # Asked for each time, sent only when it has changed: a new server shows its own page.
+            "Cache-Control": "no-cache",
+            "Cross-Origin-Opener-Policy": "same-origin",
+            "Referrer-Policy": "no-referrer",
+            "X-Content-Type-Options": "nosniff",
+        },
+    )
+
+
+def _data_uri(file: Path) -> str:
+    return f"data:{_IMAGE_TYPES[file.suffix]};base64,{base64.b64encode(file.read_bytes()).decode()}"

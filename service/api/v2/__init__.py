@@ -1,0 +1,1 @@
+"""Serves the Open Inference Protocol, version 2."""

@@ -1,0 +1,185 @@
+"""An inference request of the Open Inference Protocol v2: a batch of images in one tensor of BYTES.
+
+In JSON an element is base64 text. With the binary tensor data extension the body goes on after the JSON with the
+elements as they are, each behind its length; that is what tritonclient sends unless it is told otherwise.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from snapcap.service.api.bodies.json_body import image_from_base64, json_object, member_object
+from snapcap.service.captioning.options import NAMES, CaptionOptions, integer, options_from_json
+from snapcap.service.errors import (
+    BadRequest,
+    InvalidJson,
+    InvalidOption,
+    MissingImage,
+    PayloadTooLarge,
+    TooManyImages,
+    UnknownOption,
+    UnsupportedOption,
+)
+
+INPUT = "image"
+OUTPUT = "caption"
+MAX_IMAGES = 16
+BINARY_OUTPUT = "binary_data_output"
+# `timeout` is Triton's here, in microseconds.
+MAX_TIMEOUT = 3_600_000_000
+PARAMETERS = (*NAMES, BINARY_OUTPUT)
+_EXAMPLE = '{"inputs": [{"name": "image", "datatype": "BYTES", "shape": [1], "data": ["…base64…"]}]}'
+_LENGTH_BYTES = 4
+MAX_HEADER = 1 << 20
+
+
+@dataclass(frozen=True)
+class InferRequest:
+    """`shape` is that of the input, which the output has too; `binary` asks for the output behind the JSON."""
+
+    id: str | None
+    images: tuple[bytes, ...]
+    shape: tuple[int, ...]
+    options: CaptionOptions
+    binary: bool
+
+
+def parse_infer(body: bytes, header_length: str | None) -> InferRequest:
+    """`header_length` is the value of Inference-Header-Content-Length, the length of the JSON before binary data.
+
+    Raises the subclasses of BadRequest that say what is wrong."""
+    size = len(body) if header_length is None else _header_length(header_length, len(body))
+    if size < len(body) and size > MAX_HEADER:
+        raise PayloadTooLarge(f"The JSON before binary tensor data may have at most {MAX_HEADER} bytes.")
+    document = json_object(body[:size], _EXAMPLE)
+    _only(document, ("id", "parameters", "inputs", "outputs"))
+    parameters = member_object(document.get("parameters"), "parameters")
+    tensor = _single(document.get("inputs"), "inputs", INPUT)
+    _only(tensor, ("name", "datatype", "shape", "parameters", "data"))
+    if tensor.get("datatype") != "BYTES":
+        raise UnsupportedOption("inputs[0].datatype", "an image is an element of BYTES")
+    shape = _shape(tensor.get("shape"))
+    return InferRequest(
+        id=_identity(document.get("id")),
+        images=_images(tensor, shape, memoryview(body)[size:]),
+        shape=shape,
+        options=_options(parameters),
+        binary=_binary_output(document.get("outputs"), parameters),
+    )
+
+
+def bytes_elements(elements: Iterable[bytes]) -> bytes:
+    """Elements of BYTES as binary tensor data: each behind its length in 4 bytes, the lowest first."""
+    return b"".join(len(each).to_bytes(_LENGTH_BYTES, "little") + each for each in elements)
+
+
+def _header_length(text: str, body: int) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) < 16 and int(text) <= body):
+        raise BadRequest("Inference-Header-Content-Length must be the number of bytes of the JSON in the body.")
+    return int(text)
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    shape = [integer(each) for each in value] if isinstance(value, list) else []
+    # [n], or [n, 1] from clients that think of a batch of rows.
+    if not shape or shape[0] is None or shape[0] < 1 or shape[1:] not in ([], [1]):
+        raise InvalidOption("inputs[0].shape", "be [n] or [n, 1], for n images")
+    if shape[0] > MAX_IMAGES:
+        raise TooManyImages(f"There are {shape[0]} images; send at most {MAX_IMAGES} in one request.")
+    return (shape[0], *(1 for _ in shape[1:]))
+
+
+def _images(tensor: Mapping[str, Any], shape: tuple[int, ...], binary: memoryview) -> tuple[bytes, ...]:
+    parameters = member_object(tensor.get("parameters"), "inputs[0].parameters")
+    _only(parameters, ("binary_data_size",))
+    size = parameters.get("binary_data_size")
+    if size is None:
+        if binary:
+            raise InvalidOption("inputs[0].parameters.binary_data_size", "say how many bytes follow the JSON")
+        texts = _flat(tensor.get("data"))
+        _check_count(len(texts), shape)
+        images = [image_from_base64(each, f"inputs[0].data[{index}]") for index, each in enumerate(texts)]
+    else:
+        if "data" in tensor or integer(size) != len(binary):
+            raise InvalidOption("inputs[0].parameters.binary_data_size", f"be {len(binary)}, what follows the JSON")
+        images = _elements(binary, prod(shape))
+        _check_count(len(images), shape)
+    return tuple(images)
+
+
+def _check_count(count: int, shape: tuple[int, ...]) -> None:
+    if count != prod(shape):
+        raise InvalidOption("inputs[0].shape", "have as many elements as there are images")
+
+
+def _flat(data: Any) -> list[Any]:
+    """Nested lists are allowed: the data may be written in the tensor's shape."""
+    if not isinstance(data, list) or not data:
+        raise MissingImage("The member inputs[0].data must be a list of images in base64.")
+    return [each for row in data for each in (row if isinstance(row, list) else [row])]
+
+
+def _elements(binary: memoryview, wanted: int) -> list[bytes]:
+    """One more than wanted at most."""
+    images: list[bytes] = []
+    at = 0
+    while at < len(binary) and len(images) <= wanted:
+        start = at + _LENGTH_BYTES
+        at = start + int.from_bytes(binary[at:start], "little")
+        images.append(bytes(binary[start:at]))
+    if at > len(binary):
+        raise InvalidJson("The binary tensor data ends within an element: send each behind its length in 4 bytes.")
+    return images
+
+
+def _options(parameters: Mapping[str, Any]) -> CaptionOptions:
+    _only(parameters, PARAMETERS)
+    values = {name: value for name, value in parameters.items() if name in NAMES and value is not None}
+    if "timeout" in values:
+        timeout = integer(values["timeout"])
+        if timeout is None or not 0 < timeout <= MAX_TIMEOUT:
+            raise InvalidOption("timeout", f"be a whole number of microseconds from 1 to {MAX_TIMEOUT}")
+        values["timeout"] = timeout / 1e6
+    return options_from_json(values, CaptionOptions())
+
+
+def _binary_output(outputs: Any, parameters: Mapping[str, Any]) -> bool:
+    everywhere = _switch(parameters, BINARY_OUTPUT, False)
+    if outputs in (None, []):
+        return everywhere
+    output = _single(outputs, "outputs", OUTPUT)
+    _only(output, ("name", "parameters"))
+    own = member_object(output.get("parameters"), "outputs[0].parameters")
+    _only(own, ("binary_data",))
+    return _switch(own, "binary_data", everywhere)
+
+
+def _single(value: Any, where: str, name: str) -> Mapping[str, Any]:
+    if not isinstance(value, list) or len(value) != 1 or not isinstance(value[0], dict):
+        raise InvalidOption(where, f"be a list of one tensor, named {name!r}")
+    if value[0].get("name") != name:
+        raise InvalidOption(f"{where}[0].name", f"be {name!r}")
+    return value[0]
+
+
+def _only(values: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    for name in values:
+        if name not in known:
+            raise UnknownOption(name, known)
+
+
+def _switch(values: Mapping[str, Any], name: str, default: bool) -> bool:
+    value = values.get(name, default)
+    if not isinstance(value, bool):
+        raise InvalidOption(name, "be true or false")
+    return value
+
+
+def _identity(value: Any) -> str | None:
+    if value is None:
+        return None
+    # It comes back in the reply, where half of a surrogate pair cannot be written.
+    if not isinstance(value, str) or len(value) > 1000 or not value.isprintable():
+        raise InvalidOption("id", "be at most 1000 printable characters")
+    return value

@@ -1,0 +1,146 @@
+"""The Open Inference Protocol v2 over HTTP: health, metadata and inference."""
+
+import asyncio
+import json
+import re
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from starlette.routing import Match
+from starlette.types import Scope
+
+from snapcap.service.api.bodies.body import BodyLimits
+from snapcap.service.api.bodies.disconnect import unless_disconnected
+from snapcap.service.api.bodies.json_body import read_json
+from snapcap.service.api.bodies.json_reply import JsonReply
+from snapcap.service.api.middleware.request_id import request_id
+from snapcap.service.api.routing import DirectRoute
+from snapcap.service.api.v2 import openapi as documented
+from snapcap.service.api.v2.request import INPUT, OUTPUT, InferRequest, bytes_elements, parse_infer
+from snapcap.service.captioning.captioner import Captioner
+from snapcap.service.errors import NotFound, NotReady
+from snapcap.service.memory.bodies import body_account
+from snapcap.service.readiness import Readiness
+from snapcap.warmup.version import snapcap_version
+
+VERSION = "1"
+HEADER_LENGTH = "Inference-Header-Content-Length"
+_VERBS = re.compile(r"/(infer|ready|versions/[^/]*(/(infer|ready))?)$")
+
+
+class V2Route(DirectRoute):
+    """The name of a model may hold slashes, but not the words of the protocol that follow it."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        match, child = super().matches(scope)
+        if match is not Match.NONE and _VERBS.search(child["path_params"].get("model", "")):
+            return Match.NONE, {}
+        return match, child
+
+
+class V2Routes:
+    """The endpoints over one captioner."""
+
+    def __init__(self, captioner: Captioner, readiness: Readiness, limits: BodyLimits) -> None:
+        self._captioner = captioner
+        self._readiness = readiness
+        self._limits = limits
+
+    def probes(self) -> APIRouter:
+        """Health of the server."""
+        router = APIRouter(tags=["Open Inference Protocol"], route_class=DirectRoute)
+        router.add_api_route("/v2/health/live", self.live, name="server_live", methods=["GET"], **documented.LIVE)
+        router.add_api_route(
+            "/v2/health/ready", self.ready, name="server_ready", methods=["GET"], **documented.READY
+        )
+        return router
+
+    def router(self) -> APIRouter:
+        """Metadata and inference."""
+        router = APIRouter(tags=["Open Inference Protocol"], route_class=V2Route)
+        router.add_api_route("/v2", self.server, name="server_metadata", methods=["GET"], **documented.SERVER)
+        for name, version in (("versioned_", "/versions/{version}"), ("", "")):
+            path = f"/v2/models/{{model:path}}{version}"
+            add, described = router.add_api_route, documented.of_model(versioned=bool(version))
+            add(f"{path}/infer", self.infer, name=f"{name}model_infer", methods=["POST"], **described.infer)
+            add(f"{path}/ready", self.model_ready, name=f"{name}model_ready", methods=["GET"], **described.ready)
+            add(path, self.model, name=f"{name}model_metadata", methods=["GET"], **described.metadata)
+        return router
+
+    async def live(self, request: Request) -> Response:
+        """200 as long as the event loop runs; depends on nothing else."""
+        return JSONResponse({"live": True})
+
+    async def ready(self, request: Request) -> Response:
+        """200 when captions are served, else 503."""
+        return JSONResponse({"ready": self._readiness.servable}, 200 if self._readiness.servable else 503)
+
+    async def server(self, request: Request) -> Response:
+        """What the server is, and the extensions of the protocol that it has."""
+        return JSONResponse({"name": "snapcap", "version": snapcap_version(), "extensions": ["binary_tensor_data"]})
+
+    async def model(self, request: Request) -> Response:
+        """The tensors of the model. Its name may hold slashes."""
+        tensors = {"datatype": "BYTES", "shape": [-1]}
+        body = {
+            "name": self._model(request),
+            "versions": [VERSION],
+            "platform": "snapcap",
+            "inputs": [{"name": INPUT, **tensors}],
+            "outputs": [{"name": OUTPUT, **tensors}],
+        }
+        return JSONResponse(body)
+
+    async def model_ready(self, request: Request) -> Response:
+        """200 when the model serves, else 503."""
+        name = self._model(request)
+        if not self._readiness.servable:
+            raise NotReady(self._readiness.phase())
+        return JSONResponse({"name": name, "ready": True})
+
+    async def infer(self, request: Request) -> Response:
+        """A batch of up to 16 images in one tensor; it fails as a whole. Elements of JSON are base64; those of
+        binary tensor data are the bytes of the image files."""
+        name = self._model(request)
+        self._captioner.check_admission()
+        length = request.headers.get(HEADER_LENGTH)
+        wanted = await read_json(
+            request, self._limits, self._captioner.pool, lambda body: parse_infer(body, length)
+        )
+        captions = await unless_disconnected(request.receive, self._captions(request, wanted))
+        return _reply(name, wanted, captions)
+
+    async def _captions(self, request: Request, wanted: InferRequest) -> list[str]:
+        identity, account = request_id(request.scope), body_account(request.scope)
+        tasks = [
+            asyncio.ensure_future(self._captioner.caption(image, wanted.options, f"{identity}/{index}", account))
+            for index, image in enumerate(wanted.images)
+        ]
+        try:
+            return [result.caption for result in await asyncio.gather(*tasks)]
+        finally:
+            for task in tasks:  # after the first failure nobody wants the others
+                task.cancel()
+
+    def _model(self, request: Request) -> str:
+        """The name of the model. Raises NotReady, ModelNotFound, NotFound."""
+        name, _ = self._captioner.served_model(request.path_params["model"])
+        version = request.path_params.get("version", VERSION)
+        if version != VERSION:
+            raise NotFound(f"The model {name!r} has no version {version[:50]!r}; use version {VERSION}.")
+        return name
+
+
+def _reply(name: str, wanted: InferRequest, captions: list[str]) -> Response:
+    output: dict[str, Any] = {"name": OUTPUT, "datatype": "BYTES", "shape": list(wanted.shape)}
+    body: dict[str, Any] = {"model_name": name, "model_version": VERSION, "outputs": [output]}
+    if wanted.id is not None:
+        body["id"] = wanted.id
+    if not wanted.binary:
+        output["data"] = captions
+        return JsonReply(body)
+    data = bytes_elements(caption.encode() for caption in captions)
+    output["parameters"] = {"binary_data_size": len(data)}
+    head = json.dumps(body).encode()
+    return Response(head + data, headers={HEADER_LENGTH: str(len(head))}, media_type="application/octet-stream")

@@ -1,0 +1,1 @@
+"""Turns an image and options into a caption: decode, prompt, engine, text."""

@@ -1,0 +1,259 @@
+"""From the bytes of an image to its caption: what the routes call. No torch, and nothing heavy until `attach`."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future, InvalidStateError, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from snapcap.service.captioning.loop_handoff import Arrivals
+from snapcap.service.captioning.options import CaptionOptions
+from snapcap.service.captioning.preparation import Decoding, Prepared
+from snapcap.service.captioning.stop_sequences import CaptionText
+from snapcap.service.captioning.stream import CaptionStream
+from snapcap.service.errors import InvalidOption, ModelNotFound, NotReady
+from snapcap.service.images.decoder import Decoder, Encoded
+from snapcap.service.images.threads import ThreadDecoder, decode_threads
+from snapcap.service.memory.bodies import BodyAccount
+from snapcap.service.readiness import Readiness, State
+from snapcap.service.telemetry.metrics import Metrics
+from snapcap.warmup.progress.timeline import Timeline
+
+if TYPE_CHECKING:
+    from snapcap.models.processing.tokenizer import Tokenizer
+    from snapcap.models.processing.transform import ImageTransform
+    from snapcap.service.engine.request import CaptionEngine, Completion
+
+
+@dataclass(frozen=True)
+class CaptionLimits:
+    """`timeout`: seconds of a caption at most. `queue_size`: images that may wait to be decoded.
+    `decode_threads`: as `thread_decoder.decode_threads` has it. `decode_room`: bytes of memory that an image may
+    take on one of them; None: as many as it does."""
+
+    timeout: float
+    queue_size: int
+    decode_threads: int = 0
+    decode_room: int | None = None
+
+
+@dataclass(frozen=True)
+class CaptionResult:
+    """The reply. `tokens` counts the generated ones; `timings` are in milliseconds."""
+
+    caption: str
+    model: str
+    tokens: int
+    finish_reason: str
+    backend: str
+    timings: Mapping[str, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class _Model:
+    engine: "CaptionEngine"
+    decoder: Decoder
+    tokenizer: "Tokenizer"
+    name: str
+    created: float
+
+
+class Captioner:
+    """Safe to attach from any thread; captions on the event loop."""
+
+    def __init__(self, limits: CaptionLimits, readiness: Readiness, metrics: Metrics, timeline: Timeline) -> None:
+        self._limits = limits
+        self._readiness = readiness
+        self._timeline = timeline
+        self._model: _Model | None = None
+        self._captioned = False
+        self._pool = ThreadPoolExecutor(decode_threads(limits.decode_threads), thread_name_prefix="decode")
+        self._decoding = Decoding(limits.queue_size, metrics)
+        self._arrivals_of_loop: Arrivals | None = None
+
+    @property
+    def pool(self) -> Executor:
+        """The threads for work on request data that would hold up the event loop."""
+        return self._pool
+
+    @property
+    def model_name(self) -> str | None:
+        """The name of the model once it is attached."""
+        return None if self._model is None else self._model.name
+
+    def attach(
+        self,
+        engine: "CaptionEngine",
+        transform: "ImageTransform",
+        tokenizer: "Tokenizer",
+        model_name: str,
+        decoder: Decoder | None = None,
+    ) -> None:
+        """From now on captions are served. Called once, by the start. `decoder` None: `pool` decodes."""
+        decoder = decoder or ThreadDecoder(self._pool, transform, self._limits.decode_room)
+        self._model = _Model(engine, decoder, tokenizer, model_name, time.time())
+
+    def served_model(self, name: str | None = None) -> tuple[str, float]:
+        """The name of the model and since when it is served, in seconds of Unix time.
+
+        Raises NotReady, and ModelNotFound when it is not the one of this name."""
+        model = self._servable()
+        if name not in (None, model.name):
+            raise ModelNotFound(str(name), model.name)
+        return model.name, model.created
+
+    def check_admission(self) -> None:
+        """Refuses before any work is done, such as reading the body. Raises NotReady, Overloaded."""
+        self._servable()
+        self._decoding.check_admission()
+
+    async def caption(
+        self, image: bytes, options: CaptionOptions, request_id: str, account: BodyAccount | None = None
+    ) -> CaptionResult:
+        """The caption of one encoded image, whose bytes the account has.
+
+        Cancelling the call withdraws the request from the engine. Raises NotReady, Overloaded,
+        DeadlineExceeded, UnprocessableImage, PromptTooLong, InvalidOption, EngineFailed."""
+        started = time.monotonic()
+        self.check_admission()
+        model, deadline = self._servable(), started + self._timeout(options)
+        future: Future[Completion] = Future()
+        preparations: list[Prepared] = []
+
+        def submit(prepared: Prepared) -> None:
+            # From where it was decoded straight to the device: the coroutine has its turn at the end.
+            preparations.append(prepared)
+            _submit(model, prepared, options, request_id, deadline, future)
+
+        encoded = Encoded(image, request_id, deadline, future.cancelled, account)
+        self._start(model, encoded, options, future, submit)
+        completion = await self._arrivals().result(future, deadline)
+        prepared, picture = preparations[0], preparations[0].picture
+        text = model.tokenizer.decode([*prepared.prompt_ids, *completion.tokens])
+        if not self._captioned:
+            self._mark_first()
+        return CaptionResult(
+            caption=text,
+            model=model.name,
+            tokens=len(completion.tokens),
+            finish_reason=completion.finish_reason,
+            backend=completion.backend,
+            timings={
+                "queue": _ms(picture.began - started + completion.queue_s),
+                "decode_image": _ms(picture.seconds),
+                "encode": _ms(completion.encode_s),
+                "decode": _ms(completion.decode_s),
+                "total": _ms(time.monotonic() - started),
+            },
+        )
+
+    async def stream(
+        self,
+        image: bytes,
+        options: CaptionOptions,
+        request_id: str,
+        stop: Sequence[str] = (),
+        account: BodyAccount | None = None,
+        *,
+        live: bool,
+    ) -> CaptionStream:
+        """What follows the prompt in the caption of one encoded image, up to the first of the `stop` sequences.
+
+        The request is queued when this returns. `live`: each token is handed over as it is generated. Close the
+        stream when the rest is not wanted. Raises what `caption` raises."""
+        started = time.monotonic()
+        if live and options.num_beams > 1:
+            raise InvalidOption("num_beams", "be 1 for a stream; a beam search has no token before its end")
+        self.check_admission()
+        model, deadline, arrivals = self._servable(), started + self._timeout(options), self._arrivals()
+        queued: Future[CaptionStream] = Future()
+
+        def submit(prepared: Prepared) -> None:
+            text = model.tokenizer.stream(prepared.prompt_ids)
+            shown = CaptionText(stop, keep_leading_space=bool(prepared.prompt_ids))
+            stream = CaptionStream(text.push, text.end, shown, len(prepared.prompt_ids), deadline, arrivals)
+            stream.future.add_done_callback(self._mark_first_of)
+            # A stop sequence ends the generation at once, so it needs each token at once too. A search has none.
+            on_token = stream.feed if live or (stop and options.num_beams == 1) else None
+            _submit(model, prepared, options, request_id, deadline, stream.future, on_token)
+            try:
+                queued.set_result(stream)
+            except InvalidStateError:  # the client has left
+                stream.close()
+
+        encoded = Encoded(image, request_id, deadline, queued.cancelled, account)
+        self._start(model, encoded, options, queued, submit)
+        try:
+            return await arrivals.result(queued, deadline)
+        except BaseException:
+            queued.add_done_callback(_close_unused)
+            raise
+
+    def close(self) -> None:
+        """Ends the threads as they become free."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _start(
+        self,
+        model: _Model,
+        encoded: Encoded,
+        options: CaptionOptions,
+        future: "Future[Any]",
+        then: Callable[[Prepared], object],
+    ) -> None:
+        parts = (model.decoder, model.tokenizer, model.engine.limits)
+        self._decoding.start(encoded, options, parts, future, then)
+
+    def _arrivals(self) -> Arrivals:
+        """Those of the event loop that runs this."""
+        loop = asyncio.get_running_loop()
+        if self._arrivals_of_loop is None or self._arrivals_of_loop.loop is not loop:
+            self._arrivals_of_loop = Arrivals(loop)
+        return self._arrivals_of_loop
+
+    def _timeout(self, options: CaptionOptions) -> float:
+        return min(options.timeout or self._limits.timeout, self._limits.timeout)
+
+    def _mark_first(self) -> None:
+        self._timeline.mark("first_caption")
+        self._captioned = True
+
+    def _mark_first_of(self, future: "Future[Completion]") -> None:
+        if not future.cancelled() and future.exception() is None:
+            self._mark_first()
+
+    def _servable(self) -> _Model:
+        if self._model is None or self._readiness.state is State.FAILED:
+            raise NotReady(self._readiness.phase())
+        return self._model
+
+
+def _submit(
+    model: _Model,
+    prepared: Prepared,
+    options: CaptionOptions,
+    request_id: str,
+    deadline: float,
+    future: "Future[Completion]",
+    on_token: Callable[[int], None] | None = None,
+) -> None:
+    # Here, because it imports numpy, which the first second of the process must not wait for.
+    from snapcap.service.engine.request import CaptionRequest, SamplingParams  # noqa: PLC0415
+
+    params = SamplingParams.of(options)
+    pixels, prompt_ids = prepared.picture.pixels, prepared.prompt_ids
+    model.engine.submit(CaptionRequest(request_id, pixels, prompt_ids, params, deadline, future, on_token))
+
+
+def _close_unused(queued: "Future[CaptionStream]") -> None:
+    """A stream that was there at the moment when its client left."""
+    if not queued.cancelled() and queued.exception() is None:
+        queued.result().close()
+
+
+def _ms(seconds: float) -> float:
+    return round(max(seconds, 0.0) * 1000, 3)

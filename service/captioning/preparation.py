@@ -1,0 +1,101 @@
+"""Between the event loop and the device: an image is decoded and a prompt tokenised, as far as the queue allows."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from snapcap.service.captioning.options import CaptionOptions
+from snapcap.service.errors import Overloaded, UnprocessableImage
+from snapcap.service.images.decoder import Decoder, Done, Encoded, Outcome, Picture, Unreadable
+from snapcap.service.memory.bodies import BodyAccount
+from snapcap.service.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from snapcap.models.processing.tokenizer import Tokenizer
+    from snapcap.service.engine.limits import Limits
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What the device needs."""
+
+    picture: Picture
+    prompt_ids: tuple[int, ...]
+
+
+class Decoding:
+    """`queue_size`: images that may wait or be decoded at a time."""
+
+    def __init__(self, queue_size: int, metrics: Metrics) -> None:
+        self._queue_size = queue_size
+        self._metrics = metrics
+        self._lock = threading.Lock()
+        self._count = 0
+
+    def check_admission(self) -> None:
+        """Raises Overloaded."""
+        if self._count >= self._queue_size:
+            raise Overloaded
+
+    def start(
+        self,
+        encoded: Encoded,
+        options: CaptionOptions,
+        model: tuple[Decoder, "Tokenizer", "Limits"],
+        future: "Future[Any]",
+        then: Callable[[Prepared], object],
+    ) -> None:
+        """Decode elsewhere, and call `then` with it, which takes the pixels over unless it raises. An error of
+        either goes to the future; once that is cancelled, nothing more is done for it."""
+        with self._lock:
+            self._count += 1
+        decoder, tokenizer, limits = model
+        done: Done = partial(self._done, options, tokenizer, limits, future, then)
+        if encoded.account is not None:
+            done = partial(_released, encoded.account.hold(), done)
+        decoder.decode(encoded, done)
+
+    def _done(
+        self,
+        options: CaptionOptions,
+        tokenizer: "Tokenizer",
+        limits: "Limits",
+        future: "Future[Any]",
+        then: Callable[[Prepared], object],
+        outcome: Outcome,
+    ) -> bool:
+        """Whether the pixels were taken over."""
+        with self._lock:
+            self._count -= 1
+        if future.cancelled():
+            return False
+        try:
+            picture = self._picture(outcome)
+            prompt_ids = tuple(tokenizer.encode(options.prompt)) if options.prompt else ()
+            limits.check(len(prompt_ids), None if options.clamp else options.max_new_tokens, options.num_beams)
+            then(Prepared(picture, prompt_ids))
+        except Exception as error:
+            with suppress(InvalidStateError):  # the client has left
+                future.set_exception(error)
+            return False
+        return True
+
+    def _picture(self, outcome: Outcome) -> Picture:
+        """Raises UnprocessableImage, and whatever else went wrong."""
+        if isinstance(outcome, Picture):
+            self._metrics.image_decoded(outcome.format, outcome.seconds)
+            return outcome
+        if isinstance(outcome, Unreadable):
+            self._metrics.image_decode_failures.labels(outcome.reason).inc()
+            sentence = outcome.sentence
+            raise UnprocessableImage(f"{sentence[:1].upper()}{sentence[1:]}.", outcome.reason)
+        raise outcome
+
+
+def _released(account: BodyAccount, done: Done, outcome: Outcome) -> bool:
+    account.release()
+    return done(outcome)

@@ -1,0 +1,99 @@
+"""A caption on its way from the device thread, as text in pieces."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import TYPE_CHECKING
+
+from snapcap.service.captioning.loop_handoff import Arrivals
+from snapcap.service.captioning.stop_sequences import CaptionText
+from snapcap.service.errors import DeadlineExceeded
+
+if TYPE_CHECKING:
+    from snapcap.service.engine.request import Completion
+
+
+class CaptionStream:
+    """Belongs to the event loop of its `arrivals`. `push` gives the text of one more token, `end` of what was held
+    back.
+
+    `deadline` is a moment of `time.monotonic`."""
+
+    def __init__(
+        self,
+        push: Callable[[int], str],
+        end: Callable[[], str],
+        text: CaptionText,
+        prompt_tokens: int,
+        deadline: float,
+        arrivals: Arrivals,
+    ) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.completion_tokens = 0
+        self.finish_reason: str | None = None
+        self.future: Future[Completion] = Future()
+        self._push = push
+        self._end = end
+        self._text = text
+        self._arrivals = arrivals
+        self._deadline = arrivals.loop.time() + deadline - time.monotonic()
+        self._arrived: asyncio.Queue[int | None] = asyncio.Queue()
+        self.future.add_done_callback(lambda _: self._hand_over(None))
+
+    def feed(self, token: int) -> None:
+        """One more token, from any thread. Need not be called: the rest of the tokens is taken from the result."""
+        self._hand_over(token)
+
+    async def next(self) -> str | None:
+        """The next piece of text, never empty; None when there is no more, and `finish_reason` is known.
+
+        Raises DeadlineExceeded, EngineFailed."""
+        while self.finish_reason is None:
+            piece = self._take(await self._next_token())
+            if piece:
+                return piece
+        return None
+
+    async def rest(self) -> str:
+        """All of the text that `next` has not given yet. Raises what `next` raises."""
+        pieces = []
+        while (piece := await self.next()) is not None:
+            pieces.append(piece)
+        return "".join(pieces)
+
+    def close(self) -> None:
+        """Nobody wants the rest: the request leaves its slot."""
+        self.future.cancel()
+
+    def _hand_over(self, token: int | None) -> None:
+        self._arrivals.call(partial(self._arrived.put_nowait, token))
+
+    async def _next_token(self) -> int | None:
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                return await self._arrived.get()
+        except TimeoutError:
+            self.close()
+            raise DeadlineExceeded from None
+
+    def _take(self, token: int | None) -> str:
+        if token is not None:
+            return self._take_token(token)
+        completion = self.future.result()
+        piece = "".join(self._take_token(each) for each in completion.tokens[self.completion_tokens :])
+        if self.finish_reason is None:
+            self.finish_reason = completion.finish_reason
+            piece += self._text.push(self._end()) + self._text.end()
+        return piece
+
+    def _take_token(self, token: int) -> str:
+        if self.finish_reason is not None:
+            return ""
+        self.completion_tokens += 1
+        piece = self._text.push(self._push(token))
+        if self._text.stopped:
+            self.finish_reason = "stop"
+            self.close()
+        return piece

@@ -1,0 +1,1 @@
+"""Reads command lines and runs their commands."""

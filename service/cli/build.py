@@ -1,0 +1,147 @@
+"""`snapcap build`: compile, check and publish the artifacts of a model on this machine."""
+
+import sys
+import time
+from dataclasses import replace
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+from snapcap.service.cli.interrupt import Interrupted
+from snapcap.service.config.settings import Settings
+from snapcap.service.config.start_options import start_options
+from snapcap.service.start_error import explain
+from snapcap.service.telemetry import logs
+from snapcap.warmup.build.builder import Builder, BuildError, Built, Event
+from snapcap.warmup.build.release import publish_built, publish_in_child, signer_of
+from snapcap.warmup.build.remote_cache import remote_cache_environment
+from snapcap.warmup.errors import StartError
+from snapcap.warmup.options import StartOptions
+from snapcap.warmup.plan.checkpoint import Artifacts, Checkpoint
+from snapcap.warmup.plan.plan import Plan, make_plan
+from snapcap.warmup.progress.status import StartupStatus
+from snapcap.warmup.progress.timeline import Timeline
+from snapcap.warmup.start.preparation import find_artifacts, read_checkpoint
+from snapcap.warmup.start.start import load
+from snapcap.warmup.store.store import StoreError
+
+
+def build(settings: Settings) -> int:
+    """Exit status 0 when the store has the artifacts afterwards, 1 when it has not.
+
+    An Interrupted that passes through says how many packages are kept."""
+    logs.configure(settings.log.format, settings.log.level)
+    options = start_options(settings)
+    try:
+        return _build(options)
+    except Exception as error:
+        print(f"snapcap: {explain(error)}", file=sys.stderr)
+        return 1
+
+
+def _build(options: StartOptions) -> int:
+    remote = options.store.remote
+    signer_of(options)  # a bad key stops here, not after minutes of compiling
+    if remote is not None and options.store.sign_key is None and not options.store.allow_unsigned:
+        raise StartError(
+            f"artifacts for {remote} must be signed: make a key with `snapcap keygen KEY` and pass --sign-key KEY, "
+            "or pass --allow-unsigned here and to every server"
+        )
+    checkpoint = read_checkpoint(options)
+    _ = checkpoint.tokenizer  # without one the artifacts would be of no use
+    plan = make_plan(checkpoint.config, options)
+    artifacts = find_artifacts(checkpoint.config, plan, options, options.kind)
+    console = Console(stderr=True)
+    console.print(f"key {artifacts.key}  {plan.device} {plan.dtype}  buckets {','.join(map(str, plan.buckets))}")
+    if artifacts.hit and remote is None:
+        console.print(f"nothing to do: {artifacts.fetched.reason}")
+        return 0
+    started = time.monotonic()
+    if options.backend == "jit":
+        return _build_jit(options, artifacts, console)
+    if artifacts.hit:  # at hand, and perhaps not yet in the remote store
+        built = Built(artifacts.fetched.entries, artifacts.signatures, {}, complete=True)
+    else:
+        built = _compile(checkpoint, plan, artifacts, options, console)
+    for entry, reason in built.failures.items():
+        console.print(f"[red]failed[/red] {entry}: {reason}", highlight=False)
+    if not built.complete:
+        console.print(
+            f"{len(built.failures)} of {len(built.failures) + len(built.files)} packages failed: nothing published"
+        )
+        return 1
+    try:
+        publication = publish_built(built, artifacts.factors, options, to_remote=True, found=artifacts.fetched)
+    except StoreError as error:
+        raise BuildError(str(error)) from error
+    for published in (publication.local, publication.remote):
+        if published is not None:
+            console.print(f"{published.result}: {published.reason}", highlight=False)
+    if not artifacts.hit:
+        console.print(f"{len(built.files)} packages in {time.monotonic() - started:.0f} s")
+    final = publication.remote or publication.local
+    return 0 if final.done else 1
+
+
+def _build_jit(options: StartOptions, artifacts: Artifacts, console: Console) -> int:
+    """Start as a server on the jit backend does, which publishes what was compiled; then go."""
+    with console.status("compiling every bucket"):
+        loaded = load(replace(options, strict=True), Timeline.since_exec(), StartupStatus())
+    published = [] if loaded.publication is None else loaded.publication.result()
+    if options.store.remote is not None and len(published) < 2:  # all was at hand, or nobody signs
+        published.append(publish_in_child(artifacts.key, options, artifacts.fetched.unusable))
+    for each in published:
+        console.print(f"{each.result}: {each.reason}", highlight=False)
+    return 0 if published and all(each.done for each in published) else 1
+
+
+def _compile(
+    checkpoint: Checkpoint, plan: Plan, artifacts: Artifacts, options: StartOptions, console: Console
+) -> Built:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    environment = remote_cache_environment(options.remote_cache, plan.device)
+    if environment and plan.device_type == "cpu":
+        console.print(
+            "the remote cache has nothing for this build: torch keeps only Triton's autotuning of it there"
+        )
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task("compiling", total=None)
+
+        def show(event: Event) -> None:
+            what = f"{event.task.region} × {event.task.size}"
+            if event.kind == "compiled":
+                progress.update(bar, description=f"checking {what}")
+                return
+            progress.update(bar, advance=1, description=what)
+            if not console.is_terminal:
+                console.print(f"{event.kind} {what} {event.seconds:.1f} s {event.error}".rstrip(), highlight=False)
+
+        builder = Builder(
+            checkpoint,
+            plan,
+            options.store.folder / "builds" / artifacts.key,
+            workers=options.build_workers,
+            on_event=show,
+            environment=environment,
+            timeout=options.build_timeout,
+        )
+        progress.update(bar, total=len(builder.tasks))
+        try:
+            return builder.run()
+        except Interrupted as interrupted:
+            interrupted.kept = f"{len(builder.made()[0])} of {len(builder.tasks)} packages kept"
+            raise

@@ -1,0 +1,45 @@
+"""`snapcap explain`: what the artifact key is made of, and whether a start would find artifacts for it."""
+
+import sys
+
+from rich.console import Console
+from rich.table import Table
+
+from snapcap.service.config.settings import Settings
+from snapcap.service.config.start_options import start_options
+from snapcap.service.start_error import explain as one_line
+from snapcap.service.telemetry import logs
+from snapcap.warmup.artifacts.describe import describe_model
+from snapcap.warmup.artifacts.key import ABSENT
+from snapcap.warmup.plan.plan import make_plan
+from snapcap.warmup.start.preparation import find_artifacts, read_checkpoint
+
+
+def explain(settings: Settings) -> int:
+    """Exit status 0 on a hit and 1 on anything else."""
+    logs.configure(settings.log.format, settings.log.level)
+    options = start_options(settings)
+    try:
+        checkpoint = read_checkpoint(options)
+        plan = make_plan(checkpoint.config, options)
+        artifacts = find_artifacts(checkpoint.config, plan, options, options.kind)
+    except Exception as error:
+        print(f"snapcap: {one_line(error)}", file=sys.stderr)
+        return 1
+    console = Console(highlight=False, soft_wrap=True)
+    fetched = artifacts.fetched
+    differences = {difference.name: difference for difference in fetched.differences}
+    table = Table("factor", "here", *(["nearest artifacts"] if differences else []), box=None, pad_edge=False)
+    for name in sorted({*artifacts.factors, *differences}):
+        row = [name, str(artifacts.factors.get(name, ABSENT))]
+        if differences:
+            row.append(f"← {differences[name].theirs}" if name in differences else "")
+        table.add_row(*row, style="bold" if name in differences else "")
+    console.print(table)
+    console.print(f"\nmodel  {describe_model(artifacts.factors)}")
+    if differences:
+        nearest = {**artifacts.factors, **{name: difference.theirs for name, difference in differences.items()}}
+        console.print(f"near   {describe_model(nearest)}")
+    console.print(f"key    {artifacts.key}")
+    console.print(f"result {fetched.result}: {fetched.reason}")
+    return 0 if artifacts.hit else 1

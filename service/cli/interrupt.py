@@ -1,0 +1,62 @@
+"""Ends a command by its first Ctrl-C or SIGTERM: what it holds is put away, what it has made stays."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from snapcap.service.ipc.descendants import adopt_orphans, end_descendants
+
+_NUMBERS = (signal.SIGINT, signal.SIGTERM)
+_SHOW_CURSOR = b"\x1b[?25h\n"
+
+
+class Interrupted(BaseException):
+    """Raised where the main thread is when the signal comes. Not an Exception, as KeyboardInterrupt is none.
+
+    ``status``: of the process, as a shell has it. ``kept``: what is done by then, if somebody on the way knows it.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.status = 128 + number
+        self.kept = ""
+
+    def __str__(self) -> str:
+        return f"interrupted; {self.kept + ', ' if self.kept else ''}run again to go on"
+
+
+@contextmanager
+def interruptible(grace_s: float = 10.0) -> Iterator[None]:
+    """Raise ``Interrupted`` in the block at the first signal, and end what this process has started when it leaves
+    the block. A second signal, or ``grace_s`` seconds, end the process at once. Main thread only."""
+    adopt_orphans()
+    seen: list[int] = []
+
+    def cut_short(number: int) -> None:
+        end_descendants()
+        if sys.stderr.isatty():
+            os.write(2, _SHOW_CURSOR)  # a progress bar hides it
+        os._exit(128 + number)
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        if seen:
+            cut_short(seen[0])
+        seen.append(number)
+        timer = threading.Timer(grace_s, cut_short, (number,))
+        timer.daemon = True
+        timer.start()
+        raise Interrupted(number)
+
+    before = [signal.signal(number, handle) for number in _NUMBERS]
+    try:
+        yield
+    finally:
+        if seen:  # the process is about to end, and a second signal means now
+            end_descendants()
+        else:
+            for number, handler in zip(_NUMBERS, before, strict=True):
+                signal.signal(number, handler)

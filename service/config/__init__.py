@@ -1,0 +1,1 @@
+"""Defines every option once: command line, environment, help."""

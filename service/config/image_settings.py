@@ -1,0 +1,57 @@
+"""The options that say how images are decoded."""
+
+from dataclasses import dataclass
+
+from snapcap.service.config.option import option, parse_auto, parse_int, parse_seconds, parse_size
+
+
+@dataclass(frozen=True)
+class ImageSettings:
+    """Decoding of images."""
+
+    max_pixels: int = option(
+        "max_pixels",
+        50_000_000,
+        "largest image that is decoded, in pixels",
+        parse=parse_int(1),
+        metavar="N",
+    )
+    decode_threads: int = option(
+        "decode_threads",
+        0,
+        "threads that take request bodies apart, and that decode images for `snapcap caption` and on Ray; 0: one "
+        "for each CPU, at most 8",
+        parse=parse_int(0, 1024),
+        metavar="N",
+    )
+    decode_memory: int | None = option(
+        "decode_memory",
+        None,
+        "memory that images may take together while they are decoded, such as 1GiB; one that takes more than half "
+        "of it is refused; auto: a quarter of the container's limit, at most 4 GiB",
+        parse=parse_auto(parse_size),
+        metavar="SIZE",
+        default_text="auto",
+    )
+    decode_timeout: float = option(
+        "decode_timeout",
+        10.0,
+        "CPU seconds that one image may take to be decoded",
+        parse=parse_seconds(above=True),
+        metavar="SECONDS",
+        default_text="10",
+    )
+
+
+@dataclass(frozen=True)
+class DecodingSettings:
+    """Decoding of images by a server's own processes."""
+
+    processes: int | None = option(
+        "decode_processes",
+        None,
+        "processes that decode images; auto: five of eight CPUs, at most 12; on few CPUs one for each, at most 4",
+        parse=parse_auto(parse_int(1, 1024)),
+        metavar="N",
+        default_text="auto",
+    )

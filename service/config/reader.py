@@ -1,0 +1,109 @@
+"""The one reader of the command line and of the environment. An argument wins over its variable.
+
+A variable that is set to the empty text counts as unset. Anything unknown or out of range raises SettingsError.
+"""
+
+import argparse
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from snapcap.service.config.option import Option, options_of
+from snapcap.service.config.settings import GROUPS, Settings
+
+# What `build` and `explain` are told: all that decides about artifacts and where they are.
+BUILD_GROUPS = ("model", "compute", "store", "s3", "log")
+_PREFIX = "SNAPCAP_"
+# What Kubernetes puts in every container of a namespace that has a Service whose name begins with "snapcap".
+_SERVICE_LINK = re.compile(
+    r"SNAPCAP_(?:\w+_)?(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)"
+)
+_SERVICE_LINK_URL = re.compile(r"(?:tcp|udp|sctp)://.*")
+
+
+class SettingsError(ValueError):
+    """One line that names the option or variable, and what it must be."""
+
+
+def add_arguments(parser: argparse.ArgumentParser, groups: Iterable[str]) -> None:
+    """Adds the options of these groups to a parser. Values stay text: `read_settings` parses them."""
+    for name in groups:
+        group = GROUPS[name]
+        section = parser.add_argument_group(f"options: {name}", group.__doc__)
+        for field, option in options_of(group).items():
+            text = f"{option.help} [default: {option.default_text}; {option.variable}]"
+            common: dict[str, Any] = {"dest": _dest(name, field), "default": argparse.SUPPRESS}
+            help_text = text.replace("%", "%%")
+            if option.is_switch:
+                action = argparse.BooleanOptionalAction
+                section.add_argument(option.flag, action=action, help=help_text, **common)
+            elif option.repeatable:
+                section.add_argument(option.flag, action="append", metavar=option.metavar, help=help_text, **common)
+            else:
+                section.add_argument(option.flag, metavar=option.metavar, help=help_text, **common)
+
+
+def read_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Settings:
+    """Every group, from the arguments that were given, then the environment, then the defaults.
+
+    Raises SettingsError for a bad value and for an unknown SNAPCAP_* variable."""
+    _refuse_unknown_variables(environ)
+    groups: dict[str, Any] = {}
+    for name, group in GROUPS.items():
+        values: dict[str, Any] = {}
+        for field, option in options_of(group).items():
+            given = getattr(arguments, _dest(name, field), None)
+            if isinstance(given, list):
+                given = ",".join(given)
+            if isinstance(given, bool):
+                values[field] = given
+            elif given is not None:
+                values[field] = _parse(option, option.flag, given)
+            elif environ.get(option.variable):
+                values[field] = _parse(option, option.variable, environ[option.variable])
+        groups[name] = group(**values)
+    return Settings(**groups)
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """ "; did you mean X?", or nothing when no known word is close."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _dest(group: str, field: str) -> str:
+    return f"{group}.{field}"
+
+
+def _parse(option: Option, source: str, text: str) -> Any:
+    try:
+        return option.parse(text)
+    except ValueError as error:
+        raise SettingsError(f"{source} must {error}, not {text[:80]!r}{suggestion(text, option.choices)}") from None
+
+
+def _refuse_unknown_variables(environ: Mapping[str, str]) -> None:
+    known = {option.variable for group in GROUPS.values() for option in options_of(group).values()}
+    for variable in sorted(environ):
+        if not variable.startswith(_PREFIX):
+            continue
+        if _is_service_link(variable, environ[variable]):
+            raise SettingsError(
+                f"{variable} was set by Kubernetes for a Service, not by you: "
+                "put `enableServiceLinks: false` in the pod's spec, or rename the Service"
+            )
+        if variable not in known:
+            raise SettingsError(f"unknown environment variable {variable}{_suggest_variable(variable, known)}")
+
+
+def _suggest_variable(variable: str, known: Iterable[str]) -> str:
+    # The common prefix would make every name look close.
+    close = suggestion(variable.removeprefix(_PREFIX), (name.removeprefix(_PREFIX) for name in known))
+    return close.replace("did you mean ", f"did you mean {_PREFIX}")
+
+
+def _is_service_link(variable: str, value: str) -> bool:
+    if variable.endswith("_PORT") and _SERVICE_LINK_URL.fullmatch(value):
+        return True
+    return _SERVICE_LINK.fullmatch(variable) is not None

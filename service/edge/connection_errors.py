@@ -1,0 +1,79 @@
+"""The ways a connection can fail before a request reaches the application, and the replies that say so.
+
+ServiceError                    500
+├── BadRequest                  400
+│   ├── MalformedRequest        400  malformed_request
+│   ├── HeadTimeout             408  head_timeout
+│   ├── UrlTooLong              414  url_too_long
+│   └── HeadTooLarge            431  head_too_large
+└── Overloaded                  429
+    └── TooManyConnections      503  too_many_connections   (Retry-After)
+"""
+
+import json
+import random
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from snapcap.service.api.middleware.request_id import HEADER
+from snapcap.service.api.problems import problem
+from snapcap.service.errors import BadRequest, Overloaded, ServiceError
+
+
+class MalformedRequest(BadRequest):
+    code = "malformed_request"
+    title = "Not an HTTP request"
+
+    def __init__(self, why: str = "what was sent is not HTTP/1.1") -> None:
+        super().__init__(f"The request cannot be read: {why}.")
+
+
+class HeadTimeout(BadRequest):
+    status = 408
+    code = "head_timeout"
+    title = "Head too slow"
+
+    def __init__(self) -> None:
+        super().__init__("The head of the request took too long to arrive; send it in one piece.")
+
+
+class UrlTooLong(BadRequest):
+    status = 414
+    code = "url_too_long"
+    title = "URL too long"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"The head of the request may have {limit} bytes; its URL has more.")
+
+
+class HeadTooLarge(BadRequest):
+    status = 431
+    code = "head_too_large"
+    title = "Head too large"
+
+    def __init__(self, limit: int, unit: str) -> None:
+        super().__init__(f"The head of the request, trailers included, may have {limit} {unit}; send less.")
+
+
+class TooManyConnections(Overloaded):
+    status = 503
+    code = "too_many_connections"
+    title = "Too many connections"
+
+    def __init__(self) -> None:
+        super().__init__(what="The server has as many connections as it may have")
+
+
+def last_reply(error: ServiceError) -> bytes:
+    """The whole reply, after which the connection closes."""
+    identity = f"{random.getrandbits(128):032x}"
+    body = json.dumps(problem(error, "", identity)).encode()
+    fields = {
+        "content-type": "application/problem+json",
+        "content-length": str(len(body)),
+        HEADER.lower(): identity,
+        **error.headers(),
+        "connection": "close",
+    }
+    head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+    return STATUS_LINE[error.status] + head.encode("latin-1") + b"\r\n" + body

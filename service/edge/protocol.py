@@ -1,0 +1,298 @@
+"""Speaks HTTP/1.1 on one connection: uvicorn's protocol with bounds on all that comes before the application.
+
+Counted are the bytes of a message that are not its body: its head, what frames the chunks of its body, and its
+trailers. Each packet and each field of a head costs a few additions.
+"""
+
+import asyncio
+import logging
+from typing import Any
+
+import httptools
+from uvicorn._types import ASGI3Application
+from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+from snapcap.service.edge.connection_errors import (
+    HeadTimeout,
+    HeadTooLarge,
+    MalformedRequest,
+    TooManyConnections,
+    UrlTooLong,
+    last_reply,
+)
+from snapcap.service.edge.connections import Connections
+from snapcap.service.edge.flow import Flow
+from snapcap.service.edge.probes_only import ProbesOnly
+from snapcap.service.edge.upgrade import head_without_upgrade
+from snapcap.service.errors import NotReady, ServiceError
+
+# Requests that may wait behind the one that is answered. Hardly any client sends even one ahead.
+_MAX_PIPELINED = 8
+_VERSIONS = ("1.1", "1.0")
+_EMPTY_LINES = (b"\r\n", b"\n")  # which old clients send behind a body, and RFC 9112 has a server ignore
+# Of a message, what comes next; between two, the first byte of the next one.
+_BETWEEN, _HEAD, _BODY = range(3)
+_logger = logging.getLogger("snapcap.access")
+
+
+class _Refused(Exception):  # noqa: N818 - it carries the error
+    """Ends the parsing from within one of its callbacks."""
+
+    def __init__(self, error: ServiceError, reason: str) -> None:
+        self.error = error
+        self.reason = reason
+
+
+class BoundedHttpProtocol(HttpToolsProtocol):
+    """One connection. `watch` knows all of them."""
+
+    def __init__(
+        self,
+        watch: Connections,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._watch = watch
+        self._limits = watch.limits
+        self._part = _BETWEEN
+        self._wire = 0  # bytes of the message so far, of all its parts
+        self._body = 0  # of them, those of the body
+        self._left = 0  # bytes that its head and trailers may still have
+        self._codings: list[bytes] = []
+        self._refused = False  # nothing that comes is read any more
+        self._running: RequestResponseCycle | None = None  # the last of which an answer was begun
+        self.unsent_since: float | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.flow: Flow = Flow(transport, self.pipeline, self.loop)
+        try:
+            if not self._watch.admit(self, self.loop.time()):
+                self.app = ProbesOnly(self.app, self._watch)
+        except ConnectionRefusedError:
+            self.no_room()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._watch.forget(self)
+        self.pipeline.clear()
+        if self._running is not None:  # of which uvicorn does not think where others wait behind it
+            self._running.disconnected = True
+            self._running.message_event.set()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            self.flow.drop()
+            return
+        if data in _EMPTY_LINES and self._running is not None and self._part == _BETWEEN and not self._wire:
+            return
+        self._watch.idle.pop(self, None)
+        self._wire += len(data)
+        try:
+            self._parse(data)
+        except httptools.HttpParserError as error:
+            cause = error.__context__
+            why = cause if isinstance(cause, _Refused) else _Refused(MalformedRequest(), "malformed")
+            self._refuse(why.error, why.reason)
+            return
+        # A chunk may be framed by as many bytes as it has, beside what a head may have once more.
+        if self._wire - 2 * self._body > self._limits.head_bytes:
+            self._check_framing()
+        if self._part == _BODY or self._answering():
+            return
+        if self._part == _HEAD or self._wire:
+            self._watch.heads.setdefault(self, self.loop.time())
+        else:
+            self._watch.idle[self] = self.loop.time()
+
+    def unsent(self) -> int:
+        return self.transport.get_write_buffer_size()
+
+    def close_idle(self) -> None:
+        if self.unsent():  # to somebody who does not read: to close it would wait for that
+            self.transport.abort()
+        else:
+            self.transport.close()
+
+    def no_room(self) -> None:
+        self._refused = True
+        if not self.unsent():
+            self.transport.write(last_reply(TooManyConnections()))
+        self.transport.close()
+
+    def head_late(self) -> None:
+        self._refuse(HeadTimeout(), "head_timeout")
+
+    def rest_late(self) -> None:
+        if not self._refused:
+            self._watch.count("body_left_over")
+        self.transport.abort()
+
+    def abort(self) -> None:
+        self.transport.abort()
+
+    def give_up(self) -> None:
+        self._refused = True
+        self.pipeline.clear()
+        if self.unsent_since is not None:
+            self.transport.abort()
+        elif self._answering():
+            self._reply_last(NotReady("draining"))
+        self.transport.close()
+
+    def on_message_begin(self) -> None:
+        self._part = _HEAD
+        self._left = self._limits.head_bytes
+        if self._codings:
+            self._codings = []
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._left -= len(url)
+        if self._left < 0:
+            raise _Refused(UrlTooLong(self._limits.head_bytes), "head_too_large")
+        self.url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._left -= len(name) + len(value) + 4
+        if self._left < 0:
+            raise _Refused(HeadTooLarge(self._limits.head_bytes, "bytes"), "head_too_large")
+        if self._part == _BODY:
+            return  # a trailer: RFC 9110 lets nobody take it for a field of the head
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        elif name == b"transfer-encoding":
+            self._codings.append(value.lower())
+        headers = self.headers
+        headers.append((name, value))
+        if len(headers) > self._limits.headers:
+            raise _Refused(HeadTooLarge(self._limits.headers, "fields"), "head_too_large")
+
+    def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # `_parse` comes again
+        if self._codings and (self._codings != [b"chunked"] or self.parser.get_http_version() != "1.1"):
+            # RFC 9112 says 501, for which a balancer may take a server out of service that a client wants out.
+            raise _Refused(MalformedRequest("of transfer codings only chunked is read, in HTTP/1.1"), "malformed")
+        if len(self.pipeline) >= _MAX_PIPELINED:
+            raise _Refused(MalformedRequest("it was sent ahead of too many replies"), "malformed")
+        self._watch.heads.pop(self, None)
+        super().on_headers_complete()
+        self._part = _BODY
+        if self.scope["http_version"] not in _VERSIONS:
+            raise _Refused(MalformedRequest("its version is not HTTP/1.1"), "malformed")
+        hosts = [name for name, _ in self.headers].count(b"host")
+        if hosts > 1 or (hosts == 0 and self.scope["http_version"] == "1.1"):
+            raise _Refused(MalformedRequest("it must have one Host"), "malformed")
+
+    def on_body(self, body: bytes) -> None:
+        self._body += len(body)
+        cycle = self.cycle
+        if cycle.response_complete:
+            self.flow.drop()
+            return
+        cycle.body += body
+        if len(cycle.body) > HIGH_WATER_LIMIT:
+            self.flow.pause_reading()
+        cycle.message_event.set()
+
+    def on_message_complete(self) -> None:
+        if self._part != _BODY:
+            return  # it comes again
+        self._part = _BETWEEN
+        self._wire = self._body = 0
+        if self.cycle.response_complete:
+            self._watch.rests.pop(self, None)
+            return
+        self.cycle.more_body = False
+        self.cycle.message_event.set()
+
+    def on_response_complete(self) -> None:
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        if self.pipeline:
+            cycle, app = self.pipeline.pop()
+            self._start_asgi_task(cycle, app)
+        elif self._part == _BODY:
+            self._watch.rests[self] = self.loop.time()
+        elif self._part == _HEAD or self._wire:
+            self._watch.heads[self] = self.loop.time()
+        else:
+            self._watch.idle[self] = self.loop.time()
+        self.flow.resume_reading()
+
+    def _parse(self, data: bytes) -> None:
+        """Raises httptools.HttpParserError, as `feed_data`."""
+        while True:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                # Java's client asks for HTTP/2 with each first request. The parser has ended the message at its
+                # head, whatever body follows: it gets the same request without the question.
+                method, version = self.parser.get_method(), self.parser.get_http_version()
+                head = head_without_upgrade(method, self.url, version, self.headers)
+                data = head + data[upgrade.args[0] :]
+                # Another one: after `Connection: close` this one would drop all that comes.
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
+
+    def _check_framing(self) -> None:
+        limit = self._limits.head_bytes
+        if self._part != _BODY:
+            self._refuse(HeadTooLarge(limit, "bytes"), "head_too_large")
+        elif self._wire - 2 * self._body > 2 * limit:
+            self._refuse(MalformedRequest("its chunks have more framing than content"), "malformed")
+
+    def _answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def _refuse(self, error: ServiceError, reason: str) -> None:
+        """The message that is being read cannot be answered, nor anything after it; those before it are."""
+        if self._refused:
+            return
+        self._refused = True
+        self._watch.count(reason)
+        _logger.info("request refused", extra={"fields": {"code": error.code, "status": error.status}})
+        in_body, answering = self._part == _BODY, self._answering()
+        if in_body and answering and not self.pipeline:
+            self._reply_last(error)
+        elif answering:
+            if in_body:
+                self.pipeline.popleft()  # the message itself, the last of those that wait
+            last = self.pipeline[0][0] if self.pipeline else self._running
+            if last is not None:
+                last.keep_alive = False
+        elif in_body:
+            self.transport.close()  # it has its reply
+        else:
+            self._reply_last(error)
+
+    def _reply_last(self, error: ServiceError) -> None:
+        """In place of the reply that the application would give, if it has not begun to. What the client still
+        sends is dropped for a while: closed at once, the connection might not deliver the reply."""
+        cycle, answering = self._running, self._answering()
+        if cycle is not None and answering:
+            cycle.disconnected = True
+            cycle.message_event.set()
+            self.flow.resume_writing()
+        if self.transport.is_closing() or (cycle is not None and answering and cycle.response_started):
+            self.transport.close()
+            return
+        self.transport.write(last_reply(error))
+        self.transport.write_eof()
+        self.flow.resume_reading()
+        self._watch.heads.pop(self, None)
+        self._watch.rests[self] = self.loop.time()

@@ -1,0 +1,1 @@
+"""Schedules requests onto rows of a batch and steps them on the device thread."""

@@ -1,0 +1,142 @@
+"""The device thread, from its first import of torch to its last decode step."""
+
+import logging
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from snapcap.models.dimensions import MAX_BEAMS
+from snapcap.service.engine.engine import Engine, EngineObserver
+from snapcap.service.engine.limits import Limits
+from snapcap.service.engine.scheduler import Scheduler
+from snapcap.service.readiness import after_ready
+from snapcap.warmup.machine.child import one_line
+from snapcap.warmup.options import StartOptions
+from snapcap.warmup.plan.buckets import Bucket
+from snapcap.warmup.progress.status import COMPONENTS, StartupStatus
+from snapcap.warmup.progress.timeline import Timeline
+from snapcap.warmup.start.start import Loaded, load
+
+if TYPE_CHECKING:
+    from snapcap.warmup.plan.checkpoint import Checkpoint
+
+_logger = logging.getLogger("snapcap.start")
+
+
+class DeviceThread:
+    """Loads a model and serves it until it is stopped. A daemon: a device that hangs must not hold the exit."""
+
+    def __init__(
+        self,
+        options: StartOptions,
+        timeline: Timeline,
+        status: StartupStatus,
+        observer: EngineObserver,
+        queue_size: int,
+        on_ready: Callable[[Loaded, Engine, Scheduler], None],
+        on_failure: Callable[[Exception], None],
+        rehearse: Callable[[Engine, "Checkpoint"], None] | None = None,
+        on_checkpoint: Callable[["Checkpoint"], object] = lambda checkpoint: None,
+        turn_ended: Callable[[], object] = lambda: None,
+    ) -> None:
+        """The callbacks run on the device thread: ``on_ready`` before the first request is served, ``on_failure``
+        when the start, or the device later on, has failed for good.
+
+        ``rehearse``, if any, is called before ``on_ready``, on a thread beside this one, with an engine over the
+        model that nobody observes. What it raises is logged.
+
+        ``on_checkpoint`` is called, on another thread, once the checkpoint is on local disk; ``turn_ended`` after
+        each turn of the engines, that of the rehearsal included."""
+        self._options = options
+        self._timeline = timeline
+        self._status = status
+        self._observer = observer
+        self._queue_size = queue_size
+        self._on_ready = on_ready
+        self._on_failure = on_failure
+        self._rehearse = rehearse
+        self._on_checkpoint = on_checkpoint
+        self._turn_ended = turn_ended
+        self._thread = threading.Thread(target=self._run, name="device", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            loaded = load(self._options, self._timeline, self._status, self._on_checkpoint)
+            if self._rehearse is not None:
+                with self._timeline.phase("rehearsal"):
+                    self._run_rehearsal(loaded, self._rehearse)
+            cold = [bucket.size for bucket in loaded.cold]
+            scheduler = Scheduler(loaded.warm_table, limits(loaded, self._options), self._queue_size, cold=cold)
+            engine = Engine(scheduler, self._observer, self._turn_ended)
+            self._on_ready(loaded, engine, scheduler)
+            if loaded.cold:  # on this thread, between two steps
+                after_ready(partial(self._warm_cold, engine, loaded, scheduler))
+            engine.run(loaded.runner, self._status.decoder_backend)
+        except Exception as error:
+            self._on_failure(error)
+
+    def _run_rehearsal(self, loaded: Loaded, rehearse: Callable[[Engine, "Checkpoint"], None]) -> None:
+        scheduler = Scheduler(loaded.warm_table, limits(loaded, self._options), 1)
+        engine = Engine(scheduler, _Nobody(), self._turn_ended)
+
+        def beside() -> None:
+            try:
+                rehearse(engine, loaded.checkpoint)
+            except Exception:
+                _logger.exception("the rehearsal of a request failed")
+            finally:
+                engine.stop()
+
+        threading.Thread(target=beside, name="rehearsal", daemon=True).start()
+        engine.run(loaded.runner, self._status.decoder_backend)
+
+    def _warm_cold(self, engine: Engine, loaded: Loaded, scheduler: Scheduler) -> None:
+        for bucket in loaded.cold:
+            engine.call(partial(self._warm, loaded, scheduler, bucket), f"make bucket {bucket.size} ready")
+
+    def _warm(self, loaded: Loaded, scheduler: Scheduler, bucket: Bucket) -> None:
+        """Make one more bucket ready, for batches that it fits better; without it, those of others have to do."""
+        try:
+            loaded.warmer.warm_aside(bucket)
+        except Exception as error:
+            for component in COMPONENTS:
+                self._status.update(
+                    component, bucket.size, "failed", self._status.bucket(component, bucket.size).backend
+                )
+            _logger.exception(
+                "bucket cannot be made ready", extra={"fields": {"bucket": bucket.size, "error": one_line(error)}}
+            )
+            scheduler.give_up(bucket.size)
+            raise  # the engine looks whether the device is lost
+        scheduler.warmed(bucket.size)
+
+
+class _Nobody:
+    """An observer for what is nobody's request."""
+
+    def queue_waited(self, seconds: float) -> None: ...
+
+    def encoded(self, bucket: int, rows: int, seconds: float) -> None: ...
+
+    def decode_stepped(self, bucket: int, rows: int, seconds: float) -> None: ...
+
+    def tokens_generated(self, count: int) -> None: ...
+
+
+def limits(loaded: Loaded, options: StartOptions) -> Limits:
+    """What the loaded model's caches hold, and its defaults."""
+    generation = loaded.checkpoint.config.generation
+    return Limits(
+        cache_length=loaded.runner.state.cache_length,
+        # transformers' max_length counts the start token
+        default_new_tokens=options.max_new_tokens or max(generation.max_length - 1, 1),
+        eos_ids=frozenset(generation.eos_ids),
+        max_beams=min(MAX_BEAMS, loaded.plan.table.largest.size),
+    )

@@ -1,0 +1,256 @@
+"""The device thread: it owns the runner, and between two decode steps it admits waiting requests.
+
+On a device that works while the host goes on, the next step is launched before the tokens of the last are read:
+
+    host     launch 1 ─ launch 2 ─ read 1 ─ complete, admit ─ launch 3 ─ read 2 ─ …
+    device            [ step 1 ][ step 2 ]                   [ step 3 ]
+
+A row that ended with step 1 is in step 2 as well; what that step makes of it nobody reads.
+"""
+
+import logging
+import queue
+import random
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from snapcap.service.engine.device_failures import DeviceFailedError, DeviceFailures
+from snapcap.service.engine.limits import Limits
+from snapcap.service.engine.remote.messages import Pulse
+from snapcap.service.engine.request import CaptionRequest
+from snapcap.service.engine.running_request import Running
+from snapcap.service.engine.scheduler import Scheduler
+from snapcap.service.errors import EngineFailed
+from snapcap.warmup.runtime.slot_request import Needs, Row, Search
+
+if TYPE_CHECKING:
+    from snapcap.warmup.runtime.readback import DeviceTimer, PendingTokens
+    from snapcap.warmup.runtime.runner import Runner
+
+log = logging.getLogger("snapcap.engine")
+T = TypeVar("T")
+
+
+class EngineObserver(Protocol):
+    """What the engine reports as it runs; seconds and rows."""
+
+    def queue_waited(self, seconds: float) -> None: ...
+
+    def encoded(self, bucket: int, rows: int, seconds: float) -> None: ...
+
+    def decode_stepped(self, bucket: int, rows: int, seconds: float) -> None: ...
+
+    def tokens_generated(self, count: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class _Encoded:
+    """Images that the device has been given."""
+
+    rows: list[Running]
+    bucket: int
+    timer: "DeviceTimer"
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A decode step that the device has been given, after some encodes."""
+
+    rows: list[Running]  # by slot: a search is in several
+    bucket: int
+    tokens: "PendingTokens"
+    timer: "DeviceTimer"
+    encoded: list[_Encoded]
+
+
+class Engine:
+    """Continuous batching over a runner's slots. ``run`` is the device thread; ``submit`` is for everyone else."""
+
+    def __init__(
+        self, scheduler: Scheduler, observer: EngineObserver, turn_ended: Callable[[], object] = lambda: None
+    ) -> None:
+        """``turn_ended`` is called on the device thread after each turn, when everything has been said of it."""
+        self._scheduler = scheduler
+        self._observer = observer
+        self._turn_ended = turn_ended
+        self._calls: queue.SimpleQueue[Callable[[], Exception | None]] = queue.SimpleQueue()
+        self._stopping = False
+        self._failures = DeviceFailures()
+        self._turns = self._work = 0
+        self._doing = ""
+        self._step: _Step | None = None  # launched, but not yet read
+
+    @property
+    def limits(self) -> Limits:
+        return self._scheduler.limits
+
+    def submit(self, request: CaptionRequest) -> None:
+        """Queue a request; its result or exception arrives in ``request.future``.
+
+        Raises:
+            Overloaded: the queue is full.
+            NotReady: the engine has stopped.
+        """
+        self._scheduler.submit(request)
+
+    def call(self, function: Callable[[], T], doing: str = "") -> "Future[T]":
+        """Run ``function`` on the device thread between two steps.
+
+        ``doing``: what that is, where it may take longer than a step, as in "make bucket 64 ready"."""
+        future: Future[T] = Future()
+
+        def run() -> Exception | None:
+            self._doing = doing
+            try:
+                future.set_result(function())
+            except BaseException as error:
+                future.set_exception(error)
+                return error if isinstance(error, Exception) else None
+            finally:
+                self._work += 1  # before it is said to be over: `pulse` may come between the two
+                self._doing = ""
+            return None
+
+        self._calls.put(run)
+        self._scheduler.wake()
+        return future
+
+    def pulse(self) -> Pulse:
+        """How far the device thread is. It is woken, so that one with nothing to do shows that it could. From any
+        thread."""
+        doing = self._doing  # first, as it is over after its work was counted
+        pulse = Pulse(self._turns, self._work, doing)
+        self._scheduler.wake()
+        return pulse
+
+    def stop(self) -> None:
+        """Take nothing in any more and let ``run`` return once no request is left."""
+        self._stopping = True
+        self._scheduler.close()
+
+    def run(self, runner: "Runner", backend_of: Callable[[int], str]) -> None:
+        """Serve until ``stop``; the calling thread becomes the device thread.
+
+        ``backend_of`` names the backend that decodes a bucket of so many rows, for the reply.
+
+        Raises:
+            DeviceFailedError: the device is of no use any more; everything that waited has failed.
+        """
+        scheduler = self._scheduler
+        while not (self._stopping and not scheduler.running and not scheduler.depth):
+            scheduler.wait()
+            try:
+                self._call_next(runner)
+                if self._serve_once(runner, backend_of):
+                    self._failures.none()
+            except Exception as error:
+                self._step = None
+                self._work += 1
+                log.exception("device step failed (%d in a row)", self._failures.count + 1)
+                try:
+                    self._failures.judge(error, runner.health(error))
+                except DeviceFailedError:
+                    scheduler.fail_all()
+                    raise
+                scheduler.fail_running(EngineFailed())
+            finally:
+                self._turns += 1
+                self._turn_ended()
+
+    def _call_next(self, runner: "Runner") -> None:
+        """One call of those that wait: rows that run have a step between two of them.
+
+        Raises what a call raised, if that was the end of the device: else it is for whoever called."""
+        if self._calls.empty():
+            return
+        error = self._calls.get()()
+        if not self._calls.empty():
+            self._scheduler.wake()
+        if error is not None and runner.health(error) == "lost":
+            raise error
+
+    def _serve_once(self, runner: "Runner", backend_of: Callable[[int], str]) -> bool:
+        """A turn. Whether the device has shown that it works: the tokens of a step have been read."""
+        scheduler = self._scheduler
+        runner.move(scheduler.drop_lost())
+        admitted = scheduler.admit()
+        encoded = [self._encode(runner, admitted)] if admitted else []
+        step = self._launch(runner, encoded) if scheduler.needs_step() else None
+        if runner.runs_ahead:
+            step, self._step = self._step, step
+        self._work += bool(admitted or step or self._step)
+        if step is not None:
+            tokens, hypotheses = self._read(step)
+            runner.move(scheduler.advance(step.rows, tokens, backend_of(step.bucket), hypotheses))
+        return step is not None
+
+    def _encode(self, runner: "Runner", admitted: list[Running]) -> _Encoded:
+        scheduler = self._scheduler
+        bucket = scheduler.table.fit(len(admitted))
+        first = len(scheduler.running) - sum(row.slots for row in admitted)
+        rows = [self._row(row) for row in admitted]
+        timer = runner.timer()
+        runner.encode(bucket, [row.request.array for row in admitted], first)
+        runner.admit(first, rows)
+        for row, content in zip(admitted, rows, strict=True):
+            if content.search is not None:
+                runner.group(scheduler.slots_of(row), content, content.search)
+        timer.stop()
+        for row in admitted:
+            self._observer.queue_waited(row.admitted - row.submitted)
+            if row.request.on_admitted is not None:
+                row.request.on_admitted()
+        return _Encoded(admitted, bucket.size, timer)
+
+    def _launch(self, runner: "Runner", encoded: list[_Encoded]) -> _Step:
+        rows = self._scheduler.launched()
+        bucket = self._scheduler.table.fit(len(rows))
+        timer = runner.timer()
+        needs = Needs(  # lists, because `any` over a generator takes three times as long
+            sampling=True in [row.samples for row in rows],
+            penalties=True in [row.penalised for row in rows],
+            beams=True in [row.searches for row in rows],
+        )
+        runner.decode_step(bucket, needs)
+        tokens = runner.read_tokens(len(rows), needs.beams)
+        return _Step(rows, bucket.size, tokens, timer.stop(), encoded)
+
+    def _read(self, step: _Step) -> tuple[list[int], dict[int, list[int]]]:
+        """Wait for a step's tokens, and report what it and the encodes before it took. Returns the tokens, and by
+        slot the hypotheses of searches that have ended."""
+        tokens = step.tokens.result()
+        for encoded in step.encoded:
+            seconds = encoded.timer.seconds()
+            self._observer.encoded(encoded.bucket, len(encoded.rows), seconds)
+            for row in encoded.rows:
+                row.encode_s = seconds
+        self._observer.decode_stepped(step.bucket, len(step.rows), step.timer.seconds())
+        hypotheses = step.tokens.hypotheses()
+        generated = len([row for row in step.rows if not (row.left or row.prompt_left or row.searches)])
+        for slot, hypothesis in hypotheses.items():  # of a search only the tokens of its result
+            row = step.rows[slot]
+            generated += 0 if row.left else len(hypothesis) - 1 - len(row.request.prompt_ids)
+        self._observer.tokens_generated(generated)
+        return tokens, hypotheses
+
+    def _row(self, running: Running) -> Row:
+        request, params = running.request, running.request.params
+        uniforms: list[float] = []
+        if params.temperature:
+            generator = random.Random(params.seed)  # noqa: S311  sampling, not secrets
+            uniforms = [generator.random() for _ in range(self.limits.cache_length)]
+        search = None
+        if running.searches:
+            search = Search(params.num_beams, running.limit, params.length_penalty, params.early_stopping)
+        return Row(
+            prompt=request.prompt_ids,
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            uniforms=uniforms,
+            repetition_penalty=params.repetition_penalty,
+            no_repeat_ngram_size=params.no_repeat_ngram_size,
+            search=search,
+        )

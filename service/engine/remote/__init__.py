@@ -1,0 +1,1 @@
+"""Carries requests to the engine of another process, and results back."""

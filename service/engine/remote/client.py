@@ -1,0 +1,146 @@
+"""The engine as the HTTP process has it: requests go to another process, and what it says of them comes back."""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING
+
+from snapcap.service.engine.limits import Limits
+from snapcap.service.engine.pace import Pace
+from snapcap.service.engine.remote.messages import Cancel, Submit, ToEngine, Turn
+from snapcap.service.engine.request import CaptionRequest, Completion
+from snapcap.service.errors import NotReady, Overloaded
+from snapcap.service.ipc.shared_pixels import FilledSlot, SharedPixels, Slots
+
+if TYPE_CHECKING:
+    from snapcap.service.engine.engine import EngineObserver
+
+
+class RemoteEngine:
+    """A `CaptionEngine`. Each request that waits for the device holds a slot of the shared pixels: when
+    ``capacity`` do, the queue is full, which nobody has to be asked for. There must be so many slots.
+
+    ``submit`` from any thread, ``take`` and ``fail`` on the event loop.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        pixels: SharedPixels,
+        slots: Slots,
+        capacity: int,
+        send: Callable[[ToEngine], object],
+        observer: "EngineObserver",
+        has_room: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """``has_room``: whether the way to the engine takes more messages."""
+        self.limits = limits
+        self._pixels = pixels
+        self._slots = slots
+        self._capacity = capacity
+        self._send = send
+        self._observer = observer
+        self._has_room = has_room
+        self._lock = threading.Lock()
+        self._numbers = count()
+        self._sent: dict[int, CaptionRequest] = {}
+        self._holding: dict[int, int] = {}  # slots, by request
+        self._pace = Pace()
+        self._failed = False
+
+    @property
+    def depth(self) -> int:
+        """Requests that wait for the device."""
+        return len(self._holding)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a request is on its way through the engine."""
+        return bool(self._sent)
+
+    def submit(self, request: CaptionRequest) -> None:
+        """Send a request; its result or exception arrives in ``request.future``.
+
+        Raises:
+            Overloaded: the queue is full; carries when to try again.
+            NotReady: the engine has ended.
+        """
+        with self._lock:
+            if self._failed:
+                raise NotReady("failed")
+            # One that hears nothing leaves the messages of requests whose clients have left long ago.
+            if len(self._holding) >= self._capacity or not self._has_room():
+                raise Overloaded(self._pace.retry_after(self._capacity))
+            number = next(self._numbers)
+            pixels = request.pixels
+            slot = pixels.number if isinstance(pixels, FilledSlot) else self._slots.take()
+            self._holding[number] = slot
+            self._sent[number] = request
+        if not isinstance(pixels, FilledSlot):
+            self._pixels.write(slot, pixels)
+        streams = request.on_token is not None
+        self._send(Submit(number, request.id, slot, request.prompt_ids, request.params, request.deadline, streams))
+        request.future.add_done_callback(partial(self._note_cancelled, number))
+
+    def take(self, turn: Turn) -> None:
+        """What a turn of the engine has come to."""
+        self._observe(turn)
+        for number in turn.admitted:
+            self._free_slot(number)
+        for number, token in turn.tokens:
+            request = self._sent.get(number)
+            if request is not None and request.on_token is not None:
+                request.on_token(token)
+        now = time.monotonic()
+        for number, completion in turn.completed:
+            self._pace.completed(now)
+            ended = self._forget(number)
+            if ended is not None:
+                with suppress(InvalidStateError):  # the client left at this very moment
+                    ended.future.set_result(completion)
+        for number, error in turn.failed:
+            self._fail(number, error)
+
+    def fail(self) -> None:
+        """The engine has ended: all that was sent fails, and nothing more is."""
+        with self._lock:
+            self._failed = True
+            numbers = list(self._sent)
+        for number in numbers:
+            self._fail(number, NotReady("failed"))
+
+    def _observe(self, turn: Turn) -> None:
+        for seconds in turn.waited:
+            self._observer.queue_waited(seconds)
+        for bucket, rows, seconds in turn.encoded:
+            self._observer.encoded(bucket, rows, seconds)
+        for bucket, rows, seconds in turn.stepped:
+            self._observer.decode_stepped(bucket, rows, seconds)
+        if turn.generated:
+            self._observer.tokens_generated(turn.generated)
+
+    def _note_cancelled(self, number: int, future: "Future[Completion]") -> None:
+        if future.cancelled() and self._forget(number) is not None:
+            self._send(Cancel(number))
+
+    def _fail(self, number: int, error: Exception) -> None:
+        request = self._forget(number)
+        if request is not None:
+            with suppress(InvalidStateError):
+                request.future.set_exception(error)
+
+    def _forget(self, number: int) -> CaptionRequest | None:
+        """The slot is free even if the engine has yet to hear that nobody waits: what it makes of pixels that are
+        another's by then goes nowhere."""
+        self._free_slot(number)
+        return self._sent.pop(number, None)
+
+    def _free_slot(self, number: int) -> None:
+        with self._lock:
+            slot = self._holding.pop(number, None)
+            if slot is not None:
+                self._slots.give_back(slot)

@@ -1,0 +1,79 @@
+"""The HTTP process's end of the socket to the engine process."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+
+from snapcap.service.engine.remote.messages import Message
+from snapcap.service.ipc.framing import RECEIVE_BYTES, Unpacker, pack, receive
+
+# Behind what the socket holds; thousands of requests.
+_ROOM_BYTES = 16 << 20
+
+
+class LoopChannel:
+    """Nobody waits. Messages arrive on the event loop; the loop also sends what the socket had no room for."""
+
+    def __init__(
+        self, end: socket.socket, loop: asyncio.AbstractEventLoop, take: Callable[[Message], object]
+    ) -> None:
+        end.setblocking(False)
+        self._end = end
+        self._loop = loop
+        self._take = take
+        self._unpacker: Unpacker[Message] = Unpacker()
+        self._lock = threading.Lock()
+        self._waiting = bytearray()
+        self._full = False
+        loop.add_reader(end, self.receive)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the other end reads, or has not left too much yet."""
+        return len(self._waiting) < _ROOM_BYTES
+
+    def send(self, message: Message) -> None:
+        """From any thread."""
+        data = pack(message)
+        with self._lock:
+            self._waiting += data
+            if not self._full:
+                self._send_waiting()
+                if self._waiting:
+                    self._full = True
+                    with suppress(RuntimeError):  # the loop has been closed: the process ends
+                        self._loop.call_soon_threadsafe(self._loop.add_writer, self._end, self._room)
+
+    def receive(self) -> None:
+        """Take all that has come. On the event loop."""
+        while (data := receive(self._end)) is not None:
+            if not data:
+                self._loop.remove_reader(self._end)
+                return
+            for message in self._unpacker.feed(data):
+                self._take(message)
+            if len(data) < RECEIVE_BYTES:
+                return
+
+    def close(self) -> None:
+        """The other end is told to end, and what it still sends is for nobody. The event loop is over by now."""
+        with suppress(OSError):
+            self._end.shutdown(socket.SHUT_RDWR)
+
+    def _room(self) -> None:
+        with self._lock:
+            self._send_waiting()
+            if not self._waiting:
+                self._full = False
+                self._loop.remove_writer(self._end)
+
+    def _send_waiting(self) -> None:
+        try:
+            sent = self._end.send(self._waiting)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:  # the other process has ended: whoever waits for it hears so
+            sent = len(self._waiting)
+        del self._waiting[:sent]

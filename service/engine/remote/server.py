@@ -1,0 +1,64 @@
+"""The requests of the HTTP process on their way through the engine of this one."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from typing import TYPE_CHECKING
+
+from snapcap.service.engine.remote.messages import Submit, Turn
+from snapcap.service.engine.remote.turns import Turns
+from snapcap.service.engine.request import CaptionRequest, Completion
+from snapcap.service.errors import NotReady
+from snapcap.service.ipc.shared_pixels import SharedPixels
+
+if TYPE_CHECKING:
+    from snapcap.service.engine.engine import Engine
+
+
+class Intake:
+    """`turns` must be told the end of each turn of the engine. `submit` and `cancel` are called by one thread."""
+
+    def __init__(self, pixels: SharedPixels, send: Callable[[Turn], object]) -> None:
+        self.turns = Turns(send)
+        self._pixels = pixels
+        self._send = send
+        self._engine: Engine | None = None
+        self._futures: dict[int, Future[Completion]] = {}
+
+    def attach(self, engine: "Engine") -> None:
+        """Where requests go from now on."""
+        self._engine = engine
+
+    def submit(self, message: Submit) -> None:
+        """Queue a request whose pixels are in shared memory."""
+        number, turns = message.number, self.turns
+        future: Future[Completion] = Future()
+        request = CaptionRequest(
+            message.request_id,
+            self._pixels.read(message.slot),
+            message.prompt_ids,
+            message.params,
+            message.deadline,
+            future,
+            partial(turns.token, number) if message.streams else None,
+            partial(turns.admitted, number),
+        )
+        self._futures[number] = future
+        future.add_done_callback(partial(self._done, number))
+        try:
+            if self._engine is not None:
+                self._engine.submit(request)
+        except NotReady as error:  # among others when it has failed, as the other process is about to hear
+            del self._futures[number]
+            self._send(Turn.of(failed=[(number, error)]))
+
+    def cancel(self, number: int) -> None:
+        """Nobody waits for this request, which may have ended."""
+        future = self._futures.get(number)
+        if future is not None:
+            future.cancel()
+
+    def _done(self, number: int, future: "Future[Completion]") -> None:
+        del self._futures[number]
+        if not future.cancelled():
+            self.turns.done(number, future)

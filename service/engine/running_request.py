@@ -1,0 +1,42 @@
+"""A request on the device, as the scheduler and the engine see it. No torch."""
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, field
+
+from snapcap.service.engine.request import CaptionRequest, FinishReason
+
+
+@dataclass(eq=False)
+class Running:
+    """A request in its slot, or, if it is a beam search, in as many as it has beams."""
+
+    request: CaptionRequest
+    limit: int
+    submitted: float
+    admitted: float
+    encode_s: float = 0.0
+    prompt_left: int = 0
+    tokens: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    steps: int = 0  # decode steps launched for it
+    left: bool = False  # its slots are others'
+    # What its parameters say, here because every step asks for every row.
+    slots: int = field(init=False)
+    samples: bool = field(init=False)
+    searches: bool = field(init=False)
+    penalised: bool = field(init=False)  # its tokens so far bear on its next
+    total: int = field(init=False)  # steps until its last token at most
+
+    def __post_init__(self) -> None:
+        params = self.request.params
+        self.slots = params.num_beams
+        self.samples = params.temperature > 0
+        self.searches = params.num_beams > 1
+        self.penalised = params.repetition_penalty != 1 or params.no_repeat_ngram_size > 0
+        self.total = len(self.request.prompt_ids) + self.limit
+
+    def found(self, generated: Sequence[int], eos_ids: Container[int]) -> None:
+        """A beam search has its tokens all at once."""
+        ended = bool(generated) and generated[-1] in eos_ids
+        self.tokens = list(generated[:-1] if ended else generated)
+        self.finish_reason = "stop" if ended else "length"

@@ -1,0 +1,1 @@
+"""Decodes images into pixels, in processes or threads."""

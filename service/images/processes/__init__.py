@@ -1,0 +1,1 @@
+"""Keeps the processes that decode images, and speaks with them."""

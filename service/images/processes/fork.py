@@ -1,0 +1,50 @@
+"""The fork of the process that forks the decode processes."""
+
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from snapcap.service.ipc.fork import ChildProcess, fork_child
+from snapcap.service.ipc.shared_pixels import SharedPixels
+from snapcap.warmup.machine.cpus import available_cpus
+
+_MOST = 12
+_MOST_OF_FEW_CPUS = 4
+
+
+@dataclass(frozen=True)
+class DecodeProcesses:
+    """How many processes there are to be, and the one that forks them, whose `end` they come through."""
+
+    count: int
+    parent: ChildProcess
+
+
+def decode_processes(asked: int | None) -> int:
+    """How many processes decode: as many as asked for; without a number five of eight CPUs and at most 12, and on
+    few CPUs one for each and at most 4.
+
+    Beside the model, decoding is most of a request's CPU time (``benchmarks.http_cost``). The other CPUs
+    are for the HTTP and the engine process, and for background builds.
+    """
+    if asked is not None:
+        return asked
+    cpus = available_cpus()
+    return max(min(cpus * 5 // 8, _MOST), min(cpus, _MOST_OF_FEW_CPUS))
+
+
+def fork_decoding(count: int, pixels: SharedPixels, others: Iterable[socket.socket]) -> DecodeProcesses:
+    """Start the process that starts the others.
+
+    `others`: what it must not hold open.
+
+    Raises:
+        ForkError: this system cannot fork.
+    """
+    return DecodeProcesses(count, fork_child(lambda end: _serve_decoding(count, end, pixels), others))
+
+
+def _serve_decoding(count: int, end: socket.socket, pixels: SharedPixels) -> int:
+    from snapcap.service.images.processes.supervisor import serve_decoding  # noqa: PLC0415  in the child only
+
+    return serve_decoding(count, end, pixels)

@@ -1,0 +1,108 @@
+"""The parent of the decode processes: imports what decodes once for all of them, forks them, and forks another when
+one dies.
+
+It has one thread and no other work, so that it can fork safely at any time, as the HTTP process cannot. It ends
+when that one has closed the socket to it, and then that of each decode process.
+"""
+
+import logging
+import os
+import socket
+import time
+from contextlib import suppress
+
+from snapcap.service.images.processes.messages import Began, Ended, NoneBegan, Notice, Setup, pack_notice
+from snapcap.service.images.processes.worker import decode_images
+from snapcap.service.images.sample import picture
+from snapcap.service.ipc.fork import fork_child, settle
+from snapcap.service.ipc.framing import RECEIVE_BYTES, Unpacker
+from snapcap.service.ipc.shared_pixels import SharedPixels
+
+# Before another is forked, so that what ends all of them does not keep a CPU busy.
+PAUSE_S = 0.05
+# Where something has run out: memory, processes, the server's open files.
+FULL_S = 1.0
+# Where CPUs are short an image waits, and not whoever takes requests in and answers probes.
+_NICE = 5
+_logger = logging.getLogger("snapcap.decode")
+
+
+def serve_decoding(count: int, end: socket.socket, pixels: SharedPixels) -> int:
+    """Keep so many processes until the server ends. Exit status 0."""
+    os.nice(_NICE)
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's threads would not be there after a fork
+    import snapcap.models.processing.image  # noqa: F401, PLC0415  Pillow and numpy, while the checkpoint is looked for
+    from snapcap.models.processing.image_error import ImageError  # noqa: PLC0415
+
+    setup = _setup(end)
+    if setup is None:
+        return 0
+    pixels.open(setup.transform.size)
+    with suppress(ImageError):  # what the first image would be the first to do
+        setup.transform.decode(picture())
+    settle()
+    with suppress(OSError):  # the other end is closed: the server ends, and the kernel ends what is left
+        _Family(count, end, pixels, setup).keep()
+    return 0
+
+
+def _setup(end: socket.socket) -> Setup | None:
+    unpacker: Unpacker[Setup] = Unpacker()
+    while data := end.recv(RECEIVE_BYTES):
+        for setup in unpacker.feed(data):
+            return setup
+    return None
+
+
+class _Family:
+    """The decode processes, as many as there are to be."""
+
+    def __init__(self, count: int, end: socket.socket, pixels: SharedPixels, setup: Setup) -> None:
+        self._count = count
+        self._end = end
+        self._pixels = pixels
+        self._setup = setup
+        self._pids: set[int] = set()
+
+    def keep(self) -> None:
+        """Returns when the server has ended. Raises OSError when it is not there any more."""
+        while True:
+            while len(self._pids) < self._count:
+                self._add()
+            if not self._pids:
+                return
+            pid, status = os.waitpid(-1, 0)
+            self._pids.discard(pid)
+            code = os.waitstatus_to_exitcode(status)
+            if code and self._count:
+                self._tell(Ended(pid, code))
+                time.sleep(PAUSE_S)
+            elif self._alone():  # their sockets are closed
+                self._count = 0
+            else:  # its own only: the server had no room for one more open file
+                time.sleep(FULL_S)
+
+    def _alone(self) -> bool:
+        """Whether the server has ended, or is about to: it closes this socket first."""
+        try:
+            return not self._end.recv(1, socket.MSG_DONTWAIT)  # after the setup it says nothing
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
+    def _add(self) -> None:
+        pixels, transform = self._pixels, self._setup.transform
+        try:
+            child = fork_child(lambda end: decode_images(end, pixels, transform), [self._end])
+        except OSError as error:  # no memory, or too many processes
+            _logger.warning("no decode process", extra={"fields": {"error": str(error)}})
+            self._tell(NoneBegan(error.errno or 0))
+            time.sleep(FULL_S)
+            return
+        self._pids.add(child.pid)
+        with child.end:  # theirs alone from now on: when the process dies its socket is closed
+            self._tell(Began(child.pid), child.end)
+
+    def _tell(self, notice: Notice, *sockets: socket.socket) -> None:
+        socket.send_fds(self._end, [pack_notice(notice)], [each.fileno() for each in sockets])

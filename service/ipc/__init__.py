@@ -1,0 +1,1 @@
+"""Forks processes and shares memory and messages with them."""

@@ -1,0 +1,1 @@
+"""Bounds what requests may make the server hold."""

@@ -1,0 +1,85 @@
+"""What one `snapcap caption` is asked to do, and its options on the command line."""
+
+import argparse
+from dataclasses import dataclass
+
+from snapcap.service.captioning.options import CaptionOptions, options_from_text
+from snapcap.service.config.reader import SettingsError
+
+STDIN = STDOUT = "-"
+_SAMPLING = {
+    "prompt": ("TEXT", "text that the caption continues"),
+    "temperature": ("T", "0 takes the most likely token each time, above 0 samples"),
+    "top_k": ("K", "sample among the K most likely tokens; 0: all"),
+    "top_p": ("P", "sample among the most likely tokens that together reach probability P"),
+    "seed": ("N", "makes sampling repeatable"),
+    "num_beams": ("N", "beam search with N beams, up to 8; 1: none"),
+    "length_penalty": ("P", "beam search: above 0 favours long captions, below 0 short ones"),
+    "early_stopping": ("WHEN", "beam search: true, false or never, as in transformers"),
+    "no_repeat_ngram_size": ("N", "no N tokens come twice in this order; 0: they may"),
+    "repetition_penalty": ("P", "above 1 makes tokens that are there already less likely"),
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """``images``: files, folders, patterns, or `-` for a list on standard input. ``output``: a file of JSON lines,
+    or `-`. Without output and sidecars, captions are lines on standard output."""
+
+    images: tuple[str, ...]
+    options: CaptionOptions
+    recursive: bool = False
+    output: str | None = None
+    sidecar: bool = False
+    resume: bool = False
+    overwrite: bool = False
+
+    @property
+    def prints(self) -> bool:
+        """Whether standard output gets the captions, in whatever form."""
+        return self.output == STDOUT or not (self.output or self.sidecar)
+
+
+def add_job_arguments(parser: argparse.ArgumentParser) -> None:
+    """The operands, and the options that the server has not."""
+    parser.add_argument(
+        "images",
+        nargs="+",
+        metavar="IMAGE",
+        help="JPEG, PNG or WEBP file, a folder of them, a quoted pattern such as '*/*.jpg', or - for a list of "
+        "files on standard input, one a line",
+    )
+    files = parser.add_argument_group("options: files")
+    files.add_argument("-r", "--recursive", action="store_true", help="look into the folders of folders too")
+    files.add_argument(
+        "-o", "--output", metavar="FILE", help="write JSON lines of file_name and caption; -: to standard output"
+    )
+    files.add_argument("--sidecar", action="store_true", help="write image.txt beside each image")
+    files.add_argument("--resume", action="store_true", help="leave out what FILE and the sidecars hold already")
+    files.add_argument("--overwrite", action="store_true", help="replace what FILE and the sidecars hold")
+    sampling = parser.add_argument_group("options: caption")
+    for name, (metavar, text) in _SAMPLING.items():
+        flag = "--" + name.replace("_", "-")
+        sampling.add_argument(flag, dest=name, metavar=metavar, default=argparse.SUPPRESS, help=text)
+
+
+def read_job(arguments: argparse.Namespace) -> Job:
+    """The job that the arguments describe.
+
+    Raises SettingsError for options that contradict each other, ServiceError for a bad option of the caption."""
+    given = [(name, getattr(arguments, name)) for name in _SAMPLING if hasattr(arguments, name)]
+    job = Job(
+        images=tuple(arguments.images),
+        options=options_from_text(given),
+        recursive=arguments.recursive,
+        output=arguments.output,
+        sidecar=arguments.sidecar,
+        resume=arguments.resume,
+        overwrite=arguments.overwrite,
+    )
+    if job.resume and job.overwrite:
+        raise SettingsError("--resume keeps what is there and --overwrite replaces it: give one of them")
+    for flag, is_given in (("--resume", job.resume), ("--overwrite", job.overwrite)):
+        if is_given and not job.sidecar and job.output in (None, STDOUT):
+            raise SettingsError(f"{flag} is about files: give --output FILE or --sidecar with it")
+    return job

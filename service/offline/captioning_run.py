@@ -1,0 +1,103 @@
+"""Captions every image of a list and writes them, until the list, the engine or the user's patience ends."""
+
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+
+from snapcap.service.captioning.options import CaptionOptions
+from snapcap.service.offline.failure import Failure, OutputError, reason_of
+from snapcap.service.offline.feed import Asked, Feed, Outcome
+from snapcap.service.offline.model import Model
+from snapcap.service.offline.outputs import Outputs
+from snapcap.service.offline.progress import Progress
+
+
+@dataclass
+class Tally:
+    """What a run has done. ``signal`` or ``error`` is why it ended before the last image, where it did."""
+
+    captions: int = 0
+    seconds: float = 0.0
+    failures: list[Failure] = field(default_factory=list)
+    signal: int | None = None
+    error: str = ""
+
+
+def images_ahead(largest_bucket: int, threads: int) -> int:
+    """Decoded images that are held at most: what runs, twice as much that waits, because some images take long to
+    decode, and one that each thread decodes."""
+    return 3 * largest_bucket + threads
+
+
+def caption_images(
+    model: Model,
+    images: Sequence[str],
+    options: CaptionOptions,
+    outputs: Outputs,
+    progress: Progress,
+    threads: int,
+) -> Tally:
+    """Caption ``images`` in order, each written as soon as those before it are; ``threads`` decode ahead.
+
+    Raises:
+        PromptTooLong, InvalidOption: the model cannot do what is asked; nothing has been written.
+    """
+    tokenizer, transform = model.checkpoint.tokenizer, model.checkpoint.transform
+    prompt_ids = tuple(tokenizer.encode(options.prompt)) if options.prompt else ()
+    model.engine.limits.check(len(prompt_ids), options.max_new_tokens, options.num_beams)
+    feed = Feed(
+        model.engine,
+        lambda data: transform.decode(data).pixels,
+        Asked(prompt_ids, options),
+        threads,
+        images_ahead(model.largest, threads),
+    )
+    tally = Tally()
+
+    def write(outcome: Outcome) -> str:
+        """The reason why there is no caption, or nothing."""
+        if outcome.completion is None:
+            return outcome.reason
+        try:
+            outputs.write(outcome.path, tokenizer.decode([*prompt_ids, *outcome.completion.tokens]))
+        except OSError as error:
+            return f"its caption cannot be written: {reason_of(error)}"
+        return ""
+
+    began = time.monotonic()
+    try:
+        outputs.begin()
+        with _ended_by_signals(feed.stop, tally), closing(feed.outcomes(images)) as outcomes:
+            for outcome in outcomes:
+                reason = write(outcome)
+                if reason:
+                    tally.failures.append(Failure(outcome.path, reason))
+                else:
+                    tally.captions += 1
+                progress.advance(failed=bool(reason))
+    except OutputError as error:
+        tally.error = str(error)
+    tally.seconds = time.monotonic() - began
+    return tally
+
+
+@contextmanager
+def _ended_by_signals(stop: Callable[[], None], tally: Tally) -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM calls ``stop`` and lets what is being written end; a second one cuts it short."""
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        if tally.signal is not None:
+            raise KeyboardInterrupt
+        tally.signal = number
+        stop()
+
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, handle) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

@@ -1,0 +1,117 @@
+"""Which images the operands of `snapcap caption` mean."""
+
+import glob
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from snapcap.service.offline.arguments import STDIN
+from snapcap.service.offline.failure import Failure, reason_of
+
+# By name only where files are found, not where they are named: opening every file of a folder would take minutes.
+READ = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp"})
+OTHER = frozenset({".gif", ".bmp", ".tif", ".tiff", ".heic", ".heif", ".avif", ".jxl", ".jp2"})
+_KINDS = "JPEG, PNG or WEBP"
+
+
+@dataclass
+class Found:
+    """``images`` in the order of the operands, each once; ``failures`` of what was named and cannot be one."""
+
+    images: list[str] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+
+
+def find_images(operands: Iterable[str], recursive: bool, lines: Iterable[bytes]) -> Found:
+    """The images that the operands name.
+
+    A file is taken whatever its name is. Of a folder, and of a pattern that the shell has left alone, images are
+    taken by their extension, sorted by name; those of a format that is not read are failures, so that none is
+    missed in silence. Hidden files and folders are passed over, as the copies `._photo.jpg` that macOS leaves.
+    Links to folders inside a folder are not followed.
+
+    Args:
+        lines: what `-` reads the names of files and folders from.
+    """
+    finder = _Finder(recursive)
+    for operand in operands:
+        if operand == STDIN:
+            for line in lines:
+                finder.take(os.fsdecode(line.rstrip(b"\r\n")))
+        elif glob.has_magic(operand) and not os.path.lexists(operand):
+            finder.take_pattern(operand)
+        else:
+            finder.take(operand)
+    return finder.found
+
+
+class _Finder:
+    def __init__(self, recursive: bool) -> None:
+        self.found = Found()
+        self._recursive = recursive
+        self._seen: set[str] = set()
+        self._taken = 0  # images that were met, also those that had been met before
+
+    def take(self, path: str) -> None:
+        """A file or folder that was named."""
+        if not path:  # an empty line of a list
+            return
+        if not os.path.isdir(path):
+            if os.path.exists(path):
+                self._add(path)
+            else:
+                self._fail(path, "No such file or directory")
+            return
+        before = self._taken, len(self.found.failures)
+        self._scan(path)
+        if before == (self._taken, len(self.found.failures)):
+            hint = "" if self._recursive else "; --recursive looks into its folders too"
+            self._fail(path, f"no {_KINDS} file in this folder{hint}")
+
+    def take_pattern(self, pattern: str) -> None:
+        before = self._taken
+        for path in sorted(glob.iglob(pattern, recursive=True)):
+            if os.path.isdir(path):
+                self._scan(path)
+            else:
+                self._add_by_extension(path)
+        if before == self._taken:
+            self._fail(pattern, f"no {_KINDS} file matches")
+
+    def _scan(self, folder: str) -> None:
+        folders = []
+        try:
+            with os.scandir(folder) as entries:
+                for entry in sorted(entries, key=lambda entry: entry.name):
+                    if entry.name.startswith("."):
+                        continue
+                    if entry.is_file():
+                        self._add_by_extension(os.path.join(folder, entry.name))
+                    elif self._recursive and entry.is_dir(follow_symlinks=False):
+                        folders.append(os.path.join(folder, entry.name))
+        except OSError as error:
+            self._fail(folder, reason_of(error))
+        for each in folders:
+            self._scan(each)
+
+    def _add_by_extension(self, path: str) -> None:
+        extension = os.path.splitext(path)[1].lower()
+        if extension in READ:
+            self._add(path)
+        elif extension in OTHER and self._is_new(path):
+            self._fail(path, f"{extension[1:].upper()} images are not read; convert it to {_KINDS}")
+
+    def _add(self, path: str) -> None:
+        self._taken += 1
+        if self._is_new(path):
+            self.found.images.append(path)
+
+    def _is_new(self, path: str) -> bool:
+        key = os.path.abspath(path)
+        if key in self._seen:
+            return False
+        self._seen.add(key)
+        return True
+
+    def _fail(self, path: str, reason: str) -> None:
+        self.found.failures.append(Failure(path, reason))

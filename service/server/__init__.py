@@ -1,0 +1,1 @@
+"""Starts the processes of a server and brings them to READY."""

@@ -1,0 +1,58 @@
+"""Whether a server that is ready builds what it started without, and when it begins."""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from snapcap.service.readiness import AFTER_READY_S, after_ready
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from snapcap.service.engine.engine import Engine
+    from snapcap.warmup.options import StartOptions
+    from snapcap.warmup.progress.status import StartupStatus
+    from snapcap.warmup.start.background_build import BackgroundBuild
+    from snapcap.warmup.start.start import Loaded
+
+_logger = logging.getLogger("snapcap.build")
+
+
+def start_build(
+    options: "StartOptions",
+    loaded: "Loaded",
+    status: "StartupStatus",
+    engine: "Engine",
+    after_s: float = AFTER_READY_S,
+) -> Callable[[], object]:
+    """Start the build a moment later, if there is something to build, and return what ends it."""
+    if loaded.compiled or options.backend not in ("auto", "aot") or options.build == "off":
+        return lambda: None
+    builds: list[BackgroundBuild] = []
+
+    def on_device(function: Callable[[], None]) -> "Future[None]":
+        return engine.call(function, "swap a bucket in")
+
+    stopped = threading.Event()
+
+    def begin() -> None:
+        try:
+            from snapcap.warmup.start.background_build import BackgroundBuild  # noqa: PLC0415  only a start without artifacts
+
+            builds.append(BackgroundBuild(loaded, options, status, on_device))
+        except Exception as error:  # nobody waits for this thread
+            status.building(state="failed", error=f"{type(error).__name__}: {error}")
+            _logger.exception("build failed unexpectedly; eager goes on serving")
+            return
+        if not stopped.is_set():
+            builds[0].start()
+
+    def stop() -> None:
+        stopped.set()
+        timer.cancel()
+        for build in builds:
+            build.stop()
+
+    timer = after_ready(begin, after_s)
+    return stop

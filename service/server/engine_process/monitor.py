@@ -1,0 +1,263 @@
+"""The engine process as the HTTP process follows it, from its fork to its end, and the decode processes with it."""
+
+import asyncio
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client.process_collector import ProcessCollector
+
+from snapcap.service.config.settings import Settings
+from snapcap.service.engine.limits import Limits
+from snapcap.service.engine.remote.client import RemoteEngine
+from snapcap.service.engine.remote.loop_channel import LoopChannel
+from snapcap.service.engine.remote.messages import (
+    Beat,
+    Failed,
+    Found,
+    Loaded,
+    Message,
+    PhaseSeen,
+    Pulse,
+    Ready,
+    Rehearsed,
+    StatusSeen,
+    Turn,
+    Usage,
+)
+from snapcap.service.images.pool import ProcessDecoder
+from snapcap.service.images.room import DecodeRoom, decode_memory
+from snapcap.service.ipc.fork import how_it_ended
+from snapcap.service.ipc.shared_pixels import Slots
+from snapcap.service.readiness import State
+from snapcap.service.server.processes import Parts
+from snapcap.service.server.start_result import Outcome
+from snapcap.service.watch.engine_watch import EngineWatch
+from snapcap.service.watch.last_words import STACKS, end_on_signal, print_stacks_on_signal
+from snapcap.service.watch.watchdog import StalledError, Watchdog
+
+if TYPE_CHECKING:
+    from snapcap.service.api.app import Services
+    from snapcap.warmup.plan.checkpoint import Checkpoint
+
+_END_S = 10.0
+_STACKS_S = 1.0  # to print them
+_logger = logging.getLogger("snapcap.start")
+
+
+class EngineEndedError(RuntimeError):
+    """The engine process has ended, though nobody told it to."""
+
+
+def follow(
+    parts: Parts, settings: Settings, services: "Services", stop: Callable[[], None]
+) -> Callable[[], object]:
+    """Follow the other processes; called on the event loop. Returns what ends them, for when the server has ended.
+
+    When the model cannot be served, say so and call ``stop``."""
+    client = EngineClient(parts, settings, services, stop, asyncio.get_running_loop())
+    client.start()
+    return client.close
+
+
+class EngineClient:
+    """Prepares what this process needs of the checkpoint, rehearses a request, and serves when the engine does."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        settings: Settings,
+        services: "Services",
+        stop: Callable[[], None],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._process = parts.engine
+        self._pixels = parts.pixels
+        self._slots = Slots(parts.pixels.slots)
+        self._settings = settings
+        self._services = services
+        self._outcome = Outcome(settings, services, stop)
+        self._loop = loop
+        self._channel = LoopChannel(parts.engine.end, loop, self._take)
+        self._decoders = parts.decoding.count
+        self._decoder = ProcessDecoder(
+            parts.decoding,
+            self._slots,
+            DecodeRoom(decode_memory(settings), self._decoders),
+            settings.images.decode_timeout,
+            services.metrics,
+            loop,
+            self._outcome.failed,
+        )
+        self._waiter = threading.Thread(target=self._wait, name="engine-process", daemon=True)
+        self._folder: Future[Path] = Future()
+        self._limits: Future[Limits] = Future()
+        self._checkpoint: Checkpoint | None = None
+        self._engine: RemoteEngine | None = None
+        self._closing = False
+        self._stalled = False
+        self._start = Watchdog(settings.watchdog.start_timeout)
+        self._watch = EngineWatch(settings.watchdog.timeout, self._beat, self._is_waiting, self._end_stalled)
+
+    def start(self) -> None:
+        services, pid = self._services, self._process.pid
+        self._outcome.log_phases()
+        ProcessCollector("snapcap_engine", lambda: pid, registry=services.registry)
+        services.metrics.queue_depth.set_function(lambda: 0 if self._engine is None else self._engine.depth)
+        services.metrics.engine_progress_age.set_function(lambda: self._watch.silent_s)
+        print_stacks_on_signal()
+        self._loop.call_later(self._start.tick_s, self._tick_start)
+        self._waiter.start()
+        threading.Thread(target=self._prepare, name="start", daemon=True).start()
+
+    def close(self) -> None:
+        """End the processes, and wait until they have ended. The event loop is over by now."""
+        self._closing = True
+        self._channel.close()
+        self._decoder.close()
+        self._waiter.join(0 if self._stalled else _END_S)
+        self._signal(signal.SIGKILL)
+        self._waiter.join(_END_S)  # a driver may hold up its end, though not that of this process
+
+    def _prepare(self) -> None:
+        """Beside the import of torch: read what turns bytes into pixels and tokens into text, and rehearse with it,
+        on all that decode. Then, with the engine, rehearse a whole request."""
+        try:
+            # Tokenizers: now, as it takes a moment until the folder is known.
+            from snapcap.models.config import ModelConfig  # noqa: PLC0415
+            from snapcap.models.processing.tokenizer import Tokenizer  # noqa: F401, PLC0415
+            from snapcap.service.server.rehearsal import AnswersAtOnce, rehearse  # noqa: PLC0415
+            from snapcap.warmup.plan.checkpoint import Checkpoint  # noqa: PLC0415
+
+            folder = self._folder.result()
+            settings = self._settings
+            config = ModelConfig.from_folder(folder)
+            checkpoint = Checkpoint.of(settings.model.source, folder, config, settings.images.max_pixels)
+            _ = checkpoint.tokenizer
+            self._pixels.open(checkpoint.config.vision.image_size)
+            if not self._decoder.begin(checkpoint.transform):
+                return
+            alone = AnswersAtOnce(self._slots)
+            self._rehearse(partial(rehearse, alone, checkpoint, self._decoder, self._run, self._decoders))
+            if not self._decoder.works:
+                self._loop.call_soon_threadsafe(self._decoder.give_up, "no process has answered")
+                return
+            limits = self._limits.result()
+            self._checkpoint = checkpoint
+            engine = self._engine = RemoteEngine(
+                limits,
+                self._pixels,
+                self._slots,
+                settings.queue.size,
+                self._channel.send,
+                self._services.metrics,
+                lambda: self._channel.has_room,
+            )
+        except Exception as error:
+            self._outcome.failed(error)
+            return
+        self._rehearse(partial(rehearse, engine, checkpoint, self._decoder, self._run))
+        self._channel.send(Rehearsed())
+        end_on_signal()
+
+    def _rehearse(self, rehearsal: Callable[[], None]) -> None:
+        try:
+            rehearsal()
+        except Exception:
+            if not self._closing:  # else who decodes is gone
+                _logger.exception("the rehearsal of a request failed")
+
+    def _run(self, rehearsal: Coroutine[Any, Any, None]) -> None:
+        """On the event loop that serves: what decodes belongs to it."""
+        asyncio.run_coroutine_threadsafe(rehearsal, self._loop).result()
+
+    def _take(self, message: Message) -> None:
+        try:
+            self._follow(message)
+        except Exception as error:
+            self._outcome.failed(error)
+
+    def _follow(self, message: Message) -> None:
+        services = self._services
+        match message:
+            case Turn() if self._engine is not None:
+                self._engine.take(message)
+            case Pulse():
+                self._watch.take(message)
+            case PhaseSeen(phase):
+                services.timeline.add(phase)
+            case StatusSeen(state):
+                services.status.restore(state)
+            case Usage(device_bytes, compiler):
+                services.metrics.device_memory_allocated.set(device_bytes)
+                services.status.compiled_elsewhere(compiler)
+            case Found(folder):
+                self._folder.set_result(folder)
+            case Loaded(limits):
+                self._limits.set_result(limits)
+            case Ready() if self._engine is not None and self._checkpoint is not None:
+                self._outcome.ready(self._engine, self._checkpoint, self._decoder)
+                self._tick()
+            case Failed(sentence):
+                self._outcome.told_failed(sentence)
+
+    def _beat(self) -> None:
+        if self._channel.has_room:
+            self._channel.send(Beat())
+
+    def _is_waiting(self) -> bool:
+        return self._engine is not None and self._engine.waiting
+
+    def _tick_start(self) -> None:
+        readiness = self._services.readiness
+        if readiness.state is not State.STARTING:
+            return
+        self._loop.call_later(self._start.tick_s, self._tick_start)
+        if self._start.tick():
+            sentence = f"the start has taken {self._start.silent_s:.0f} s, and is in phase {readiness.phase()}"
+            self._end_stalled(StalledError(sentence))
+
+    def _tick(self) -> None:
+        self._loop.call_later(self._watch.tick_s, self._tick)
+        self._watch.tick()
+
+    def _end_stalled(self, error: StalledError) -> None:
+        """Who waits is told, and the server ends, with the engine process: where that stands is for the log."""
+        self._stalled = True
+        if self._engine is not None:
+            self._engine.fail()
+        self._outcome.failed(error)
+        self._signal(STACKS)
+        self._loop.call_later(_STACKS_S, self._signal, signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        """To the engine process, unless it has ended and its number may be another's."""
+        if self._waiter.is_alive():
+            with suppress(ProcessLookupError):
+                os.kill(self._process.pid, number)
+
+    def _wait(self) -> None:
+        try:
+            _, status = os.waitpid(self._process.pid, 0)
+            how = how_it_ended(os.waitstatus_to_exitcode(status))
+        except ChildProcessError:
+            how = "in a way that the system does not tell"
+        if self._closing or self._stalled:
+            return
+        try:
+            self._loop.call_soon_threadsafe(self._ended, how)
+        except RuntimeError:  # the loop has been closed
+            return
+
+    def _ended(self, how: str) -> None:
+        self._channel.receive()  # its last words
+        if self._engine is not None:
+            self._engine.fail()
+        self._outcome.failed(EngineEndedError(f"the engine process ended {how}"))

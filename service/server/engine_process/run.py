@@ -1,0 +1,172 @@
+"""The engine process: the start, the device thread and the builds behind it, told what to do by the HTTP process.
+
+    socket ─▶ this thread ─▶ scheduler ─▶ device thread ─▶ Turns ─▶ socket
+
+It ends when the other end of the socket is closed.
+"""
+
+import logging
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from snapcap.service.config.settings import Settings
+from snapcap.service.engine.remote.channel import BlockingChannel
+from snapcap.service.engine.remote.messages import (
+    Beat,
+    Cancel,
+    Failed,
+    Found,
+    Loaded,
+    Message,
+    PhaseSeen,
+    Ready,
+    Rehearsed,
+    StatusSeen,
+    Submit,
+    Usage,
+)
+from snapcap.service.engine.remote.server import Intake
+from snapcap.service.ipc.fork import settle
+from snapcap.service.ipc.shared_pixels import SharedPixels
+from snapcap.service.start_error import explain, unexpected
+from snapcap.service.watch.last_words import print_stacks_on_signal
+from snapcap.service.watch.loop_watch import LoopWatch
+from snapcap.warmup.progress.compile_events import compiler_counts
+from snapcap.warmup.progress.status import StartupStatus
+from snapcap.warmup.progress.timeline import Timeline
+
+if TYPE_CHECKING:
+    from snapcap.service.engine.engine import Engine
+    from snapcap.service.engine.scheduler import Scheduler
+    from snapcap.warmup.options import StartOptions
+    from snapcap.warmup.plan.checkpoint import Checkpoint
+    from snapcap.warmup.start.start import Loaded as LoadedModel
+
+_USAGE_S = 1.0
+# The other process sends no more than its queue holds.
+_UNBOUNDED = sys.maxsize
+_logger = logging.getLogger("snapcap.start")
+
+
+def serve_engine(settings: Settings, end: socket.socket, pixels: SharedPixels, origin: float) -> int:
+    """Serve requests until the socket is closed. `origin`: the moment of exec, the zero of the timeline."""
+    print_stacks_on_signal()
+    process = _EngineProcess(settings, BlockingChannel(end), pixels, origin)
+    process.run()
+    return 0
+
+
+class _EngineProcess:
+    def __init__(self, settings: Settings, channel: BlockingChannel, pixels: SharedPixels, origin: float) -> None:
+        self._settings = settings
+        self._channel = channel
+        self._pixels = pixels
+        self._timeline = Timeline(origin)
+        self._status = StartupStatus()
+        self._intake = Intake(pixels, channel.send)
+        self._rehearsed = threading.Event()
+        self._ended = threading.Event()
+        self._loop_watch = LoopWatch(settings.watchdog.timeout, os.getppid())
+        self._engine: Engine | None = None
+        self._stop_build: Callable[[], object] = lambda: None
+
+    def run(self) -> None:
+        self._timeline.listen(lambda phase: self._channel.send(PhaseSeen(phase)))
+        self._status.listen(lambda state: self._channel.send(StatusSeen(state)))
+        self._begin()
+        while (messages := self._channel.receive()) is not None:
+            for message in messages:
+                self._take(message)
+        self._ended.set()
+        self._loop_watch.stop()
+        self._stop_build()
+
+    def _begin(self) -> None:
+        try:
+            with self._timeline.phase("import_engine"):
+                from snapcap.warmup.machine.device_context import begin_device_context  # noqa: PLC0415  what fails is for the log
+
+                begin_device_context(self._settings.compute.device)  # the driver takes longer than these imports
+                from snapcap.service.config.start_options import start_options  # noqa: PLC0415
+                from snapcap.service.engine.device_thread import DeviceThread  # noqa: PLC0415
+                from snapcap.warmup.machine.torch_libraries import load_torch_libraries  # noqa: PLC0415
+
+                # Alone: the dynamic linker does one thing at a time, and Python waits for it with its lock held
+                # where a module has compiled parts. Beside the fetch, that one would wait for the libraries.
+                load_torch_libraries()
+            options = start_options(self._settings)
+            DeviceThread(
+                options,
+                self._timeline,
+                self._status,
+                self._intake.turns,
+                _UNBOUNDED,
+                partial(self._ready, options),
+                self._failed,
+                self._rehearse,
+                on_checkpoint=self._found,
+                turn_ended=self._intake.turns.end,
+            ).start()
+        except Exception as error:
+            self._failed(error)
+
+    def _take(self, message: Message) -> None:
+        match message:
+            case Submit():
+                self._intake.submit(message)
+            case Cancel(number):
+                self._intake.cancel(number)
+            case Beat():
+                self._loop_watch.heard()
+                if self._engine is not None:
+                    self._channel.send(self._engine.pulse())
+            case Rehearsed():
+                self._rehearsed.set()
+
+    def _found(self, checkpoint: "Checkpoint") -> None:
+        self._channel.send(Found(checkpoint.folder))
+
+    def _rehearse(self, engine: "Engine", checkpoint: "Checkpoint") -> None:
+        """The request comes from the HTTP process, which is the one to rehearse most."""
+        self._pixels.open(checkpoint.config.vision.image_size)
+        self._intake.attach(engine)
+        self._channel.send(Loaded(engine.limits))
+        self._rehearsed.wait()
+
+    def _ready(
+        self, options: "StartOptions", loaded: "LoadedModel", engine: "Engine", _scheduler: "Scheduler"
+    ) -> None:
+        from snapcap.service.server.background_build import start_build  # noqa: PLC0415  before the first request, which it would delay
+
+        self._intake.attach(engine)
+        settle()
+        self._status.started()
+        usage = _usage(loaded)
+        self._channel.send(usage)  # what the start compiled, before it is over
+        self._engine = engine
+        self._channel.send(Ready())
+        self._loop_watch.start()
+        threading.Thread(target=self._report_usage, args=(loaded, usage), name="usage", daemon=True).start()
+        self._stop_build = start_build(options, loaded, self._status, engine)
+
+    def _failed(self, error: Exception) -> None:
+        sentence = explain(error)
+        self._status.fail(sentence)
+        _logger.error("failed", extra={"fields": {"error": sentence}}, exc_info=unexpected(error))
+        self._channel.send(Failed(sentence))
+
+    def _report_usage(self, loaded: "LoadedModel", last: Usage) -> None:
+        while not self._ended.wait(_USAGE_S):
+            usage = _usage(loaded)
+            if usage != last:
+                self._channel.send(usage)
+                last = usage
+
+
+def _usage(loaded: "LoadedModel") -> Usage:
+    return Usage(loaded.runner.allocated_bytes(), compiler_counts())

@@ -1,0 +1,83 @@
+"""Builds what a server consists of, and runs it on a bound socket."""
+
+import logging
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import TypeAlias
+
+from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp
+
+from snapcap.service.api.app import Exposure, Services, create_app, create_metrics_app
+from snapcap.service.api.middleware.api_keys import ApiKeys
+from snapcap.service.api.middleware.port_switch import PortSwitch
+from snapcap.service.captioning.captioner import Captioner, CaptionLimits
+from snapcap.service.config.settings import Settings
+from snapcap.service.edge.connections import Connections
+from snapcap.service.images.room import decode_memory
+from snapcap.service.images.threads import decode_threads
+from snapcap.service.readiness import Readiness
+from snapcap.service.server.http_limits import body_limits, connection_limits
+from snapcap.service.server.uvicorn_server import make_server
+from snapcap.service.telemetry.metrics import Metrics
+from snapcap.service.telemetry.start_metrics import StartupCollector, register_process_collectors
+from snapcap.warmup.progress.status import StartupStatus
+from snapcap.warmup.progress.timeline import Timeline
+
+_logger = logging.getLogger("snapcap.server")
+
+# Called on the event loop once /livez answers; it goes on elsewhere and returns at once, with what is to be called
+# when the server has ended. The last argument ends the server, for a start that failed.
+Start: TypeAlias = Callable[[Settings, Services, Callable[[], None]], Callable[[], object]]
+
+
+def assemble(settings: Settings, timeline: Timeline) -> Services:
+    """The shared objects, none of them started."""
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    metrics.queue_capacity.set(settings.queue.size)
+    readiness = Readiness(lambda: timeline.current() or "starting")
+    status = StartupStatus()
+    threads = decode_threads(settings.images.decode_threads)
+    limits = CaptionLimits(settings.queue.timeout, settings.queue.size, threads, decode_memory(settings) // threads)
+    captioner = Captioner(limits, readiness, metrics, timeline)
+    registry.register(StartupCollector(timeline, status, readiness, lambda: captioner.model_name))
+    register_process_collectors(registry)
+    return Services(captioner, readiness, metrics, registry, timeline, status)
+
+
+def run(
+    settings: Settings,
+    listeners: Sequence[socket.socket],
+    keys: ApiKeys | None,
+    timeline: Timeline,
+    start: Start,
+) -> int:
+    """Serves until it is told to exit. Exit status 1 when the start has failed, else 0.
+
+    `listeners`: a second one has the metrics, which then are only there. `keys`: clients must show one."""
+    services = assemble(settings, timeline)
+
+    exits = ExitStack()
+
+    def on_live() -> None:
+        timeline.mark("live")
+        for each, what in zip(listeners, ("listening", "metrics"), strict=False):
+            host, port = each.getsockname()[:2]
+            _logger.info(what, extra={"fields": {"host": host, "port": port}})
+        exits.callback(start(settings, services, server.begin_exit))
+
+    limits = body_limits(settings.limits, services.metrics)
+    connections = Connections(connection_limits(settings.limits), services.metrics.connection_closed)
+    services.metrics.connections.set_function(lambda: len(connections.all))
+    exposure = Exposure(keys, settings.http.image_hosts, metrics=len(listeners) == 1)
+    app: ASGIApp = create_app(services, limits, exposure)
+    for metrics_listener in listeners[1:]:
+        app = PortSwitch(metrics_listener.getsockname()[1], create_metrics_app(services), app)
+    server = make_server(app, settings.http, services.readiness, on_live, connections)
+    with exits:
+        server.run(sockets=list(listeners))
+    services.captioner.close()
+    _logger.info("stopped")
+    return 0 if services.readiness.error is None else 1

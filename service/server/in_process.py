@@ -1,0 +1,90 @@
+"""The start within one process, as in a replica of Ray's: begins at once, and ends READY or FAILED."""
+
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING
+
+from snapcap.service.config.settings import Settings
+from snapcap.service.images.threads import ThreadDecoder
+from snapcap.service.server.background_build import start_build
+from snapcap.service.server.start_result import Outcome
+from snapcap.service.watch.engine_watch import EngineWatch
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from snapcap.service.api.app import Services
+    from snapcap.service.engine.engine import Engine
+    from snapcap.service.engine.scheduler import Scheduler
+    from snapcap.warmup.options import StartOptions
+    from snapcap.warmup.plan.checkpoint import Checkpoint
+    from snapcap.warmup.start.start import Loaded
+
+
+def start(settings: Settings, services: "Services", stop: Callable[[], None]) -> Callable[[], object]:
+    """Start the device thread and return what ends the work behind it, for when the server has ended.
+
+    When the model cannot be served, say so and call ``stop``."""
+    outcome, exits = Outcome(settings, services, stop), ExitStack()
+    outcome.log_phases()
+
+    def ready(options: "StartOptions", loaded: "Loaded", engine: "Engine", scheduler: "Scheduler") -> None:
+        services.metrics.queue_depth.set_function(lambda: scheduler.depth)
+        services.metrics.device_memory_allocated.set_function(loaded.runner.allocated_bytes)
+        services.status.started()
+        if outcome.ready(engine, loaded.checkpoint):
+            exits.callback(start_build(options, loaded, services.status, engine))
+            exits.callback(_watch(settings, services, engine, scheduler, outcome))
+
+    def begin() -> None:
+        try:
+            from snapcap.service.config.start_options import start_options  # noqa: PLC0415
+            from snapcap.service.engine.device_thread import DeviceThread  # noqa: PLC0415
+
+            options = start_options(settings)
+            DeviceThread(
+                options,
+                services.timeline,
+                services.status,
+                services.metrics,
+                settings.queue.size,
+                partial(ready, options),
+                outcome.failed,
+                partial(_rehearse, services.captioner.pool),
+            ).start()
+        except Exception as error:
+            outcome.failed(error)
+
+    # On a thread already for what the start imports before torch: who asks is answered meanwhile.
+    threading.Thread(target=begin, name="start", daemon=True).start()
+    return exits.close
+
+
+def _watch(
+    settings: Settings, services: "Services", engine: "Engine", scheduler: "Scheduler", outcome: Outcome
+) -> Callable[[], object]:
+    """Fail when the device thread does not go on. Returns what ends the watch. When all of this process stands
+    still, it is for Ray to find, which asks each replica how it is."""
+    ended = threading.Event()
+    watch = EngineWatch(
+        settings.watchdog.timeout,
+        lambda: watch.take(engine.pulse()),
+        lambda: bool(scheduler.running or scheduler.depth),
+        outcome.failed,
+    )
+    services.metrics.engine_progress_age.set_function(lambda: watch.silent_s)
+
+    def tick() -> None:
+        while not ended.wait(watch.tick_s):
+            watch.tick()
+
+    threading.Thread(target=tick, name="engine-watch", daemon=True).start()
+    return ended.set
+
+
+def _rehearse(pool: "Executor", engine: "Engine", checkpoint: "Checkpoint") -> None:
+    from snapcap.service.server.rehearsal import rehearse  # noqa: PLC0415
+
+    rehearse(engine, checkpoint, ThreadDecoder(pool, checkpoint.transform))

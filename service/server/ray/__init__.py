@@ -1,0 +1,1 @@
+"""Runs a server as a replica of Ray Serve."""

@@ -1,0 +1,99 @@
+"""Captions before READY, as a client's: what a request would be the first to do is done by these."""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from fastapi import Request
+from prometheus_client import CollectorRegistry
+from starlette.types import Message, Scope
+
+from snapcap.service.api.bodies.body import BodyLimits
+from snapcap.service.api.caption.routes import CaptionRoutes
+from snapcap.service.api.middleware.request_id import identify
+from snapcap.service.captioning.captioner import Captioner, CaptionLimits
+from snapcap.service.engine.limits import Limits
+from snapcap.service.engine.request import CaptionRequest, Completion
+from snapcap.service.images.decoder import Decoder
+from snapcap.service.images.sample import picture
+from snapcap.service.ipc.shared_pixels import FilledSlot, Slots
+from snapcap.service.readiness import Readiness
+from snapcap.service.telemetry.metrics import Metrics
+from snapcap.warmup.progress.timeline import Timeline
+
+if TYPE_CHECKING:
+    from snapcap.service.engine.request import CaptionEngine
+    from snapcap.warmup.plan.checkpoint import Checkpoint
+
+TIMEOUT_S = 30.0
+_BODY = BodyLimits(1 << 20, TIMEOUT_S)
+
+
+def rehearse(
+    engine: "CaptionEngine",
+    checkpoint: "Checkpoint",
+    decoder: Decoder | None = None,
+    run: Callable[[Coroutine[Any, Any, None]], object] = asyncio.run,
+    times: int = 1,
+) -> None:
+    """Send a JPEG through the endpoint of captions, so many times at once, with metrics that nobody reads.
+
+    `decoder` None: a thread decodes. `run`: on which event loop, if not on one of its own.
+
+    Raises what the endpoint raises."""
+    metrics = Metrics(CollectorRegistry())
+    readiness = Readiness(lambda: "rehearsal")
+    readiness.ready()
+    captioner = Captioner(CaptionLimits(TIMEOUT_S, times, 1), readiness, metrics, Timeline(time.monotonic()))
+    try:
+        captioner.attach(engine, checkpoint.transform, checkpoint.tokenizer, checkpoint.name, decoder)
+        run(_ask(CaptionRoutes(captioner, _BODY, metrics), picture(), times))
+    finally:
+        captioner.close()
+
+
+class AnswersAtOnce:
+    """An engine without a model: with it everything else can be rehearsed while the model is loaded."""
+
+    limits = Limits(cache_length=8, default_new_tokens=2, eos_ids=frozenset())
+
+    def __init__(self, slots: Slots) -> None:
+        """`slots`: of the shared pixels, where they are decoded to."""
+        self._slots = slots
+
+    def submit(self, request: CaptionRequest) -> None:
+        if isinstance(request.pixels, FilledSlot):
+            self._slots.give_back(request.pixels.number)
+        request.future.set_result(Completion((0, 1), "length", "none", 0.0, 0.0, 0.0))
+
+
+async def _ask(routes: CaptionRoutes, image: bytes, times: int) -> None:
+    await asyncio.gather(*(_ask_once(routes, image) for _ in range(times)))
+
+
+async def _ask_once(routes: CaptionRoutes, image: bytes) -> None:
+    messages: list[Message] = [{"type": "http.request", "body": image, "more_body": False}]
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        if messages:
+            return messages.pop()
+        await asyncio.get_running_loop().create_future()  # the client stays
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope: Scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/caption",
+        # Two tokens: the first step, and one that follows another.
+        "query_string": b"max_new_tokens=2",
+        "headers": [(b"content-type", b"image/jpeg"), (b"content-length", b"%d" % len(image))],
+    }
+    identify(scope)
+    request: Any = Request(scope, receive, send)
+    response = await routes.caption(request)
+    await response(scope, receive, send)

@@ -1,0 +1,70 @@
+"""`snapcap serve`, in the order that makes the start fast: bind, fork the other processes, import and build what
+answers. They import side by side, each with an interpreter's lock of its own.
+"""
+
+import gc
+import logging
+import os
+import socket
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, NoReturn
+
+from snapcap.service.config.settings import Settings
+from snapcap.service.ipc.fork import ForkError
+from snapcap.service.server.bind import BindError, bind
+from snapcap.service.server.processes import fork_parts
+from snapcap.service.telemetry import logs
+from snapcap.warmup.progress.timeline import Timeline
+
+if TYPE_CHECKING:
+    from snapcap.service.api.middleware.api_keys import ApiKeys
+
+
+def serve(settings: Settings) -> int:
+    """Serves until a signal. Exit status 0, or 1 when the address is taken or the start has failed.
+
+    Raises SettingsError when the file of keys cannot be used."""
+    # Until READY: an import makes objects that stay, and looking through them all again and again is an eighth of
+    # the start.
+    gc.disable()
+    timeline = Timeline.since_exec()
+    logs.configure(settings.log.format, settings.log.level)
+    # No line of ours names them, and to find them costs a request more than its line (logging's own advice).
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    http = settings.http
+    keys: ApiKeys | None = None
+    listeners: list[socket.socket] = []
+    if http.api_key_file is not None:
+        from snapcap.service.api.middleware.api_keys import read_api_keys  # noqa: PLC0415 - hashlib, which the bind must not wait for
+
+        keys = read_api_keys(http.api_key_file)
+    try:
+        with timeline.phase("bind"):
+            listeners.append(bind(http.host, http.port))
+            if http.metrics_port is not None:
+                listeners.append(bind(http.host, http.metrics_port, "--metrics-port"))
+        # Before the first import that takes long, of which there is none before a probe can wait in the backlog.
+        parts = fork_parts(settings, timeline, listeners)
+    except (BindError, ForkError) as error:
+        print(f"snapcap: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:  # too many processes, or no memory for one more
+        print(f"snapcap: the server's processes cannot be started: {error}", file=sys.stderr)
+        return 1
+    from snapcap.service.server.fastapi_import import import_web  # noqa: PLC0415
+
+    import_web()
+    from snapcap.service.server.engine_process.monitor import follow  # noqa: PLC0415
+    from snapcap.service.server.http_process import run  # noqa: PLC0415
+
+    return run(settings, listeners, keys, timeline, partial(follow, parts))
+
+
+def leave(status: int) -> NoReturn:
+    """End the process now. A thread inside native code, as a device thread of `snapcap caption` may be, would crash
+    the interpreter as it takes itself apart; nothing is left to do that this skips."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

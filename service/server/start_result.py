@@ -1,0 +1,72 @@
+"""How a start ends for those outside: READY, or FAILED with a sentence."""
+
+import logging
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from snapcap.service.images.decoder import Decoder
+from snapcap.service.ipc.fork import settle
+from snapcap.service.readiness import State
+from snapcap.service.start_error import explain, unexpected
+from snapcap.service.telemetry.waterfall import waterfall
+from snapcap.warmup.progress.timeline import Phase
+
+if TYPE_CHECKING:
+    from snapcap.service.api.app import Services
+    from snapcap.service.config.settings import Settings
+    from snapcap.service.engine.request import CaptionEngine
+    from snapcap.warmup.plan.checkpoint import Checkpoint
+
+_logger = logging.getLogger("snapcap.start")
+
+
+class Outcome:
+    """`stop` ends a server whose model cannot be served."""
+
+    def __init__(self, settings: "Settings", services: "Services", stop: Callable[[], None]) -> None:
+        self._settings = settings
+        self._services = services
+        self._stop = stop
+
+    def log_phases(self) -> None:
+        """Those that are over, and each one as it ends."""
+        self._services.timeline.listen(_log_phase)
+
+    def ready(self, engine: "CaptionEngine", checkpoint: "Checkpoint", decoder: Decoder | None = None) -> bool:
+        """Captions are served from now on. False when a signal came first. `decoder` None: threads decode."""
+        settings, services, timeline = self._settings, self._services, self._services.timeline
+        name = settings.http.model_name or checkpoint.name
+        services.captioner.attach(engine, checkpoint.transform, checkpoint.tokenizer, name, decoder)
+        settle()
+        if not services.readiness.ready():
+            return False
+        timeline.mark("ready")
+        status = services.status.to_dict()
+        served_by = {name: status[name] for name in ("tier", "device", "dtype")}
+        _logger.info(
+            "ready", extra={"fields": {"s": timeline.marks()["ready"], "model": checkpoint.name, **served_by}}
+        )
+        if settings.log.format == "text" and sys.stderr.isatty():
+            print(waterfall(timeline.phases(), timeline.marks()["ready"]), file=sys.stderr)
+        return True
+
+    def failed(self, error: Exception) -> None:
+        """Say what was wrong, and end."""
+        sentence = explain(error)
+        if self.told_failed(sentence):
+            _logger.error("failed", extra={"fields": {"error": sentence}}, exc_info=unexpected(error))
+
+    def told_failed(self, sentence: str) -> bool:
+        """End, and let others log it. False when it has failed before, or is ending already."""
+        readiness = self._services.readiness
+        self._services.status.fail(sentence)
+        failed = readiness.state is not State.FAILED and readiness.fail(sentence)
+        self._stop()
+        return failed
+
+
+def _log_phase(phase: Phase) -> None:
+    if phase.end is not None:
+        fields = {"phase": phase.name, "start_s": phase.start, "s": phase.end - phase.start}
+        _logger.info("phase", extra={"fields": fields})

@@ -1,0 +1,1 @@
+"""Reports what happens: metrics, logs, traces."""

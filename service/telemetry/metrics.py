@@ -1,0 +1,182 @@
+"""Every metric that code observes, on an injected registry. Those read at scrape time: `startup_collector.py`.
+
+Who writes what: the engine, through the methods of `EngineObserver`, its steps, rows and tokens; the start sets
+`queue_*` and `device_memory_allocated`; the captioner `image_decode*`; the request scope the `request*`.
+"""
+
+from typing import Any, TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from snapcap.service.errors import (
+    BodyTimeout,
+    ClientDisconnected,
+    DeadlineExceeded,
+    NotReady,
+    Overloaded,
+    PayloadTooLarge,
+    ServiceError,
+)
+from snapcap.service.memory.bodies import BodyMemoryFull
+from snapcap.service.telemetry.reasons import CLOSED, WHYS
+from snapcap.warmup.progress.status import COMPONENTS
+
+_REFUSALS = (
+    BodyMemoryFull,
+    BodyTimeout,
+    ClientDisconnected,
+    DeadlineExceeded,
+    NotReady,
+    Overloaded,
+    PayloadTooLarge,
+)
+_REQUEST_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_WAIT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_DECODE_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
+_STEP_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+Instrument = TypeVar("Instrument", Counter, Histogram)
+
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+class Metrics:
+    """The instruments, each named as on /metrics without the prefix `snapcap_` and without the unit."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._children: dict[tuple[Any, tuple[str, ...]], Any] = {}
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"snapcap_{name}", text, labels, registry=registry)
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"snapcap_{name}", text, registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            return Histogram(f"snapcap_{name}", text, labels, buckets=buckets, registry=registry)
+
+        self.requests = counter("requests_total", "HTTP requests answered, by API and status.", "api", "code")
+        self.request_duration = histogram(
+            "request_duration_seconds",
+            "Seconds from the head of a request until the end of its reply.",
+            _REQUEST_S,
+            "api",
+        )
+        self.requests_in_flight = gauge("requests_in_flight", "Caption requests that are being processed.")
+        self.requests_rejected = counter(
+            "requests_rejected_total",
+            "Caption requests given up, by reason: overloaded, body_memory_full, not_ready, deadline_exceeded, "
+            "client_disconnected, payload_too_large, body_timeout.",
+            "reason",
+        )
+        self.connections = gauge("http_connections", "Connections that are open.")
+        self.connections_closed = counter(
+            "http_connections_closed_total",
+            "Connections refused or closed for what their clients do, or for want of room, by reason.",
+            "reason",
+        )
+        self.body_memory = gauge("body_memory_bytes", "Bytes that request bodies hold.")
+        self.body_memory_limit = gauge(
+            "body_memory_limit_bytes", "Bytes that request bodies may hold; one more gets 429."
+        )
+        self.queue_wait = histogram(
+            "queue_wait_seconds", "Seconds a request waited before its image was encoded.", _WAIT_S
+        )
+        self.queue_depth = gauge("queue_depth", "Requests that wait for the device.")
+        self.queue_capacity = gauge("queue_capacity", "Requests that may wait; one more gets 429.")
+        self.engine_progress_age = gauge(
+            "engine_progress_age_seconds",
+            "Seconds in which the engine has not gone on though it should have: a step, or an answer when idle.",
+        )
+        self.encode_batch_size = histogram(
+            "encode_batch_size", "Real rows of an encoder batch, padding not counted.", _ROWS
+        )
+        self.decode_batch_size = histogram(
+            "decode_batch_size", "Real rows of a decode step, padding not counted.", _ROWS
+        )
+        self.rows = counter("rows_total", "Rows run, padding included.", "component")
+        self.padding_rows = counter("padding_rows_total", "Rows run that were padding.", "component")
+        self.step_duration = histogram(
+            "step_duration_seconds",
+            "Seconds of one encoder batch or one decode step, by bucket (rows, padding included).",
+            _STEP_S,
+            "component",
+            "bucket",
+        )
+        self.generated_tokens = counter("generated_tokens_total", "Tokens generated, prompts not counted.")
+        self.device_memory_allocated = gauge(
+            "device_memory_allocated_bytes", "Bytes allocated on the device; 0 on a CPU."
+        )
+        self.image_decode = histogram(
+            "image_decode_seconds", "Seconds to decode and resize an image, by format.", _DECODE_S, "format"
+        )
+        self.image_decode_failures = counter(
+            "image_decode_failures_total", "Images that could not be decoded, by reason.", "reason"
+        )
+        self.decode_processes = gauge("decode_processes", "Processes that decode images.")
+        self.decode_process_deaths = counter(
+            "decode_process_deaths_total",
+            "Decode processes that nobody ended; they are replaced.",
+        )
+        self.decode_processes_killed = counter(
+            "decode_processes_killed_total",
+            "Decode processes that the server ended and replaced, by reason: deadline, too_complex, client_left, "
+            "hung, bad_answer.",
+            "reason",
+        )
+        # A counter that appears with its first event hides that event from Prometheus, whose increase() and rate()
+        # need a value before it.
+        for refusal in _REFUSALS:
+            self.requests_rejected.labels(refusal.code)
+        for why in WHYS:
+            self.decode_processes_killed.labels(why)
+        for reason in CLOSED:
+            self.connections_closed.labels(reason)
+        for component in COMPONENTS:
+            self.rows.labels(component)
+            self.padding_rows.labels(component)
+
+    def request_ended(self, api: str, status: int, seconds: float) -> None:
+        """Counts a request, by the label of its API."""
+        self._child(self.requests, api, str(status)).inc()
+        self._child(self.request_duration, api).observe(seconds)
+
+    def connection_closed(self, reason: str) -> None:
+        """Counts a connection, by one of `telemetry.reasons.CLOSED`."""
+        self.connections_closed.labels(reason).inc()
+
+    def image_decoded(self, kind: str, seconds: float) -> None:
+        """Counts an image, by its format."""
+        self._child(self.image_decode, kind).observe(seconds)
+
+    def queue_waited(self, seconds: float) -> None:
+        """Part of `service.engine.engine.EngineObserver`, as are the next three."""
+        self.queue_wait.observe(seconds)
+
+    def encoded(self, bucket: int, rows: int, seconds: float) -> None:
+        self.encode_batch_size.observe(rows)
+        self._step("encoder", bucket, rows, seconds)
+
+    def decode_stepped(self, bucket: int, rows: int, seconds: float) -> None:
+        self.decode_batch_size.observe(rows)
+        self._step("decoder", bucket, rows, seconds)
+
+    def tokens_generated(self, count: int) -> None:
+        self.generated_tokens.inc(count)
+
+    def _step(self, component: str, bucket: int, rows: int, seconds: float) -> None:
+        self._child(self.rows, component).inc(bucket)
+        self._child(self.padding_rows, component).inc(bucket - rows)
+        self._child(self.step_duration, component, str(bucket)).observe(seconds)
+
+    def _child(self, parent: Instrument, *labels: str) -> Instrument:
+        """As `labels` of the parent, which takes longer than to count."""
+        key = (parent, labels)
+        child = self._children.get(key)
+        if child is None:
+            child = self._children[key] = parent.labels(*labels)
+        return child
+
+    def count_rejection(self, error: ServiceError) -> None:
+        """Counts an error as a rejection if it is one: not the client's mistake in what it asked for."""
+        if isinstance(error, _REFUSALS):
+            self.requests_rejected.labels(error.code).inc()

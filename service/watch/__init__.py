@@ -1,0 +1,1 @@
+"""Notices what no longer goes on."""
