@@ -7,9 +7,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from snapcap.benchmarks import latency, modes, startup, throughput
-from snapcap.benchmarks.charts import ChartsError, require_matplotlib
-from snapcap.benchmarks.workload import MODELS
+from snapcap.benchmarks.compile import modes
+from snapcap.benchmarks.harness.workload import MODELS
+from snapcap.benchmarks.load import latency, throughput
+from snapcap.benchmarks.report.charts import ChartsError, require_matplotlib
+from snapcap.benchmarks.startup import command as startup
 from snapcap.warmup.machine.installation import MachineError, resolve_device
 
 _EXAMPLES = """\

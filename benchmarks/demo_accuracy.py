@@ -1,6 +1,6 @@
 """Exact match of the demo model on held-out scenes, through transformers.
 
-    python benchmarks/demo_accuracy.py [--count 2000] [--device cuda]
+    python -m snapcap.benchmarks.demo_accuracy [--count 2000] [--device cuda]
 
 Prints the matches by kind of scene, the words confused most often and some mistakes. Exits 1 below --at-least.
 """

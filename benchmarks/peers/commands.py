@@ -4,8 +4,8 @@ import importlib.util
 import sys
 from dataclasses import dataclass
 
-from snapcap.benchmarks.server import Endpoint
-from snapcap.benchmarks.workload import Workload
+from snapcap.benchmarks.harness.server import Endpoint
+from snapcap.benchmarks.harness.workload import Workload
 
 _TRANSFORMERS = "snapcap.benchmarks.peers.transformers_server"
 _LITSERVE = "snapcap.benchmarks.peers.litserve_server"

@@ -9,10 +9,10 @@ import argparse
 import time
 from pathlib import Path
 
-from snapcap.benchmarks.marks import mark, memory, result
-from snapcap.benchmarks.measurements import percentiles_ms
+from snapcap.benchmarks.harness.marks import mark, memory, result
+from snapcap.benchmarks.harness.measurements import percentiles_ms
+from snapcap.benchmarks.harness.workload import read_images
 from snapcap.benchmarks.peers.transformers_model import Captioner
-from snapcap.benchmarks.workload import read_images
 
 WARM_UPS = 2
 

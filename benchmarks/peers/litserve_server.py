@@ -14,7 +14,7 @@ from typing import Any
 import litserve
 from fastapi import Response
 
-from snapcap.benchmarks.marks import mark
+from snapcap.benchmarks.harness.marks import mark
 from snapcap.benchmarks.peers.transformers_model import Captioner
 
 BATCH_TIMEOUT_S = 0.005

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from snapcap.benchmarks.marks import mark
+from snapcap.benchmarks.harness.marks import mark
 
 # The parts of each class that `generate` calls.
 _PARTS = {

@@ -9,7 +9,7 @@ and the body is the image itself.
 import argparse
 from typing import Any
 
-from snapcap.benchmarks.marks import mark
+from snapcap.benchmarks.harness.marks import mark
 from snapcap.benchmarks.peers.transformers_model import Captioner
 
 

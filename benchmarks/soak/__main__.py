@@ -24,8 +24,8 @@ from typing import Any
 
 from rich.console import Console
 
-from snapcap.benchmarks.arguments import add_serve, count, some_of
-from snapcap.benchmarks.common import SNAPCAP, scratch
+from snapcap.benchmarks.harness.arguments import add_serve, count, some_of
+from snapcap.benchmarks.harness.common import SNAPCAP, scratch
 from snapcap.benchmarks.soak import soak_report
 from snapcap.benchmarks.soak.bad_clients import BadClients
 from snapcap.benchmarks.soak.balancer import Balancer

@@ -12,7 +12,7 @@ import struct
 from collections import Counter
 from collections.abc import Sequence
 
-from snapcap.benchmarks.common import samples
+from snapcap.benchmarks.harness.common import samples
 from snapcap.benchmarks.soak.asking import ask, post
 from snapcap.benchmarks.soak.replica import Replica
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
+from snapcap.benchmarks.harness.watching import ServerWatch
 from snapcap.benchmarks.soak.good_clients import GoodClients, captions_rightly, requests
 from snapcap.benchmarks.soak.replica import MEMORY_S, Replica
 from snapcap.benchmarks.soak.world import Fault, Healed, World
-from snapcap.benchmarks.watching import ServerWatch
 
 RECOVERY_LIMIT_S = 180.0
 QUIET_S = 2.0  # between two faults

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from snapcap.benchmarks.common import samples
+from snapcap.benchmarks.harness.common import samples
 from snapcap.benchmarks.soak.asking import post
 from snapcap.benchmarks.soak.bad_clients import leave, status_of
 from snapcap.benchmarks.soak.replica import Replica

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from snapcap.benchmarks.common import samples
-from snapcap.benchmarks.load import multipart
+from snapcap.benchmarks.harness.common import samples
+from snapcap.benchmarks.load.clients import multipart
 from snapcap.benchmarks.soak.asking import Reply, ask, post
 
 PATIENCE_S = 180.0

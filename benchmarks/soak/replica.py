@@ -14,9 +14,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from snapcap.benchmarks.common import ROOT, environment, free_port
-from snapcap.benchmarks.process_memory import tree_memory
-from snapcap.benchmarks.processes import own_parts
+from snapcap.benchmarks.harness.common import ROOT, environment, free_port
+from snapcap.benchmarks.harness.process_memory import tree_memory
+from snapcap.benchmarks.harness.processes import own_parts
 from snapcap.benchmarks.soak.asking import ask, get
 
 LIVENESS_PERIOD_S = 10.0

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from snapcap.benchmarks.common import build_store
-from snapcap.benchmarks.moto_store import s3_artifacts
+from snapcap.benchmarks.harness.common import build_store
+from snapcap.benchmarks.harness.moto_store import s3_artifacts
 from snapcap.benchmarks.soak.lying_proxy import LyingProxy
 
 CACHE_BYTES = 512 << 20

@@ -4,7 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from snapcap.benchmarks.report import Report
+from snapcap.benchmarks.report.tables import Report
 from snapcap.benchmarks.soak.bad_clients import BadClients
 from snapcap.benchmarks.soak.campaign import Strike
 from snapcap.benchmarks.soak.good_clients import Tally

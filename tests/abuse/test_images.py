@@ -20,8 +20,8 @@ from support.attack_pictures import (
 )
 from support.pictures import encoded, scene
 
-from snapcap.benchmarks.process_memory import process_memory
-from snapcap.benchmarks.processes import descendants
+from snapcap.benchmarks.harness.process_memory import process_memory
+from snapcap.benchmarks.harness.processes import descendants
 from snapcap.service.images.processes.worker import SLACK
 from snapcap.service.memory.budget import MemoryBudget
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from snapcap.benchmarks.charts import (
+from snapcap.benchmarks.report.charts import (
     Bar,
     ChartsError,
     Line,
@@ -15,7 +15,7 @@ from snapcap.benchmarks.charts import (
     draw_waterfall,
     require_matplotlib,
 )
-from snapcap.benchmarks.segments import Segment
+from snapcap.benchmarks.report.segments import Segment
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -4,10 +4,10 @@ from typing import Any, cast
 
 import pytest
 
-from snapcap.benchmarks import cold
-from snapcap.benchmarks.http_probe import Reply
-from snapcap.benchmarks.server import Server
-from snapcap.benchmarks.workload import Workload, open_workload
+from snapcap.benchmarks.harness.http_probe import Reply
+from snapcap.benchmarks.harness.server import Server
+from snapcap.benchmarks.harness.workload import Workload, open_workload
+from snapcap.benchmarks.startup import cold
 
 
 class Connection:

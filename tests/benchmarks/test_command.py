@@ -4,10 +4,10 @@ import sys
 
 import pytest
 
-from snapcap.benchmarks.arguments import some_of
-from snapcap.benchmarks.cases import TITLES
 from snapcap.benchmarks.command import make_parser
+from snapcap.benchmarks.harness.arguments import some_of
 from snapcap.benchmarks.peers.commands import PEERS
+from snapcap.benchmarks.startup.cases import TITLES
 from snapcap.service.cli.main import main
 
 

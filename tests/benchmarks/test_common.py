@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from snapcap.benchmarks import common
+from snapcap.benchmarks.harness import common
 
 
 def test_a_build_is_not_told_what_only_a_server_knows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

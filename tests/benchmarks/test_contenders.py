@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from snapcap.benchmarks.contenders import Contenders
-from snapcap.benchmarks.http_load import HttpLoad
-from snapcap.benchmarks.server import Server
-from snapcap.benchmarks.throughput import Servers
-from snapcap.benchmarks.workload import Workload
+from snapcap.benchmarks.harness.server import Server
+from snapcap.benchmarks.harness.workload import Workload
+from snapcap.benchmarks.load.contenders import Contenders
+from snapcap.benchmarks.load.http_load import HttpLoad
+from snapcap.benchmarks.load.throughput import Servers
 
 
 class Load:
@@ -38,7 +38,7 @@ def test_a_server_whose_turn_never_came_is_named(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(contenders, "serving", serving)
     monkeypatch.setattr(contenders, "first_caption", lambda server: io.BytesIO())
-    monkeypatch.setattr("snapcap.benchmarks.throughput.replace", lambda load, seconds: Warm())
+    monkeypatch.setattr("snapcap.benchmarks.load.throughput.replace", lambda load, seconds: Warm())
     with ExitStack() as stack:
         servers = Servers(contenders, stack)
         servers.open(["aot", "litserve", "eager"], cast(HttpLoad, Load()))

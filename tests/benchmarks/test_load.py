@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from snapcap.benchmarks.http_load import padding
-from snapcap.benchmarks.load import __name__ as LOAD
-from snapcap.benchmarks.workload import read_images
+from snapcap.benchmarks.harness.workload import read_images
+from snapcap.benchmarks.load.clients import __name__ as LOAD
+from snapcap.benchmarks.load.http_load import padding
 
 ROOT = Path(__file__).parent.parent.parent
 Answer = Callable[[bytes], tuple[int, bytes]]

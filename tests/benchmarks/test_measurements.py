@@ -2,7 +2,7 @@
 
 import pytest
 
-from snapcap.benchmarks.measurements import Samples, interleave, percentile, percentiles_ms
+from snapcap.benchmarks.harness.measurements import Samples, interleave, percentile, percentiles_ms
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from snapcap.benchmarks import modes, modes_report
-from snapcap.benchmarks.common import DEMO, ROOT, SAMPLES, environment, fresh_caches
-from snapcap.benchmarks.compiled_steps import MODES, WAYS
-from snapcap.benchmarks.marks import read_marks, read_result
-from snapcap.benchmarks.measurements import Samples
-from snapcap.benchmarks.modes import Setup, measure, measure_all
-from snapcap.benchmarks.modes_cases import CASES, with_needed
-from snapcap.benchmarks.report import Report
+from snapcap.benchmarks.compile import modes
+from snapcap.benchmarks.compile import report as modes_report
+from snapcap.benchmarks.compile.cases import CASES, with_needed
+from snapcap.benchmarks.compile.modes import Setup, measure, measure_all
+from snapcap.benchmarks.compile.steps import MODES, WAYS
+from snapcap.benchmarks.harness.common import DEMO, ROOT, SAMPLES, environment, fresh_caches
+from snapcap.benchmarks.harness.marks import read_marks, read_result
+from snapcap.benchmarks.harness.measurements import Samples
+from snapcap.benchmarks.report.tables import Report
 
 SETUP = Setup(DEMO, SAMPLES / "pair-1.png", "cpu", 1, (1, 2))
 FOREVER = float("inf")
@@ -43,7 +44,7 @@ def test_a_start_ends_with_its_caption(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "snapcap.benchmarks.compile_case",
+        "snapcap.benchmarks.compile.case",
         "eager",
         "--buckets",
         "1",

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from snapcap.benchmarks.processes import (
+from snapcap.benchmarks.harness.processes import (
     WATCH_S,
     DeviceMemory,
     ProcessTable,

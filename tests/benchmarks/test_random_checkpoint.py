@@ -13,7 +13,7 @@ import pytest
 import torch
 from support.server_process import snapcap
 
-from snapcap.benchmarks.random_checkpoint import RANDOM_MODELS, RandomModel, write_checkpoint
+from snapcap.benchmarks.harness.random_checkpoint import RANDOM_MODELS, RandomModel, write_checkpoint
 from snapcap.models.config import ModelConfig
 from snapcap.models.processing.tokenizer import Tokenizer
 

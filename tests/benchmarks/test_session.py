@@ -3,10 +3,10 @@
 import time
 from typing import Any, cast
 
-from snapcap.benchmarks.bench import Bench, UnavailableError
-from snapcap.benchmarks.segments import Segment
-from snapcap.benchmarks.session import Session
-from snapcap.benchmarks.start import Start
+from snapcap.benchmarks.report.segments import Segment
+from snapcap.benchmarks.startup.bench import Bench, UnavailableError
+from snapcap.benchmarks.startup.session import Session
+from snapcap.benchmarks.startup.start import Start
 
 
 class Recorder:

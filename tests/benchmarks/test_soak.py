@@ -13,8 +13,8 @@ from typing import Any, cast
 
 import pytest
 
-from snapcap.benchmarks.processes import own_parts
-from snapcap.benchmarks.server import serving
+from snapcap.benchmarks.harness.processes import own_parts
+from snapcap.benchmarks.harness.server import serving
 from snapcap.benchmarks.soak.asking import CutError, ask, get, post
 from snapcap.benchmarks.soak.balancer import Balancer
 from snapcap.benchmarks.soak.faults_processes import ENGINE

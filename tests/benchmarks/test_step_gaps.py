@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from snapcap.benchmarks.common import ROOT, environment
-from snapcap.benchmarks.engine import Opened, captioned_right, open_engine
-from snapcap.benchmarks.step_gaps import Gaps, Steps, measure, report
-from snapcap.benchmarks.workload import open_workload
+from snapcap.benchmarks.device.step_gaps import Gaps, Steps, measure, report
+from snapcap.benchmarks.harness.common import ROOT, environment
+from snapcap.benchmarks.harness.workload import open_workload
+from snapcap.benchmarks.load.engine import Opened, captioned_right, open_engine
 
 
 class Moment:

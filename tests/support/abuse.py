@@ -13,8 +13,8 @@ from pathlib import Path
 from support.full_capacity import full_capacity, wait_idle
 from support.server_process import ServerProcess
 
-from snapcap.benchmarks.process_memory import tree_memory
-from snapcap.benchmarks.watching import ServerWatch, Window
+from snapcap.benchmarks.harness.process_memory import tree_memory
+from snapcap.benchmarks.harness.watching import ServerWatch, Window
 
 IDLE_S = 2.0
 # An attack may cost what other requests cost, on a machine whose two CPUs do other things too.

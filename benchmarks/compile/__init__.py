@@ -1,0 +1,1 @@
+"""Measures the ways to compile a captioner."""

@@ -1,0 +1,197 @@
+"""One way to compile a captioner, in a process of its own; marks each stretch of its start.
+
+    python -m snapcap.benchmarks.compile.case regional --model FOLDER --image FILE
+        [--save FOLDER | --restore FOLDER]
+
+Every bucket is compiled, and on a GPU captured as a CUDA graph, as a server does before it is ready. Then either
+``--measure caption``: the image is captioned, which ends the start, and captioned again; or ``--measure steps``: an
+encode and a decode step at each bucket, before and after they are captured. No HTTP server is started, which is to
+the advantage of these strategies. `snapcap bench startup` and `modes` run this.
+"""
+
+import argparse
+import shutil
+import statistics
+import sys
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from snapcap.benchmarks.compile.steps import COMPONENTS, MODES, WAYS, CompiledSteps, How
+from snapcap.benchmarks.harness.marks import mark, memory, result
+from snapcap.service.config.option import parse_buckets
+
+REPEATS = 30
+CAPTIONS = 10
+TOKENS = 20
+
+
+def load(options: argparse.Namespace) -> tuple[Any, Any, Any, Any]:
+    """Model, device and plan, as the server has them, and the pixels of the image."""
+    from snapcap.warmup.options import StartOptions, StoreOptions
+    from snapcap.warmup.plan.plan import make_plan
+    from snapcap.warmup.runtime.device import open_device
+    from snapcap.warmup.runtime.loaded_model import load_model
+    from snapcap.warmup.start.preparation import read_checkpoint
+
+    start = StartOptions(
+        options.model,
+        Path(),
+        StoreOptions(Path()),
+        device=options.device,
+        backend="eager",
+        buckets=parse_buckets(options.buckets),
+        threads=options.threads,
+    )
+    checkpoint = read_checkpoint(start)
+    plan = make_plan(checkpoint.config, start)
+    mark("checkpoint")
+    device, dtype = open_device(plan)
+    mark("device_init")
+    model = load_model(checkpoint.folder, checkpoint.config, checkpoint.transform, plan, device, dtype)
+    mark("load_weights")
+    return model, device, plan, checkpoint.transform.decode(options.image.read_bytes()).pixels
+
+
+def first_steps(steps: CompiledSteps, buckets: tuple[int, ...]) -> dict[str, float]:
+    """The first call of every component and bucket, which compiles it: seconds by component."""
+    seconds = dict.fromkeys(COMPONENTS, 0.0)
+    steps.begin()
+    for size in buckets:
+        for component in COMPONENTS:
+            began = time.perf_counter()
+            steps.run(component, size)
+            seconds[component] += time.perf_counter() - began
+            mark(f"compile_{component}")
+    return {f"initial_{component}": value for component, value in seconds.items()}
+
+
+def steady_steps(steps: CompiledSteps, buckets: tuple[int, ...], suffix: str = "") -> dict[str, float]:
+    """Median milliseconds of every component and bucket from now on."""
+    found = {}
+    for component in COMPONENTS:
+        for size in buckets:
+            seconds = []
+            for _ in range(REPEATS + 3):
+                steps.begin()
+                seconds.append(_timed(lambda c=component, s=size: steps.run(c, s))[0])  # type: ignore[misc]
+            found[f"{component}_{size}{suffix}"] = statistics.median(seconds[3:]) * 1000
+    return found
+
+
+def steady_caption(steps: CompiledSteps, rows: int, expected: list[int]) -> float:
+    """Median milliseconds of a caption from now on.
+
+    Raises:
+        RuntimeError: the tokens change.
+    """
+    seconds = []
+    for _ in range(CAPTIONS):
+        took, again = _timed(lambda: steps.caption(rows, TOKENS))
+        if again != expected:
+            raise RuntimeError(f"the same image gave other tokens: {expected}, {again}")
+        seconds.append(took)
+    return statistics.median(seconds) * 1000
+
+
+def needed(device: Any) -> dict[str, float]:
+    """Peaks of the process so far, MiB."""
+    import torch
+
+    peak = {"device_peak_mib": torch.cuda.max_memory_allocated() / (1 << 20)} if device.type == "cuda" else {}
+    return {**memory(), **peak}
+
+
+def _timed(function: Callable[[], Any]) -> tuple[float, Any]:
+    began = time.perf_counter()
+    value = function()
+    return time.perf_counter() - began, value
+
+
+def capture(steps: CompiledSteps, buckets: tuple[int, ...]) -> None:
+    for size in reversed(buckets):
+        for component in COMPONENTS:
+            steps.capture(component, size)
+    mark("capture_graphs")
+
+
+def restore(folder: Path, libraries: bool) -> None:
+    """Read what another process has compiled; ``libraries``: also what torch leaves out of its artifacts."""
+    import torch
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    if libraries:
+        with zipfile.ZipFile(folder / "libraries.zip") as archive:
+            archive.extractall(cache_dir())
+    torch.compiler.load_cache_artifacts((folder / "cache.bin").read_bytes())
+
+
+def save(folder: Path) -> None:
+    """Keep what was compiled, in the form of a jit artifact set."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    from snapcap.warmup.start.jit.compile_cache import CompileCache
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in CompileCache(Path(cache_dir())).save().values():
+        shutil.copy(path, folder)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("way", choices=WAYS)
+    parser.add_argument("--model", required=True, help="checkpoint folder")
+    parser.add_argument("--image", type=Path, required=True, help="the image to caption")
+    parser.add_argument("--measure", choices=("caption", "steps"), default="caption")
+    parser.add_argument("--only", choices=COMPONENTS, help="leave the other component eager")
+    parser.add_argument("--encoder-mode", choices=MODES, default="default")
+    parser.add_argument("--decoder-mode", choices=MODES, default="default")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--threads", type=int, default=0, help="0: as the server")
+    parser.add_argument("--buckets", default="auto", help="batch sizes, as 1,4")
+    parser.add_argument("--save", type=Path, metavar="FOLDER", help="write what was compiled, when all is done")
+    parser.add_argument("--restore", type=Path, metavar="FOLDER", help="read it first; jit: with its libraries")
+    options = parser.parse_args()
+    mark("interpreter")
+    import torch
+
+    mark("import_torch")
+    model, device, plan, image = load(options)
+    how = How(options.way, options.only, {"encoder": options.encoder_mode, "decoder": options.decoder_mode})
+    if how.way != "eager":
+        import torch._dynamo
+        import torch._inductor.compile_fx  # noqa: F401
+
+        mark("import_compiler")
+    if options.restore:
+        restore(options.restore, how.way == "jit")
+        mark("restore")
+    steps, buckets = CompiledSteps(model, device, image, how), plan.buckets
+    values: dict[str, Any] = first_steps(steps, buckets)
+    captures = device.type == "cuda" and not how.captures
+    if options.measure == "steps":
+        values |= needed(device)
+        values |= steady_steps(steps, buckets)
+    if captures:
+        capture(steps, buckets)
+    values["tokens"] = steps.caption(buckets[0], TOKENS)
+    if options.measure == "caption":
+        mark("first_caption")
+        values["steady_ms"] = steady_caption(steps, buckets[0], values["tokens"])
+        values |= needed(device)
+    elif captures:
+        values |= steady_steps(steps, buckets, "_graph")
+    if how.way != "eager":
+        from snapcap.warmup.progress.compile_events import cache_counts, compiled_graphs
+
+        values |= {"graphs": compiled_graphs(), **cache_counts()._asdict()}
+    result(values)
+    if options.save:
+        save(options.save)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,147 @@
+"""`snapcap bench modes`: the ways and modes of torch.compile, what each costs at first and takes later.
+
+Each case is a fresh process with empty caches (`benchmarks/compile/case.py`); seconds count from its spawn. What is
+restored is what the cold case before it has saved: torch's cache artifacts, and "as jit" the libraries that the jit
+backend adds to them. Cases named otherwise compile the plain regions, also where the server has kernels of its own.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from snapcap.benchmarks.compile import report as modes_report
+from snapcap.benchmarks.compile.cases import CASES, with_needed
+from snapcap.benchmarks.harness.arguments import add_cases, count, counts
+from snapcap.benchmarks.harness.common import fresh_caches, scratch
+from snapcap.benchmarks.harness.marks import read_marks, read_result
+from snapcap.benchmarks.harness.measurements import Samples
+from snapcap.benchmarks.harness.server import Process
+from snapcap.benchmarks.harness.workload import FIRST_IMAGE, open_workload
+from snapcap.benchmarks.report.charts import draw_bars
+from snapcap.benchmarks.report.tables import Report
+
+CASE_LIMIT_S = 1800.0
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What all cases have in common. ``threads``: CPU threads of one operation, 0 as the server."""
+
+    model: Path
+    image: Path
+    device: str
+    threads: int
+    buckets: Sequence[int]
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        files = ("--model", str(self.model), "--image", str(self.image))
+        buckets = ",".join(map(str, self.buckets))
+        return (*files, "--device", self.device, "--threads", str(self.threads), "--buckets", buckets)
+
+
+@dataclass
+class Results:
+    """The numbers of each case, the tokens it gave, and why there are none where there are none."""
+
+    samples: dict[str, Samples] = field(default_factory=dict)
+    tokens: dict[str, list[int]] = field(default_factory=dict)
+    problems: dict[str, str] = field(default_factory=dict)
+
+    def add(self, name: str, found: Mapping[str, Any]) -> None:
+        numbers = {key: value for key, value in found.items() if isinstance(value, int | float)}
+        self.samples.setdefault(name, Samples()).add(numbers)
+        self.tokens[name] = found["tokens"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_cases(parser, CASES, CASES)
+    text = "fresh processes of each case (default: %(default)s)"
+    parser.add_argument("--runs", type=count, default=1, metavar="N", help=text)
+    text = "batch sizes that are compiled (default: %(default)s)"
+    parser.add_argument("--buckets", type=counts, default="1,4", metavar="N,…", help=text)
+    text = "CPU threads of one operation (default: as the server)"
+    parser.add_argument("--threads", type=count, default=0, metavar="N", help=text)
+
+
+def run(options: argparse.Namespace, device: str) -> int:
+    """Exit status 0 when every case that can run here gave results."""
+    report = Report()
+    with ExitStack() as stack:
+        cache = stack.enter_context(scratch(options.cache))
+        work = stack.enter_context(scratch())
+        workload = open_workload(options.model, cache)
+        images = workload.write_images(work / "images")
+        setup = Setup(workload.folder, images / FIRST_IMAGE, device, options.threads, options.buckets)
+        end = time.monotonic() + options.time_limit
+        results = measure_all(with_needed(options.cases), options.runs, setup, work, end)
+    modes_report.fill(report, results.samples, results.tokens, options.buckets, options.runs)
+    modes_report.problem_table(report, results.problems)
+    if options.png is not None and results.samples:
+        seconds = {CASES[name].title: case.need("until_all_buckets") for name, case in results.samples.items()}
+        draw_bars(seconds, options.png, "seconds from exec until every bucket is compiled", digits=1)
+    raw = {"benchmark": "modes", "model": options.model, "device": device, "problems": results.problems}
+    samples = {name: case.values for name, case in results.samples.items()}
+    report.write(options.json, {**raw, "samples": samples, "tokens": results.tokens})
+    return int(any(problem.startswith("failed") for problem in results.problems.values()))
+
+
+def measure_all(names: Sequence[str], runs: int, setup: Setup, kept: Path, end: float) -> Results:
+    """Every case once, then every case again, until ``end`` on `time.monotonic`."""
+    results, took = Results(), dict[str, float]()
+    console = Console(stderr=True, highlight=False)
+    for turn in range(runs):
+        for name in names:
+            case, began = CASES[name], time.monotonic()
+            if case.cuda and setup.device != "cuda":
+                results.problems[name] = "needs a CUDA device"
+            elif case.restores in results.problems:
+                results.problems[name] = f"there is nothing to restore of {CASES[case.restores].title}"
+            elif began + took.get(name, 0.0) > end:
+                results.problems.setdefault(name, "not run in full: the time limit")
+            if name in results.problems:
+                continue
+            try:
+                with console.status(f"run {turn + 1} of {runs}: {case.title}"):
+                    results.add(name, measure(name, setup, kept))
+            except KeyboardInterrupt:
+                results.problems[name] = "interrupted"
+                return results
+            except RuntimeError as error:
+                results.problems[name] = f"failed: {error}"
+            took[name] = time.monotonic() - began
+            console.print(f"{case.title}: {took[name]:.1f} s")
+    return results
+
+
+def measure(name: str, setup: Setup, kept: Path) -> dict[str, Any]:
+    """One case in one process: its numbers, and seconds until each of its marks.
+
+    Raises:
+        RuntimeError: it failed, or took too long.
+    """
+    case = CASES[name]
+    files = ("--restore", str(kept / case.restores)) if case.restores else ()
+    if any(other.restores == name for other in CASES.values()):
+        files = ("--save", str(kept / name))
+    command = (sys.executable, "-m", "snapcap.benchmarks.compile.case", *case.options, *setup.options, *files)
+    with tempfile.TemporaryDirectory(prefix="snapcap-bench-", ignore_cleanup_errors=True) as folder:
+        process = Process((*command, "--measure", "steps"), fresh_caches(Path(folder)))
+        try:
+            process.wait(CASE_LIMIT_S)
+            lines = process.log().splitlines()
+        finally:
+            process.stop()
+    marks = read_marks(lines)
+    found = read_result(lines) | {f"until_{mark}": moment - process.spawned for moment, mark in marks}
+    # A token has been decoded after an image was encoded: once at the first bucket, and at last at all of them.
+    decoded = [moment - process.spawned for moment, mark in marks if mark == "compile_decoder"]
+    return found | {"until_first_step": decoded[0], "until_all_buckets": decoded[-1]}

@@ -1,0 +1,1 @@
+"""Measures steps, kernels and transfers on a device."""

@@ -1,0 +1,151 @@
+"""An encode and a decode step on CUDA at every bucket: plain regions, what Inductor makes of them, and fused ones.
+
+    python -m snapcap.benchmarks.device.kernels [--model vit-b16-gpt2] [--variants eager,inductor,fused]
+        [--buckets 1,4,16,64]
+
+Each is one CUDA graph over the runner that serves, replayed back to back, the fastest of five series. Beside each
+time stand the least bytes that a decode step reads (weights and cross-attention K/V), or the operations of an
+encode's products, and what that makes of the card per second.
+"""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from snapcap.benchmarks.harness.common import scratch
+from snapcap.benchmarks.harness.random_checkpoint import RANDOM_MODELS
+from snapcap.benchmarks.harness.workload import open_workload
+from snapcap.benchmarks.report.tables import Report, number
+from snapcap.warmup.runtime.readback import DeviceTimer
+
+if TYPE_CHECKING:
+    from snapcap.models.regions.table import Region, RegionFunction
+    from snapcap.warmup.plan.buckets import Bucket
+    from snapcap.warmup.runtime.loaded_model import LoadedModel
+    from snapcap.warmup.runtime.runner import Runner
+
+REPLAYS, SERIES = 20, 5
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A backend that hands out each region as ``torch.compile`` makes it, plain or fused."""
+
+    model: "LoadedModel"
+    fused: bool
+
+    @property
+    def name(self) -> str:
+        return "fused" if self.fused else "inductor"
+
+    def callable(self, region: "Region", bucket: "Bucket") -> "RegionFunction":
+        from snapcap.models.regions.fused import compiled_function
+
+        device, dtype = self.model.state.tokens.device, self.model.dtype
+        function = compiled_function(region, device, dtype) if self.fused else region.function
+        compiled: RegionFunction = torch.compile(function, fullgraph=True, dynamic=False)
+        return compiled
+
+
+def milliseconds(replay: Callable[[], object]) -> float:
+    """Of one replay, on the device."""
+    best = float("inf")
+    for _ in range(SERIES):
+        timer = DeviceTimer(torch.device("cuda"))
+        for _ in range(REPLAYS):
+            replay()
+        best = min(best, timer.stop().seconds() * 1000 / REPLAYS)
+    return best
+
+
+def measure(runner: "Runner", bucket: "Bucket") -> tuple[float, float]:
+    """Milliseconds of an encode and of a decode step at a bucket whose callables are bound."""
+    import numpy as np
+
+    from snapcap.warmup.runtime.slot_request import Row
+
+    height, width = runner.config.vision.image_size
+    images = [np.zeros((height, width, 3), dtype=np.uint8)] * bucket.size
+    runner.encode(bucket, images, 0)
+    runner.admit(0, [Row()] * bucket.size)
+    runner.decode_step(bucket)
+    runner.capture("encoder", bucket)
+    runner.capture("decoder", bucket)
+    return milliseconds(runner.replay("encoder", bucket)), milliseconds(runner.replay("decoder", bucket))
+
+
+def limits(model: "LoadedModel", rows: int) -> tuple[float, float]:
+    """TFLOP of an encode's products; GB that a decode step reads at least."""
+    vision, decoder = model.config.vision, model.config.decoder
+    tokens = vision.sequence_length
+    block = sum(w.numel() for w in model.weights.of(model.regions.encoder_block)[0] if w.dim() == 2)
+    cross = max(w.numel() for w in model.weights.of(model.regions.encoder_after)[0])
+    flop = 2 * rows * tokens * (vision.num_layers * (block + 2 * tokens * vision.hidden_size) + cross)
+    read = sum(w.nbytes for layer in model.weights.of(model.regions.decoder_block) for w in layer)
+    read += max(w.nbytes for w in model.weights.of(model.regions.decoder_after)[0])
+    size = torch.finfo(model.dtype).bits // 8
+    read += rows * decoder.num_layers * 2 * tokens * decoder.num_heads * decoder.head_dim * size
+    return flop / 1e12, read / 1e9
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=str(__doc__).split("\n", maxsplit=1)[0])
+    parser.add_argument("--model", choices=tuple(RANDOM_MODELS), default="vit-b16-gpt2")
+    parser.add_argument("--variants", default="eager,inductor,fused")
+    parser.add_argument("--buckets", default="1,4,16,64")
+    parser.add_argument("--cache", type=Path)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit(
+            "snapcap.benchmarks.device.kernels needs a CUDA device; on a CPU benchmarks.steps compares the backends"
+        )
+    torch._dynamo.config.recompile_limit = 64  # one code object for all buckets
+    report, raw = Report(), {}
+    with scratch(options.cache) as folder:
+        for variant in options.variants.split(","):
+            raw[variant] = _variant(variant, options, folder)
+    for index, (title, unit) in enumerate((("An encode", "TFLOP/s"), ("A decode step", "TB/s"))):
+        rows = []
+        for variant, buckets in raw.items():
+            for size, found in buckets.items():
+                time_ms, amount = found["ms"][index], found["limits"][index]
+                rate = amount / time_ms * (1000 if index == 0 else 1)
+                rows.append([f"{variant}, bucket {size}", number(time_ms, 3), number(amount, 3), number(rate)])
+        report.add(title, ("", "ms", "TFLOP" if index == 0 else "GB", unit), rows)
+    report.write(options.json, raw)
+
+
+def _variant(variant: str, options: argparse.Namespace, folder: Path) -> dict[int, dict[str, Any]]:
+    from snapcap.warmup.options import StartOptions, StoreOptions
+    from snapcap.warmup.plan.plan import make_plan
+    from snapcap.warmup.runtime.backends.eager import EagerBackend
+    from snapcap.warmup.runtime.device import open_device
+    from snapcap.warmup.runtime.loaded_model import load_model
+    from snapcap.warmup.runtime.runner import Runner, open_callables
+    from snapcap.warmup.start.preparation import read_checkpoint
+
+    sizes = tuple(int(size) for size in options.buckets.split(","))
+    start = StartOptions(
+        str(open_workload(options.model, folder).folder), folder, StoreOptions(folder / "store"), buckets=sizes
+    )
+    checkpoint = read_checkpoint(start)
+    plan = make_plan(checkpoint.config, start)
+    device, dtype = open_device(plan)
+    model = load_model(checkpoint.folder, checkpoint.config, checkpoint.transform, plan, device, dtype)
+    backend = EagerBackend() if variant == "eager" else Compiled(model, variant == "fused")
+    runner = Runner(model.config, model.regions, model.weights, model.state)
+    found = {}
+    for bucket in reversed(plan.table.buckets):
+        runner.bind("encoder", bucket, open_callables(runner.regions, "encoder", bucket, backend))
+        runner.bind("decoder", bucket, open_callables(runner.regions, "decoder", bucket, backend))
+        found[bucket.size] = {"ms": measure(runner, bucket), "limits": limits(model, bucket.size)}
+    return dict(sorted(found.items()))
+
+
+if __name__ == "__main__":
+    main()

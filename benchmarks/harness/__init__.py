@@ -1,0 +1,1 @@
+"""Runs processes and servers, and measures them in turn."""

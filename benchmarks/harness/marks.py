@@ -1,0 +1,56 @@
+"""What a measured process tells of its own start: one line when a stretch of it is over.
+
+Imports nothing that costs: the first mark of a child comes before its imports. The clock is CLOCK_MONOTONIC, which
+all processes of a machine share, so the parent can place the marks after the moment it spawned the child.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from snapcap.benchmarks.harness.processes import peak_host_bytes
+
+_MARK = "bench-mark "
+_RESULT = "bench-result "
+
+
+def mark(name: str) -> None:
+    """The stretch ``name``, which began with the mark before, is over."""
+    print(f"{_MARK}{time.monotonic():.6f} {name}", flush=True)
+
+
+def result(value: Mapping[str, Any]) -> None:
+    """Anything else the parent is to know."""
+    print(_RESULT + json.dumps(value), flush=True)
+
+
+def memory() -> dict[str, float]:
+    """What this process needs by now: its peak on the host, and what is in use on its GPU by everyone, in MiB."""
+    host, torch = peak_host_bytes(os.getpid()), sys.modules.get("torch")
+    found = {} if host is None else {"peak_host_mib": host / (1 << 20)}
+    if torch is not None and torch.cuda.is_initialized():
+        free, total = torch.cuda.mem_get_info()
+        found["device_used_mib"] = (total - free) / (1 << 20)
+    return found
+
+
+def read_marks(lines: Iterable[str]) -> list[tuple[float, str]]:
+    """The marks of a child's output: (moment on ``time.monotonic``, name), in order."""
+    found = []
+    for line in lines:
+        if line.startswith(_MARK):
+            moment, _, name = line.removeprefix(_MARK).rstrip().partition(" ")
+            found.append((float(moment), name))
+    return found
+
+
+def read_result(lines: Iterable[str]) -> dict[str, Any]:
+    """The members of all results in a child's output."""
+    found: dict[str, Any] = {}
+    for line in lines:
+        if line.startswith(_RESULT):
+            found |= json.loads(line.removeprefix(_RESULT))
+    return found

@@ -1,0 +1,94 @@
+"""A captioner with random weights in real shapes, as transformers' `save_pretrained` writes it.
+
+    python -m snapcap.benchmarks.harness.random_checkpoint vit-b16-gpt2 FOLDER
+
+Made without transformers and always the same for a seed. No token that ends a caption is ever chosen, so every
+caption is exactly as long as its limit for whoever serves it; its captions mean nothing.
+"""
+
+import argparse
+import json
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from snapcap.benchmarks.random_models import blip, vit_gpt2
+from snapcap.benchmarks.random_models.tensors import Shapes, TensorSpec
+
+SEED = 0
+
+
+@dataclass(frozen=True)
+class RandomModel:
+    """A family, which is a module of `benchmarks.random_models`, in some shapes."""
+
+    family: ModuleType
+    shapes: Shapes
+
+    @property
+    def tensors(self) -> list[TensorSpec]:
+        return list(self.family.tensors(self.shapes))
+
+
+RANDOM_MODELS = {
+    # ViT-B/16 at 224 pixels and GPT-2 small with cross-attention.
+    "vit-b16-gpt2": RandomModel(vit_gpt2, Shapes()),
+    # Salesforce/blip-image-captioning-base: ViT-B/16 at 384 pixels and a decoder of BERT-base's size.
+    "blip-base": RandomModel(blip, Shapes(image_size=384, vocab_size=30524, positions=512)),
+}
+
+
+def write_checkpoint(model: RandomModel, folder: Path) -> None:
+    """Write all files; the folder appears whole or not at all."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(
+        tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent)
+    )  # and not a name that may be taken
+    try:
+        _write(model, staging)
+        staging.replace(folder)
+    except BaseException:
+        shutil.rmtree(staging, ignore_errors=True)
+        raise
+
+
+def _write(model: RandomModel, staging: Path) -> None:
+    staging.chmod(0o755)
+    files = model.family.files(model.shapes)
+    for name, content in files.small.items():
+        (staging / name).write_text(json.dumps(content, indent=2) + "\n")
+    (staging / "tokenizer.json").write_text(json.dumps(files.tokenizer))
+    _write_weights(model, staging / "model.safetensors")
+    (staging / "model.safetensors").chmod(0o644)  # some versions write it for the owner alone
+
+
+def _write_weights(model: RandomModel, path: Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    generator = torch.Generator().manual_seed(SEED)
+    dtype = getattr(torch, model.shapes.dtype)
+    tensors = {}
+    for spec in model.tensors:
+        if spec.std:
+            tensor = torch.randn(spec.shape, generator=generator) * spec.std
+        else:
+            tensor = torch.full(spec.shape, spec.value)
+            for index, value in spec.exceptions.items():
+                tensor[index] = value
+        tensors[spec.name] = tensor.to(dtype)
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", choices=RANDOM_MODELS)
+    parser.add_argument("folder", type=Path)
+    options = parser.parse_args()
+    write_checkpoint(RANDOM_MODELS[options.model], options.folder)
+
+
+if __name__ == "__main__":
+    main()

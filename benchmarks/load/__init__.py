@@ -1,0 +1,1 @@
+"""Measures a running server under load, and its engine alone."""

@@ -1,0 +1,213 @@
+"""A lean HTTP load generator, run in processes of its own because it shares the CPUs with the server it measures.
+
+    python -m snapcap.benchmarks.load.clients --port 8000 --path /v1/caption --images FOLDER --clients 16
+        --seconds 10
+
+Closed loop: each client is one keep-alive connection that sends the next image as soon as it has its caption. With
+``--rate`` an open loop: requests are due at random moments (Poisson), however long the answers take, and latency is
+counted from the moment a request was due; ``--clients`` connections are there for them, and more are opened where
+all are busy. Connects, prints a line, waits for one on its standard input, and prints one JSON line: the latencies
+of the replies in seconds and how long until the last of them, wrong captions, errors, requests that had no reply a
+minute after the end, and the CPU seconds it took.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import random
+import sys
+import time
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import uvloop
+
+from snapcap.benchmarks.harness.http_probe import content_length, request_bytes
+from snapcap.benchmarks.harness.server import Endpoint
+from snapcap.benchmarks.harness.workload import read_images
+
+_BOUNDARY = "------------------------d74496d66958873e"
+GRACE_S = 60.0  # for the replies under way when the time is over
+Request = tuple[bytes, bytes]  # a whole request, and what its reply must contain
+
+
+@dataclass
+class Tally:
+    """What all clients have counted; latencies in seconds, of the replies to requests due before ``until``."""
+
+    began: float = 0.0
+    until: float = 0.0
+    last: float = 0.0
+    latencies: list[float] = field(default_factory=list)
+    wrong: int = 0
+    errors: int = 0
+    unanswered: int = 0  # so far
+    statuses: dict[str, int] = field(default_factory=dict)
+
+    def is_open(self) -> bool:
+        """Whether there is still time."""
+        return time.perf_counter() < self.until
+
+
+class Client(asyncio.Protocol):
+    """One connection: one request at a time."""
+
+    def __init__(self, tally: Tally) -> None:
+        self._tally = tally
+        self._buffer = b""
+        self._due = 0.0
+        self._expected = b""
+        self._transport: asyncio.Transport | None = None
+        self._reply: asyncio.Future[bool] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are not registered as what they are.
+        self._transport = cast("asyncio.Transport", transport)
+
+    async def ask(self, request: Request, due: float) -> bool:
+        """Send a request and count its reply; False when the connection is lost."""
+        if self._transport is None or self._transport.is_closing():
+            return False
+        self._reply = asyncio.get_running_loop().create_future()
+        self._due, self._expected = due, request[1]
+        self._tally.unanswered += 1
+        self._transport.write(request[0])
+        return await self._reply
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        head, separator, body = self._buffer.partition(b"\r\n\r\n")
+        if not separator or len(body) < content_length(head) or self._reply is None:
+            return
+        self._buffer = b""
+        tally, status = self._tally, head[9:12]
+        tally.unanswered -= 1
+        if status != b"200":
+            tally.errors += 1
+            tally.statuses[status.decode()] = tally.statuses.get(status.decode(), 0) + 1
+        else:
+            tally.wrong += self._expected not in body
+            tally.last = time.perf_counter()
+            tally.latencies.append(tally.last - self._due)
+        self._reply.set_result(True)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._reply is not None and not self._reply.done():
+            self._tally.errors += 1
+            self._tally.unanswered -= 1
+            self._reply.set_result(False)
+
+
+async def connect(port: int, count: int, tally: Tally) -> list[Client]:
+    loop = asyncio.get_running_loop()
+    return [(await loop.create_connection(partial(Client, tally), "127.0.0.1", port))[1] for _ in range(count)]
+
+
+async def closed_loop(clients: list[Client], requests: list[Request], tally: Tally) -> None:
+    """Every client asks as soon as it has its answer. What was asked in time is counted, however late the reply."""
+
+    async def one(client: Client, first: int) -> None:
+        turn = first
+        while tally.is_open():
+            if not await client.ask(requests[turn % len(requests)], time.perf_counter()):
+                return
+            turn += 1
+
+    await asyncio.gather(*(one(client, first) for first, client in enumerate(clients)))
+
+
+async def open_loop(
+    clients: list[Client], requests: list[Request], tally: Tally, port: int, rate: float, seed: int
+) -> None:
+    """Requests at random moments, ``rate`` of them a second on average. Every one is counted."""
+    chooser, idle, under_way = random.Random(seed), list(clients), set()
+    due = time.perf_counter()
+
+    async def one(turn: int, due: float) -> None:
+        client = idle.pop() if idle else (await connect(port, 1, tally))[0]
+        if await client.ask(requests[turn % len(requests)], due):
+            idle.append(client)
+
+    turn = 0
+    while True:
+        due += chooser.expovariate(rate)
+        if due >= tally.until:
+            break
+        await asyncio.sleep(max(due - time.perf_counter(), 0.0))
+        task = asyncio.create_task(one(turn, due))
+        under_way.add(task)
+        task.add_done_callback(under_way.discard)
+        turn += 1
+    await asyncio.gather(*under_way)
+
+
+def multipart(image: bytes) -> tuple[bytes, str]:
+    """The body of a form with the image as a file, as `curl -F image=@photo.jpg` sends it, and its content type."""
+    head = f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name="image"; filename="photo.jpg"\r\n'
+    body = f"{head}Content-Type: image/jpeg\r\n\r\n".encode() + image + f"\r\n--{_BOUNDARY}--\r\n".encode()
+    return body, f"multipart/form-data; boundary={_BOUNDARY}"
+
+
+async def run(options: argparse.Namespace) -> Tally:
+    api = Endpoint(options.path, None, options.json)
+    body = multipart if options.multipart else api.body
+    requests = [
+        (request_bytes(options.path, *body(image)), (caption or "").encode())
+        for image, caption in read_images(options.images)
+    ]
+    tally = Tally()
+    clients = await connect(options.port, options.clients, tally)
+    print("connected", flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
+    tally.began = time.perf_counter()
+    tally.until = tally.began + options.seconds
+    # What has no reply by then is counted as that, and does not cost the numbers of the others.
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(options.seconds + options.grace):
+            if options.rate:
+                await open_loop(clients, requests, tally, options.port, options.rate, options.seed)
+            else:
+                await closed_loop(clients, requests, tally)
+    for client in clients:
+        client.close()
+    return tally
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--path", default="/v1/caption")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="send images as base64 in JSON")
+    form.add_argument("--multipart", action="store_true", help="send images as files of a form")
+    parser.add_argument("--images", type=Path, required=True, help="folder with images and captions.json")
+    parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--rate", type=float, default=0.0, help="requests a second of an open loop")
+    parser.add_argument("--grace", type=float, default=GRACE_S, help="seconds that the last replies may take")
+    parser.add_argument("--seed", type=int, default=0, help="of the open loop's moments")
+    options = parser.parse_args()
+    tally = uvloop.run(run(options))
+    result = {
+        "elapsed": max(tally.last - tally.began, 0.0),
+        "latencies": [round(latency, 6) for latency in tally.latencies],
+        "wrong": tally.wrong,
+        "errors": tally.errors,
+        "unanswered": tally.unanswered,
+        "statuses": tally.statuses,
+        "cpu_s": time.process_time(),
+    }
+    # Not `print`: where Python's output is unbuffered, a line longer than the pipe may be cut short.
+    with open(sys.stdout.fileno(), "wb", closefd=False) as output:
+        output.write(json.dumps(result).encode() + b"\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""Who is put under load by `snapcap bench latency` and `throughput`: this server's backends, and the peers."""
+
+import argparse
+import contextlib
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from snapcap.benchmarks.harness.arguments import add_cases, add_serve, count
+from snapcap.benchmarks.harness.common import build_store, scratch, serve_command
+from snapcap.benchmarks.harness.http_probe import Connection
+from snapcap.benchmarks.harness.marks import read_result
+from snapcap.benchmarks.harness.server import SNAPCAP_API, Process, Server, serving
+from snapcap.benchmarks.harness.workload import Workload, open_workload
+from snapcap.benchmarks.peers.commands import PEERS
+from snapcap.benchmarks.report.tables import Report
+from snapcap.warmup.machine.cpus import available_cpus
+
+BACKENDS = {"aot": "snapcap, aot", "jit": "snapcap, jit", "eager": "snapcap, eager"}
+TITLES = {**BACKENDS, **{name: peer.title for name, peer in PEERS.items()}}
+ENGINE_LIMIT_S = 600.0
+# Peers whose engine is measured without a server: `generate` in a process of its own.
+GENERATE = {"transformers-eager": (), "transformers-compile": ("--compile",)}
+
+
+class TimeOverError(RuntimeError):
+    """What would be measured next is left out."""
+
+
+@dataclass
+class Contenders:
+    """One model on one device. ``sets`` is the cache folder with the artifact store, ``images`` holds JPEGs, and
+    ``end`` is when the time is over, on `time.monotonic`. ``problems`` has who was not measured, and why."""
+
+    workload: Workload
+    device: str
+    sets: Path
+    images: Path
+    serve: tuple[str, ...]
+    end: float
+    problems: dict[str, str] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def serving(self, name: str) -> Iterator[Server]:
+        """A server that is ready to caption.
+
+        Raises:
+            TimeOverError: there is no time for it.
+        """
+        self._check_time()
+        peer = PEERS.get(name)
+        if peer is not None:
+            command, api = peer.command(self.workload, self.device), peer.api
+        else:
+            model = ("--model", str(self.workload.folder), "--device", self.device)
+            strict = () if name == "eager" else ("--strict",)
+            cache = ("--cache-dir", str(self.sets), "--log-level", "warning")
+            command = serve_command(*model, *cache, "--backend", name, *strict, *self.serve)
+            api = SNAPCAP_API
+        with serving(command, api) as server:
+            connection = server.connect()
+            server.wait_ready(connection)
+            connection.close()
+            yield server
+
+    def first_caption(self, server: Server) -> Connection:
+        """Ask for one caption and check it; the connection stays open."""
+        connection = server.connect()
+        self.workload.check(server.caption(connection, self.workload.first_image[0]).json())
+        return connection
+
+    def engine(self, name: str, concurrency: list[int], seconds: float) -> dict[str, Any]:
+        """What `benchmarks.engine`, or `generate` alone, measures in a process of its own; empty where there is no
+        such thing for a contender.
+
+        Raises:
+            TimeOverError: there is no time for it.
+        """
+        self._check_time()
+        common = ["--model", str(self.workload.folder), "--images", str(self.images), "--device", self.device]
+        common += ["--seconds", str(seconds)]
+        sizes = ",".join(map(str, concurrency))
+        if name in BACKENDS:
+            further = [option for option in self.serve if option.startswith(("--buckets=", "--threads="))]
+            command = [
+                "snapcap.benchmarks.load.engine",
+                "--backend",
+                name,
+                "--cache",
+                str(self.sets),
+                "--concurrency",
+                sizes,
+            ]
+            return self._measured([*command, *common, *further])
+        if name in GENERATE:
+            return self._measured(
+                ["snapcap.benchmarks.peers.generate", "--batches", sizes, *GENERATE[name], *common]
+            )
+        return {}
+
+    def _check_time(self) -> None:
+        if time.monotonic() > self.end:
+            raise TimeOverError
+
+    @contextlib.contextmanager
+    def attempt(self, name: str) -> Iterator[None]:
+        """A contender that fails in here is named with its error, and the others go on."""
+        try:
+            yield
+        except TimeOverError:
+            self.problems.setdefault(name, "not measured in full: the time limit")
+        except KeyboardInterrupt:
+            self.end = 0.0
+            self.problems[name] = "not measured in full: interrupted"
+        except Exception as error:
+            lines = (str(error).strip() or type(error).__name__).splitlines()
+            self.problems[name] = f"failed: {lines[0][:200]}"
+            print(f"{name}: {error}", file=sys.stderr)
+
+    def problem_table(self, report: Report) -> None:
+        """Who was not measured, and why."""
+        rows = [[TITLES[name], problem] for name, problem in self.problems.items()]
+        report.add("Not measured, or not to be trusted", ["", "because"], rows)
+
+    @property
+    def exit_status(self) -> int:
+        """1 where something failed that could have been measured here."""
+        return int(any(problem.startswith("failed") for problem in self.problems.values()))
+
+    @staticmethod
+    def _measured(module: list[str]) -> dict[str, Any]:
+        process = Process([sys.executable, "-m", *module])
+        try:
+            process.wait(ENGINE_LIMIT_S)
+            return read_result(process.log().splitlines())
+        finally:
+            process.stop()
+
+
+def add_arguments(parser: argparse.ArgumentParser, default: tuple[str, ...]) -> None:
+    """The options both measurements share."""
+    add_cases(parser, TITLES, default)
+    add_serve(parser)
+    text = "client processes (default: one for four CPUs, at most 8)"
+    parser.add_argument("--processes", type=count, default=client_processes(), metavar="N", help=text)
+    parser.add_argument("--no-http", action="store_true", help="the engine only")
+    parser.add_argument("--no-engine", action="store_true", help="over HTTP only")
+
+
+def client_processes() -> int:
+    """As many as keep up with a server on this machine without taking its CPUs."""
+    return min(max(available_cpus() // 4, 1), 8)
+
+
+def open_contenders(stack: ExitStack, options: argparse.Namespace, device: str) -> Contenders:
+    """What the options ask for, with its artifact set built."""
+    end = time.monotonic() + options.time_limit
+    cache = stack.enter_context(scratch(options.cache))
+    work = stack.enter_context(scratch())
+    workload = open_workload(options.model, cache)
+    images = workload.write_images(work / "images")
+    serve = tuple(shlex.split(options.serve))
+    contenders = Contenders(workload, device, cache / "sets" / workload.name, images, serve, end)
+    if "aot" in options.cases:
+        build_store(contenders.sets, "--model", str(workload.folder), "--device", device, *serve)
+    missing = {name: PEERS[name].missing for name in options.cases if name in PEERS}
+    contenders.problems.update(
+        {name: f"not installed: {', '.join(what)}" for name, what in missing.items() if what}
+    )
+    return contenders
+
+
+def engine_title(name: str) -> str:
+    """What a contender without HTTP is called."""
+    return BACKENDS.get(name) or name.replace("-", " generate, ")

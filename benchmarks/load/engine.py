@@ -1,0 +1,234 @@
+"""The engine without HTTP, in a process of its own: latency and captions/s of decoded images.
+
+    python -m snapcap.benchmarks.load.engine --model FOLDER --backend aot --cache FOLDER --images FOLDER
+        [--concurrency 1,64]
+
+Requests go through the scheduler and the device thread, exactly as a server's do; each worker of a closed loop
+submits the next image when it has its caption. Prints one result line: for each concurrency the captions/s and the
+percentiles, and seconds of an encode and of a decode step at every bucket.
+"""
+
+import argparse
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+from snapcap.benchmarks.harness.marks import mark, memory, result
+from snapcap.benchmarks.harness.measurements import percentiles_ms
+from snapcap.benchmarks.harness.workload import read_images
+from snapcap.service.config.option import parse_buckets
+
+FOREVER_S = 600.0
+STEPS = 20
+
+
+@dataclass
+class Opened:
+    """A device thread that serves, or the error that kept it from that."""
+
+    done: threading.Event = field(default_factory=threading.Event)
+    loaded: Any = None
+    engine: Any = None
+    device: Any = None
+    error: Exception | None = None
+
+    def close(self) -> None:
+        """End the device thread: the interpreter must not take itself apart around it."""
+        self.engine.stop()
+        self.device.join()
+
+
+class Silent:
+    """An observer for a process that nobody scrapes."""
+
+    def queue_waited(self, seconds: float) -> None: ...
+
+    def encoded(self, bucket: int, rows: int, seconds: float) -> None: ...
+
+    def decode_stepped(self, bucket: int, rows: int, seconds: float) -> None: ...
+
+    def tokens_generated(self, count: int) -> None: ...
+
+
+def open_engine(options: argparse.Namespace) -> Opened:
+    """Start the device thread on a checkpoint; returns when it is ready.
+
+    Raises:
+        RuntimeError: the start failed, or served another backend than was asked for.
+    """
+    from snapcap.service.engine.device_thread import DeviceThread
+    from snapcap.warmup.options import BackendChoice, StartOptions, StoreOptions
+    from snapcap.warmup.progress.status import StartupStatus
+    from snapcap.warmup.progress.timeline import Timeline
+
+    start = StartOptions(
+        str(options.model),
+        options.cache,
+        StoreOptions(options.cache / "store"),
+        device=options.device,
+        backend=cast("BackendChoice", options.backend),
+        buckets=parse_buckets(options.buckets),
+        threads=options.threads,
+        strict=True,
+    )
+    opened, status = Opened(), StartupStatus()
+
+    def ready(loaded: Any, engine: Any, _scheduler: Any) -> None:
+        opened.loaded, opened.engine = loaded, engine
+        status.started()
+        opened.done.set()
+
+    def failed(error: Exception) -> None:
+        opened.error = error
+        opened.done.set()
+
+    opened.device = DeviceThread(start, Timeline.since_exec(), status, Silent(), 4096, ready, failed)
+    opened.device.start()
+    opened.done.wait()
+    if opened.error is not None:
+        raise RuntimeError(f"the engine did not start: {opened.error}") from opened.error
+    if status.tier != options.backend:
+        raise RuntimeError(f"asked for {options.backend}, got {status.tier}")
+    return opened
+
+
+def closed_loop(submit: Callable[[int], "Future[Any]"], concurrency: int, seconds: float) -> dict[str, float]:
+    """``concurrency`` requests are always under way; the next is submitted from the completion of the last.
+
+    ``submit(turn)`` hands the next request to the engine.
+    """
+    began = time.perf_counter()
+    latencies: list[float] = []
+    errors: list[BaseException] = []
+    left = threading.Semaphore(0)
+
+    def ask(turn: int) -> None:
+        asked = time.perf_counter()
+
+        def answered(future: "Future[Any]") -> None:
+            now = time.perf_counter()
+            error = future.exception()
+            if error is not None:
+                errors.append(error)
+            else:
+                latencies.append(now - asked)
+            if error is None and now < began + seconds:
+                ask(turn + concurrency)
+            else:
+                left.release()
+
+        submit(turn).add_done_callback(answered)
+
+    for turn in range(concurrency):
+        ask(turn)
+    for _ in range(concurrency):
+        left.acquire()
+    if errors:
+        raise RuntimeError(f"{len(errors)} requests failed, the first: {errors[0]}")
+    rate = len(latencies) / (time.perf_counter() - began)
+    return {"captions_per_s": rate, "n": len(latencies), **percentiles_ms(latencies)}
+
+
+def measure_steps(loaded: Any, images: list[Any]) -> dict[str, dict[str, float]]:
+    """Milliseconds of an encode, a decode step and a row's move at every bucket, each the mean of many in a row
+    with one wait for the device at their end. On the device thread, between two requests."""
+    from snapcap.warmup.runtime.slot_request import Row
+
+    runner = loaded.runner
+    found: dict[str, dict[str, float]] = {}
+    for bucket in loaded.plan.table.buckets:
+        batch = (images * bucket.size)[: bucket.size]
+
+        def encode(bucket: Any = bucket, batch: list[Any] = batch) -> None:
+            runner.encode(bucket, batch, 0)
+
+        def step(bucket: Any = bucket) -> None:
+            runner.decode_step(bucket)
+
+        def rewind(bucket: Any = bucket) -> None:
+            runner.admit(0, [Row()] * bucket.size)
+
+        found[str(bucket.size)] = {
+            "encode_ms": _each(encode, rewind, runner.wait),
+            "decode_step_ms": _each(step, rewind, runner.wait),
+        }
+        if bucket.size > 1:
+            close_gap = partial(runner.move, [(bucket.size - 1, 0)])
+            found[str(bucket.size)]["move_ms"] = _each(close_gap, rewind, runner.wait)
+    return found
+
+
+def _each(run: Callable[[], None], rewind: Callable[[], None], wait: Callable[[], None]) -> float:
+    """Milliseconds of one call; the best of three stretches, after one that does not count. A stretch is as long
+    as a caption, so that no row runs out of its cache."""
+    best = float("inf")
+    for stretch in range(4):
+        rewind()
+        wait()
+        began = time.perf_counter()
+        for _ in range(STEPS):
+            run()
+        wait()
+        if stretch:
+            best = min(best, (time.perf_counter() - began) / STEPS * 1000)
+    return best
+
+
+def ask(opened: Opened, images: list[Any], turn: int) -> "Future[Any]":
+    """Submit an image, another each turn."""
+    from snapcap.service.engine.request import CaptionRequest, SamplingParams
+
+    future: Future[Any] = Future()
+    deadline = time.monotonic() + FOREVER_S
+    pixels = images[turn % len(images)]
+    opened.engine.submit(CaptionRequest(str(turn), pixels, (), SamplingParams(), deadline, future))
+    return future
+
+
+def captioned_right(opened: Opened, samples: list[tuple[bytes, str | None]]) -> list[Any]:
+    """The pixels of the images, once each has got the caption it must get.
+
+    Raises:
+        RuntimeError: one has not.
+    """
+    checkpoint = opened.loaded.checkpoint
+    images = [checkpoint.transform.decode(data).pixels for data, _ in samples]
+    for turn, (_, caption) in enumerate(samples):
+        text = checkpoint.tokenizer.decode(ask(opened, images, turn).result().tokens)
+        if caption is not None and text != caption:
+            raise RuntimeError(f"a wrong caption: {text!r}, expected {caption!r}")
+    return images
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True, help="checkpoint folder")
+    parser.add_argument("--images", type=Path, required=True, help="folder with images and captions.json")
+    parser.add_argument("--cache", type=Path, required=True, help="cache folder with the artifact store")
+    parser.add_argument("--backend", default="aot")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--buckets", default="auto")
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--concurrency", default="1", help="as 1,16,64")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each concurrency")
+    options = parser.parse_args()
+    with contextlib.closing(open_engine(options)) as opened:
+        mark("ready")
+        images = captioned_right(opened, read_images(options.images))
+        rates = {}
+        for concurrency in map(int, options.concurrency.split(",")):
+            submit = partial(ask, opened, images)
+            closed_loop(submit, concurrency, min(1.0, options.seconds / 2))
+            rates[str(concurrency)] = closed_loop(submit, concurrency, options.seconds)
+        steps = opened.engine.call(lambda: measure_steps(opened.loaded, images)).result()
+        result({"concurrency": rates, "steps": steps, **memory()})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""Load on one server from several client processes, and what it did meanwhile."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from snapcap.benchmarks.harness.common import ROOT, environment
+from snapcap.benchmarks.harness.measurements import percentiles_ms
+from snapcap.benchmarks.harness.processes import cpu_seconds, descendants
+from snapcap.benchmarks.harness.server import Server
+from snapcap.benchmarks.startup.start import SERVING_COMPILES
+
+COMPONENTS = ("encoder", "decoder")
+RAMP_S = 1.0
+
+
+@dataclass(frozen=True)
+class HttpLoad:
+    """How hard, and from how many processes; ``rate`` 0 is a closed loop of ``clients``."""
+
+    images: Path
+    clients: int
+    seconds: float
+    processes: int = 1
+    rate: float = 0.0
+
+    def run(self, server: Server) -> dict[str, float]:
+        """One stretch of load: captions/s, percentiles, errors, CPU time, padding and compiles after READY.
+
+        Raises:
+            RuntimeError: a caption was wrong, or nothing was answered.
+        """
+        before, cpu = server.metrics(), tree_cpu_seconds(server.pid)
+        replies = self._generate(server)
+        used, after = tree_cpu_seconds(server.pid) - cpu, server.metrics()
+        latencies = [latency for reply in replies for latency in reply["latencies"]]
+        counted = ("errors", "wrong", "unanswered")
+        errors, wrong, unanswered = (sum(reply[name] for reply in replies) for name in counted)
+        if wrong or not latencies:
+            what = f"{wrong} wrong captions, {errors} errors, {unanswered} unanswered, {len(latencies)} replies"
+            raise RuntimeError(f"{what}: {server.log()}")
+        elapsed = max(reply["elapsed"] for reply in replies)
+        measured = {
+            "captions_per_s": len(latencies) / elapsed,
+            "errors": float(errors + unanswered),
+            **percentiles_ms(latencies),
+            "server_cpus": used / elapsed,
+            "client_cpus": sum(reply["cpu_s"] for reply in replies) / elapsed,
+            "cpu_ms_per_caption": used / len(latencies) * 1000,
+        }
+        if after:
+            measured["compiles_serving"] = after.get(SERVING_COMPILES, 0.0)
+        return {**measured, **padding(before, after)}
+
+    def _generate(self, server: Server) -> list[dict[str, Any]]:
+        """Start the client processes, let them begin together, and collect what they counted."""
+        count = min(self.processes, self.clients)
+        running = [self._client(server, index, count) for index in range(count)]
+        try:
+            for process in running:
+                if process.stdout is None or process.stdout.readline() != "connected\n":
+                    raise RuntimeError("a load generator could not connect")
+            for process in running:
+                if process.stdin is not None:
+                    process.stdin.write("go\n")
+                    process.stdin.flush()
+            return [json.loads(process.communicate()[0]) for process in running]
+        finally:
+            for process in running:
+                process.kill()
+                process.wait()
+
+    def _client(self, server: Server, index: int, count: int) -> "subprocess.Popen[str]":
+        share = self.clients // count + (index < self.clients % count)
+        command = [sys.executable, "-m", "snapcap.benchmarks.load.clients", "--port", str(server.port)]
+        command += ["--path", server.api.caption, "--images", str(self.images), "--clients", str(share)]
+        command += ["--json"] if server.api.json else []
+        command += ["--seconds", str(self.seconds), "--rate", str(self.rate / count), "--seed", str(index)]
+        return subprocess.Popen(
+            command, cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+
+def tree_cpu_seconds(pid: int) -> float:
+    """CPU time of a server and of the worker processes it may have."""
+    return cpu_seconds(pid) + sum(cpu_seconds(child) for child, _ in descendants(pid))
+
+
+def padding(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
+    """The share of padding in the rows that each component ran between two scrapes; nothing for a peer."""
+    shares = {}
+    for component in COMPONENTS:
+        label = f'{{component="{component}"}}'
+        rows, padded = (
+            after.get(f"snapcap_{name}_total{label}", 0.0) - before.get(f"snapcap_{name}_total{label}", 0.0)
+            for name in ("rows", "padding_rows")
+        )
+        if rows:
+            shares[f"{component}_padding"] = padded / rows
+    return shares

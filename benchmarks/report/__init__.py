@@ -1,0 +1,1 @@
+"""Prints tables and draws pictures of what was measured."""

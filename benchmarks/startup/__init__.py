@@ -1,0 +1,1 @@
+"""Measures starts: this server beside the floor and its peers."""

@@ -1,0 +1,159 @@
+"""How each case of `snapcap bench startup` is started, and what must be there before its clock runs."""
+
+import importlib.util
+import shutil
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from snapcap.benchmarks.harness.common import build_store, fresh_caches, scratch, serve_command
+from snapcap.benchmarks.harness.moto_store import S3Artifacts, s3_artifacts
+from snapcap.benchmarks.harness.server import Server
+from snapcap.benchmarks.harness.workload import FIRST_IMAGE, Workload
+from snapcap.benchmarks.peers.commands import PEERS
+from snapcap.benchmarks.startup.cases import FLOOR, IMPORT_TORCH
+from snapcap.benchmarks.startup.cold import BUILD_LIMIT_S, until_building, until_compiled
+from snapcap.benchmarks.startup.start import Machine, ServerStart, Start, expect, start_script
+
+
+class UnavailableError(RuntimeError):
+    """A case that cannot be run on this machine; one line that says why."""
+
+
+@dataclass
+class Bench:
+    """What all cases share. ``cache`` holds the artifact sets between runs, ``work`` what only this one needs;
+    ``serve`` are further options of the server, ``stack`` ends what the cases have opened, and ``end`` is when the
+    time is over, on `time.monotonic`."""
+
+    workload: Workload
+    machine: Machine
+    device: str
+    cache: Path
+    work: Path
+    serve: tuple[str, ...]
+    stack: ExitStack
+    end: float
+    _remote: S3Artifacts | None = None
+    _jit_is_kept: bool = False
+
+    def start(self, case: str, watched: bool = False, whole_build: bool = False) -> Start:
+        """Start one case in a fresh process with fresh caches.
+
+        Args:
+            watched: name the processes it starts; costs CPU time, so the times are not to be quoted.
+            whole_build: let `cold` go on until everything is compiled, and keep the set for `aot`.
+
+        Raises:
+            UnavailableError: it cannot be run here.
+            RuntimeError: it failed, or served something else than the case says.
+        """
+        with scratch() as folder:
+            extra = fresh_caches(folder)
+            if case in (FLOOR, IMPORT_TORCH):
+                return self._floor(case, extra)
+            if case in PEERS:
+                return self._peer(case, extra, watched)
+            if "compile" in case:
+                return self._strategy(case, extra)
+            if case == "cold":
+                return self._cold(folder / "cache", extra, whole_build)
+            return self._snapcap(case, folder / "cache", extra, watched)
+
+    def check(self, case: str) -> None:
+        """Raises UnavailableError where a case cannot be run here."""
+        if case in PEERS and PEERS[case].missing:
+            raise UnavailableError(f"not installed: {', '.join(PEERS[case].missing)}")
+        if case == "aot-s3" and importlib.util.find_spec("moto") is None:
+            raise UnavailableError("not installed: moto, which stands in for S3")
+
+    def prepare(self, case: str) -> None:
+        """Make what a case needs before its clock runs: its artifact set, or the compilers' caches."""
+        if case in ("aot", "aot-s3"):
+            build_store(self.cache, *self._model_options)
+        elif case.endswith("-restored") and not self._saved(case).is_dir():
+            self.start(case.removesuffix("-restored"))
+        elif case == "jit" and not self._jit_is_kept:
+            self.start("jit-cold")
+
+    @property
+    def _model_options(self) -> tuple[str, ...]:
+        return ("--model", str(self.workload.folder), "--device", self.device, *self.serve)
+
+    def _serve(self, cache: Path, *options: str) -> tuple[str, ...]:
+        return serve_command(*self._model_options, "--cache-dir", str(cache), *options)
+
+    def _floor(self, case: str, extra: Mapping[str, str]) -> Start:
+        if case == IMPORT_TORCH:
+            marks = "from snapcap.benchmarks.harness.marks import mark; mark('interpreter')"
+            script = f"{marks}; import torch; mark('import_torch')"
+            return start_script([sys.executable, "-c", script], self.machine, extra, "import_torch")
+        command = [sys.executable, "-m", "snapcap.benchmarks.startup.floor"]
+        command += ["--model", str(self.workload.folder), "--device", self.device]
+        return start_script(command, self.machine, extra, "load_weights")
+
+    def _peer(self, case: str, extra: Mapping[str, str], watched: bool) -> Start:
+        peer = PEERS[case]
+        command = peer.command(self.workload, self.device)
+        return ServerStart(command, self.workload, self.machine, extra, peer.api, watched).run()
+
+    def _saved(self, case: str) -> Path:
+        """Where the compiler caches of a strategy are kept."""
+        return self.work / case.removesuffix("-restored")
+
+    def _strategy(self, case: str, extra: Mapping[str, str]) -> Start:
+        images = self.workload.write_images(self.work / "images")
+        restored, kept = case.endswith("-restored"), self._saved(case)
+        command = [sys.executable, "-m", "snapcap.benchmarks.compile.case", case.partition("-")[0]]
+        command += ["--model", str(self.workload.folder), "--device", self.device]
+        command += ["--image", str(images / FIRST_IMAGE), "--restore" if restored else "--save", str(kept)]
+        command += [option for option in self.serve if option.startswith(("--buckets=", "--threads="))]
+        return start_script(command, self.machine, extra, "first_caption")
+
+    def _snapcap(self, case: str, empty: Path, extra: Mapping[str, str], watched: bool) -> Start:
+        if case == "aot-s3":
+            return self._from_s3(empty, extra, watched)
+        cold = case == "jit-cold"
+        backend = "jit" if cold else case
+        strict = () if case == "eager" else ("--strict",)
+        command = self._serve(empty if cold else self.cache, "--backend", backend, *strict)
+        start = self._server(command, extra, backend, watched=watched).run()
+        if cold:
+            self._keep(empty)
+            self._jit_is_kept = True
+        elif case == "jit" and start.facts["startup"]["artifacts"]["result"] != "hit":
+            raise RuntimeError(f"the caches were not restored: {start.facts['startup']['artifacts']}")
+        return start
+
+    def _server(
+        self, command: tuple[str, ...], extra: Mapping[str, str], backend: str, later: bool = False, **further: Any
+    ) -> ServerStart:
+        check = expect(backend, later)
+        return ServerStart(command, self.workload, self.machine, extra, check=check, **further)
+
+    def _keep(self, cache: Path) -> None:
+        """Add the artifact sets of a server's cache folder to those that warm cases start from."""
+        shutil.copytree(cache / "store", self.cache / "store", dirs_exist_ok=True)
+
+    def _from_s3(self, empty: Path, extra: Mapping[str, str], watched: bool) -> Start:
+        if self._remote is None:
+            self._remote = self.stack.enter_context(s3_artifacts(self.cache, self.work, self._model_options))
+        command = self._serve(empty, "--backend", "aot", "--strict", *self._remote.options)
+        variables = {**extra, **self._remote.environment}
+        return self._server(command, variables, "aot", watched=watched).run()
+
+    def _cold(self, empty: Path, extra: Mapping[str, str], whole_build: bool) -> Start:
+        def finish(server: Server) -> dict[str, Any]:
+            until_building(server)
+            limit = min(BUILD_LIMIT_S, self.end - server.spawned)
+            return {"cold": until_compiled(server, self.workload, limit)} if whole_build else {}
+
+        start = self._server(self._serve(empty), extra, "eager", later=True, afterwards=finish).run()
+        compiled = start.facts["cold"]["all_compiled"] if whole_build else None
+        if compiled is not None:
+            start.values["all_compiled"] = compiled
+            self._keep(empty)
+        return start

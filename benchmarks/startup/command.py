@@ -1,0 +1,53 @@
+"""`snapcap bench startup`: from exec to the first caption, this server beside the field's ways to start.
+
+Every run is a fresh process with fresh compiler caches and a warm page cache; the cases take turns. Artifact sets
+are built first where a case needs one. A caption that is wrong is an error, not a result.
+"""
+
+import argparse
+import contextlib
+import time
+from contextlib import ExitStack
+
+from snapcap.benchmarks.harness.arguments import add_cases, add_serve, count
+from snapcap.benchmarks.harness.common import scratch
+from snapcap.benchmarks.harness.workload import open_workload
+from snapcap.benchmarks.report.tables import Report
+from snapcap.benchmarks.startup import report as startup_report
+from snapcap.benchmarks.startup.bench import Bench
+from snapcap.benchmarks.startup.cases import DEFAULT, TITLES
+from snapcap.benchmarks.startup.session import Session
+from snapcap.benchmarks.startup.start import Machine
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_cases(parser, TITLES, DEFAULT)
+    add_serve(parser)
+    text = "starts of each case (default: %(default)s)"
+    parser.add_argument("--runs", type=count, default=5, metavar="N", help=text)
+
+
+def run(options: argparse.Namespace, device: str) -> int:
+    """Exit status 0 when every case that can run here gave results."""
+    end = time.monotonic() + options.time_limit
+    with ExitStack() as stack:
+        cache = stack.enter_context(scratch(options.cache))
+        work = stack.enter_context(scratch())
+        workload = open_workload(options.model, cache)
+        serve = tuple(options.serve.split())
+        sets = cache / "sets" / workload.name
+        session = Session(
+            Bench(workload, Machine.look(device), device, sets, work, serve, stack, end),
+            options.cases,
+            options.runs,
+        )
+        report = Report()
+        with contextlib.suppress(KeyboardInterrupt):  # what there is by then is shown
+            session.run()
+    results = list(session.results.values())
+    startup_report.fill(report, results)
+    if options.png is not None:
+        startup_report.draw(results, options.png, f"{options.model} on {device}")
+    raw = {"benchmark": "startup", "model": options.model, "device": device}
+    report.write(options.json, {**raw, "cases": startup_report.raw(results)})
+    return 1 if any(result.problem.startswith("failed") for result in results) else 0

@@ -1,0 +1,207 @@
+"""The tables and the picture of `snapcap bench startup`."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from snapcap.benchmarks.harness.measurements import Samples
+from snapcap.benchmarks.report.charts import Bar, draw_waterfall
+from snapcap.benchmarks.report.segments import seconds_by_name
+from snapcap.benchmarks.report.tables import Report, number, ratio
+from snapcap.benchmarks.startup.cases import FLOOR, IMPORT_TORCH, PEER
+from snapcap.benchmarks.startup.session import CaseResult
+from snapcap.benchmarks.startup.start import Start
+
+# A phase below this share of its start is part of "the rest" on the terminal; the JSON has all.
+SHOWN_SHARE = 0.01
+
+
+def samples_of(result: CaseResult) -> Samples:
+    samples = Samples()
+    for start in result.starts:
+        samples.add(start.measured())
+    return samples
+
+
+def median_start(result: CaseResult) -> Start:
+    """The start whose total is the median (of an even number, the faster one of the middle): its own phases sum to
+    its own total, as medians of phases would not."""
+    return sorted(result.starts, key=lambda start: start.total)[(len(result.starts) - 1) // 2]
+
+
+def fill(report: Report, results: Sequence[CaseResult]) -> None:
+    """All tables. Cases without starts are named with the reason."""
+    samples = {result.name: samples_of(result) for result in results if result.starts}
+    _phases(report, results)
+    _children(report, results)
+    _cold(report, results)
+    _totals(report, results, samples)
+    _targets(report, results, samples)
+
+
+def _totals(report: Report, results: Sequence[CaseResult], samples: Mapping[str, Samples]) -> None:
+    floor, peer = (samples[name].median("total") if name in samples else None for name in (FLOOR, PEER))
+    rows = []
+    for result in results:
+        if not result.starts:
+            continue
+        case = samples[result.name]
+        ready, total = case.median("ready"), case.need("total")
+        rows.append(
+            [
+                result.title,
+                str(len(result.starts)),
+                number(case.median("live")),
+                number(ready),
+                number(total),
+                ratio(ready, floor),
+                ratio(total, floor),
+                ratio(ready, peer),
+                ratio(total, peer),
+                number(case.median("steady_ms"), 1),
+                ratio(case.median("first_to_steady"), 1.0),
+                number(case.median("peak_host_mib"), 0),
+                number(case.median("device_mib"), 0),
+            ]
+        )
+    columns = ["exec → …, s", "n", "/livez", "READY", "caption", "READY /floor", "caption /floor", "READY /peer"]
+    columns += ["caption /peer", "steady ms", "first /steady", "host MiB", "device MiB"]
+    note = (
+        "Medians of alternating runs, each a fresh process with fresh caches, seconds since its spawn. caption: "
+        "the first caption, for the floor and `import torch` their end. /peer: to the first caption of FastAPI + "
+        "transformers eager. steady: a lone caption when warm; first: the one asked for at READY. host: VmHWM, the "
+        "sum over a server's processes, which counts what they share more than once."
+    )
+    report.add("Cold start", columns, rows, note)
+    problems = [[result.title, result.problem] for result in results if result.problem]
+    report.add("Not measured, or not to be trusted", ["", "because"], problems)
+
+
+def _phases(report: Report, results: Sequence[CaseResult]) -> None:
+    rows = []
+    for result in results:
+        if not result.starts:
+            continue
+        start = median_start(result)
+        phases = seconds_by_name(start.segments)
+        shown = {name: value for name, value in phases.items() if value >= SHOWN_SHARE * start.total}
+        rest = start.total - sum(shown.values())
+        text = " + ".join(f"{name} {value:.2f}" for name, value in shown.items())
+        rows.append(
+            [result.title, number(start.total), text + (f" + the rest {rest:.2f}" if rest >= 0.005 else "")]
+        )
+    note = "Of the run with the median total, and they sum to it: what ran beside something else is not counted."
+    report.add("Where the time went, s", ["", "total", "phases"], rows, note)
+
+
+def _children(report: Report, results: Sequence[CaseResult]) -> None:
+    rows = []
+    for result in results:
+        watched = result.watched
+        if watched is None:
+            continue
+        ended = [start.facts["children"]["ended"] for start in result.starts]
+        none = sum(start.facts["children"]["none"] for start in result.starts)
+        by_kernel = "not counted by this kernel" if None in ended else f"none in {none} of {len(ended)} starts"
+        compilers = sorted({name for start in (*result.starts, watched) for name in start.facts["compilers"]})
+        serving = max(start.values["compiles_serving"] for start in result.starts)
+        programs = ", ".join(watched.facts["programs"]) or "none"
+        rows.append([result.title, by_kernel, programs, ", ".join(compilers) or "none", f"{serving:.0f}"])
+    every = max((result.watched.facts["watched_every_ms"] for result in results if result.watched), default=0.0)
+    columns = ["until the first captions", "child processes (kernel)", f"seen (every {every:.0f} ms)", "compilers"]
+    note = (
+        "Kernel: page faults of children that have ended, as proc(5) counts them, and children alive; none means "
+        "that no process was started, however short-lived, but the server's own (engine, decoding), whose "
+        "children are counted too. Seen: the process table, in one more start."
+    )
+    report.add("Processes started on the warm path", [*columns, "graphs compiled after READY"], rows, note)
+
+
+def _cold(report: Report, results: Iterable[CaseResult]) -> None:
+    for result in results:
+        for start in result.starts:
+            cold = start.facts.get("cold")
+            if cold is None:
+                continue
+            build = cold["build"]
+            compiled = cold["all_compiled"]
+            rows = [
+                ["first caption, s", number(start.total)],
+                ["everything compiled, s", number(compiled, 1) or "not within the time: " + _progress(build)],
+                ["requests meanwhile", str(cold["requests"])],
+                ["of these failed", str(cold["failed"]) + "".join(f"; {text}" for text in cold["failures"][:1])],
+                [
+                    "p50 / p99 / longest, ms",
+                    " / ".join(number(cold.get(n), 0) for n in ("p50_ms", "p99_ms", "max_ms")),
+                ],
+            ]
+            note = (
+                "One client, 50 ms between its requests, each on a new connection, until all buckets are compiled."
+            )
+            report.add("Empty store: the build behind the server", ["", "measured"], rows, note)
+
+
+def _progress(build: Mapping[str, Any]) -> str:
+    return f"{build.get('state')}, {build.get('done', 0)} of {build.get('of', '?')} packages"
+
+
+def _targets(report: Report, results: Sequence[CaseResult], samples: Mapping[str, Samples]) -> None:
+    """What issue 4 asks of a GPU; on a CPU the same ratios are of interest."""
+
+    def median(case: str, name: str) -> float | None:
+        return samples[case].median(name) if case in samples else None
+
+    floor, aot = median(FLOOR, "total"), median("aot", "ready")
+    torch, eager = median(IMPORT_TORCH, "total"), median("eager", "ready")
+    facts = [
+        ["aot READY, to the floor", ratio(aot, floor), "≤ 1.25 ×"],
+        ["aot READY, to the peer's first caption", ratio(aot, median(PEER, "total")), "≤ 0.3 ×"],
+        ["aot READY, to eager READY", ratio(aot, eager), "≤ 1.1 ×"],
+        ["aot READY, to `import torch`", ratio(aot, torch), "≤ 1.5 ×"],
+        ["aot READY from S3, to that from a folder", ratio(median("aot-s3", "ready"), aot), ""],
+        ["empty store, first caption, to the floor", ratio(median("cold", "total"), floor), "≤ 1.3 ×"],
+        ["empty store, everything compiled", _seconds(median("cold", "all_compiled")), "≤ 90 s on 16 CPUs"],
+        ["empty store, failed requests", _failed(results), "0"],
+        [
+            "aot, first request after READY, to steady",
+            ratio(median("aot", "first_to_steady"), 1.0),
+            "≤ 1.05 ×",
+        ],
+        ["aot, graphs compiled after READY", number(median("aot", "compiles_serving"), 0), "0"],
+        ["eager /livez, to `import torch`", ratio(median("eager", "live"), torch), "≤ 0.5 ×"],
+    ]
+    report.add("Against the targets", ["what", "measured", "target"], [row for row in facts if row[1]])
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else f"{value:.0f} s"
+
+
+def _failed(results: Iterable[CaseResult]) -> str:
+    counts = [start.facts["cold"]["failed"] for r in results for start in r.starts if "cold" in start.facts]
+    return str(sum(counts)) if counts else ""
+
+
+def raw(results: Iterable[CaseResult]) -> dict[str, Any]:
+    """Every start, for `--json`."""
+    return {
+        result.name: {
+            "title": result.title,
+            "problem": result.problem,
+            "medians": {name: samples_of(result).need(name) for name in samples_of(result).values},
+            "starts": [asdict(start) for start in result.starts],
+            "watched": None if result.watched is None else result.watched.facts,
+        }
+        for result in results
+    }
+
+
+def draw(results: Iterable[CaseResult], file: Path, title: str) -> None:
+    """The start-up waterfall: one bar a case, cut into its phases."""
+    bars = []
+    for result in results:
+        if result.starts:
+            start = median_start(result)
+            bars.append(Bar(result.title, start.segments, start.values.get("ready"), len(result.starts)))
+    draw_waterfall(bars, file, title)
