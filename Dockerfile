@@ -34,6 +34,7 @@ COPY models models
 COPY warmup warmup
 COPY service service
 COPY benchmarks benchmarks
+COPY snapcap snapcap
 # The build backend is there already: torch requires setuptools.
 RUN pip install --no-deps --no-build-isolation . \
     && rm -rf /opt/snapcap/lib/python3.*/site-packages/torch/test \

@@ -1,6 +1,6 @@
 """Exact match of the demo model on held-out scenes, through transformers.
 
-    python -m snapcap.benchmarks.demo_accuracy [--count 2000] [--device cuda]
+    python -m snapcap.models.demo.training.accuracy [--count 2000] [--device cuda]
 
 Prints the matches by kind of scene, the words confused most often and some mistakes. Exits 1 below --at-least.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from snapcap.models.demo.training.evaluate import Captioner, answers, exact_match, report
 
-DEMO = Path(__file__).resolve().parent.parent / "models" / "demo"
+DEMO = Path(__file__).resolve().parent.parent
 
 
 def main() -> None:
