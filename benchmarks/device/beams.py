@@ -55,17 +55,16 @@ def start(workload: Workload, options: argparse.Namespace, cache: Path) -> "Load
 def admit(runner: "Runner", bucket: "Bucket", beams: int, image: Any, search: bool) -> "Needs":
     """The first b slots: one image's beams, or as many greedy rows. The image is encoded for both, as that leaves
     the CPU's caches without what a step reads."""
-    from snapcap.warmup.runtime.slot_request import GREEDY, Needs, Row, Search
+    from snapcap.warmup.runtime.slot_request import GREEDY, Needs, Row, SamplingParams
 
     runner.encode(bucket, [image], 0)
     if not search:
         runner.admit(0, [Row()] * beams)
         return GREEDY
     room = runner.state.cache_length - 1
-    row = Row(search=Search(beams, room, early_stopping="never"))
+    row = Row(params=SamplingParams(num_beams=beams, early_stopping="never"), new_tokens=room)
     runner.admit(0, [row])
-    assert row.search is not None
-    runner.group(range(beams), row, row.search)
+    runner.group(range(beams), row)
     return Needs(beams=True)
 
 
@@ -96,13 +95,12 @@ def measure(loaded: "Loaded", image: Any, repeats: int) -> dict[int, dict[str, l
 
 def searched(runner: "Runner", bucket: "Bucket", beams: int, image: Any) -> list[int]:
     """The best hypothesis."""
-    from snapcap.warmup.runtime.slot_request import Row, Search
+    from snapcap.warmup.runtime.slot_request import Row, SamplingParams
 
-    row = Row(search=Search(beams, CHECKED_TOKENS))
-    assert row.search is not None
+    row = Row(params=SamplingParams(num_beams=beams), new_tokens=CHECKED_TOKENS)
     runner.encode(bucket, [image], 0)
     runner.admit(0, [row])
-    runner.group(range(beams), row, row.search)
+    runner.group(range(beams), row)
     from snapcap.warmup.runtime.slot_request import Needs
 
     for _ in range(CHECKED_TOKENS):

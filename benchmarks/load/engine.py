@@ -182,7 +182,8 @@ def _each(run: Callable[[], None], rewind: Callable[[], None], wait: Callable[[]
 
 def ask(opened: Opened, images: list[Any], turn: int) -> "Future[Any]":
     """Submit an image, another each turn."""
-    from snapcap.service.engine.request import CaptionRequest, SamplingParams
+    from snapcap.service.engine.request import CaptionRequest
+    from snapcap.warmup.runtime.slot_request import SamplingParams
 
     future: Future[Any] = Future()
     deadline = time.monotonic() + FOREVER_S

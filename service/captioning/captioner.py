@@ -166,7 +166,7 @@ class Captioner:
         The request is queued when this returns. `live`: each token is handed over as it is generated. Close the
         stream when the rest is not wanted. Raises what `caption` raises."""
         started = time.monotonic()
-        if live and options.num_beams > 1:
+        if live and options.sampling.searches:
             raise InvalidOption("num_beams", "be 1 for a stream; a beam search has no token before its end")
         self.check_admission()
         model, deadline, arrivals = self._servable(), started + self._timeout(options), self._arrivals()
@@ -178,7 +178,7 @@ class Captioner:
             stream = CaptionStream(text.push, text.end, shown, len(prepared.prompt_ids), deadline, arrivals)
             stream.future.add_done_callback(self._mark_first_of)
             # A stop sequence ends the generation at once, so it needs each token at once too. A search has none.
-            on_token = stream.feed if live or (stop and options.num_beams == 1) else None
+            on_token = stream.feed if live or (stop and not options.sampling.searches) else None
             _submit(model, prepared, options, request_id, deadline, stream.future, on_token)
             try:
                 queued.set_result(stream)
@@ -242,11 +242,12 @@ def _submit(
     on_token: Callable[[int], None] | None = None,
 ) -> None:
     # Here, because it imports numpy, which the first second of the process must not wait for.
-    from snapcap.service.engine.request import CaptionRequest, SamplingParams  # noqa: PLC0415
+    from snapcap.service.engine.request import CaptionRequest  # noqa: PLC0415
 
-    params = SamplingParams.of(options)
     pixels, prompt_ids = prepared.picture.pixels, prepared.prompt_ids
-    model.engine.submit(CaptionRequest(request_id, pixels, prompt_ids, params, deadline, future, on_token))
+    model.engine.submit(
+        CaptionRequest(request_id, pixels, prompt_ids, options.sampling, deadline, future, on_token)
+    )
 
 
 def _close_unused(queued: "Future[CaptionStream]") -> None:

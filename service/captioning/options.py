@@ -11,9 +11,10 @@ from typing import Any
 
 from snapcap.models.dimensions import MAX_BEAMS
 from snapcap.service.errors import InvalidOption, PromptTooLong, UnknownOption
-from snapcap.warmup.runtime.slot_request import EarlyStopping
+from snapcap.warmup.runtime.slot_request import EarlyStopping, SamplingParams
 
 MAX_PROMPT_CHARACTERS = 10_000
+_DEFAULT = SamplingParams()
 
 
 @dataclass(frozen=True)
@@ -24,17 +25,8 @@ class CaptionOptions:
     APIs send such bounds whatever the model is."""
 
     prompt: str = ""
-    max_new_tokens: int | None = None
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int | None = None
+    sampling: SamplingParams = _DEFAULT
     timeout: float | None = None
-    num_beams: int = 1
-    length_penalty: float = 1.0
-    early_stopping: EarlyStopping = False
-    no_repeat_ngram_size: int = 0
-    repetition_penalty: float = 1.0
     clamp: bool = False
 
 
@@ -118,7 +110,7 @@ def schema() -> dict[str, dict[str, Any]]:
         low = "exclusiveMinimum" if span.above else "minimum"
         kind = "integer" if span.kind is int else "number"
         properties[name] = {"type": kind, low: span.low, "maximum": span.high}
-        default = getattr(CaptionOptions(), name)
+        default = getattr(_DEFAULT, name, None)
         if default is not None:
             properties[name]["default"] = default
     properties["early_stopping"] = {"enum": [*_EARLY.values()], "default": False}
@@ -170,8 +162,9 @@ def _checked(values: dict[str, Any], base: CaptionOptions) -> CaptionOptions:
         if number is None or not span.holds(number):
             raise InvalidOption(name, span.sentence())
         values[name] = span.kind(number)
-    options = replace(base, **values)
-    if options.num_beams > 1 and options.temperature > 0:
+    own = {name: values.pop(name) for name in ("prompt", "timeout") if name in values}
+    options = replace(base, **own, sampling=replace(base.sampling, **values))
+    if options.sampling.searches and options.sampling.samples:
         raise InvalidOption("num_beams", "be 1 with a temperature above 0; a beam search does not sample")
     return options
 

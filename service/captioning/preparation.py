@@ -76,7 +76,8 @@ class Decoding:
         try:
             picture = self._picture(outcome)
             prompt_ids = tuple(tokenizer.encode(options.prompt)) if options.prompt else ()
-            limits.check(len(prompt_ids), None if options.clamp else options.max_new_tokens, options.num_beams)
+            sampling = options.sampling
+            limits.check(len(prompt_ids), None if options.clamp else sampling.max_new_tokens, sampling.num_beams)
             then(Prepared(picture, prompt_ids))
         except Exception as error:
             with suppress(InvalidStateError):  # the client has left

@@ -23,7 +23,7 @@ from snapcap.service.engine.request import CaptionRequest
 from snapcap.service.engine.running_request import Running
 from snapcap.service.engine.scheduler import Scheduler
 from snapcap.service.errors import EngineFailed
-from snapcap.warmup.runtime.slot_request import Needs, Row, Search
+from snapcap.warmup.runtime.slot_request import Needs, Row
 
 if TYPE_CHECKING:
     from snapcap.warmup.runtime.readback import DeviceTimer, PendingTokens
@@ -195,8 +195,8 @@ class Engine:
         runner.encode(bucket, [row.request.array for row in admitted], first)
         runner.admit(first, rows)
         for row, content in zip(admitted, rows, strict=True):
-            if content.search is not None:
-                runner.group(scheduler.slots_of(row), content, content.search)
+            if row.searches:
+                runner.group(scheduler.slots_of(row), content)
         timer.stop()
         for row in admitted:
             self._observer.queue_waited(row.admitted - row.submitted)
@@ -238,19 +238,7 @@ class Engine:
     def _row(self, running: Running) -> Row:
         request, params = running.request, running.request.params
         uniforms: list[float] = []
-        if params.temperature:
+        if params.samples:
             generator = random.Random(params.seed)  # noqa: S311  sampling, not secrets
             uniforms = [generator.random() for _ in range(self.limits.cache_length)]
-        search = None
-        if running.searches:
-            search = Search(params.num_beams, running.limit, params.length_penalty, params.early_stopping)
-        return Row(
-            prompt=request.prompt_ids,
-            temperature=params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-            uniforms=uniforms,
-            repetition_penalty=params.repetition_penalty,
-            no_repeat_ngram_size=params.no_repeat_ngram_size,
-            search=search,
-        )
+        return Row(request.prompt_ids, params, uniforms, running.limit)

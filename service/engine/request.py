@@ -2,49 +2,17 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, fields
-from operator import attrgetter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from snapcap.service.engine.limits import Limits
 from snapcap.service.ipc.shared_pixels import FilledSlot
-from snapcap.warmup.runtime.slot_request import EarlyStopping
+from snapcap.warmup.runtime.slot_request import SamplingParams
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from snapcap.service.captioning.options import CaptionOptions
-
 FinishReason = Literal["stop", "length"]
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """How a request's tokens are chosen: temperature 0 is greedy, ``top_k`` 0 keeps all tokens.
-
-    ``max_new_tokens`` None is the model's default; ``seed`` None draws one. ``num_beams`` above 1 is a beam search,
-    which takes as many slots; the fields after it are transformers' options of these names.
-    """
-
-    max_new_tokens: int | None = None
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int | None = None
-    num_beams: int = 1
-    length_penalty: float = 1.0
-    early_stopping: EarlyStopping = False
-    no_repeat_ngram_size: int = 0
-    repetition_penalty: float = 1.0
-
-    @classmethod
-    def of(cls, options: "CaptionOptions") -> "SamplingParams":
-        """What a client asked for, as far as it is about tokens."""
-        return cls(*_chosen(options))
-
-
-# Looked up once: every request asks.
-_chosen = attrgetter(*(each.name for each in fields(SamplingParams)))
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,9 @@ class Running:
     def __post_init__(self) -> None:
         params = self.request.params
         self.slots = params.num_beams
-        self.samples = params.temperature > 0
-        self.searches = params.num_beams > 1
-        self.penalised = params.repetition_penalty != 1 or params.no_repeat_ngram_size > 0
+        self.samples = params.samples
+        self.searches = params.searches
+        self.penalised = params.penalised
         self.total = len(self.request.prompt_ids) + self.limit
 
     def found(self, generated: Sequence[int], eos_ids: Container[int]) -> None:

@@ -47,7 +47,7 @@ def caption_images(
     """
     tokenizer, transform = model.checkpoint.tokenizer, model.checkpoint.transform
     prompt_ids = tuple(tokenizer.encode(options.prompt)) if options.prompt else ()
-    model.engine.limits.check(len(prompt_ids), options.max_new_tokens, options.num_beams)
+    model.engine.limits.check(len(prompt_ids), options.sampling.max_new_tokens, options.sampling.num_beams)
     feed = Feed(
         model.engine,
         lambda data: transform.decode(data).pixels,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from snapcap.models.processing.image_error import ImageError
 from snapcap.service.captioning.options import CaptionOptions
 from snapcap.service.engine.engine import Engine
-from snapcap.service.engine.request import CaptionRequest, Completion, SamplingParams
+from snapcap.service.engine.request import CaptionRequest, Completion
 from snapcap.service.errors import NotReady, ServiceError
 from snapcap.service.offline.failure import reason_of
 
@@ -47,9 +47,8 @@ class Asked:
 
     def request(self, name: str, pixels: "Pixels", future: "Future[Completion]") -> CaptionRequest:
         options = self.options
-        params = SamplingParams.of(options)
         deadline = time.monotonic() + options.timeout if options.timeout else _NEVER
-        return CaptionRequest(name, pixels, self.prompt_ids, params, deadline, future)
+        return CaptionRequest(name, pixels, self.prompt_ids, options.sampling, deadline, future)
 
 
 class Feed:

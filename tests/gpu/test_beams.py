@@ -8,17 +8,20 @@ from support.beams import pair_reference, search
 from support.device_cases import PROMPT, Captioner, open_model, open_runner, plan_of
 
 from snapcap.warmup.runtime.backends.eager import EagerBackend
-from snapcap.warmup.runtime.slot_request import Row, Search
+from snapcap.warmup.runtime.slot_request import Row, SamplingParams
 
 pytestmark = pytest.mark.timeout(600)  # compiling
 NEW_TOKENS = 14
 STEPS = NEW_TOKENS + len(PROMPT)
 ROWS = (
-    Row(search=Search(2, NEW_TOKENS)),
-    Row(search=Search(3, NEW_TOKENS, 2.0, "never"), no_repeat_ngram_size=2),
-    Row(PROMPT, search=Search(4, NEW_TOKENS, early_stopping=True)),
-    Row(search=Search(4, NEW_TOKENS, 0.5), repetition_penalty=1.3),
-    Row(repetition_penalty=1.3, no_repeat_ngram_size=1),
+    Row(params=SamplingParams(num_beams=2), new_tokens=NEW_TOKENS),
+    Row(
+        params=SamplingParams(num_beams=3, length_penalty=2.0, early_stopping="never", no_repeat_ngram_size=2),
+        new_tokens=NEW_TOKENS,
+    ),
+    Row(PROMPT, SamplingParams(num_beams=4, early_stopping=True), new_tokens=NEW_TOKENS),
+    Row(params=SamplingParams(num_beams=4, length_penalty=0.5, repetition_penalty=1.3), new_tokens=NEW_TOKENS),
+    Row(params=SamplingParams(repetition_penalty=1.3, no_repeat_ngram_size=1)),
 )
 
 

@@ -11,14 +11,20 @@ from support.device_cases import CACHE_LENGTH, Captioner, open_model, open_runne
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.runtime.backends.eager import EagerBackend
 from snapcap.warmup.runtime.runner import Runner, open_callables
-from snapcap.warmup.runtime.slot_request import Needs, Row, Search
+from snapcap.warmup.runtime.slot_request import Needs, Row, SamplingParams
 
 ONE, FOUR = Bucket(1), Bucket(4)
 KINDS = {
     "greedy": (Row(), Needs()),
-    "sampled": (Row(temperature=0.7, top_k=5, top_p=0.9, uniforms=[0.5] * CACHE_LENGTH), Needs(sampling=True)),
-    "penalised": (Row(repetition_penalty=1.3, no_repeat_ngram_size=2), Needs(penalties=True)),
-    "searched": (Row(search=Search(num_beams=4, new_tokens=20)), Needs(beams=True)),
+    "sampled": (
+        Row((), SamplingParams(temperature=0.7, top_k=5, top_p=0.9), [0.5] * CACHE_LENGTH),
+        Needs(sampling=True),
+    ),
+    "penalised": (
+        Row(params=SamplingParams(repetition_penalty=1.3, no_repeat_ngram_size=2)),
+        Needs(penalties=True),
+    ),
+    "searched": (Row(params=SamplingParams(num_beams=4), new_tokens=20), Needs(beams=True)),
 }
 
 
@@ -45,8 +51,8 @@ def runner(captioners: dict[str, Captioner], device: torch.device) -> Runner:
 def tokens_after(runner: Runner, row: Row, run: Callable[[], None]) -> list[int]:
     """Steps launched one behind the other while nothing is read but the last tokens."""
     runner.admit(0, [row] * 4)
-    if row.search is not None:
-        runner.group(range(4), row, row.search)
+    if row.params.searches:
+        runner.group(range(4), row)
     run()
     return runner.tokens(4)
 

@@ -16,7 +16,7 @@ from support.parity import build_runner, random_images
 
 from snapcap.warmup.plan.buckets import BucketTable
 from snapcap.warmup.runtime.runner import Runner
-from snapcap.warmup.runtime.slot_request import EarlyStopping, Row, Search
+from snapcap.warmup.runtime.slot_request import EarlyStopping, Row, SamplingParams
 
 TABLE = BucketTable.of((1, 4, 8))
 NEW_TOKENS = 12  # of a search, and of the reference's rows without one
@@ -37,9 +37,14 @@ def rows_of(count: int, seed: int, prompt: tuple[int, ...]) -> list[Row]:
     return [
         Row(
             prompt,
-            repetition_penalty=repetition,
-            no_repeat_ngram_size=ngram,
-            search=Search(beams, NEW_TOKENS, length_penalty, early),
+            SamplingParams(
+                num_beams=beams,
+                length_penalty=length_penalty,
+                early_stopping=early,
+                no_repeat_ngram_size=ngram,
+                repetition_penalty=repetition,
+            ),
+            new_tokens=NEW_TOKENS,
         )
         for beams, length_penalty, early, ngram, repetition in chosen
     ]
@@ -52,7 +57,7 @@ def assert_equal(runner: Runner, reference: Callable[[np.ndarray, Row], list[int
     for number, row in enumerate(rows):
         image = images[number % 4]
         (tokens,) = search(runner, TABLE, [(image, row)], STEPS)
-        if row.search is None:
+        if not row.params.searches:
             ends = [at for at, token in enumerate(tokens) if token in runner.config.generation.eos_ids]
             tokens = tokens[: min(NEW_TOKENS, ends[0] + 1 if ends else NEW_TOKENS)]
         assert tokens == reference(image, row), row
@@ -102,13 +107,13 @@ def test_penalties_change_greedy_tokens_as_in_transformers(
     model.save_pretrained(tmp_path)
     runner = build_runner(tmp_path, TABLE)
     rows = [
-        Row(prompt, repetition_penalty=penalty, no_repeat_ngram_size=size)
+        Row(prompt, SamplingParams(repetition_penalty=penalty, no_repeat_ngram_size=size))
         for prompt, penalty, size in product(((), (17, 4, 17)), (1.0, 1.3, 0.8), (0, 1, 2, 3))
     ]
     assert_equal(runner, partial(pair_reference, model), rows)
     (plain,), (penalised,) = (
         search(runner, TABLE, [(random_images(runner.config, 1)[0], row)], STEPS)
-        for row in (rows[0], Row(no_repeat_ngram_size=1))
+        for row in (rows[0], Row(params=SamplingParams(no_repeat_ngram_size=1)))
     )
     assert plain != penalised
 
@@ -123,16 +128,17 @@ def test_every_request_of_a_mixed_bucket_gets_what_it_gets_alone(
     luck = random.Random(3)
     uniforms = [luck.random() for _ in range(48)]
     two, three, five = (
-        Search(beams, NEW_TOKENS, early_stopping=early) for beams, early in zip((2, 3, 5), EARLY, strict=True)
+        partial(SamplingParams, num_beams=beams, early_stopping=early)
+        for beams, early in zip((2, 3, 5), EARLY, strict=True)
     )
     kinds = [
-        Row(search=three, prompt=(5, 6), no_repeat_ngram_size=2),
+        Row((5, 6), three(no_repeat_ngram_size=2), new_tokens=NEW_TOKENS),
         Row(),
-        Row(search=five),
-        Row(temperature=1.2, top_k=30, uniforms=uniforms),
-        Row(search=two, repetition_penalty=1.3),
-        Row(temperature=1.2, uniforms=uniforms, repetition_penalty=1.5, no_repeat_ngram_size=2),
-        Row(repetition_penalty=1.4, prompt=(9,)),
+        Row(params=five(), new_tokens=NEW_TOKENS),
+        Row((), SamplingParams(temperature=1.2, top_k=30), uniforms),
+        Row(params=two(repetition_penalty=1.3), new_tokens=NEW_TOKENS),
+        Row((), SamplingParams(temperature=1.2, repetition_penalty=1.5, no_repeat_ngram_size=2), uniforms),
+        Row((9,), SamplingParams(repetition_penalty=1.4)),
     ]
     asked = [(images[at % 5], kind) for at, kind in enumerate(kinds)]
     alone = [search(runner, table, [each], STEPS)[0] for each in asked]
@@ -147,4 +153,4 @@ def test_every_request_of_a_mixed_bucket_gets_what_it_gets_alone(
 
 
 def rows_taken(row: Row) -> int:
-    return 1 if row.search is None else row.search.num_beams
+    return row.params.num_beams

@@ -19,7 +19,7 @@ from snapcap.warmup.plan.buckets import BucketTable
 from snapcap.warmup.progress.status import COMPONENTS
 from snapcap.warmup.runtime.backends.eager import EagerBackend
 from snapcap.warmup.runtime.runner import Runner, open_callables
-from snapcap.warmup.runtime.slot_request import Needs, Row
+from snapcap.warmup.runtime.slot_request import Needs, Row, SamplingParams
 
 VOCABULARY = 12
 SETTINGS = [
@@ -124,7 +124,8 @@ def row(
     seed: int, temperature: float = 1.0, prompt: tuple[int, ...] = (), top_k: int = 0, top_p: float = 1.0
 ) -> Row:
     numbers = random.Random(seed)
-    return Row(prompt, temperature, top_k, top_p, [numbers.random() for _ in range(32)])
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
+    return Row(prompt, params, [numbers.random() for _ in range(32)])
 
 
 def image(number: int) -> Any:
@@ -134,7 +135,7 @@ def image(number: int) -> Any:
 def generate(runner: Runner, pairs: list[tuple[Any, Row]]) -> list[list[int]]:
     """Tokens of each pair of image and row, all in one bucket."""
     bucket = TABLE.fit(len(pairs))
-    needs = Needs(sampling=any(row.temperature for _, row in pairs))
+    needs = Needs(sampling=any(row.params.temperature for _, row in pairs))
     with torch.no_grad():
         runner.encode(bucket, [pixels for pixels, _ in pairs], 0)
         for slot, (_, each) in enumerate(pairs):

@@ -9,7 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from snapcap.service.engine.limits import Limits
-from snapcap.service.engine.request import SamplingParams
+from snapcap.warmup.runtime.slot_request import SamplingParams
 
 Png = Callable[..., bytes]
 LIMITED = Limits(cache_length=64, default_new_tokens=16, eos_ids=frozenset({1}), max_beams=6)

@@ -9,7 +9,7 @@ import pytest
 from support.list_engine import LIMITS, PATIENCE, Served, result
 
 from snapcap.service.errors import BeamsNotReady, NotReady
-from snapcap.warmup.runtime.slot_request import GREEDY, Needs, Search
+from snapcap.warmup.runtime.slot_request import GREEDY, Needs
 
 
 def test_a_request_gets_its_tokens_from_the_smallest_bucket(served: Served) -> None:
@@ -55,7 +55,8 @@ def test_a_search_gets_its_tokens_at_its_end_from_the_bucket_of_its_rows(served:
     assert served.runner.steps == [(4, Needs(beams=True))] * 5
     assert served.observer.encodes == [(1, 1)]  # the image once
     assert served.observer.generated == 3
-    assert served.runner.rows[0].search == Search(3, 3)
+    row = served.runner.rows[0]
+    assert (row.params.num_beams, row.new_tokens) == (3, 3)
 
 
 def test_the_options_of_a_search_and_of_penalties_reach_the_row(served: Served) -> None:
@@ -67,8 +68,9 @@ def test_the_options_of_a_search_and_of_penalties_reach_the_row(served: Served) 
     }
     result(served.send(1, max_new_tokens=2, num_beams=2, **options))
     row = served.runner.rows[0]
-    assert row.search == Search(2, 2, 2.0, "never")
-    assert (row.repetition_penalty, row.no_repeat_ngram_size) == (1.2, 3)
+    assert (row.params.num_beams, row.new_tokens) == (2, 2)
+    assert (row.params.length_penalty, row.params.early_stopping) == (2.0, "never")
+    assert (row.params.repetition_penalty, row.params.no_repeat_ngram_size) == (1.2, 3)
     assert served.runner.steps == [(4, Needs(penalties=True, beams=True))] * 2
     served.runner.steps.clear()
     result(served.send(1, max_new_tokens=2, temperature=0.5, repetition_penalty=1.2))
@@ -103,7 +105,12 @@ def test_a_seed_gives_the_same_random_numbers_each_time_and_none_gives_others(se
         result(served.send(1, temperature=0.7, top_k=9, top_p=0.5, seed=seed))
         rows.append(served.runner.rows[0])
     first = rows[0]
-    assert (first.temperature, first.top_k, first.top_p, len(first.uniforms)) == (0.7, 9, 0.5, LIMITS.cache_length)
+    assert (first.params.temperature, first.params.top_k, first.params.top_p, len(first.uniforms)) == (
+        0.7,
+        9,
+        0.5,
+        LIMITS.cache_length,
+    )
     assert all(0 <= number < 1 for number in first.uniforms)
     assert first.uniforms == rows[1].uniforms
     assert len({tuple(row.uniforms) for row in rows}) == 4

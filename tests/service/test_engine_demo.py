@@ -12,10 +12,11 @@ import pytest
 
 from snapcap.service.engine.device_thread import DeviceThread
 from snapcap.service.engine.engine import Engine
-from snapcap.service.engine.request import CaptionRequest, Completion, SamplingParams
+from snapcap.service.engine.request import CaptionRequest, Completion
 from snapcap.warmup.options import StartOptions, StoreOptions
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
+from snapcap.warmup.runtime.slot_request import SamplingParams
 from snapcap.warmup.start.start import Loaded
 
 PATIENCE = 120.0

@@ -23,7 +23,7 @@ from snapcap.service.engine.remote.messages import (
     Turn,
     Usage,
 )
-from snapcap.service.engine.request import Completion, SamplingParams
+from snapcap.service.engine.request import Completion
 from snapcap.service.errors import (
     BeamsNotReady,
     DeadlineExceeded,
@@ -36,6 +36,7 @@ from snapcap.service.ipc.framing import Unpacker, pack
 from snapcap.warmup.progress.compile_events import CacheCounts, CompilerCounts
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Phase
+from snapcap.warmup.runtime.slot_request import SamplingParams
 
 numbers = st.integers(0, 2**63)
 small = st.integers(0, 2**31)

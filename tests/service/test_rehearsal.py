@@ -14,7 +14,7 @@ from snapcap.models.processing.transform import ImageTransform
 from snapcap.service.api.caption.routes import CaptionRoutes
 from snapcap.service.engine.device_thread import DeviceThread
 from snapcap.service.engine.engine import Engine
-from snapcap.service.engine.request import CaptionRequest, SamplingParams
+from snapcap.service.engine.request import CaptionRequest
 from snapcap.service.images.sample import picture
 from snapcap.service.images.threads import ThreadDecoder
 from snapcap.service.ipc.shared_pixels import FilledSlot, Slots
@@ -23,6 +23,7 @@ from snapcap.warmup.options import StartOptions, StoreOptions
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
+from snapcap.warmup.runtime.slot_request import SamplingParams
 from snapcap.warmup.start.start import Loaded
 
 

@@ -15,12 +15,13 @@ from snapcap.service.engine.engine import Engine
 from snapcap.service.engine.remote.client import RemoteEngine
 from snapcap.service.engine.remote.messages import Cancel, Message, Submit, Turn
 from snapcap.service.engine.remote.server import Intake
-from snapcap.service.engine.request import CaptionRequest, Completion, SamplingParams
+from snapcap.service.engine.request import CaptionRequest, Completion
 from snapcap.service.engine.scheduler import Scheduler
 from snapcap.service.errors import DeadlineExceeded, EngineFailed, NotReady, Overloaded
 from snapcap.service.ipc.framing import Unpacker, pack
 from snapcap.service.ipc.shared_pixels import SharedPixels, Slots
 from snapcap.warmup.plan.buckets import BucketTable
+from snapcap.warmup.runtime.slot_request import SamplingParams
 
 SLOTS = 3
 

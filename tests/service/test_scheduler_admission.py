@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from snapcap.service.engine.limits import Limits
-from snapcap.service.engine.request import CaptionRequest, SamplingParams
+from snapcap.service.engine.request import CaptionRequest
 from snapcap.service.engine.scheduler import MOST_STEPS_HELD, Scheduler
 from snapcap.warmup.plan.buckets import BucketTable
+from snapcap.warmup.runtime.slot_request import SamplingParams
 
 EOS, WORD = 2, 5
 LIMITS = Limits(cache_length=200, default_new_tokens=150, eos_ids=frozenset({EOS}))

@@ -15,9 +15,9 @@ from snapcap.warmup.runtime.slot_request import Needs, Row
 def needs_of(rows: Sequence[Row]) -> Needs:
     """What a step over these rows must do."""
     return Needs(
-        any(row.temperature > 0 for row in rows),
-        any(row.penalised for row in rows),
-        any(row.search is not None for row in rows),
+        any(row.params.samples for row in rows),
+        any(row.params.penalised for row in rows),
+        any(row.params.searches for row in rows),
     )
 
 
@@ -31,10 +31,10 @@ def place(runner: Runner, table: BucketTable, asked: Sequence[tuple[np.ndarray, 
     runner.admit(first, rows)
     owners = list(range(len(asked)))
     for number, row in enumerate(rows):
-        if row.search is not None:
-            others = range(first + len(owners), first + len(owners) + row.search.num_beams - 1)
+        if row.params.searches:
+            others = range(first + len(owners), first + len(owners) + row.params.num_beams - 1)
             owners += [number] * len(others)
-            runner.group([first + number, *others], row, row.search)
+            runner.group([first + number, *others], row)
     return owners
 
 
@@ -56,7 +56,7 @@ def search(
         for slot, hypothesis in pending.hypotheses().items():
             ended.setdefault(owners[slot], hypothesis)
     return [
-        tokens[number][len(row.prompt) :] if row.search is None else ended[number][1 + len(row.prompt) :]
+        tokens[number][len(row.prompt) :] if not row.params.searches else ended[number][1 + len(row.prompt) :]
         for number, (_, row) in enumerate(asked)
     ]
 
@@ -64,17 +64,17 @@ def search(
 def settings(row: Row, new_tokens: int) -> dict[str, Any]:
     """What transformers calls a row's options."""
     common = {
-        "no_repeat_ngram_size": row.no_repeat_ngram_size,
-        "repetition_penalty": row.repetition_penalty,
-        "max_new_tokens": new_tokens if row.search is None else row.search.new_tokens,
+        "no_repeat_ngram_size": row.params.no_repeat_ngram_size,
+        "repetition_penalty": row.params.repetition_penalty,
+        "max_new_tokens": row.new_tokens if row.params.searches else new_tokens,
         "do_sample": False,
     }
-    if row.search is None:
+    if not row.params.searches:
         return common
     return common | {
-        "num_beams": row.search.num_beams,
-        "length_penalty": row.search.length_penalty,
-        "early_stopping": row.search.early_stopping,
+        "num_beams": row.params.num_beams,
+        "length_penalty": row.params.length_penalty,
+        "early_stopping": row.params.early_stopping,
     }
 
 

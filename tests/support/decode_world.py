@@ -18,7 +18,7 @@ from snapcap.service.captioning.options import CaptionOptions
 from snapcap.service.captioning.preparation import Decoding, Prepared
 from snapcap.service.engine.remote.client import RemoteEngine
 from snapcap.service.engine.remote.messages import Submit
-from snapcap.service.engine.request import CaptionRequest, Completion, SamplingParams
+from snapcap.service.engine.request import CaptionRequest, Completion
 from snapcap.service.images.decoder import Encoded
 from snapcap.service.images.pool import ProcessDecoder
 from snapcap.service.images.processes.fork import DecodeProcesses
@@ -36,6 +36,7 @@ from snapcap.service.ipc.fork import ChildProcess
 from snapcap.service.ipc.framing import Unpacker
 from snapcap.service.ipc.shared_pixels import SharedPixels, Slots
 from snapcap.service.telemetry.metrics import Metrics
+from snapcap.warmup.runtime.slot_request import SamplingParams
 
 QUEUE, PROCESSES = 4, 2
 MEMORY, MOST_S = 4000, 1e9

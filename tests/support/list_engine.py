@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from snapcap.service.engine.engine import Engine
 from snapcap.service.engine.limits import Limits
-from snapcap.service.engine.request import CaptionRequest, Completion, SamplingParams
+from snapcap.service.engine.request import CaptionRequest, Completion
 from snapcap.service.engine.scheduler import Scheduler
 from snapcap.warmup.plan.buckets import Bucket, BucketTable
-from snapcap.warmup.runtime.slot_request import Needs, Row, Search
+from snapcap.warmup.runtime.slot_request import Needs, Row, SamplingParams
 
 if TYPE_CHECKING:
     from snapcap.warmup.machine.device_health import DeviceHealth
@@ -53,8 +53,8 @@ class ListRunner:
         for slot, row in enumerate(rows, start=first_slot):
             self.rows[slot], self.counts[slot], self.beams[slot] = row, 0, None
 
-    def group(self, slots: list[int], row: Row, search: Search) -> None:
-        assert len(set(slots)) == search.num_beams
+    def group(self, slots: list[int], row: Row) -> None:
+        assert len(set(slots)) == row.params.num_beams
         assert self.rows[slots[0]] is row
         for beam, slot in enumerate(slots):
             self.images[slot], self.rows[slot], self.counts[slot] = self.images[slots[0]], row, 0
@@ -86,12 +86,8 @@ class ListRunner:
         return prompt[place] if place < len(prompt) else 100 * self.images[slot] + place - len(prompt)
 
     def _ends(self, slot: int, rows: int) -> bool:
-        search = self.rows[slot].search
-        if (
-            search is None
-            or self.beams[slot] != 0
-            or self.counts[slot] < len(self.rows[slot].prompt) + search.new_tokens
-        ):
+        row = self.rows[slot]
+        if not row.params.searches or self.beams[slot] != 0 or self.counts[slot] < len(row.prompt) + row.new_tokens:
             return False
         mates = [
             at for at, row in enumerate(self.rows[:rows]) if row is self.rows[slot] and self.beams[at] is not None
@@ -100,9 +96,9 @@ class ListRunner:
         return True
 
     def _hypothesis(self, slot: int) -> list[int]:
-        search, first = self.rows[slot].search, 100 * self.images[slot]
-        assert search is not None
-        return [START, *self.rows[slot].prompt, *range(first, first + search.new_tokens)]
+        row, first = self.rows[slot], 100 * self.images[slot]
+        assert row.params.searches
+        return [START, *row.prompt, *range(first, first + row.new_tokens)]
 
 
 class Tokens:

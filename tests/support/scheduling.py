@@ -4,9 +4,10 @@ from concurrent.futures import Future
 from typing import Any
 
 from snapcap.service.engine.limits import Limits
-from snapcap.service.engine.request import CaptionRequest, SamplingParams
+from snapcap.service.engine.request import CaptionRequest
 from snapcap.service.engine.scheduler import Scheduler
 from snapcap.warmup.plan.buckets import BucketTable
+from snapcap.warmup.runtime.slot_request import SamplingParams
 
 EOS = 2
 LIMITS = Limits(cache_length=20, default_new_tokens=6, eos_ids=frozenset({EOS}))

@@ -19,7 +19,7 @@ from snapcap.warmup.machine.device_health import DeviceHealth, device_health
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.runtime.backends.base import Backend
 from snapcap.warmup.runtime.readback import DeviceTimer, PendingTokens, TokenReadback
-from snapcap.warmup.runtime.slot_request import GREEDY, Needs, Row, Search
+from snapcap.warmup.runtime.slot_request import GREEDY, Needs, Row
 from snapcap.warmup.runtime.staging import Pixels, Staging
 from snapcap.warmup.runtime.token_choice import TokenChoice
 
@@ -192,16 +192,16 @@ class Runner:
         for slot, row in enumerate(rows, start=first_slot):
             if row.prompt:
                 self._put(state.forced[slot, 1 : 1 + len(row.prompt)], row.prompt)
-            if row.temperature > 0:
-                state.temperature[slot] = row.temperature
-                state.top_k[slot] = row.top_k or self.config.decoder.vocab_size
-                state.top_p[slot] = row.top_p
+            if row.params.samples:
+                state.temperature[slot] = row.params.temperature
+                state.top_k[slot] = row.params.top_k or self.config.decoder.vocab_size
+                state.top_p[slot] = row.params.top_p
                 self._put(state.uniforms[slot], row.uniforms)
         self._choice.start(first_slot, rows)
 
-    def group(self, slots: Sequence[int], row: Row, search: Search) -> None:
+    def group(self, slots: Sequence[int], row: Row) -> None:
         """Make slots the rows of one beam search, all of them as the first, which has been admitted."""
-        self._choice.group(slots, row.prompt, search)
+        self._choice.group(slots, row)
 
     @staticmethod
     def _put(target: Tensor, values: Sequence[float]) -> None:

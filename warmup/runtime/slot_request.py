@@ -1,4 +1,4 @@
-"""What a request puts into its slot. No torch."""
+"""Describes what a request puts into its slot. No torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,37 +8,52 @@ EarlyStopping = bool | Literal["never"]
 
 
 @dataclass(frozen=True)
-class Search:
-    """A beam search: its rows, the tokens it generates at most, and what transformers calls by these names."""
+class SamplingParams:
+    """How a request's tokens are chosen: ``temperature`` 0 is greedy, ``top_k`` 0 keeps all tokens.
 
-    num_beams: int
-    new_tokens: int
+    ``max_new_tokens`` None is the model's default; ``seed`` None draws one. ``num_beams`` above 1 is a beam search,
+    which takes as many slots; the fields after it are transformers' options of these names. ``repetition_penalty``
+    1 and ``no_repeat_ngram_size`` 0 change nothing.
+    """
+
+    max_new_tokens: int | None = None
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    seed: int | None = None
+    num_beams: int = 1
     length_penalty: float = 1.0
     early_stopping: EarlyStopping = False
+    no_repeat_ngram_size: int = 0
+    repetition_penalty: float = 1.0
+
+    @property
+    def samples(self) -> bool:
+        return self.temperature > 0
+
+    @property
+    def searches(self) -> bool:
+        return self.num_beams > 1
+
+    @property
+    def penalised(self) -> bool:
+        """Scores are changed by the tokens that are there already."""
+        return self.repetition_penalty != 1 or self.no_repeat_ngram_size > 0
 
 
 @dataclass(frozen=True)
 class Row:
     """What a request puts into its slot: a prompt, and how its tokens are chosen.
 
-    ``temperature`` 0 is greedy, ``top_k`` 0 keeps all tokens; ``uniforms`` holds one number in [0, 1) a
-    position, drawn from the request's seed, and may be empty for a greedy row. ``repetition_penalty`` 1 and
-    ``no_repeat_ngram_size`` 0 change nothing. With a ``search`` the row is the first of so many.
+    ``uniforms`` holds one number in [0, 1) a position, drawn from the request's seed, and may be empty for a row
+    that does not sample. ``new_tokens``: what a beam search generates at most; its row is the first of as many as
+    it has beams.
     """
 
     prompt: Sequence[int] = ()
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
+    params: SamplingParams = SamplingParams()
     uniforms: Sequence[float] = ()
-    repetition_penalty: float = 1.0
-    no_repeat_ngram_size: int = 0
-    search: Search | None = None
-
-    @property
-    def penalised(self) -> bool:
-        """Its scores are changed by the tokens it holds."""
-        return self.repetition_penalty != 1 or self.no_repeat_ngram_size > 0
+    new_tokens: int = 0
 
 
 @dataclass(frozen=True)

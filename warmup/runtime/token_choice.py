@@ -14,7 +14,7 @@ from snapcap.models.regions.state.beams import BeamState
 from snapcap.models.regions.state.kv_cache import DecodeState
 from snapcap.models.regions.state.reorder import RowMoves
 from snapcap.models.regions.table import RegionFunction
-from snapcap.warmup.runtime.slot_request import Needs, Row, Search
+from snapcap.warmup.runtime.slot_request import Needs, Row
 
 
 class TokenChoice:
@@ -54,22 +54,23 @@ class TokenChoice:
 
     def start(self, first_slot: int, rows: Sequence[Row]) -> None:
         """Requests take the slots from the first one on, a slot each."""
-        if not (self._used or any(row.penalised or row.search for row in rows)):
+        if not (self._used or any(row.params.penalised or row.params.searches for row in rows)):
             return
         beams = self.beams
         beams.start(slice(first_slot, first_slot + len(rows)), self._generation.start_id)
         for slot, row in enumerate(rows, start=first_slot):
-            if row.penalised:
-                beams.penalty[slot] = row.repetition_penalty
-                beams.ngrams[slot] = row.no_repeat_ngram_size
+            if row.params.penalised:
+                beams.penalty[slot] = row.params.repetition_penalty
+                beams.ngrams[slot] = row.params.no_repeat_ngram_size
 
-    def group(self, slots: Sequence[int], prompt: Sequence[int], search: Search) -> None:
+    def group(self, slots: Sequence[int], row: Row) -> None:
         """What the first of these slots holds is the others' too; together they are a search."""
         first, *others = slots
         if others:
             self._state.move([first] * len(others), others)
             self.beams.move([first] * len(others), others)
-        self.beams.group(slots, 1 + len(prompt), search.new_tokens, search.length_penalty, search.early_stopping)
+        params = row.params
+        self.beams.group(slots, 1 + len(row.prompt), row.new_tokens, params.length_penalty, params.early_stopping)
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Rows have moved."""
