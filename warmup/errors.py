@@ -2,9 +2,15 @@
 
 import errno
 
+from snapcap.models.errors import UserError
 
-class StartError(RuntimeError):
+
+class StartError(UserError):
     """A setting that this model or this machine cannot fulfil; one line that says which."""
+
+
+class BuildError(UserError):
+    """A build that cannot begin; one line that says what to do."""
 
 
 _ADVICE = {
@@ -23,3 +29,14 @@ def os_error_text(error: OSError) -> str:
     text = error.strerror or str(error)
     advice = _ADVICE.get(error.errno or 0)
     return f"{text}; {advice}" if advice else text
+
+
+def one_line(error: Exception) -> str:
+    """What a start that failed says of itself: in the log, on /readyz and /startup."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return f"{type(error).__name__}: {text}" if unexpected(error) else text
+
+
+def unexpected(error: Exception) -> Exception | None:
+    """The error when it is not for the user to mend: then the log must have its trace."""
+    return None if isinstance(error, UserError) else error

@@ -30,10 +30,10 @@ from snapcap.benchmarks.soak import soak_report
 from snapcap.benchmarks.soak.bad_clients import BadClients
 from snapcap.benchmarks.soak.balancer import Balancer
 from snapcap.benchmarks.soak.campaign import Campaign, watched
-from snapcap.benchmarks.soak.faults_clients import CLIENT_FAULTS
-from snapcap.benchmarks.soak.faults_gpu import GPU_FAULTS
-from snapcap.benchmarks.soak.faults_processes import PROCESS_FAULTS
-from snapcap.benchmarks.soak.faults_store import STORE_FAULTS
+from snapcap.benchmarks.soak.faults.clients import CLIENT_FAULTS
+from snapcap.benchmarks.soak.faults.gpu import GPU_FAULTS
+from snapcap.benchmarks.soak.faults.processes import PROCESS_FAULTS
+from snapcap.benchmarks.soak.faults.store import STORE_FAULTS
 from snapcap.benchmarks.soak.good_clients import GoodClients
 from snapcap.benchmarks.soak.replica import Replica
 from snapcap.benchmarks.soak.setting import Setting, artifacts, direct_proxy, small_disks, steppable_clock

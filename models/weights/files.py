@@ -7,13 +7,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from snapcap.models.errors import UserError
+
 _FORMATS = (
     ("model.safetensors", "model.safetensors.index.json"),
     ("pytorch_model.bin", "pytorch_model.bin.index.json"),
 )
 
 
-class WeightsError(RuntimeError):
+class WeightsError(UserError):
     """Weights that cannot be read or do not fit; one line that says what and where."""
 
 

@@ -17,12 +17,11 @@ from rich.progress import (
 from snapcap.service.cli.interrupt import Interrupted
 from snapcap.service.config.settings import Settings
 from snapcap.service.config.start_options import start_options
-from snapcap.service.start_error import explain
 from snapcap.service.telemetry import logs
-from snapcap.warmup.build.builder import Builder, BuildError, Built, Event
+from snapcap.warmup.build.builder import Builder, Built, Event
 from snapcap.warmup.build.release import publish_built, publish_in_child, signer_of
 from snapcap.warmup.build.remote_cache import remote_cache_environment
-from snapcap.warmup.errors import StartError
+from snapcap.warmup.errors import BuildError, StartError, one_line
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.checkpoint import Artifacts, Checkpoint
 from snapcap.warmup.plan.plan import Plan, make_plan
@@ -42,7 +41,7 @@ def build(settings: Settings) -> int:
     try:
         return _build(options)
     except Exception as error:
-        print(f"snapcap: {explain(error)}", file=sys.stderr)
+        print(f"snapcap: {one_line(error)}", file=sys.stderr)
         return 1
 
 

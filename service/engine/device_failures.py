@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from snapcap.models.errors import UserError
+
 if TYPE_CHECKING:
     from snapcap.warmup.machine.device_health import DeviceHealth
 
@@ -14,7 +16,7 @@ MAX_CONSECUTIVE_FAILURES = 3
 OUT_OF_MEMORY_S = 60.0
 
 
-class DeviceFailedError(RuntimeError):
+class DeviceFailedError(UserError):
     """The device cannot be used any more; one line that says why. Its cause has the trace."""
 
 

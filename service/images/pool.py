@@ -16,6 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+from snapcap.models.errors import UserError
 from snapcap.service.errors import DeadlineExceeded, NotReady
 from snapcap.service.images.decoder import Done, Encoded, Outcome, Picture, Unreadable, too_large
 from snapcap.service.images.processes.channel import DecodeChannel
@@ -51,7 +52,7 @@ class DecodeError(RuntimeError):
     """A decode process met an error that no image should cause. The message has its trace."""
 
 
-class DecodersEndedError(RuntimeError):
+class DecodersEndedError(UserError):
     """There are no decode processes, and there will be none."""
 
 

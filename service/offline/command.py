@@ -18,8 +18,8 @@ from snapcap.service.offline.failure import Failure
 from snapcap.service.offline.model import OfflineModel
 from snapcap.service.offline.outputs import Outputs
 from snapcap.service.offline.progress import open_progress
-from snapcap.service.start_error import explain
 from snapcap.service.telemetry import logs
+from snapcap.warmup.errors import one_line
 
 _logger = logging.getLogger("snapcap.caption")
 
@@ -46,7 +46,7 @@ def _run(settings: Settings, job: Job, outputs: Outputs) -> Tally:
     try:
         model = offline.start()
         if model is None:
-            return Tally(error=explain(offline.error or RuntimeError("the start failed")))
+            return Tally(error=one_line(offline.error or RuntimeError("the start failed")))
         progress.begin(len(outputs.todo), f"{model.checkpoint.name} on {model.device}, {model.backend}")
         threads = decode_threads(settings.images.decode_threads)
         tally = caption_images(model, outputs.todo, job.options, outputs, progress, threads)
@@ -56,7 +56,7 @@ def _run(settings: Settings, job: Job, outputs: Outputs) -> Tally:
     finally:
         progress.close()
     if not (tally.signal or tally.error) and tally.captions + len(tally.failures) < len(outputs.todo):
-        tally.error = explain(offline.error or RuntimeError("the engine has ended"))
+        tally.error = one_line(offline.error or RuntimeError("the engine has ended"))
     return tally
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from snapcap.service.images.decoder import Decoder
 from snapcap.service.ipc.fork import settle
 from snapcap.service.readiness import State
-from snapcap.service.start_error import explain, unexpected
 from snapcap.service.telemetry.waterfall import waterfall
+from snapcap.warmup.errors import one_line, unexpected
 from snapcap.warmup.progress.timeline import Phase
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Outcome:
 
     def failed(self, error: Exception) -> None:
         """Say what was wrong, and end."""
-        sentence = explain(error)
+        sentence = one_line(error)
         if self.told_failed(sentence):
             _logger.error("failed", extra={"fields": {"error": sentence}}, exc_info=unexpected(error))
 

@@ -4,12 +4,14 @@ Ticks, not seconds of a clock: who was stopped together with what it watches (Ct
 that sleeps) finds one tick missed when it goes on, not an hour; and no clock that is set can end a server.
 """
 
+from snapcap.models.errors import UserError
+
 _TICK_S = 2.0
 _SHORTEST_TICK_S = 0.1
 _TICKS = 8  # of a short time limit
 
 
-class StalledError(RuntimeError):
+class StalledError(UserError):
     """A part of the server does not go on; one line that says since when."""
 
 

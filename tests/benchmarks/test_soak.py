@@ -17,7 +17,7 @@ from snapcap.benchmarks.harness.processes import own_parts
 from snapcap.benchmarks.harness.server import serving
 from snapcap.benchmarks.soak.asking import CutError, ask, get, post
 from snapcap.benchmarks.soak.balancer import Balancer
-from snapcap.benchmarks.soak.faults_processes import ENGINE
+from snapcap.benchmarks.soak.faults.processes import ENGINE
 from snapcap.benchmarks.soak.good_clients import GoodClients, requests
 from snapcap.benchmarks.soak.lying_proxy import Lie, LyingProxy
 from snapcap.benchmarks.soak.replica import Replica

@@ -9,7 +9,7 @@ from snapcap.service.engine.device_failures import (
     DeviceFailedError,
     DeviceFailures,
 )
-from snapcap.service.start_error import explain, unexpected
+from snapcap.warmup.errors import one_line, unexpected
 
 ERROR = RuntimeError("CUDA error: unspecified launch failure\nFor debugging consider …")
 
@@ -22,7 +22,7 @@ def failures(clock: Clock) -> DeviceFailures:
 def test_a_lost_device_is_given_up_at_once_and_in_a_sentence(failures: DeviceFailures) -> None:
     with pytest.raises(DeviceFailedError) as caught:
         failures.judge(ERROR, "lost")
-    assert explain(caught.value) == "the device is lost: CUDA error: unspecified launch failure"
+    assert one_line(caught.value) == "the device is lost: CUDA error: unspecified launch failure"
     assert unexpected(caught.value) is None  # the trace is in the log already
     assert caught.value.__cause__ is ERROR
 

@@ -3,9 +3,9 @@
 import pytest
 
 from snapcap.service.engine.remote.messages import Pulse
-from snapcap.service.start_error import explain, unexpected
 from snapcap.service.watch.engine_watch import LONG_WORK, EngineWatch
 from snapcap.service.watch.watchdog import StalledError, Watchdog
+from snapcap.warmup.errors import one_line, unexpected
 
 
 def test_a_time_limit_is_over_after_as_many_ticks_and_never_before() -> None:
@@ -85,7 +85,7 @@ def test_one_that_does_not_answer_is_stalled_once(watched: Watched) -> None:
     assert watched.ticks_until_stalled() == 9
     watched.tick(100)
     (error,) = watched.errors
-    assert explain(error) == "the engine has not gone on for 18 s, while it had nothing to do"
+    assert one_line(error) == "the engine has not gone on for 18 s, while it had nothing to do"
     assert unexpected(error) is None
 
 

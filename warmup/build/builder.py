@@ -23,7 +23,7 @@ from snapcap.warmup.build.children import Children, ReplaceableChild
 from snapcap.warmup.build.environment import checker_environment, compiler_environment
 from snapcap.warmup.build.folder import BuildFolder
 from snapcap.warmup.build.worker import job_of
-from snapcap.warmup.errors import os_error_text
+from snapcap.warmup.errors import BuildError, os_error_text
 from snapcap.warmup.machine.child import ChildError, ChildTimeoutError
 from snapcap.warmup.machine.cpus import available_cpus
 from snapcap.warmup.machine.cxx import compiler_names, find_compiler
@@ -40,10 +40,6 @@ EventKind = Literal["kept", "compiled", "built", "failed"]
 _COMPILERS_A_CHECKER = 4
 _LOOK_S = 0.5  # a signal that the system gives to another thread is seen by this one when it does not wait
 _ENDING_S = 5.0  # for threads to find that their children have been ended
-
-
-class BuildError(RuntimeError):
-    """A build that cannot begin; one line that says what to do."""
 
 
 @dataclass(frozen=True)

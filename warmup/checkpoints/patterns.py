@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
+from snapcap.models.errors import UserError
+
 METADATA = (
     "config.json",
     "generation_config.json",
@@ -21,7 +23,7 @@ SAFETENSORS = ("model.safetensors", "model.safetensors.index.json", "model-*-of-
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin")
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(UserError):
     """A checkpoint that cannot be had; one line that says what to do."""
 
 

@@ -9,10 +9,10 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from snapcap.warmup.build.builder import Builder, BuildError, Built, Event, require_compiler
+from snapcap.warmup.build.builder import Builder, Built, Event, require_compiler
 from snapcap.warmup.build.release import publish_built, publish_in_child, report
 from snapcap.warmup.build.remote_cache import remote_cache_environment
-from snapcap.warmup.errors import StartError
+from snapcap.warmup.errors import BuildError, StartError
 from snapcap.warmup.machine.cpus import default_threads
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.buckets import Bucket

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from snapcap.models.errors import UserError
 from snapcap.warmup.artifacts.manifest import Blob, is_digest
 
 MANIFESTS = "manifests"
 _NAME = re.compile(r"[a-z0-9_][a-z0-9_.-]*(/[a-z0-9_][a-z0-9_.-]*)*")
 
 
-class StoreError(RuntimeError):
+class StoreError(UserError):
     """A store that cannot be used; one line that says what to do.
 
     StoreError

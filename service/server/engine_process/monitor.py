@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client.process_collector import ProcessCollector
 
+from snapcap.models.errors import UserError
 from snapcap.service.config.settings import Settings
 from snapcap.service.engine.limits import Limits
 from snapcap.service.engine.remote.client import RemoteEngine
@@ -52,7 +53,7 @@ _STACKS_S = 1.0  # to print them
 _logger = logging.getLogger("snapcap.start")
 
 
-class EngineEndedError(RuntimeError):
+class EngineEndedError(UserError):
     """The engine process has ended, though nobody told it to."""
 
 

@@ -33,9 +33,9 @@ from snapcap.service.engine.remote.messages import (
 from snapcap.service.engine.remote.server import Intake
 from snapcap.service.ipc.fork import settle
 from snapcap.service.ipc.shared_pixels import SharedPixels
-from snapcap.service.start_error import explain, unexpected
 from snapcap.service.watch.last_words import print_stacks_on_signal
 from snapcap.service.watch.loop_watch import LoopWatch
+from snapcap.warmup.errors import one_line, unexpected
 from snapcap.warmup.progress.compile_events import compiler_counts
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
@@ -155,7 +155,7 @@ class _EngineProcess:
         self._stop_build = start_build(options, loaded, self._status, engine)
 
     def _failed(self, error: Exception) -> None:
-        sentence = explain(error)
+        sentence = one_line(error)
         self._status.fail(sentence)
         _logger.error("failed", extra={"fields": {"error": sentence}}, exc_info=unexpected(error))
         self._channel.send(Failed(sentence))

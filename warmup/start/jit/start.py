@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 
-from snapcap.warmup.build.builder import BuildError, require_compiler
+from snapcap.warmup.build.builder import require_compiler
 from snapcap.warmup.build.release import publish_in_child, publish_jit, report
 from snapcap.warmup.build.remote_cache import remote_cache_environment
 from snapcap.warmup.build.vector_tests import skip_vector_tests
-from snapcap.warmup.errors import StartError
+from snapcap.warmup.errors import BuildError, StartError
 from snapcap.warmup.machine.installation import resolve_device
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.checkpoint import Artifacts

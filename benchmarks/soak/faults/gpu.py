@@ -6,7 +6,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from snapcap.benchmarks.soak.faults_processes import ENGINE, drained, signalled
+from snapcap.benchmarks.soak.faults.processes import ENGINE, drained, signalled
 from snapcap.benchmarks.soak.replica import Replica
 from snapcap.benchmarks.soak.world import Fault, Healed, World
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from snapcap.benchmarks.soak.faults_processes import Injection, drained
+from snapcap.benchmarks.soak.faults.processes import Injection, drained
 from snapcap.benchmarks.soak.lying_proxy import Lie
 from snapcap.benchmarks.soak.replica import Replica
 from snapcap.benchmarks.soak.world import Fault, Healed, World

@@ -1,0 +1,1 @@
+"""Injects faults: into clients, processes, stores and devices."""

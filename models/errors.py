@@ -1,0 +1,5 @@
+"""Defines what all errors are that a user can mend."""
+
+
+class UserError(RuntimeError):
+    """What went wrong is for whoever runs the program to mend; the text is one line that says how."""
