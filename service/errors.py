@@ -24,7 +24,7 @@
     │       └── ImageNotFetched     422  image_not_fetched
     ├── ClientDisconnected          499  client_disconnected    (nobody reads it; it is counted and logged)
     ├── Overloaded                  429  overloaded             (Retry-After)
-    │   └── BodyMemoryFull          429  body_memory_full       (Retry-After; in body_budget.py)
+    │   └── BodyMemoryFull          429  body_memory_full       (Retry-After; in memory/bodies.py)
     ├── NotReady                    503  not_ready              (Retry-After, phase)
     │   └── BeamsNotReady           503  not_ready              (its batches failed to become ready)
     ├── DeadlineExceeded            504  deadline_exceeded

@@ -114,6 +114,22 @@ def read_image(
     return upright.resize(target, Image.Resampling(resize.filter)), name
 
 
+def convert_image(image: Image.Image, max_pixels: int, resize: Resize | None) -> Image.Image:
+    """A picture that somebody has decoded, upright, in RGB and of the size that is wanted, as of ``read_image``.
+
+    Raises:
+        ImageError: it is too large or empty, or was opened and cannot be loaded.
+    """
+    if 0 in image.size:
+        raise ImageError("zero_size", "the image is 0 pixels wide or high; send one with at least one pixel")
+    _check_size(image.size, max_pixels)
+    upright = _upright(_load_rgb(image, image.format or "image"), _turn(image))
+    target = upright.size if resize is None else resize.target(*upright.size)
+    if resize is None or upright.size == target:
+        return upright
+    return upright.resize(target, Image.Resampling(resize.filter))
+
+
 def _open(data: bytes, max_pixels: int) -> tuple[Image.Image, str]:
     """Read the header of a picture and check its size; no pixel is decoded."""
     if not data:

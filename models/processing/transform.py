@@ -97,12 +97,23 @@ class ImageTransform:
 
         resize = Resize(self._resized, self.resample) if self.do_resize else None
         image, name = read_image(data, self.max_pixels, resize, room)
-        if self.do_center_crop:
-            image = self._crop(image)
-        height, width = self.size
-        if image.size != (width, height):
-            raise _wrong_size(image, f"exactly {width}×{height}")
-        return DecodedImage(np.asarray(image), name)
+        return DecodedImage(np.asarray(self._fitted(image)), name)
+
+    def convert(self, image: "Image.Image") -> "NDArray[np.uint8]":
+        """A picture of Pillow's -> pixels as the encoder takes them, uint8 [H, W, 3].
+
+        Large JPEGs are not decoded at a fraction of their size, so pixels may differ by a few steps from those of
+        ``decode``.
+
+        Raises:
+            ImageError: as for ``decode``.
+        """
+        import numpy as np  # noqa: PLC0415
+
+        from snapcap.models.processing.image import Resize, convert_image  # noqa: PLC0415
+
+        resize = Resize(self._resized, self.resample) if self.do_resize else None
+        return np.asarray(self._fitted(convert_image(image, self.max_pixels, resize)))
 
     def normalise(self, pixels: "NDArray[np.uint8]") -> "NDArray[np.float32]":
         """uint8 [H, W, 3] -> float32 [3, H, W], ``(x * effective_rescale - effective_mean) / effective_std``.
@@ -140,6 +151,14 @@ class ImageTransform:
             return edge * width // height, edge
         target = self.resize_to or self.size
         return target[1], target[0]
+
+    def _fitted(self, image: "Image.Image") -> "Image.Image":
+        if self.do_center_crop:
+            image = self._crop(image)
+        height, width = self.size
+        if image.size != (width, height):
+            raise _wrong_size(image, f"exactly {width}×{height}")
+        return image
 
     def _crop(self, image: "Image.Image") -> "Image.Image":
         height, width = self.size

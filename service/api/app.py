@@ -1,6 +1,6 @@
 """The FastAPI application: routers over what is handed in. It starts nothing and imports nothing heavy.
 
-FastAPI documents all routes and serves those that are asked for seldom; captions go past it (`routes/direct.py`).
+FastAPI documents all routes and serves those that are asked for seldom; captions go past it (`routing.py`).
 Endpoints return finished responses, so that no reply is validated and serialised a second time. Importing FastAPI
 is what the first /livez waits for; another process imports torch meanwhile.
 """

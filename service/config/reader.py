@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from snapcap.models.errors import UserError
 from snapcap.service.config.option import Option, options_of
 from snapcap.service.config.settings import GROUPS, Settings
 
@@ -22,7 +23,7 @@ _SERVICE_LINK = re.compile(
 _SERVICE_LINK_URL = re.compile(r"(?:tcp|udp|sctp)://.*")
 
 
-class SettingsError(ValueError):
+class SettingsError(UserError, ValueError):
     """One line that names the option or variable, and what it must be."""
 
 
@@ -66,10 +67,35 @@ def read_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) -> 
     return Settings(**groups)
 
 
+def settings_of(values: Mapping[str, Any], groups: Iterable[str]) -> Settings:
+    """From values by the options' names, as a program writes them: text, numbers, paths, switches, lists of these.
+
+    What is not given has its default; the environment is not read. Raises SettingsError for a bad value and for an
+    option that none of these groups has."""
+    options = {option.name: (group, field, option) for group in groups for field, option in _fields(group)}
+    chosen: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        if name not in options:
+            raise SettingsError(f"unknown option {name}{suggestion(name, options)}")
+        group, field, option = options[name]
+        chosen.setdefault(group, {})[field] = _parse(option, name, _text(value))
+    return Settings(**{group: GROUPS[group](**fields) for group, fields in chosen.items()})
+
+
 def suggestion(word: str, known: Iterable[str]) -> str:
     """ "; did you mean X?", or nothing when no known word is close."""
     close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f"; did you mean {close[0]}?" if close else ""
+
+
+def _fields(group: str) -> Iterable[tuple[str, Option]]:
+    return options_of(GROUPS[group]).items()
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _dest(group: str, field: str) -> str:

@@ -1,4 +1,4 @@
-"""The whole configuration: frozen, validated at the edge (`config_reader.py`), never read from elsewhere.
+"""The whole configuration: frozen, validated at the edge (`config/reader.py`), never read from elsewhere.
 
 To add an option, add a field here; the command line, the environment, the help and the README table follow.
 """

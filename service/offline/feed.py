@@ -45,10 +45,16 @@ class Asked:
     prompt_ids: tuple[int, ...]
     options: CaptionOptions
 
-    def request(self, name: str, pixels: "Pixels", future: "Future[Completion]") -> CaptionRequest:
+    def request(
+        self,
+        name: str,
+        pixels: "Pixels",
+        future: "Future[Completion]",
+        on_token: Callable[[int], None] | None = None,
+    ) -> CaptionRequest:
         options = self.options
         deadline = time.monotonic() + options.timeout if options.timeout else _NEVER
-        return CaptionRequest(name, pixels, self.prompt_ids, options.sampling, deadline, future)
+        return CaptionRequest(name, pixels, self.prompt_ids, options.sampling, deadline, future, on_token)
 
 
 class Feed:

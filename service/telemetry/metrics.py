@@ -1,4 +1,4 @@
-"""Every metric that code observes, on an injected registry. Those read at scrape time: `startup_collector.py`.
+"""Every metric that code observes, on an injected registry. Those read at scrape time: `start_metrics.py`.
 
 Who writes what: the engine, through the methods of `EngineObserver`, its steps, rows and tokens; the start sets
 `queue_*` and `device_memory_allocated`; the captioner `image_decode*`; the request scope the `request*`.

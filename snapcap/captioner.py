@@ -1,0 +1,255 @@
+"""Captions images in this process, with the engine, the artifacts and the store of the server."""
+
+import os
+import queue
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from snapcap.models.errors import UserError
+from snapcap.models.processing.image_error import ImageError
+from snapcap.service.captioning.options import CaptionOptions, options_from_json
+from snapcap.service.captioning.stop_sequences import CaptionText
+from snapcap.service.config.reader import settings_of
+from snapcap.service.engine.request import CaptionRequest, Completion, FinishReason
+from snapcap.service.errors import NotReady, ServiceError
+from snapcap.service.images.threads import decode_threads
+from snapcap.service.offline.captioning_run import images_ahead
+from snapcap.service.offline.failure import reason_of
+from snapcap.service.offline.feed import Asked
+from snapcap.service.offline.model import Model, OfflineModel
+
+if TYPE_CHECKING:
+    from PIL.Image import Image as PilImage
+
+Image: TypeAlias = "str | os.PathLike[str] | bytes | PilImage"
+
+_GROUPS = ("model", "compute", "images", "store", "s3")
+
+
+class CaptionError(UserError):
+    """An image that gets no caption, or an option that cannot be: one line that says what to do."""
+
+
+@dataclass(frozen=True)
+class Caption:
+    """``text`` begins with the prompt, if there was one. ``tokens``: how many were generated; ``finish_reason``:
+    ``stop`` at an end token, ``length`` at ``max_new_tokens``; ``backend``: what ran the decoder; ``seconds``: from
+    the decoded image to the last token."""
+
+    text: str
+    tokens: int
+    finish_reason: FinishReason
+    backend: str
+    seconds: float
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Captioner:
+    """A model that is warm, from the moment on that this object is there; a context manager that ends it.
+
+    All methods may be called from several threads; their images share batches. An image is the name of a file, the
+    bytes of one (JPEG, PNG or WEBP) or a Pillow image. Options of a caption are those of the API by the same names:
+    ``prompt``, ``max_new_tokens``, ``num_beams``, ``temperature``, ``seed``, ``timeout`` and the rest.
+    """
+
+    def __init__(self, model: str | os.PathLike[str] = "demo", **options: Any) -> None:
+        """Load a model and warm it up, as `snapcap serve` does before it is ready.
+
+        Artifacts are looked for in the same folder and store; where there are none, the model runs eager. `snapcap
+        build` makes them: nothing is compiled behind a program's back, but with ``backend="jit"``.
+
+        Args:
+            model: whatever ``--model`` takes: "demo", a folder, a hub id, or s3://bucket/prefix.
+            options: of the command line, with underscores, as in ``device="cuda"``, ``buckets=(1, 4, 16)`` or
+                ``store="s3://bucket/prefix"``. Variables of the environment are not read.
+
+        Raises:
+            SettingsError: an option is unknown or has a bad value.
+            UserError: the model cannot be started; the text says why.
+        """
+        settings = settings_of({"model": os.fspath(model), **options}, _GROUPS)
+        self._offline = OfflineModel(settings)
+        started = self._offline.start()
+        if started is None:
+            raise self._offline.error or RuntimeError("the start failed")
+        self._model: Model = started
+        self._threads = decode_threads(settings.images.decode_threads)
+        self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="decode")
+        self._closed = False
+
+    @property
+    def device(self) -> str:
+        """``cpu`` or ``cuda:N``."""
+        return self._model.device
+
+    @property
+    def backend(self) -> str:
+        """What runs the model: ``aot``, ``jit``, ``eager``, or ``mixed``."""
+        return self._model.backend
+
+    def __call__(self, image: Image, **options: Any) -> Caption:
+        """The caption of one image.
+
+        Raises:
+            CaptionError: the image cannot be read, an option cannot be, the ``timeout`` is over, or the engine has
+                ended.
+        """
+        asked = self._asked(options)
+        future: Future[Completion] = Future()
+        self._begin(asked, image, future)
+        return self._caption(asked, future)
+
+    def batch(self, images: Iterable[Image], **options: Any) -> Iterator[Caption | CaptionError]:
+        """The caption of each image, in order, or, in its place, the error: one bad file does not end a folder.
+
+        Images are taken from ``images`` as far ahead as keeps the largest bucket full, and decoded on threads.
+
+        Raises:
+            CaptionError: an option cannot be; here, and not when the first caption is asked for.
+        """
+        return self._in_order(images, self._asked(options))
+
+    def stream(self, image: Image, **options: Any) -> Iterator[str]:
+        """The text after the prompt, piece by piece, as its tokens are generated. To close it ends the generation.
+
+        Raises:
+            CaptionError: as for a call, at once or where the generation fails; also for ``num_beams`` above 1,
+                which has no token before its end.
+        """
+        asked = self._asked(options)
+        if asked.options.sampling.searches:
+            raise CaptionError("num_beams must be 1 for a stream; a beam search has no token before its end")
+        future: Future[Completion] = Future()
+        tokens: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        future.add_done_callback(lambda _: tokens.put(None))
+        self._begin(asked, image, future, tokens)
+        return self._pieces(asked, future, tokens)
+
+    def close(self) -> None:
+        """End the engine, once what was asked has been answered. A second time nothing happens."""
+        if not self._closed:
+            self._closed = True
+            self._pool.shutdown()
+            self._offline.close()
+
+    def __enter__(self) -> "Captioner":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _asked(self, options: dict[str, Any]) -> Asked:
+        tokenizer = self._model.checkpoint.tokenizer
+        try:
+            checked = options_from_json(options, CaptionOptions())
+            prompt_ids = tuple(tokenizer.encode(checked.prompt)) if checked.prompt else ()
+            sampling = checked.sampling
+            self._model.engine.limits.check(len(prompt_ids), sampling.max_new_tokens, sampling.num_beams)
+        except ServiceError as error:
+            raise CaptionError(str(error)) from None
+        return Asked(prompt_ids, checked)
+
+    def _begin(
+        self,
+        asked: Asked,
+        image: Image,
+        future: "Future[Completion]",
+        tokens: "queue.SimpleQueue[int | None] | None" = None,
+    ) -> None:
+        """Decode an image and hand it to the engine; what goes wrong is the future's."""
+        try:
+            if not future.cancelled():
+                on_token = None if tokens is None else tokens.put
+                self._submit(asked.request("", self._pixels(image), future, on_token))
+        except Exception as error:
+            with suppress(InvalidStateError):
+                future.set_exception(error)
+
+    def _submit(self, request: CaptionRequest) -> None:
+        if self._closed:
+            raise CaptionError("this Captioner is closed; make another")
+        self._model.engine.submit(request)
+
+    def _pixels(self, image: Image) -> Any:
+        transform = self._model.checkpoint.transform
+        if isinstance(image, bytes):
+            return transform.decode(image).pixels
+        if isinstance(image, str | os.PathLike):
+            return transform.decode(Path(image).read_bytes()).pixels
+        if hasattr(image, "getexif"):
+            return transform.convert(image)
+        raise CaptionError(
+            f"{type(image).__name__} is no image; give the name of a file, its bytes or a Pillow image"
+        )
+
+    def _caption(self, asked: Asked, future: "Future[Completion]") -> Caption:
+        try:
+            done = future.result()
+        except Exception as error:
+            raise self._error(error) from error
+        text = self._model.checkpoint.tokenizer.decode([*asked.prompt_ids, *done.tokens])
+        seconds = done.queue_s + done.encode_s + done.decode_s
+        return Caption(text, len(done.tokens), done.finish_reason, done.backend, seconds)
+
+    def _error(self, error: Exception) -> CaptionError:
+        if isinstance(error, CaptionError):
+            return error
+        if isinstance(error, NotReady) and self._offline.error is not None:
+            return CaptionError(f"the engine has ended: {reason_of(self._offline.error)}")
+        if isinstance(error, OSError) and error.filename is not None:
+            return CaptionError(f"{os.fsdecode(error.filename)}: {reason_of(error)}")
+        known = isinstance(error, OSError | ImageError | ServiceError)
+        return CaptionError(reason_of(error) if known else f"{type(error).__name__}: {reason_of(error)}")
+
+    def _in_order(self, images: Iterable[Image], asked: Asked) -> Generator[Caption | CaptionError, None, None]:
+        waiting: deque[Future[Completion]] = deque()
+        ahead = images_ahead(self._model.largest // asked.options.sampling.num_beams or 1, self._threads)
+        try:
+            for image in images:
+                if len(waiting) == ahead:
+                    yield self._outcome(asked, waiting.popleft())
+                waiting.append(self._later(asked, image))
+            while waiting:
+                yield self._outcome(asked, waiting.popleft())
+        finally:
+            for future in waiting:
+                future.cancel()
+
+    def _later(self, asked: Asked, image: Image) -> "Future[Completion]":
+        future: Future[Completion] = Future()
+        try:
+            self._pool.submit(self._begin, asked, image, future)
+        except RuntimeError:  # it was closed meanwhile
+            future.set_exception(CaptionError("this Captioner is closed; make another"))
+        return future
+
+    def _outcome(self, asked: Asked, future: "Future[Completion]") -> Caption | CaptionError:
+        try:
+            return self._caption(asked, future)
+        except CaptionError as error:
+            return error
+
+    def _pieces(
+        self, asked: Asked, future: "Future[Completion]", tokens: "queue.SimpleQueue[int | None]"
+    ) -> Generator[str, None, None]:
+        text = self._model.checkpoint.tokenizer.stream(asked.prompt_ids)
+        shown = CaptionText(keep_leading_space=bool(asked.prompt_ids))
+        try:
+            for token in iter(tokens.get, None):
+                if piece := shown.push(text.push(token)):
+                    yield piece
+            self._caption(asked, future)
+            if piece := shown.push(text.end()) + shown.end():
+                yield piece
+        finally:
+            future.cancel()

@@ -1,0 +1,244 @@
+"""`from snapcap import Captioner`: the server's engine in somebody's own process."""
+
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from support.server_process import clean_environment, python
+
+from snapcap import Caption, Captioner, CaptionError, UserError
+from snapcap.service.config.reader import SettingsError
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def captioner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Captioner]:
+    cache = tmp_path_factory.mktemp("cache")
+    with Captioner("demo", backend="eager", buckets=(1, 4), threads=2, cache_dir=cache) as opened:
+        yield opened
+
+
+@pytest.fixture
+def sample(samples: dict[Path, str]) -> tuple[Path, str]:
+    return next(iter(samples.items()))
+
+
+def test_an_image_in_each_of_its_forms(captioner: Captioner, sample: tuple[Path, str]) -> None:
+    path, text = sample
+    for image in (path, str(path), path.read_bytes(), Image.open(path), Image.open(path).convert("RGBA")):
+        caption = captioner(image)
+        assert (caption.text, str(caption), caption.finish_reason) == (text, text, "stop")
+        assert caption.backend == captioner.backend == "eager"
+        assert caption.tokens > 1
+        assert caption.seconds > 0
+    assert captioner.device == "cpu"
+
+
+def test_an_image_of_pillows_is_turned_as_its_file_says(captioner: Captioner, sample: tuple[Path, str]) -> None:
+    path, text = sample
+    turned = Image.open(path).convert("RGB").transpose(Image.Transpose.ROTATE_90)
+    turned.getexif()[0x0112] = 6
+    assert captioner(turned).text == text
+
+
+def test_options_are_those_of_the_api(captioner: Captioner, sample: tuple[Path, str]) -> None:
+    path, text = sample
+    assert captioner(path, num_beams=4).text
+    short = captioner(path, max_new_tokens=2)
+    assert (short.tokens, short.finish_reason) == (2, "length")
+    first = text.split()[0]
+    assert captioner(path, prompt=first).text.startswith(first)
+    seeded = [captioner(path, temperature=1.5, seed=3).text for _ in range(2)]
+    assert seeded[0] == seeded[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"num_beams": 99}, "num_beams"),
+        ({"beams": 2}, "There is no option 'beams'"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"max_new_tokens": 60_000}, "max_new_tokens"),
+        ({"timeout": 1e-9}, "time"),
+    ],
+)
+def test_an_option_that_cannot_be_is_named(
+    captioner: Captioner, sample: tuple[Path, str], options: dict[str, object], said: str
+) -> None:
+    with pytest.raises(CaptionError, match=said):
+        captioner(sample[0], **options)
+    if "timeout" not in options:
+        with pytest.raises(CaptionError, match=said):
+            captioner.batch([], **options)
+
+
+def test_a_batch_has_a_value_for_each_image_in_order(
+    captioner: Captioner, samples: dict[Path, str], tmp_path: Path
+) -> None:
+    (tmp_path / "damaged.jpg").write_bytes(b"\xff\xd8\xff")
+    images, expected = [], []
+    for turn in range(40):
+        path, text = list(samples.items())[turn % len(samples)]
+        images.append(path if turn % 2 else path.read_bytes())
+        expected.append(text)
+    images[7], images[20], images[33] = tmp_path / "damaged.jpg", tmp_path / "none.jpg", 5
+    found = list(captioner.batch(iter(images)))
+    assert [each.text if isinstance(each, Caption) else None for each in found] == [
+        None if turn in (7, 20, 33) else text for turn, text in enumerate(expected)
+    ]
+    errors = [str(found[turn]) for turn in (7, 20, 33)]
+    assert "incomplete or damaged" in errors[0]
+    assert errors[1] == f"{tmp_path / 'none.jpg'}: No such file or directory"
+    assert errors[2].startswith("int is no image; give")
+
+
+def test_a_batch_takes_no_more_images_than_it_needs_ahead(captioner: Captioner, sample: tuple[Path, str]) -> None:
+    taken = 0
+
+    def endless() -> Iterator[Path]:
+        nonlocal taken
+        while True:
+            taken += 1
+            yield sample[0]
+
+    batch = captioner.batch(endless())
+    assert [str(next(batch)) for _ in range(3)] == [sample[1]] * 3
+    assert taken < 40
+    batch.close()
+    assert str(captioner(sample[0])) == sample[1]
+
+
+def test_a_batch_fills_the_largest_bucket(captioner: Captioner, sample: tuple[Path, str]) -> None:
+    buckets: list[int] = []
+    runner_encode = captioner._model.engine._encode
+
+    def encode(runner, admitted):
+        encoded = runner_encode(runner, admitted)
+        buckets.append(encoded.bucket)
+        return encoded
+
+    captioner._model.engine._encode = encode
+    try:
+        list(captioner.batch([sample[0]] * 32))
+    finally:
+        del captioner._model.engine._encode
+    assert buckets.count(4) >= len(buckets) // 2
+
+
+def test_a_stream_is_the_caption_in_pieces(captioner: Captioner, sample: tuple[Path, str]) -> None:
+    path, text = sample
+    pieces = list(captioner.stream(path))
+    assert len(pieces) > 3
+    assert "".join(pieces) == text
+    first = text.split()[0]
+    assert first + "".join(captioner.stream(path, prompt=first)) == captioner(path, prompt=first).text
+    with pytest.raises(CaptionError, match="num_beams must be 1 for a stream"):
+        captioner.stream(path, num_beams=2)
+    with pytest.raises(CaptionError, match="not an image"):
+        list(captioner.stream(b"text"))
+    begun = captioner.stream(path)
+    next(begun)
+    begun.close()
+    assert captioner(path).text == text
+
+
+def test_many_threads_share_one(captioner: Captioner, samples: dict[Path, str]) -> None:
+    pictures = list(samples.items()) * 4
+    with ThreadPoolExecutor(16) as pool:
+        assert [each.text for each in pool.map(captioner, [path for path, _ in pictures])] == [
+            text for _, text in pictures
+        ]
+
+
+def test_what_is_closed_says_so(sample: tuple[Path, str], tmp_path: Path) -> None:
+    before = threading.active_count()
+    with Captioner(backend="eager", buckets=(1,), cache_dir=tmp_path) as one:
+        batch = one.batch([sample[0]] * 3)
+        assert str(next(batch)) == sample[1]
+    one.close()
+    with pytest.raises(CaptionError, match="closed"):
+        one(sample[0])
+    assert all(isinstance(each, CaptionError) or str(each) == sample[1] for each in batch)
+    assert threading.active_count() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "said"),
+    [
+        ({"devise": "cpu"}, SettingsError, "unknown option devise; did you mean device"),
+        ({"backend": "fast"}, SettingsError, "backend must be one of auto, aot, jit, eager, not 'fast'"),
+        ({"buckets": [4, 1]}, SettingsError, "buckets must be batch sizes in increasing order"),
+        ({"port": 8000}, SettingsError, "unknown option port"),
+        ({"model": "./no-such-folder"}, UserError, "there is no folder"),
+        ({"device": "cuda:77"}, UserError, "cuda:77"),
+        ({"strict": True, "backend": "aot"}, UserError, "."),
+    ],
+)
+def test_what_cannot_be_started_says_why(
+    options: dict[str, object], error: type[Exception], said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=said):
+        Captioner(**{"cache_dir": tmp_path, **options})
+
+
+def test_compiled_packages_are_used_as_the_server_does(built_cache: Path, sample: tuple[Path, str]) -> None:
+    code = (
+        "import sys; from snapcap import Captioner\n"
+        "with Captioner(cache_dir=sys.argv[1], buckets=(1, 4)) as one:\n"
+        "    loaded = {'torch._inductor.compile_fx', 'transformers', 'fastapi'} & set(sys.modules)\n"
+        "    print(one.backend, one(sys.argv[2]), sorted(loaded))"
+    )
+    run = python("-c", code, str(built_cache), str(sample[0]))
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip() == f"aot {sample[1]} []"
+
+
+def test_importing_it_imports_nothing() -> None:
+    code = (
+        "import sys; before = set(sys.modules); import snapcap; print(*sorted(set(sys.modules) - before))\n"
+        "snapcap.Captioner"
+    )
+    run = python("-c", code)
+    imported = set(run.stdout.split())
+    assert {name for name in imported if name.startswith("snapcap")} == {"snapcap"}, run.stderr
+    assert not imported & {"torch", "numpy", "fastapi", "asyncio", "PIL", "pydantic"}
+    assert run.returncode == 0, run.stderr
+
+
+def test_a_wheel_works_beside_other_packages_of_these_names(tmp_path: Path, sample: tuple[Path, str]) -> None:
+    """One top-level name; whatever else is called models or service is somebody else's."""
+    wheels, site, project = tmp_path / "wheels", tmp_path / "site", tmp_path / "project"
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    source = tmp_path / "source"
+    ignored = shutil.ignore_patterns("__pycache__")
+    for name in ("snapcap", "models", "warmup", "service", "benchmarks"):
+        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignored)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    options = ["--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, "wheel", *options, "-w", str(wheels), str(source)], check=True)
+    subprocess.run([*pip, "install", *options, "--target", str(site), *map(str, wheels.iterdir())], check=True)
+    names = {each.name for each in site.iterdir() if not each.name.endswith(".dist-info")}
+    assert names == {"snapcap", "bin"}
+    assert (site / "snapcap" / "py.typed").is_file()
+    assert not [each for name in ("training", "results") for each in site.rglob(name)]
+    for name in ("models", "service", "warmup", "benchmarks"):
+        (project / name).mkdir(parents=True)
+        (project / name / "__init__.py").write_text("mine = True\n")
+    (project / "main.py").write_text(
+        "import sys, models, service, snapcap\n"
+        "from snapcap import Captioner\n"
+        "assert models.mine and service.mine and snapcap.__file__.startswith(sys.argv[1])\n"
+        "with Captioner(backend='eager', buckets=(1,), cache_dir=sys.argv[2]) as one: print(one(sys.argv[3]))\n"
+    )
+    command = [sys.executable, "main.py", str(site), str(tmp_path / "cache"), str(sample[0])]
+    environment = clean_environment(PYTHONPATH=str(site))
+    run = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False)
+    assert run.stdout.strip() == sample[1], run.stderr
