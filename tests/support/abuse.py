@@ -84,14 +84,17 @@ class Abused:
         return tree_memory(self.server.process.pid)
 
     def withstands(self, attack: Callable[[], object], slack: int = MEMORY_SLACK) -> Damage:
-        """Run an attack and assert that /livez stayed under the bound, that no more than ``slack`` bytes of memory
-        are gone, and that the server has its full capacity afterwards.
+        """Run an attack, print what it did (`pytest tests/abuse -rP`), and assert that /livez stayed under the
+        bound, that no more than ``slack`` bytes of memory are gone, and that the server has its full capacity
+        afterwards.
 
         The machine is not ours alone: where /livez was slow the attack is run once more, and what counts is the
         second time."""
         damage = self.suffer(attack, slack)
         if damage.stalled:
             damage = self.suffer(attack, slack)
+        idle = self.idle.livez.p99
+        print(f"/livez worst {damage.window.livez.worst / idle:.1f} × idle p99 of {idle * 1000:.1f} ms; {damage}")
         assert not damage.stalled, damage
         assert damage.after <= damage.before + slack, damage
         full_capacity(self.server, self.samples)

@@ -191,7 +191,7 @@ class Builder:
                 self._folder.make()
             except OSError as error:
                 raise BuildError(f"cannot write to {self._folder.path}: {os_error_text(error)}") from error
-            self._make(missing, min(self._workers, count))
+            self._make(missing, count)
         files, signatures = self.made()
         needed = {task.entry for task in self._tasks if not task.on_demand}
         return Built(files, signatures, dict(self._progress.failures), complete=needed <= files.keys())
@@ -201,8 +201,9 @@ class Builder:
         self._stopped.set()
         self._children.stop()
 
-    def _make(self, missing: "queue.SimpleQueue[Task]", compilers: int) -> None:
+    def _make(self, missing: "queue.SimpleQueue[Task]", count: int) -> None:
         checks: _Checks = queue.SimpleQueue()
+        compilers = min(self._workers, count)
         checkers = -(-compilers // _COMPILERS_A_CHECKER)
         pool = ThreadPoolExecutor(compilers + checkers, thread_name_prefix="build")
         checking: list[Future[None]] = []
@@ -211,7 +212,9 @@ class Builder:
         with scratch_folder("snapcap-build-") as scratch:
             try:
                 checking += [pool.submit(self._check_all, checks, scratch) for _ in range(checkers)]
-                compiling += [pool.submit(self._compile_all, missing, checks, scratch) for _ in range(compilers)]
+                compiling += [
+                    pool.submit(self._compile_all, missing, count, checks, scratch) for _ in range(compilers)
+                ]
                 self._watch(compiling)
                 for _ in checking:
                     checks.put(None)
@@ -243,9 +246,9 @@ class Builder:
                 if task.entry not in self._progress.files:
                     self._progress.failures.setdefault(task.entry, reason)
 
-    def _compile_all(self, missing: "queue.SimpleQueue[Task]", checks: _Checks, scratch: Path) -> None:
+    def _compile_all(self, missing: "queue.SimpleQueue[Task]", count: int, checks: _Checks, scratch: Path) -> None:
         """One compiler child, replaced when it dies, until nothing is left to compile."""
-        environment = compiler_environment(scratch, self._device_type, self._environment)
+        environment = compiler_environment(scratch, self._device_type, count, self._environment)
         with ReplaceableChild(self._children, "snapcap.warmup.build.compile_worker", environment) as compiler:
             while not self._stopped.is_set():
                 try:

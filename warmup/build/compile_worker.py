@@ -54,6 +54,8 @@ def compile_region(model: LoadedModel, region: Region, bucket: Bucket, plan: Pla
         _RegionModule(compiled_function(region, model.state.tokens.device, model.dtype)), inputs
     )
     options = inductor_options(plan.mode(region.component), plan.device_type)
+    if not torch._inductor.config.cpp_cache_precompile_headers:  # the variable does not speak for packages
+        options["aot_inductor.precompile_headers"] = False
     temporary = path.with_name(f".{path.name}.{os.getpid()}.pt2")
     for _ in range(ATTEMPTS):
         torch._inductor.aoti_compile_and_package(program, package_path=str(temporary), inductor_configs=options)
