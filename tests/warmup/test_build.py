@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from snapcap.warmup.build.builder import Builder, Event
+from snapcap.warmup.build.environment import compiler_environment
 from snapcap.warmup.machine.child import ChildError, ChildTimeoutError
 from snapcap.warmup.options import StartOptions, StoreOptions
 from snapcap.warmup.plan.plan import make_plan
@@ -216,6 +217,17 @@ def test_more_variables_are_for_the_compilers_alone(build: Any) -> None:
     assert environments["snapcap.warmup.build.compile_worker"]["MORE"] == "1"
     assert environments["snapcap.warmup.build.compile_worker"]["TORCHINDUCTOR_COMPILE_THREADS"] == "1"
     assert set(environments["snapcap.warmup.build.check_worker"]) == {"AOTI_RUNTIME_CHECK_INPUTS", "TMPDIR"}
+
+
+def test_few_packages_are_made_without_a_precompiled_header(build: Any, tmp_path: Path) -> None:
+    """It takes as long as two or three of them."""
+    builder, _, _ = build()
+    FakeChild.compilers.clear()
+    assert len(builder.run().files) == 7
+    more = compiler_environment(tmp_path, "cpu", 8, {})
+    chosen = [each["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] for each in (*FakeChild.compilers, more)]
+    assert {*chosen[:-1]} == {"0"}
+    assert chosen[-1] == "1"
 
 
 def test_compilers_for_a_gpu_have_cache_folders_of_their_own_which_end_with_them(build: Any) -> None:
