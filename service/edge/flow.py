@@ -7,7 +7,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 
 # Between two packets that are dropped, in seconds. Left to itself, libuv reads thirty of a connection before
 # anything else has its turn.
-_DROP_S = 0.02
+_DROP_S = 0.002
 
 
 class Flow(FlowControl):

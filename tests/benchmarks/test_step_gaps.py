@@ -75,7 +75,7 @@ def test_the_engines_steps_are_watched_and_only_while_they_are_measured(opened: 
 @pytest.mark.parametrize("command", ["step_gaps", "weights"])
 def test_without_a_cuda_device_the_command_says_so(command: str) -> None:
     run = subprocess.run(
-        [sys.executable, "-m", f"benchmarks.{command}"],
+        [sys.executable, "-m", f"snapcap.benchmarks.device.{command}"],
         cwd=ROOT,
         env=environment(),
         capture_output=True,
@@ -83,5 +83,5 @@ def test_without_a_cuda_device_the_command_says_so(command: str) -> None:
         check=False,
     )
     assert run.returncode == 1
-    assert run.stderr.startswith(f"benchmarks.{command} needs a CUDA device: ")
+    assert run.stderr.startswith(f"snapcap.benchmarks.device.{command} needs a CUDA device: ")
     assert "Traceback" not in run.stderr

@@ -130,7 +130,7 @@ def patch_http(on: Callable[[str], bool]) -> None:
 def main(folder: Path, arguments: list[str]) -> int:
     import snapcap.service.server.engine_process.run
     import snapcap.service.server.fastapi_import
-    from snapcap.service.cli.main import main as snapcap
+    from snapcap.service.cli.main import main as command
 
     def on(fault: str) -> bool:
         return os.path.exists(folder / fault)
@@ -151,7 +151,7 @@ def main(folder: Path, arguments: list[str]) -> int:
     engine_process: Any = snapcap.service.server.engine_process.run
     web_imports: Any = snapcap.service.server.fastapi_import
     engine_process.serve_engine, web_imports.import_web = serve, imported
-    return snapcap(arguments)
+    return command(arguments)
 
 
 if __name__ == "__main__":

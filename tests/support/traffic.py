@@ -32,11 +32,10 @@ def refusals(server: ServerProcess, picture: Path) -> None:
     assert _half_sent(server, announced=2 << 20).startswith(b"HTTP/1.1 413 ")
     assert _half_sent(server, announced=1000).startswith(b"HTTP/1.1 408 ")
     _leave(server)
-    with (
-        _request(server, announced=1 << 20, sent=900_000),
-        _request(server, announced=1 << 20, sent=900_000) as other,
-    ):
-        assert other.recv(4096).startswith(b"HTTP/1.1 429 ")
+    with _request(server, announced=1 << 20, sent=900_000):
+        server.wait_for(lambda: server.metrics()["snapcap_body_memory_bytes"] == 900_000)
+        with _request(server, announced=1 << 20, sent=900_000) as other:
+            assert other.recv(4096).startswith(b"HTTP/1.1 429 ")
     with socket.create_connection(("127.0.0.1", server.port), timeout=60) as client:
         client.sendall(b"not HTTP\r\n\r\n")
         assert client.recv(4096).startswith(b"HTTP/1.1 400 ")

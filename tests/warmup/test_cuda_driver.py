@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from snapcap.warmup.artifacts import factors
-from snapcap.warmup.machine import cuda_driver
+from snapcap.warmup.machine import cuda_driver, installation
 from snapcap.warmup.machine.cuda_driver import CudaDriverError, cuda_device, cuda_device_count, open_context
 from snapcap.warmup.machine.device_context import begin_device_context
 from snapcap.warmup.machine.dynamic_library import open_library
+from snapcap.warmup.machine.installation import TorchVersion
 
 SOURCE = """
 static int devices = 2, retained = -1;
@@ -77,7 +77,7 @@ def test_a_device_that_is_not_there_is_an_error_with_the_call(driver: ctypes.CDL
 def test_a_start_begins_the_context_of_the_device_that_it_is_going_to_use(
     device: str, cuda: str | None, retained: int, driver: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(factors, "_torch_factors", lambda: {"torch.cuda": cuda})
+    monkeypatch.setattr(installation, "torch_version", lambda: TorchVersion("2", "", cuda))
     driver.retained_device()
     begin_device_context(device)
     for thread in threading.enumerate():

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from support.server_process import python
 
+import snapcap
 from snapcap.warmup.machine import own_imports
 from snapcap.warmup.machine.child import Child, ChildError
 from snapcap.warmup.machine.own_imports import child_environment, python_module
 
-ROOT = Path(own_imports.__file__).parent.parent
+ROOT = Path(str(snapcap.__file__)).parent.parent
 
 
 @pytest.fixture
@@ -96,7 +97,7 @@ def test_a_process_that_ignores_the_environment_has_children_that_do(elsewhere: 
 def test_a_child_is_not_the_module_of_that_name_here(elsewhere: Path) -> None:
     marker = elsewhere / "ran"
     for name in ("json.py", "snapcap/__init__.py", "snapcap/warmup/store/publish_worker.py", "sitecustomize.py"):
-        (elsewhere / name).parent.mkdir(exist_ok=True)
+        (elsewhere / name).parent.mkdir(parents=True, exist_ok=True)
         (elsewhere / name).write_text(f"open({str(marker)!r}, 'w')")
     child = Child("snapcap.warmup.store.publish_worker", {}, {"PYTHONPATH": ":"})
     with pytest.raises(ChildError, match="trusted_keys"):  # it is ours, which misses that in its job
