@@ -2,6 +2,8 @@
 
 import os
 import queue
+import threading
+import weakref
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
@@ -16,8 +18,8 @@ from snapcap.models.processing.image_error import ImageError
 from snapcap.service.captioning.options import CaptionOptions, options_from_json
 from snapcap.service.captioning.stop_sequences import CaptionText
 from snapcap.service.config.reader import settings_of
-from snapcap.service.engine.request import CaptionRequest, Completion, FinishReason
-from snapcap.service.errors import NotReady, ServiceError
+from snapcap.service.engine.request import Completion, FinishReason
+from snapcap.service.errors import EngineFailed, NotReady, ServiceError
 from snapcap.service.images.threads import decode_threads
 from snapcap.service.offline.captioning_run import images_ahead
 from snapcap.service.offline.failure import reason_of
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 Image: TypeAlias = "str | os.PathLike[str] | bytes | PilImage"
 
+_PATIENCE_S = 5.0
 _GROUPS = ("model", "compute", "images", "store", "s3")
 
 
@@ -58,6 +61,9 @@ class Captioner:
     All methods may be called from several threads; their images share batches. An image is the name of a file, the
     bytes of one (JPEG, PNG or WEBP) or a Pillow image. Options of a caption are those of the API by the same names:
     ``prompt``, ``max_new_tokens``, ``num_beams``, ``temperature``, ``seed``, ``timeout`` and the rest.
+
+    Of torch, the number of threads and the precision of matrix products are set for all of this process: each is
+    part of what artifacts were compiled for.
     """
 
     def __init__(self, model: str | os.PathLike[str] = "demo", **options: Any) -> None:
@@ -83,7 +89,12 @@ class Captioner:
         self._model: Model = started
         self._threads = decode_threads(settings.images.decode_threads)
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="decode")
+        self._pillow = (
+            threading.Lock()
+        )  # it loads the pixels of an image that was only opened, and not twice at once
         self._closed = False
+        # A device thread in native code would crash the interpreter as it takes itself apart.
+        self._end = weakref.finalize(self, _end, self._offline, self._pool)
 
     @property
     def device(self) -> str:
@@ -104,8 +115,11 @@ class Captioner:
         """
         asked = self._asked(options)
         future: Future[Completion] = Future()
-        self._begin(asked, image, future)
-        return self._caption(asked, future)
+        try:
+            self._begin(asked, image, future)
+            return self._caption(asked, future)
+        finally:
+            future.cancel()  # after Ctrl-C it is for nobody
 
     def batch(self, images: Iterable[Image], **options: Any) -> Iterator[Caption | CaptionError]:
         """The caption of each image, in order, or, in its place, the error: one bad file does not end a folder.
@@ -118,25 +132,23 @@ class Captioner:
         return self._in_order(images, self._asked(options))
 
     def stream(self, image: Image, **options: Any) -> Iterator[str]:
-        """The text after the prompt, piece by piece, as its tokens are generated. To close it ends the generation.
+        """The text after the prompt, piece by piece, as its tokens are generated, from when the first is asked for
+        until the stream is closed.
 
         Raises:
-            CaptionError: as for a call, at once or where the generation fails; also for ``num_beams`` above 1,
-                which has no token before its end.
+            CaptionError: an option cannot be, here, also ``num_beams`` above 1, which has no token before its end;
+                all else as for a call, with the first piece or where the generation fails.
         """
         asked = self._asked(options)
         if asked.options.sampling.searches:
             raise CaptionError("num_beams must be 1 for a stream; a beam search has no token before its end")
-        future: Future[Completion] = Future()
-        tokens: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-        future.add_done_callback(lambda _: tokens.put(None))
-        self._begin(asked, image, future, tokens)
-        return self._pieces(asked, future, tokens)
+        return self._pieces(asked, image)
 
     def close(self) -> None:
         """End the engine, once what was asked has been answered. A second time nothing happens."""
         if not self._closed:
             self._closed = True
+            self._end.detach()
             self._pool.shutdown()
             self._offline.close()
 
@@ -149,6 +161,8 @@ class Captioner:
         self.close()
 
     def _asked(self, options: dict[str, Any]) -> Asked:
+        if self._closed:
+            raise _closed()
         tokenizer = self._model.checkpoint.tokenizer
         try:
             checked = options_from_json(options, CaptionOptions())
@@ -156,7 +170,7 @@ class Captioner:
             sampling = checked.sampling
             self._model.engine.limits.check(len(prompt_ids), sampling.max_new_tokens, sampling.num_beams)
         except ServiceError as error:
-            raise CaptionError(str(error)) from None
+            raise CaptionError(error.detail) from None
         return Asked(prompt_ids, checked)
 
     def _begin(
@@ -170,15 +184,10 @@ class Captioner:
         try:
             if not future.cancelled():
                 on_token = None if tokens is None else tokens.put
-                self._submit(asked.request("", self._pixels(image), future, on_token))
+                self._model.engine.submit(asked.request("", self._pixels(image), future, on_token))
         except Exception as error:
             with suppress(InvalidStateError):
                 future.set_exception(error)
-
-    def _submit(self, request: CaptionRequest) -> None:
-        if self._closed:
-            raise CaptionError("this Captioner is closed; make another")
-        self._model.engine.submit(request)
 
     def _pixels(self, image: Image) -> Any:
         transform = self._model.checkpoint.transform
@@ -187,7 +196,8 @@ class Captioner:
         if isinstance(image, str | os.PathLike):
             return transform.decode(Path(image).read_bytes()).pixels
         if hasattr(image, "getexif"):
-            return transform.convert(image)
+            with self._pillow:
+                return transform.convert(image)
         raise CaptionError(
             f"{type(image).__name__} is no image; give the name of a file, its bytes or a Pillow image"
         )
@@ -204,8 +214,12 @@ class Captioner:
     def _error(self, error: Exception) -> CaptionError:
         if isinstance(error, CaptionError):
             return error
-        if isinstance(error, NotReady) and self._offline.error is not None:
-            return CaptionError(f"the engine has ended: {reason_of(self._offline.error)}")
+        if isinstance(error, NotReady) and self._closed:
+            return _closed()
+        if isinstance(error, NotReady) and (why := self._offline.ended()) is not None:
+            return CaptionError(f"the engine has ended: {reason_of(why)}")
+        if isinstance(error, EngineFailed):
+            return CaptionError("the device failed; the log of snapcap.engine has the cause")
         if isinstance(error, OSError) and error.filename is not None:
             return CaptionError(f"{os.fsdecode(error.filename)}: {reason_of(error)}")
         known = isinstance(error, OSError | ImageError | ServiceError)
@@ -227,10 +241,12 @@ class Captioner:
 
     def _later(self, asked: Asked, image: Image) -> "Future[Completion]":
         future: Future[Completion] = Future()
-        try:
+        if self._closed:
+            future.set_exception(_closed())
+        elif hasattr(image, "getexif"):  # whoever has opened it may close it once the next is asked for
+            self._begin(asked, image, future)
+        else:
             self._pool.submit(self._begin, asked, image, future)
-        except RuntimeError:  # it was closed meanwhile
-            future.set_exception(CaptionError("this Captioner is closed; make another"))
         return future
 
     def _outcome(self, asked: Asked, future: "Future[Completion]") -> Caption | CaptionError:
@@ -239,12 +255,14 @@ class Captioner:
         except CaptionError as error:
             return error
 
-    def _pieces(
-        self, asked: Asked, future: "Future[Completion]", tokens: "queue.SimpleQueue[int | None]"
-    ) -> Generator[str, None, None]:
+    def _pieces(self, asked: Asked, image: Image) -> Generator[str, None, None]:
+        future: Future[Completion] = Future()
+        tokens: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        future.add_done_callback(lambda _: tokens.put(None))
         text = self._model.checkpoint.tokenizer.stream(asked.prompt_ids)
         shown = CaptionText(keep_leading_space=bool(asked.prompt_ids))
         try:
+            self._begin(asked, image, future, tokens)
             for token in iter(tokens.get, None):
                 if piece := shown.push(text.push(token)):
                     yield piece
@@ -253,3 +271,13 @@ class Captioner:
                 yield piece
         finally:
             future.cancel()
+
+
+def _closed() -> CaptionError:
+    return CaptionError("this Captioner is closed; make another")
+
+
+def _end(offline: OfflineModel, pool: ThreadPoolExecutor) -> None:
+    """Of a Captioner that nobody has closed: nothing is waited for that hangs."""
+    pool.shutdown(wait=False, cancel_futures=True)
+    offline.close(_PATIENCE_S)

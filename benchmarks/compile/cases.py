@@ -10,7 +10,7 @@ _REDUCED = "reduce-overhead"
 
 @dataclass(frozen=True)
 class Case:
-    """The options of `benchmarks.compile_case`; ``restores``: the case whose files it reads."""
+    """The options of `benchmarks.compile.case`; ``restores``: the case whose files it reads."""
 
     title: str
     options: tuple[str, ...]

@@ -102,7 +102,8 @@ def main() -> None:
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit(
-            "snapcap.benchmarks.device.kernels needs a CUDA device; on a CPU benchmarks.steps compares the backends"
+            "snapcap.benchmarks.device.kernels needs a CUDA device; "
+            "on a CPU snapcap.benchmarks.device.steps compares the backends"
         )
     torch._dynamo.config.recompile_limit = 64  # one code object for all buckets
     report, raw = Report(), {}

@@ -1,4 +1,4 @@
-"""Follows `benchmarks.watcher`: what /livez and the memory of a server were between two moments."""
+"""Follows `benchmarks.harness.watcher`: what /livez and the memory of a server were between two moments."""
 
 import json
 import subprocess
@@ -43,7 +43,7 @@ class Window:
 
 
 class Probe(NamedTuple):
-    """One observation, as `benchmarks.watcher` tells it."""
+    """One observation, as `benchmarks.harness.watcher` tells it."""
 
     kind: str
     began: float

@@ -75,8 +75,8 @@ class Contenders:
         return connection
 
     def engine(self, name: str, concurrency: list[int], seconds: float) -> dict[str, Any]:
-        """What `benchmarks.engine`, or `generate` alone, measures in a process of its own; empty where there is no
-        such thing for a contender.
+        """What `benchmarks.load.engine`, or `generate` alone, measures in a process of its own; empty where
+        there is no such thing for a contender.
 
         Raises:
             TimeOverError: there is no time for it.

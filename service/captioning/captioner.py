@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class CaptionLimits:
     """`timeout`: seconds of a caption at most. `queue_size`: images that may wait to be decoded.
-    `decode_threads`: as `thread_decoder.decode_threads` has it. `decode_room`: bytes of memory that an image may
+    `decode_threads`: as `images.threads.decode_threads` has it. `decode_room`: bytes of memory that an image may
     take on one of them; None: as many as it does."""
 
     timeout: float

@@ -77,6 +77,8 @@ def settings_of(values: Mapping[str, Any], groups: Iterable[str]) -> Settings:
     for name, value in values.items():
         if name not in options:
             raise SettingsError(f"unknown option {name}{suggestion(name, options)}")
+        if value is None or (isinstance(value, list | tuple) and not value):
+            continue  # as where it is not given
         group, field, option = options[name]
         chosen.setdefault(group, {})[field] = _parse(option, name, _text(value))
     return Settings(**{group: GROUPS[group](**fields) for group, fields in chosen.items()})

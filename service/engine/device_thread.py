@@ -63,8 +63,11 @@ class DeviceThread:
     def start(self) -> None:
         self._thread.start()
 
-    def join(self) -> None:
-        self._thread.join()
+    def join(self, patience: float | None = None) -> None:
+        """Wait for its end, so many seconds at most; not on the thread itself, which may drop the last
+        reference."""
+        if threading.current_thread() is not self._thread:
+            self._thread.join(patience)
 
     def _run(self) -> None:
         try:

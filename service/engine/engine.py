@@ -127,8 +127,8 @@ class Engine:
 
     def stop(self) -> None:
         """Take nothing in any more and let ``run`` return once no request is left."""
+        self._scheduler.close()  # first: what is still taken in is also served
         self._stopping = True
-        self._scheduler.close()
 
     def run(self, runner: "Runner", backend_of: Callable[[int], str]) -> None:
         """Serve until ``stop``; the calling thread becomes the device thread.

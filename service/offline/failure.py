@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from snapcap.service.errors import ServiceError
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -19,4 +21,5 @@ def reason_of(error: BaseException) -> str:
     """A line without the path, which `str` of an OSError repeats."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return " ".join(str(error).split()) or type(error).__name__
+    text = error.detail if isinstance(error, ServiceError) else str(error)
+    return " ".join(text.split()) or type(error).__name__

@@ -15,6 +15,7 @@ from snapcap.warmup.start.start import Loaded
 
 # No limit: whoever feeds the engine holds back what it has no room for.
 _QUEUE_SIZE = 1 << 30
+_LAST_WORDS_S = 5.0
 
 
 class _Silent:
@@ -64,11 +65,16 @@ class OfflineModel:
         self._changed.wait()
         return self._model
 
-    def close(self) -> None:
-        """End the device thread once no request is left."""
+    def close(self, patience: float | None = None) -> None:
+        """End the device thread once no request is left; wait for that, ``patience`` seconds at most."""
         if self._model is not None:
             self._model.engine.stop()
-        self._device.join()
+        self._device.join(patience)
+
+    def ended(self) -> Exception | None:
+        """Why the engine takes nothing any more, once it has told those who waited; None when it was stopped."""
+        self._device.join(_LAST_WORDS_S)
+        return self.error
 
     def _ready(self, loaded: Loaded, engine: Engine, _scheduler: Scheduler) -> None:
         self._status.started()

@@ -39,7 +39,7 @@ class CaptionRoutes:
         self._metrics = metrics
 
     def router(self) -> APIRouter:
-        # The bodies are read by `caption_forms`, not by FastAPI: it would hold a whole body before any limit, and
+        # The bodies are read by `request.py`, not by FastAPI: it would hold a whole body before any limit, and
         # knows one form for each route.
         router = APIRouter(tags=["captions"], route_class=DirectRoute)
         router.add_api_route(
