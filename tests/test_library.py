@@ -1,8 +1,5 @@
 """`from snapcap import Captioner`: the server's engine in somebody's own process."""
 
-import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,13 +7,11 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from support.server_process import clean_environment, python
+from support.server_process import python
 
 from snapcap import Caption, Captioner, CaptionError, UserError
 from snapcap.service.config.reader import SettingsError, settings_of
 from snapcap.service.config.settings import Settings
-
-ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -277,35 +272,3 @@ def test_importing_it_imports_nothing() -> None:
     assert {name for name in imported if name.startswith("snapcap")} == {"snapcap"}, run.stderr
     assert not imported & {"torch", "numpy", "fastapi", "asyncio", "PIL", "pydantic"}
     assert run.returncode == 0, run.stderr
-
-
-def test_a_wheel_works_beside_other_packages_of_these_names(tmp_path: Path, sample: tuple[Path, str]) -> None:
-    """One top-level name; whatever else is called models or service is somebody else's."""
-    wheels, site, project = tmp_path / "wheels", tmp_path / "site", tmp_path / "project"
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
-    source = tmp_path / "source"
-    ignored = shutil.ignore_patterns("__pycache__")
-    for name in ("snapcap", "models", "warmup", "service", "benchmarks"):
-        shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=ignored)
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    options = ["--no-deps", "--no-build-isolation"]
-    subprocess.run([*pip, "wheel", *options, "-w", str(wheels), str(source)], check=True)
-    subprocess.run([*pip, "install", *options, "--target", str(site), *map(str, wheels.iterdir())], check=True)
-    names = {each.name for each in site.iterdir() if not each.name.endswith(".dist-info")}
-    assert names == {"snapcap", "bin"}
-    assert (site / "snapcap" / "py.typed").is_file()
-    assert not [each for name in ("training", "results") for each in site.rglob(name)]
-    for name in ("models", "service", "warmup", "benchmarks"):
-        (project / name).mkdir(parents=True)
-        (project / name / "__init__.py").write_text("mine = True\n")
-    (project / "main.py").write_text(
-        "import sys, models, service, snapcap\n"
-        "from snapcap import Captioner\n"
-        "assert models.mine and service.mine and snapcap.__file__.startswith(sys.argv[1])\n"
-        "with Captioner(backend='eager', buckets=(1,), cache_dir=sys.argv[2]) as one: print(one(sys.argv[3]))\n"
-    )
-    command = [sys.executable, "main.py", str(site), str(tmp_path / "cache"), str(sample[0])]
-    environment = clean_environment(PYTHONPATH=str(site))
-    run = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False)
-    assert run.stdout.strip() == sample[1], run.stderr

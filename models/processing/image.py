@@ -107,11 +107,7 @@ def read_image(
     if box is not None and resize is not None and stored is not None:
         # The picture fills only the box: a width of 3001 becomes 375.125 pixels, stored as 376.
         return _upright(rgb.resize(stored, Image.Resampling(resize.filter), box=box), method), name
-    upright = _upright(rgb, method)
-    target = upright.size if resize is None else resize.target(*upright.size)
-    if resize is None or upright.size == target:
-        return upright, name
-    return upright.resize(target, Image.Resampling(resize.filter)), name
+    return _resized(_upright(rgb, method), resize), name
 
 
 def convert_image(image: Image.Image, max_pixels: int, resize: Resize | None) -> Image.Image:
@@ -123,11 +119,7 @@ def convert_image(image: Image.Image, max_pixels: int, resize: Resize | None) ->
     if 0 in image.size:
         raise ImageError("zero_size", "the image is 0 pixels wide or high; send one with at least one pixel")
     _check_size(image.size, max_pixels)
-    upright = _upright(_load_rgb(image, image.format or "image"), _turn(image))
-    target = upright.size if resize is None else resize.target(*upright.size)
-    if resize is None or upright.size == target:
-        return upright
-    return upright.resize(target, Image.Resampling(resize.filter))
+    return _resized(_upright(_load_rgb(image, image.format or "image"), _turn(image)), resize)
 
 
 def _open(data: bytes, max_pixels: int) -> tuple[Image.Image, str]:
@@ -189,6 +181,13 @@ def _turn(image: Image.Image) -> Image.Transpose | None:
 
 def _upright(image: Image.Image, method: Image.Transpose | None) -> Image.Image:
     return image if method is None else image.transpose(method)
+
+
+def _resized(upright: Image.Image, resize: Resize | None) -> Image.Image:
+    target = upright.size if resize is None else resize.target(*upright.size)
+    if resize is None or upright.size == target:
+        return upright
+    return upright.resize(target, Image.Resampling(resize.filter))
 
 
 def _swaps_sides(method: Image.Transpose | None) -> bool:

@@ -23,6 +23,7 @@ from support.pictures import encoded, scene
 from snapcap.benchmarks.harness.process_memory import process_memory
 from snapcap.benchmarks.harness.processes import descendants
 from snapcap.service.images.processes.worker import SLACK
+from snapcap.service.images.processes.worker_handle import cpu_seconds
 from snapcap.service.memory.budget import MemoryBudget
 
 GIB = 1 << 30
@@ -99,15 +100,9 @@ def test_a_decode_ends_with_its_request(abused: Abused) -> None:
 
 
 def cpu_grows(pid: int) -> bool:
-    def seconds() -> float:
-        try:
-            return time.clock_gettime(~pid << 3 | 2)
-        except OSError:
-            return 0.0
-
-    before = seconds()
+    before = cpu_seconds(pid) or 0.0
     time.sleep(0.1)
-    return seconds() - before > 0.02
+    return (cpu_seconds(pid) or 0.0) - before > 0.02
 
 
 def test_an_image_that_takes_too_long_is_refused_for_that(samples: dict[Path, str], tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from support import faulty_server as faults
 from support.faulty_server import FaultyServer
 from support.server_process import ServerProcess, clean_environment, is_gone, wait_until
 
+from snapcap.benchmarks.harness.processes import cpu_seconds
+
 PATIENCE = 60.0
 NAMESPACE = ("--user", "--map-root-user", "--pid", "--fork")
 AGE = "snapcap_engine_progress_age_seconds"
@@ -185,11 +187,6 @@ def test_a_search_whose_bucket_fails_is_refused_with_a_sentence(tmp_path: Path, 
         metrics = server.metrics()
         assert metrics["snapcap_warmup_buckets_completed"] < metrics["snapcap_warmup_buckets_expected"]
         assert "bucket cannot be made ready bucket=4" in server.log()
-
-
-def cpu_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 IN_A_CONTAINER = """
