@@ -38,10 +38,13 @@ def samples(demo_folder: Path) -> dict[Path, str]:
 @pytest.fixture(scope="session")
 def built_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache folder whose store has the demo model's artifacts for buckets 1 and 4; built once a run, one to two
-    minutes, by one worker for all. Copy it to change it."""
+    minutes, by one worker for all. Copy it to change it.
+
+    TESTS_CACHE names a folder that stays from run to run: what it has by the key is not built again."""
     base = tmp_path_factory.getbasetemp()
     shared = base if "PYTEST_XDIST_WORKER" not in os.environ else base.parent
-    cache, built = shared / "built", shared / "built.done"
+    cache = Path(os.environ.get("TESTS_CACHE") or shared / "built")
+    built = shared / "built.done"
     with (shared / "built.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not built.exists():

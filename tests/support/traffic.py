@@ -19,6 +19,8 @@ def captions(server: ServerProcess, picture: Path) -> None:
         file = io.BytesIO()
         Image.open(picture).convert("RGB").save(file, form)
         assert server.call("/v1/caption", file.getvalue())[0] == 200
+    # Three rows fit no bucket but one with padding, whichever requests run beside them.
+    assert server.call("/v1/caption?num_beams=3", picture.read_bytes())[0] == 200
     assert server.call("/", picture.read_bytes())[0] == 200
     assert server.call("/nothing/here")[0] == 404
     assert server.call("/readyz")[0] == 200
