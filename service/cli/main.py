@@ -1,92 +1,22 @@
-"""The `snapcap` command. Exit status 2: the command line or the environment is wrong."""
+"""Runs the `snapcap` command. Exit status 2: the command line or the environment is wrong."""
 
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
+from snapcap.service.cli import help as texts
 from snapcap.service.config.option import options_of
-from snapcap.service.config.reader import (
-    BUILD_GROUPS,
-    SettingsError,
-    add_arguments,
-    read_settings,
-    suggestion,
-)
+from snapcap.service.config.reader import BUILD_GROUPS, SettingsError, add_arguments, read_settings, suggestion
 from snapcap.service.config.settings import GROUPS
 from snapcap.service.errors import ServiceError
-from snapcap.service.offline.arguments import add_job_arguments, read_job
 from snapcap.warmup.machine.own_imports import import_only_what_is_installed
 
 _VERSION = "--version"
 _BENCH = "bench"
-_ENVIRONMENT = "Each option can also be set by the variable in its brackets; an argument wins."
-_TOP = """\
-examples:
-  snapcap serve                                  the demo model on port 8000
-  snapcap serve --model ./my-vit-gpt2 --port 80  a folder of VisionEncoderDecoderModel
-  snapcap caption photo.jpg                      without a server
-  snapcap build --store s3://bucket/snapcap      compile once, start warm everywhere
-  snapcap import org/old-captioner ./captioner   convert older files, then serve the folder
-
-`snapcap COMMAND --help` lists the options of a command.
-"""
-_SERVE = f"""\
-examples:
-  snapcap serve
-  snapcap serve --model s3://bucket/captioner --device cuda:0 --log-format json
-  SNAPCAP_PORT=9000 snapcap serve
-  curl --data-binary @photo.jpg localhost:8000/v1/caption
-
-{_ENVIRONMENT}
-"""
-_BUILD = f"""\
-examples:
-  snapcap build                                             into the folder that `snapcap serve` looks in
-  snapcap build --store s3://bucket/snapcap --sign-key KEY  once for a fleet of equal machines
-  snapcap build --backend jit                               cache artifacts for `snapcap serve --backend jit`
-
-A second build of the same key does nothing, and an interrupted one goes on where it was. Exit
-status 0: the store has the artifacts; 1: it has not; 130: interrupted (143 by SIGTERM).
-{_ENVIRONMENT}
-"""
-_EXPLAIN = f"""\
-examples:
-  snapcap explain
-  snapcap explain --store s3://bucket/snapcap --trusted-key KEY.pub
-
-Exit status 0: there are artifacts; 1: there are none, and the factor that differs from the nearest is marked.
-{_ENVIRONMENT}
-"""
-_KEYGEN = """\
-examples:
-  snapcap keygen artifacts.key
-  snapcap build --store s3://bucket/snapcap --sign-key artifacts.key
-  snapcap serve --store s3://bucket/snapcap --trusted-key artifacts.key.pub
-"""
-_CAPTION = f"""\
-examples:
-  snapcap caption photo.jpg
-  snapcap caption --prompt "a red" *.png
-  snapcap caption photos --recursive --output captions.jsonl
-  snapcap caption photos --sidecar --resume      photo.txt beside each photo.jpg that has none
-  find . -name '*.jpg' -newer last | snapcap caption -
-
-No file is replaced without --overwrite. An image that cannot be read does not stop the others and
-is listed at the end. Exit status 0: every image has its caption; 1: some have none; 2: the command
-line is wrong, or captions are in the way; 130: interrupted (143 by SIGTERM), and --resume goes on.
-{_ENVIRONMENT}
-"""
-_IMPORT = f"""\
-examples:
-  snapcap import nlpconnect/vit-gpt2-image-captioning ./captioner
-  snapcap serve --model ./captioner
-
-{_ENVIRONMENT}
-"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -111,40 +41,48 @@ class _Parser(argparse.ArgumentParser):
         raise SettingsError(f"{message}; see {self.prog} --help")
 
 
+class _Command(NamedTuple):
+    """``operands``: as the usage line shows them. ``add``: adds them and the options to a parser, which is made for
+    the command that is run alone: to make all of them would cost a start more than to read its settings."""
+
+    summary: str
+    examples: str
+    operands: str
+    add: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
 def _run(arguments: list[str]) -> int:
-    parser = _parser()
-    commands = {
-        "serve": _serve,
-        "build": _build,
-        "explain": _explain,
-        "keygen": _keygen,
-        "caption": _caption,
-        "import": _import,
-    }
     if not arguments:
-        parser.print_help(sys.stderr)
+        _top_parser().print_help(sys.stderr)
         return 2
-    if arguments[0] == _VERSION:
+    name, rest = arguments[0], arguments[1:]
+    if name == _VERSION:
         # Here, because it costs a command that starts fast 10 ms.
         from snapcap.warmup.version import snapcap_version  # noqa: PLC0415
 
         print(f"snapcap {snapcap_version()}")
         return 0
-    if arguments[0] == _BENCH:  # its options are its own
+    if name == _BENCH:  # its options are its own
         from snapcap.service.cli.bench import bench  # noqa: PLC0415
 
-        return bench(arguments[1:])
-    if not arguments[0].startswith("-") and arguments[0] not in commands:
+        return bench(rest)
+    if name not in _COMMANDS:
+        if name.startswith("-"):
+            _top_parser().parse_known_args(arguments)  # --help ends here
+            raise _unknown(name)
         raise SettingsError(
-            f"unknown command {arguments[0]!r}{suggestion(arguments[0], [*commands, _BENCH])}; see snapcap --help"
+            f"unknown command {name!r}{suggestion(name, [*_COMMANDS, _BENCH])}; see snapcap --help"
         )
-    known, unknown = parser.parse_known_args(arguments)
+    command = _COMMANDS[name]
+    known, unknown = _command_parser(name, command).parse_known_args(rest)
     if unknown:
-        raise _unknown(unknown[0].partition("=")[0], "" if known.command is None else f"{known.command} ")
-    return commands[known.command](known)
+        raise _unknown(unknown[0], f"{name} ")
+    return command.run(known)
 
 
-def _unknown(word: str, command: str) -> SettingsError:
+def _unknown(word: str, command: str = "") -> SettingsError:
+    word = word.partition("=")[0]
     flags = [option.flag for group in GROUPS.values() for option in options_of(group).values()]
     what = "option" if word.startswith("-") else "argument"
     return SettingsError(f"unknown {what} {word}{suggestion(word, flags)}; see snapcap {command}--help")
@@ -189,6 +127,8 @@ def _keygen(arguments: argparse.Namespace) -> int:
 
 def _caption(arguments: argparse.Namespace) -> int:
     settings = read_settings(arguments, os.environ)
+    from snapcap.service.offline.arguments import read_job  # noqa: PLC0415
+
     job = read_job(arguments)
     from snapcap.service.offline.command import caption  # noqa: PLC0415
     from snapcap.service.server.serve import leave  # noqa: PLC0415
@@ -219,60 +159,84 @@ def _import(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _parser() -> _Parser:
-    parser = _make(
-        None,
+def _add_serve(parser: argparse.ArgumentParser) -> None:
+    add_arguments(parser, GROUPS)
+
+
+def _add_build(parser: argparse.ArgumentParser) -> None:
+    add_arguments(parser, BUILD_GROUPS)
+
+
+def _add_keygen(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("key", metavar="KEY", help="file of the private key; must not exist")
+
+
+def _add_caption(parser: argparse.ArgumentParser) -> None:
+    from snapcap.service.offline.arguments import add_job_arguments  # noqa: PLC0415 - and not for other commands
+
+    add_job_arguments(parser)
+    add_arguments(parser, ("model", "compute", "images", "store", "s3", "log"))
+
+
+def _add_import(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="SRC", help="a folder, a hub id, or s3://bucket/prefix")
+    parser.add_argument("destination", metavar="DST", help="the folder to write")
+    parser.add_argument("--force", action="store_true", help="write into a folder that holds files already")
+    add_arguments(parser, ("s3",))
+
+
+_COMMANDS = {
+    "serve": _Command("Serve a model over HTTP.", texts.SERVE, "", _add_serve, _serve),
+    "build": _Command(
+        "Compile a model's artifacts here and publish them to a store.", texts.BUILD, "", _add_build, _build
+    ),
+    "explain": _Command(
+        "Show what artifacts a start here needs, and whether there are any.", texts.EXPLAIN, "", _add_build, _explain
+    ),
+    "keygen": _Command(
+        "Make a key pair for signing artifacts: KEY and KEY.pub.", texts.KEYGEN, " KEY", _add_keygen, _keygen
+    ),
+    "caption": _Command(
+        "Caption images and folders of them without a server.", texts.CAPTION, " IMAGE…", _add_caption, _caption
+    ),
+    "import": _Command(
+        "Convert a checkpoint to a folder that starts fast: safetensors and tokenizer.json.",
+        texts.IMPORT,
+        " SRC DST",
+        _add_import,
+        _import,
+    ),
+}
+
+
+def _top_parser() -> _Parser:
+    parser = _Parser(
         "snapcap",
-        "Image captioning over HTTP: ViT encoder, GPT-2 decoder, started as fast as it can be.",
-        _TOP,
+        description="Image captioning over HTTP: ViT encoder, GPT-2 decoder, started as fast as it can be.",
+        epilog=texts.TOP,
+        formatter_class=_layout,
+        allow_abbrev=False,
     )
     parser.add_argument(_VERSION, action="store_true", help="print the version and exit")
     adder = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
-    serve = _make(adder, "serve", "Serve a model over HTTP.", _SERVE)
-    add_arguments(serve, GROUPS)
-
-    build = _make(adder, "build", "Compile a model's artifacts here and publish them to a store.", _BUILD)
-    add_arguments(build, BUILD_GROUPS)
-    explain = _make(
-        adder, "explain", "Show what artifacts a start here needs, and whether there are any.", _EXPLAIN
-    )
-    add_arguments(explain, BUILD_GROUPS)
-    keygen = _make(adder, "keygen", "Make a key pair for signing artifacts: KEY and KEY.pub.", _KEYGEN)
-    keygen.add_argument("key", metavar="KEY", help="file of the private key; must not exist")
-
-    caption = _make(adder, "caption", "Caption images and folders of them without a server.", _CAPTION)
-    add_job_arguments(caption)
-    add_arguments(caption, ("model", "compute", "images", "store", "s3", "log"))
-
-    importer = _make(
-        adder,
-        "import",
-        "Convert a checkpoint to a folder that starts fast: safetensors and tokenizer.json.",
-        _IMPORT,
-    )
-    importer.add_argument("source", metavar="SRC", help="a folder, a hub id, or s3://bucket/prefix")
-    importer.add_argument("destination", metavar="DST", help="the folder to write")
-    importer.add_argument("--force", action="store_true", help="write into a folder that holds files already")
-    add_arguments(importer, ("s3",))
-    # For the list of commands only: `service.cli.bench` reads what follows it.
-    adder.add_parser(_BENCH, help="Measure start, latency and throughput beside other servers.", add_help=False)
+    for name, command in _COMMANDS.items():
+        adder.add_parser(name, help=command.summary)
+    adder.add_parser(_BENCH, help="Measure start, latency and throughput beside other servers.")
     return parser
 
 
-def _make(adder: "argparse._SubParsersAction[_Parser] | None", name: str, text: str, examples: str) -> _Parser:
-    operands = {"caption": " IMAGE…", "import": " SRC DST", "keygen": " KEY"}.get(name, "")
-
-    def layout(prog: str) -> argparse.HelpFormatter:
-        return argparse.RawDescriptionHelpFormatter(prog, max_help_position=32, width=100)
-
-    if adder is None:
-        return _Parser(name, description=text, epilog=examples, formatter_class=layout, allow_abbrev=False)
-    return adder.add_parser(
-        name,
-        usage=f"snapcap {name} [OPTION…]{operands}",
-        help=text,
-        description=text,
-        epilog=examples,
-        formatter_class=layout,
+def _command_parser(name: str, command: _Command) -> _Parser:
+    parser = _Parser(
+        f"snapcap {name}",
+        usage=f"snapcap {name} [OPTION…]{command.operands}",
+        description=command.summary,
+        epilog=command.examples,
+        formatter_class=_layout,
         allow_abbrev=False,
     )
+    command.add(parser)
+    return parser
+
+
+def _layout(prog: str) -> argparse.HelpFormatter:
+    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=32, width=100)
