@@ -1,51 +1,31 @@
-"""The FastAPI application: routers over what is handed in. It starts nothing and imports nothing heavy.
+"""Answers HTTP requests: puts the routes together with what surrounds every request. It starts nothing.
 
-FastAPI documents all routes and serves those that are asked for seldom; captions go past it (`routing.py`).
-Endpoints return finished responses, so that no reply is validated and serialised a second time. Importing FastAPI
-is what the first /livez waits for; another process imports torch meanwhile.
+Probes are answered as soon as the operations are there, the import of the other APIs follows; FastAPI, which writes
+the OpenAPI document from the routes, is imported when that is first asked for.
 """
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
-from fastapi import FastAPI
-from fastapi.routing import APIRouter
 from prometheus_client import CollectorRegistry
-from starlette.exceptions import HTTPException
-from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from snapcap.service.api import openapi
-from snapcap.service.api.bodies.body import BodyLimits
-from snapcap.service.api.caption.routes import CaptionRoutes
-from snapcap.service.api.huggingface.routes import HuggingFaceRoutes
-from snapcap.service.api.middleware.api_keys import ApiKeys
 from snapcap.service.api.middleware.authentication import Authentication
 from snapcap.service.api.middleware.problem_handler import ProblemHandler
 from snapcap.service.api.middleware.request_scope import RequestScope
-from snapcap.service.api.openai.image_fetcher import ImageFetcher
-from snapcap.service.api.openai.image_url import AllowedHosts
-from snapcap.service.api.openai.routes import OpenAIRoutes
-from snapcap.service.api.operations.health import health_router
-from snapcap.service.api.operations.metrics import metrics_router
-from snapcap.service.api.operations.page import page_router
-from snapcap.service.api.operations.startup import startup_router
-from snapcap.service.api.problems import HUGGING_FACE, OPENAI, V2
-from snapcap.service.api.routing import Api, Apis, DirectDispatch
-from snapcap.service.api.v2.routes import V2Routes
+from snapcap.service.api.operations.health import health_routes
+from snapcap.service.api.operations.metrics import metrics_routes
+from snapcap.service.api.operations.startup import startup_routes
+from snapcap.service.api.routing import Apis, Dispatch, RouteGroup
 from snapcap.service.captioning.captioner import Captioner
-from snapcap.service.errors import ServiceError
 from snapcap.service.readiness import Readiness
 from snapcap.service.telemetry.metrics import Metrics
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
-from snapcap.warmup.version import snapcap_version
 
-# FastAPI would look for OpenTelemetry's configuration in the environment, for each request.
-_UNTRACED: dict[str, Any] = {
-    "telemetry": {"tracing": False, "metrics": False, "logs": False, "operation_spans": False}
-}
+if TYPE_CHECKING:
+    from snapcap.service.api.bodies.body import BodyLimits
+    from snapcap.service.api.middleware.api_keys import ApiKeys
 
 
 @dataclass(frozen=True)
@@ -65,93 +45,61 @@ class Exposure:
     """Who may ask for what. `keys` None: everybody; `image_hosts`: of whose images' URLs; `metrics`: they are here,
     and not on a port of their own."""
 
-    keys: ApiKeys | None = None
+    keys: "ApiKeys | None" = None
     image_hosts: tuple[str, ...] = ()
     metrics: bool = True
 
 
-class Application(FastAPI):
-    """FastAPI within what is around every request, and with a document that also holds what FastAPI cannot know."""
+class Application:
+    """ASGI application over groups of routes, within what is around every request."""
 
-    apis: Apis
-    keys: bool
-    around: ASGIApp
+    def __init__(self, metrics: Metrics, keys: "ApiKeys | None" = None) -> None:
+        self.groups: list[RouteGroup] = []
+        self.apis = Apis()
+        self.handler = ProblemHandler(metrics, self.apis)
+        self._dispatch = Dispatch(self.apis)
+        inner: ASGIApp = self._dispatch if keys is None else Authentication(self._dispatch, keys)
+        self._around = RequestScope(inner, metrics, self.handler)
+
+    def add(self, *groups: RouteGroup) -> None:
+        for group in groups:
+            self.groups.append(group)
+            self._dispatch.add(group)
+
+    def complete(self) -> None:
+        """All groups are there: what has no route is not found from now on, rather than not ready."""
+        self._dispatch.complete = True
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.around(scope, receive, send)
-
-    async def fastapi(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """What has no way of its own."""
-        await super().__call__(scope, receive, send)
-
-    def openapi(self) -> dict[str, Any]:
-        if self.openapi_schema is None:
-            openapi.complete(super().openapi(), self.apis, self.keys)
-        return super().openapi()
+        await self._around(scope, receive, send)
 
 
-def create_app(services: Services, limits: BodyLimits, exposure: Exposure = Exposure()) -> FastAPI:
-    """The application over these services."""
-    app = Application(
-        title="snapcap",
-        version=snapcap_version(),
-        description="Captions images. X-Request-Id is in every reply. Errors are RFC 9457 problems, but those of "
-        "other APIs have the shape that the clients of those APIs know.",
-        docs_url=None,  # FastAPI's loads scripts from elsewhere; routes/page.py has one that does not
-        redoc_url=None,
-        redirect_slashes=False,
-        generate_unique_id_function=lambda route: route.name,
-        **_UNTRACED,
+def create_operations_app(services: Services, exposure: Exposure = Exposure()) -> Application:
+    """What answers /livez, /readyz, /startup and, unless they have a port of their own, /metrics."""
+    app = Application(services.metrics, exposure.keys)
+    app.add(
+        health_routes(services.readiness),
+        startup_routes(
+            services.readiness, services.timeline, services.status, lambda: services.captioner.model_name
+        ),
     )
-    apis = Apis()
-    handler = ProblemHandler(services.metrics, apis)
-    apis.add(app.router)
-    routes: list[BaseRoute] = []
-    for router, api in _routers(services, limits, exposure, handler):
-        app.include_router(router)
-        apis.add(router, api)
-        routes += router.routes
-    app.apis, app.keys = apis, exposure.keys is not None
-    app.around = _around(app, routes, services.metrics, handler, exposure.keys)
-    return app
-
-
-def create_metrics_app(services: Services) -> ASGIApp:
-    """The application of the port that has the metrics, and nothing else."""
-    app = Application(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False, **_UNTRACED)
-    apis = Apis()
-    router = metrics_router(services.registry)
-    app.include_router(router)
-    apis.add(router)
-    app.around = _around(app, (), services.metrics, ProblemHandler(services.metrics, apis), None)
-    return app
-
-
-def _routers(
-    services: Services, limits: BodyLimits, exposure: Exposure, handler: ProblemHandler
-) -> Iterator[tuple[APIRouter, Api | None]]:
-    captioner, readiness = services.captioner, services.readiness
-    yield CaptionRoutes(captioner, limits, services.metrics).router(), Api("caption", captions=True)
-    yield HuggingFaceRoutes(captioner, limits).router(), Api("huggingface", HUGGING_FACE, captions=True)
-    fetcher = ImageFetcher(AllowedHosts(exposure.image_hosts), limits)
-    yield OpenAIRoutes(captioner, limits, fetcher, handler).router(), Api("openai", OPENAI, captions=True)
-    v2 = V2Routes(captioner, readiness, limits)
-    yield v2.probes(), Api("v2_health", V2)
-    yield v2.router(), Api("v2", V2, captions=True)
-    yield health_router(readiness), None
-    yield startup_router(readiness, services.timeline, services.status, lambda: captioner.model_name), None
     if exposure.metrics:
-        yield metrics_router(services.registry), None
-    yield page_router(exposure.metrics), None
+        app.add(metrics_routes(services.registry))
+    return app
 
 
-def _around(
-    app: Application, routes: Iterable[BaseRoute], metrics: Metrics, handler: ProblemHandler, keys: ApiKeys | None
-) -> ASGIApp:
-    """What is around every request of an application, the outermost last."""
-    for kind in (ServiceError, HTTPException):
-        app.add_exception_handler(kind, handler)
-    inner: ASGIApp = DirectDispatch(routes, app.fastapi)
-    if keys is not None:
-        inner = Authentication(inner, keys)
-    return RequestScope(inner, metrics, handler)
+def create_app(services: Services, limits: "BodyLimits", exposure: Exposure = Exposure()) -> Application:
+    """The whole application over these services."""
+    from snapcap.service.api.captioning_apis import add_captioning_apis  # noqa: PLC0415 - for those who want both at once
+
+    app = create_operations_app(services, exposure)
+    add_captioning_apis(app, services, limits, exposure)
+    return app
+
+
+def create_metrics_app(services: Services) -> Application:
+    """The application of the port that has the metrics, and nothing else."""
+    app = Application(services.metrics)
+    app.add(metrics_routes(services.registry))
+    app.complete()
+    return app

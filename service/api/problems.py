@@ -18,19 +18,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from snapcap.service.errors import BadRequest, ClientDisconnected, EngineFailed, NotFound, ServiceError
+from snapcap.service.errors import EngineFailed, ServiceError
 
 
-def as_service_error(error: Exception, path: str) -> ServiceError:
+def as_service_error(error: Exception) -> ServiceError:
     """What a client may know of any exception; an unknown one becomes the fixed sentence of EngineFailed."""
-    if isinstance(error, ServiceError):
-        return error
-    if isinstance(error, HTTPException):
-        return _from_router(error, path)
-    return EngineFailed()
+    return error if isinstance(error, ServiceError) else EngineFailed()
 
 
 def forget_frames(error: BaseException) -> None:
@@ -56,14 +51,6 @@ def problem(error: ServiceError, instance: str, request_id: str) -> dict[str, An
         "request_id": request_id,
         **error.extras,
     }
-
-
-def _from_router(error: HTTPException, path: str) -> ServiceError:
-    if error.status_code == 404:
-        return NotFound(f"There is nothing at {path[:200]}; GET /openapi.json lists what there is.")
-    if error.status_code == 499:
-        return ClientDisconnected()
-    return BadRequest(str(error.detail)) if 400 <= error.status_code < 500 else EngineFailed()
 
 
 @dataclass(frozen=True)

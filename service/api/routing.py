@@ -1,17 +1,16 @@
-"""Finds the API that a request belongs to, and, for the hot path, its endpoint past FastAPI, which documents those
-routes and serves the rest."""
+"""Finds the endpoint of a request, and the API whose way of spelling errors it has."""
 
 import re
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
-from fastapi import Request, Response
-from fastapi.routing import APIRoute
-from starlette.routing import BaseRoute, Match, Route, Router
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.requests import Request
+from starlette.routing import Match, Route, Router
+from starlette.types import Receive, Scope, Send
 
 from snapcap.service.api.problems import OPENAI, PROBLEM, V2, ErrorShape
+from snapcap.service.errors import MethodNotAllowed, NotFound, NotReady
 
 
 @dataclass(frozen=True)
@@ -21,6 +20,17 @@ class Api:
     label: str
     shape: ErrorShape = PROBLEM
     captions: bool = False
+
+
+class RouteGroup(NamedTuple):
+    """Routes under one heading of the OpenAPI document, in the order in which they match. An endpoint takes the
+    request and returns the response; what it raises is handled by who is around the application. The names of the
+    routes are those of the operations in the document. `api` None: each route is an API of its own, as "/livez" is
+    "livez"."""
+
+    tag: str
+    routes: Sequence[Route]
+    api: Api | None = None
 
 
 # Paths that do not exist have the errors of the API whose client would ask for them.
@@ -39,11 +49,9 @@ class Apis:
         self._fixed: dict[str, dict[str, Api]] = {}
         self._patterns: list[tuple[re.Pattern[str], frozenset[str], Api]] = []
 
-    def add(self, router: Router, api: Api | None = None) -> None:
-        """The routes of a router belong to an API; None: each has its own label, as in "/livez" is "livez"."""
-        for route in router.routes:
-            if isinstance(route, Route):
-                self._add(route, api or Api(route.path.strip("/") or "page"))
+    def add(self, group: RouteGroup) -> None:
+        for route in group.routes:
+            self._add(route, group.api or Api(route.path.strip("/") or "page"))
 
     def of(self, method: str, path: str) -> Api:
         """The API of a path, whatever is there; of several, the one that has the method."""
@@ -56,14 +64,13 @@ class Apis:
         return next(api for prefix, api in _NEIGHBOURS if path.startswith(prefix))
 
     def methods(self, path: str) -> list[str]:
-        """The methods that a path answers, of those that the table has."""
+        """The methods that a path answers, HEAD where there is GET; none where there is nothing."""
         found = set(self._fixed.get(path, ()))
         matching = [(pattern, methods) for pattern, methods, _ in self._patterns if pattern.match(path)]
         if matching and not found:
             # The first that matches is the one that is meant: others take its last words for the name of a model.
             found = {each for pattern, methods in matching if pattern == matching[0][0] for each in methods}
-        # FastAPI's routes for GET do not know that RequestScope answers HEAD as well.
-        return sorted(found | ({"HEAD"} if "GET" in found else set()))
+        return sorted(found)
 
     def _add(self, route: Route, api: Api) -> None:
         if route.param_convertors:
@@ -73,54 +80,50 @@ class Apis:
         self._fixed.setdefault(route.path, {}).update(methods)
 
 
-Endpoint = Callable[[Request], Coroutine[Any, Any, Response]]
+class Dispatch:
+    """ASGI application: each endpoint under its own path, without a step between.
 
+    A framework's way to an endpoint costs the event loop as much as everything else that it does for a request, and
+    the event loop is what limits the captions a second of a fast device."""
 
-class DirectRoute(APIRoute):
-    """Its endpoint takes the request and returns the response. It must not have parameters or dependencies; they
-    would be skipped. What it raises is handled by who is around the application."""
+    def __init__(self, apis: Apis) -> None:
+        self.complete = False  # until then, what it does not find may be there soon
+        self._apis = apis
+        self._fixed: dict[tuple[str, str], Route] = {}
+        self._patterns: list[Route] = []
+        # What is no request: the host's lifespan, and websockets, of which there are none.
+        self._rest = Router()
 
-    def get_route_handler(self) -> Endpoint:
-        endpoint: Endpoint = self.endpoint
-        return endpoint
-
-
-class DirectDispatch:
-    """ASGI application: the direct ones of some routes, each under its own path, and `rest` for all else.
-
-    FastAPI's way to an endpoint costs the event loop as much as everything else that it does for a request, and the
-    event loop is what limits the captions a second of a fast device."""
-
-    def __init__(self, routes: Iterable[BaseRoute], rest: ASGIApp) -> None:
-        """`routes`: in the order in which they match."""
-        direct = [route for route in routes if isinstance(route, DirectRoute)]
-        self._rest = rest
-        self._fixed: dict[tuple[str, str], Endpoint] = {
-            (method, route.path): route.endpoint
-            for route in direct
-            if not route.param_convertors
-            for method in route.methods or ()
-        }
-        self._patterns = [route for route in direct if route.param_convertors]
+    def add(self, group: RouteGroup) -> None:
+        self._apis.add(group)
+        for route in group.routes:
+            if route.param_convertors:
+                self._patterns.append(route)
+            else:
+                self._fixed |= {(method, route.path): route for method in route.methods or ()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        endpoint = self._endpoint(scope)
-        if endpoint is None:
+        """Raises NotReady, NotFound, MethodNotAllowed, and what the endpoint raises."""
+        if scope["type"] != "http":
             await self._rest(scope, receive, send)
             return
-        response = await endpoint(Request(scope, receive, send))
+        response = await self._route(scope).endpoint(Request(scope, receive, send))
         await response(scope, receive, send)
 
-    def _endpoint(self, scope: Scope) -> Endpoint | None:
-        # Under a prefix of a server's the paths are not those of the routes; websockets have no method.
-        if scope.get("root_path") or scope["type"] != "http":
-            return None
-        endpoint = self._fixed.get((scope["method"], scope["path"]))
-        if endpoint is not None:
-            return endpoint
+    def _route(self, scope: Scope) -> Route:
+        # A host may have this application under a prefix.
+        path: str = scope["path"].removeprefix(scope.get("root_path", "")) or "/"
+        route = self._fixed.get((scope["method"], path))
+        if route is not None:
+            return route
         for route in self._patterns:
             match, child = route.matches(scope)
             if match is Match.FULL:
                 scope.update(child)
-                return route.endpoint
-        return None
+                return route
+        if not self.complete:
+            raise NotReady("importing")
+        methods = self._apis.methods(path)
+        if methods:
+            raise MethodNotAllowed(scope["method"], path, methods)
+        raise NotFound(f"There is nothing at {path[:200]}; GET /openapi.json lists what there is.")

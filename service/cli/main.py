@@ -71,9 +71,7 @@ def _run(arguments: list[str]) -> int:
         if name.startswith("-"):
             _top_parser().parse_known_args(arguments)  # --help ends here
             raise _unknown(name)
-        raise SettingsError(
-            f"unknown command {name!r}{suggestion(name, [*_COMMANDS, _BENCH])}; see snapcap --help"
-        )
+        raise SettingsError(f"unknown command {name!r}{suggestion(name, [*_COMMANDS, _BENCH])}; see snapcap --help")
     command = _COMMANDS[name]
     known, unknown = _command_parser(name, command).parse_known_args(rest)
     if unknown:
@@ -191,7 +189,11 @@ _COMMANDS = {
         "Compile a model's artifacts here and publish them to a store.", texts.BUILD, "", _add_build, _build
     ),
     "explain": _Command(
-        "Show what artifacts a start here needs, and whether there are any.", texts.EXPLAIN, "", _add_build, _explain
+        "Show what artifacts a start here needs, and whether there are any.",
+        texts.EXPLAIN,
+        "",
+        _add_build,
+        _explain,
     ),
     "keygen": _Command(
         "Make a key pair for signing artifacts: KEY and KEY.pub.", texts.KEYGEN, " KEY", _add_keygen, _keygen

@@ -1,17 +1,19 @@
-"""Builds what a server consists of, and runs it on a bound socket."""
+"""Builds what a server consists of, and runs it on a bound socket.
 
+What answers probes is imported first. The rest follows in a thread, while they are answered."""
+
+import asyncio
 import logging
 import socket
+import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from typing import TypeAlias
+from contextlib import ExitStack, suppress
+from typing import TYPE_CHECKING, TypeAlias
 
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
-from snapcap.service.api.app import Exposure, Services, create_app, create_metrics_app
-from snapcap.service.api.middleware.api_keys import ApiKeys
-from snapcap.service.api.middleware.port_switch import PortSwitch
+from snapcap.service.api.app import Exposure, Services, create_metrics_app, create_operations_app
 from snapcap.service.captioning.captioner import Captioner, CaptionLimits
 from snapcap.service.config.settings import Settings
 from snapcap.service.edge.connections import Connections
@@ -24,6 +26,9 @@ from snapcap.service.telemetry.metrics import Metrics
 from snapcap.service.telemetry.start_metrics import StartupCollector, register_process_collectors
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
+
+if TYPE_CHECKING:
+    from snapcap.service.api.middleware.api_keys import ApiKeys
 
 _logger = logging.getLogger("snapcap.server")
 
@@ -50,30 +55,58 @@ def assemble(settings: Settings, timeline: Timeline) -> Services:
 def run(
     settings: Settings,
     listeners: Sequence[socket.socket],
-    keys: ApiKeys | None,
+    keys: "ApiKeys | None",
     timeline: Timeline,
-    start: Start,
+    load_start: Callable[[], Start],
 ) -> int:
     """Serves until it is told to exit. Exit status 1 when the start has failed, else 0.
 
-    `listeners`: a second one has the metrics, which then are only there. `keys`: clients must show one."""
+    `listeners`: a second one has the metrics, which then are only there. `keys`: clients must show one.
+    `load_start`: imports what the start needs; called in a thread."""
     services = assemble(settings, timeline)
-
+    limits = body_limits(settings.limits, services.metrics)
+    exposure = Exposure(keys, settings.http.image_hosts, metrics=len(listeners) == 1)
+    application = create_operations_app(services, exposure)
     exits = ExitStack()
+
+    def failed(error: Exception) -> None:
+        from snapcap.service.server.start_result import Outcome  # noqa: PLC0415 - once it has failed
+
+        Outcome(settings, services, server.begin_exit).failed(error)
+
+    def import_the_rest(loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            from snapcap.service.api.captioning_apis import add_captioning_apis  # noqa: PLC0415 - once /livez answers
+
+            start = load_start()
+        except Exception as error:
+            failed(error)
+            return
+
+        def begin() -> None:
+            try:
+                add_captioning_apis(application, services, limits, exposure)
+                exits.callback(start(settings, services, server.begin_exit))
+            except Exception as error:
+                failed(error)
+
+        with suppress(RuntimeError):  # the event loop is over: a signal came first
+            loop.call_soon_threadsafe(begin)
 
     def on_live() -> None:
         timeline.mark("live")
         for each, what in zip(listeners, ("listening", "metrics"), strict=False):
             host, port = each.getsockname()[:2]
             _logger.info(what, extra={"fields": {"host": host, "port": port}})
-        exits.callback(start(settings, services, server.begin_exit))
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=import_the_rest, args=(loop,), name="imports", daemon=True).start()
 
-    limits = body_limits(settings.limits, services.metrics)
     connections = Connections(connection_limits(settings.limits), services.metrics.connection_closed)
     services.metrics.connections.set_function(lambda: len(connections.all))
-    exposure = Exposure(keys, settings.http.image_hosts, metrics=len(listeners) == 1)
-    app: ASGIApp = create_app(services, limits, exposure)
+    app: ASGIApp = application
     for metrics_listener in listeners[1:]:
+        from snapcap.service.api.middleware.port_switch import PortSwitch  # noqa: PLC0415 - few servers have two ports
+
         app = PortSwitch(metrics_listener.getsockname()[1], create_metrics_app(services), app)
     server = make_server(app, settings.http, services.readiness, on_live, connections)
     with exits:

@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
-from fastapi import Request
 from prometheus_client import CollectorRegistry
+from starlette.requests import Request
 from starlette.types import Message, Scope
 
 from snapcap.service.api.bodies.body import BodyLimits

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, NoReturn
 from snapcap.service.config.settings import Settings
 from snapcap.service.ipc.fork import ForkError
 from snapcap.service.server.bind import BindError, bind
-from snapcap.service.server.processes import fork_parts
+from snapcap.service.server.processes import Parts, fork_parts
 from snapcap.service.telemetry import logs
 from snapcap.warmup.progress.timeline import Timeline
 
 if TYPE_CHECKING:
     from snapcap.service.api.middleware.api_keys import ApiKeys
+    from snapcap.service.server.http_process import Start
 
 
 def serve(settings: Settings) -> int:
@@ -52,13 +53,15 @@ def serve(settings: Settings) -> int:
     except OSError as error:  # too many processes, or no memory for one more
         print(f"snapcap: the server's processes cannot be started: {error}", file=sys.stderr)
         return 1
-    from snapcap.service.server.fastapi_import import import_web  # noqa: PLC0415
-
-    import_web()
-    from snapcap.service.server.engine_process.monitor import follow  # noqa: PLC0415
     from snapcap.service.server.http_process import run  # noqa: PLC0415
 
-    return run(settings, listeners, keys, timeline, partial(follow, parts))
+    return run(settings, listeners, keys, timeline, partial(_load_start, parts))
+
+
+def _load_start(parts: Parts) -> "Start":
+    from snapcap.service.server.engine_process.monitor import follow  # noqa: PLC0415 - once /livez answers
+
+    return partial(follow, parts)
 
 
 def leave(status: int) -> NoReturn:

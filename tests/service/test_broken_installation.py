@@ -15,7 +15,13 @@ OPTIONS = ("--port", "0", "--backend", "eager", "--cache-dir", "cache", "--decod
 
 @pytest.mark.parametrize(
     "module",
-    ["warmup/start/start.py", "models/regions/table.py", "warmup/runtime/runner.py", "models/processing/image.py"],
+    [
+        "warmup/start/start.py",
+        "models/regions/table.py",
+        "warmup/runtime/runner.py",
+        "models/processing/image.py",
+        "service/api/v2/routes.py",  # which is imported once /livez answers
+    ],
 )
 def test_a_module_that_cannot_be_imported_fails_the_start_with_its_name(module: str, tmp_path: Path) -> None:
     ignored = shutil.ignore_patterns("__pycache__", "results")

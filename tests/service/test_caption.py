@@ -4,11 +4,9 @@ import base64
 from collections.abc import Callable
 
 import pytest
-from fastapi.routing import iter_route_contexts
 from starlette.testclient import TestClient
 
 from snapcap.service.api.app import Services
-from snapcap.service.api.routing import DirectRoute
 
 Png = Callable[..., bytes]
 
@@ -103,17 +101,3 @@ def test_the_first_caption_is_marked(client: TestClient, services: Services, ima
     first = services.timeline.marks()["first_caption"]
     client.post("/v1/caption", content=image())
     assert services.timeline.marks()["first_caption"] == first
-
-
-def test_a_direct_route_has_nothing_that_it_would_skip(client: TestClient) -> None:
-    direct = [
-        route for route in iter_route_contexts(client.app.routes) if isinstance(route.original_route, DirectRoute)
-    ]
-    assert {"/v1/caption", "/v1/captions", "/v1/chat/completions"} <= {route.path for route in direct}
-    for route in direct:
-        dependant = route.dependant
-        assert dependant.request_param_name == "request"
-        assert route.body_field is None
-        assert not [*dependant.dependencies, *dependant.query_params, *dependant.header_params]
-        assert not dependant.cookie_params
-        assert not dependant.path_params

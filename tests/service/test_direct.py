@@ -1,25 +1,19 @@
-"""What captions images goes past FastAPI; everything else, and what only FastAPI can tell apart, goes to it."""
+"""Every endpoint is found by its path, at whatever prefix; what is missing says what there is instead."""
 
 from collections.abc import Callable
 
 import pytest
+from starlette.routing import Route
 from starlette.testclient import TestClient
+from starlette.websockets import WebSocketDisconnect
 
-from snapcap.service.api.app import Application, Services, create_app
+from snapcap.service.api.app import Application, Exposure, Services, create_app, create_operations_app
 from snapcap.service.api.bodies.body import BodyLimits
 
 
 @pytest.fixture
-def app(services: Services, monkeypatch: pytest.MonkeyPatch) -> Application:
-    """FastAPI's part of it is missing."""
-
-    async def missing(self: Application, scope, receive, send) -> None:
-        raise RuntimeError("FastAPI was asked")
-
-    monkeypatch.setattr(Application, "fastapi", missing)
-    app = create_app(services, BodyLimits(1 << 20, 5.0))
-    assert isinstance(app, Application)
-    return app
+def app(services: Services) -> Application:
+    return create_app(services, BodyLimits(1 << 20, 5.0))
 
 
 @pytest.mark.parametrize(
@@ -34,22 +28,38 @@ def app(services: Services, monkeypatch: pytest.MonkeyPatch) -> Application:
         ("/v2/models/fake/infer", 400),
         ("/v2/models/fake/versions/1/infer", 400),
         ("/v2/models/fake/versions/2/infer", 404),
+        ("/v2/models/fake/ready", 405),
+        ("/livez", 405),
+        ("/nowhere", 404),
     ],
 )
-def test_captions_go_past_fastapi(app: Application, image: Callable[..., bytes], path: str, status: int) -> None:
-    reply = TestClient(app).post(path, content=image(), headers={"Content-Type": "image/png"})
-    assert reply.status_code == status
-    assert reply.headers.get_list("x-request-id")
-
-
-@pytest.mark.parametrize(("method", "path"), [("GET", "/livez"), ("GET", "/v1/caption"), ("POST", "/nowhere")])
-def test_the_rest_goes_to_fastapi(app: Application, method: str, path: str) -> None:
-    assert TestClient(app).request(method, path).status_code == 500
-
-
-def test_under_a_prefix_of_the_servers_fastapi_finds_the_route(
-    services: Services, image: Callable[..., bytes]
+@pytest.mark.parametrize("prefix", ["", "/prefix"])
+def test_a_path_has_its_endpoint(
+    app: Application, image: Callable[..., bytes], path: str, status: int, prefix: str
 ) -> None:
-    app = create_app(services, BodyLimits(1 << 20, 5.0))
-    reply = TestClient(app, root_path="/prefix").post("/prefix/v1/caption", content=image())
-    assert reply.status_code == 200
+    client = TestClient(app, root_path=prefix)
+    reply = client.post(prefix + path, content=image(), headers={"Content-Type": "image/png"})
+    assert reply.status_code == status
+    assert len(reply.headers.get_list("x-request-id")) == 1
+
+
+def test_an_endpoint_takes_the_request_and_no_other_route_has_its_name(app: Application) -> None:
+    routes = [route for group in app.groups for route in group.routes]
+    assert len({route.name for route in routes}) == len(routes) > 20
+    assert all(isinstance(route, Route) for route in routes)
+
+
+def test_what_captions_is_not_ready_before_it_is_imported(services: Services, image: Callable[..., bytes]) -> None:
+    client = TestClient(create_operations_app(services, Exposure()))
+    for path in ("/livez", "/readyz", "/startup", "/metrics"):
+        assert client.get(path).status_code == 200
+    for reply in (client.post("/v1/caption", content=image()), client.get("/nowhere")):
+        assert (reply.status_code, reply.json()["code"]) == (503, "not_ready")
+        assert int(reply.headers["retry-after"]) >= 1
+
+
+def test_what_is_no_request_is_told_so(app: Application) -> None:
+    with pytest.raises(WebSocketDisconnect), TestClient(app).websocket_connect("/v1/caption"):
+        pass
+    with TestClient(app) as client:  # whose lifespan the host announces
+        assert client.get("/livez").status_code == 200

@@ -12,9 +12,10 @@ from typing import Any, get_args
 import pytest
 from starlette.testclient import TestClient
 
-from snapcap.service.api import schemas
 from snapcap.service.api.app import Exposure, Services, create_app
 from snapcap.service.api.bodies.body import BodyLimits
+from snapcap.service.api.caption.schemas import Timings
+from snapcap.service.api.operations.schemas import Artifacts, Build
 from snapcap.warmup.progress.status import COMPONENTS, BucketState
 from snapcap.warmup.progress.timeline import PHASES
 
@@ -145,9 +146,9 @@ def test_nothing_is_read_before_a_page_is_asked_for(monkeypatch: pytest.MonkeyPa
         ("waterfall.js", "PHASES", PHASES),
         ("buckets.js", "COMPONENTS", COMPONENTS),
         ("buckets.js", "STATES", get_args(BucketState)),
-        ("buckets.js", "RESULTS", get_args(schemas.Artifacts.model_fields["result"].annotation)),
-        ("buckets.js", "BUILDS", get_args(schemas.Build.model_fields["state"].annotation)),
-        ("caption.js", "TIMES", schemas.Timings.model_fields.keys() - {"total"}),
+        ("buckets.js", "RESULTS", get_args(Artifacts.model_fields["result"].annotation)),
+        ("buckets.js", "BUILDS", get_args(Build.model_fields["state"].annotation)),
+        ("caption.js", "TIMES", Timings.model_fields.keys() - {"total"}),
     ],
 )
 def test_the_page_has_words_for_whatever_the_server_may_say(file: str, table: str, names: Iterable[str]) -> None:

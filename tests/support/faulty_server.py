@@ -129,28 +129,25 @@ def patch_http(on: Callable[[str], bool]) -> None:
 
 def main(folder: Path, arguments: list[str]) -> int:
     import snapcap.service.server.engine_process.run
-    import snapcap.service.server.fastapi_import
+    import snapcap.service.server.serve
     from snapcap.service.cli.main import main as command
+
+    engine_process: Any = snapcap.service.server.engine_process.run
+    server: Any = snapcap.service.server.serve
+    serve_engine, load_start = engine_process.serve_engine, server._load_start
 
     def on(fault: str) -> bool:
         return os.path.exists(folder / fault)
-
-    serve_engine, import_web = (
-        snapcap.service.server.engine_process.run.serve_engine,
-        snapcap.service.server.fastapi_import.import_web,
-    )
 
     def serve(*given: Any) -> int:
         patch_engine(on)
         return serve_engine(*given)
 
-    def imported() -> None:
-        import_web()
+    def loaded(parts: Any) -> Any:
         patch_http(on)
+        return load_start(parts)
 
-    engine_process: Any = snapcap.service.server.engine_process.run
-    web_imports: Any = snapcap.service.server.fastapi_import
-    engine_process.serve_engine, web_imports.import_web = serve, imported
+    engine_process.serve_engine, server._load_start = serve, loaded
     return command(arguments)
 
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 
 @contextmanager
-def on_a_port(app: FastAPI, port: int = 0) -> Iterator[str]:
+def on_a_port(app: ASGIApp, port: int = 0) -> Iterator[str]:
     """Serves in a thread; yields the address. ``port`` 0 is any free one."""
     listener = socket.create_server(("127.0.0.1", port))
     server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None, timeout_graceful_shutdown=1))

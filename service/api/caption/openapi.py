@@ -1,9 +1,9 @@
-"""The OpenAPI document of /v1/caption and /v1/captions. The options come from the table that parses them."""
+"""Describes /v1/caption and /v1/captions in the OpenAPI document, their options from the table that parses them."""
 
 from typing import Any
 
 from snapcap.service import errors
-from snapcap.service.api.openapi import (
+from snapcap.service.api.openapi.schema_parts import (
     BODY,
     CAPTION,
     IMAGE_BODIES,
@@ -12,22 +12,39 @@ from snapcap.service.api.openapi import (
     Schema,
     closed_object,
     nullable,
+    problems,
+    reply,
 )
 from snapcap.service.captioning import options as caption_options
 from snapcap.service.errors import ServiceError
 
-CAPTIONS_PROBLEMS: tuple[type[ServiceError], ...] = (
+_CAPTIONS_PROBLEMS: tuple[type[ServiceError], ...] = (
     *BODY,
     *(kind for kind in CAPTION if kind is not errors.UnprocessableImage),  # it is an item of the reply
     errors.InvalidMultipart,
     errors.TooManyImages,
 )
-CAPTION_PROBLEMS = (*JSON_BODY, errors.UnprocessableImage, *CAPTIONS_PROBLEMS)
+_CAPTION_PROBLEMS = (*JSON_BODY, errors.UnprocessableImage, *_CAPTIONS_PROBLEMS)
 _BINARY: Schema = {"type": "string", "format": "binary"}
 
 
-def caption_request() -> dict[str, Any]:
-    """`openapi_extra=` of the route that takes one image."""
+def operations() -> dict[str, dict[str, Any]]:
+    """FastAPI's keywords for each route, by its name."""
+    return {
+        "caption": {
+            "summary": "Caption an image",
+            "responses": reply("The caption", "Caption") | problems(*_CAPTION_PROBLEMS),
+            "openapi_extra": _caption_request(),
+        },
+        "captions": {
+            "summary": "Caption up to 16 images",
+            "responses": reply("A caption or a problem for each image", "Captions") | problems(*_CAPTIONS_PROBLEMS),
+            "openapi_extra": _captions_request(),
+        },
+    }
+
+
+def _caption_request() -> dict[str, Any]:
     options = caption_options.schema()
     members = {name: nullable(option) for name, option in options.items()}
     content = {
@@ -38,8 +55,7 @@ def caption_request() -> dict[str, Any]:
     return {"parameters": _parameters(options), "requestBody": {"required": True, "content": content}}
 
 
-def captions_request() -> dict[str, Any]:
-    """`openapi_extra=` of the route that takes several images."""
+def _captions_request() -> dict[str, Any]:
     options = caption_options.schema()
     images = {"type": "array", "items": _BINARY, "minItems": 1, "maxItems": 16}
     content = {"multipart/form-data": {"schema": closed_object(["images"], {"images": images, **options})}}

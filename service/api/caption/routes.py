@@ -1,25 +1,20 @@
-"""POST /v1/caption and POST /v1/captions."""
+"""Answers POST /v1/caption and POST /v1/captions."""
 
 import asyncio
 import logging
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from snapcap.service.api.bodies.body import BodyLimits
 from snapcap.service.api.bodies.disconnect import unless_disconnected
 from snapcap.service.api.bodies.json_reply import JsonReply
-from snapcap.service.api.caption.openapi import (
-    CAPTION_PROBLEMS,
-    CAPTIONS_PROBLEMS,
-    caption_request,
-    captions_request,
-)
 from snapcap.service.api.caption.request import NamedImage, read_image, read_images
 from snapcap.service.api.middleware.request_id import request_id
-from snapcap.service.api.openapi import problems, reply
 from snapcap.service.api.problems import as_service_error, forget_frames, problem
-from snapcap.service.api.routing import DirectRoute
+from snapcap.service.api.routing import Api, RouteGroup
 from snapcap.service.captioning.captioner import Captioner, CaptionResult
 from snapcap.service.captioning.options import CaptionOptions
 from snapcap.service.errors import EngineFailed, ServiceError
@@ -38,27 +33,12 @@ class CaptionRoutes:
         self._limits = limits
         self._metrics = metrics
 
-    def router(self) -> APIRouter:
-        # The bodies are read by `request.py`, not by FastAPI: it would hold a whole body before any limit, and
-        # knows one form for each route.
-        router = APIRouter(tags=["captions"], route_class=DirectRoute)
-        router.add_api_route(
-            "/v1/caption",
-            self.caption,
-            methods=["POST"],
-            summary="Caption an image",
-            responses=reply("The caption", "Caption") | problems(*CAPTION_PROBLEMS),
-            openapi_extra=caption_request(),
-        )
-        router.add_api_route(
-            "/v1/captions",
-            self.captions,
-            methods=["POST"],
-            summary="Caption up to 16 images",
-            responses=reply("A caption or a problem for each image", "Captions") | problems(*CAPTIONS_PROBLEMS),
-            openapi_extra=captions_request(),
-        )
-        return router
+    def group(self) -> RouteGroup:
+        routes = [
+            Route("/v1/caption", self.caption, methods=["POST"]),
+            Route("/v1/captions", self.captions, methods=["POST"]),
+        ]
+        return RouteGroup("captions", routes, Api("caption", captions=True))
 
     async def caption(self, request: Request) -> Response:
         """The image is the body, a part of a form, or base64 in JSON. Options in the body win over those in the
@@ -102,7 +82,7 @@ class CaptionRoutes:
         try:
             return await self._captioner.caption(image.data, options, identity, body_account(request.scope))
         except Exception as error:
-            failure = as_service_error(error, request.url.path)
+            failure = as_service_error(error)
             if isinstance(failure, EngineFailed):
                 _logger.error("image failed", exc_info=error, extra={"fields": {"request_id": identity}})
             forget_frames(error)

@@ -1,10 +1,10 @@
-"""The OpenAPI document of the Hugging Face API."""
+"""Describes the Hugging Face API in the OpenAPI document."""
 
 from typing import Any
 
 from snapcap.service import errors
 from snapcap.service.api.huggingface.request import NESTED
-from snapcap.service.api.openapi import (
+from snapcap.service.api.openapi.schema_parts import (
     BODY,
     CAPTION,
     IMAGE_BODIES,
@@ -39,14 +39,18 @@ def _body() -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-INFER: dict[str, Any] = {
-    "summary": "Caption an image",
-    "responses": reply("The caption", "HuggingFaceCaptions") | problems(*_ERRORS, shape=HUGGING_FACE),
-    "openapi_extra": _body(),
-}
-INFER_MODEL: dict[str, Any] = {
-    "summary": "Caption an image with a model",
-    "responses": reply("The caption", "HuggingFaceCaptions")
-    | problems(*_ERRORS, errors.ModelNotFound, shape=HUGGING_FACE),
-    "openapi_extra": {"parameters": [path_parameter("model", "The model's name.")], **_body()},
-}
+def operations() -> dict[str, dict[str, Any]]:
+    """FastAPI's keywords for each route, by its name."""
+    found = reply("The caption", "HuggingFaceCaptions")
+    return {
+        "image_to_text": {
+            "summary": "Caption an image",
+            "responses": found | problems(*_ERRORS, shape=HUGGING_FACE),
+            "openapi_extra": _body(),
+        },
+        "image_to_text_of_model": {
+            "summary": "Caption an image with a model",
+            "responses": found | problems(*_ERRORS, errors.ModelNotFound, shape=HUGGING_FACE),
+            "openapi_extra": {"parameters": [path_parameter("model", "The model's name.")], **_body()},
+        },
+    }

@@ -1,14 +1,16 @@
-"""POST / and POST /models/{name}, as `huggingface_hub.InferenceClient` calls them."""
+"""Answers POST / and POST /models/{name}, as `huggingface_hub.InferenceClient` calls them."""
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from snapcap.service.api.bodies.body import BodyLimits
 from snapcap.service.api.bodies.disconnect import unless_disconnected
 from snapcap.service.api.bodies.json_reply import JsonReply
-from snapcap.service.api.huggingface.openapi import INFER, INFER_MODEL
 from snapcap.service.api.huggingface.request import read_huggingface
 from snapcap.service.api.middleware.request_id import request_id
-from snapcap.service.api.routing import DirectRoute
+from snapcap.service.api.problems import HUGGING_FACE
+from snapcap.service.api.routing import Api, RouteGroup
 from snapcap.service.captioning.captioner import Captioner
 from snapcap.service.memory.bodies import body_account
 
@@ -20,11 +22,12 @@ class HuggingFaceRoutes:
         self._captioner = captioner
         self._limits = limits
 
-    def router(self) -> APIRouter:
-        router = APIRouter(tags=["Hugging Face"], route_class=DirectRoute)
-        router.add_api_route("/", self.image_to_text, methods=["POST"], **INFER)
-        router.add_api_route("/models/{model:path}", self.image_to_text_of_model, methods=["POST"], **INFER_MODEL)
-        return router
+    def group(self) -> RouteGroup:
+        routes = [
+            Route("/", self.image_to_text, methods=["POST"]),
+            Route("/models/{model:path}", self.image_to_text_of_model, methods=["POST"]),
+        ]
+        return RouteGroup("Hugging Face", routes, Api("huggingface", HUGGING_FACE, captions=True))
 
     async def image_to_text(self, request: Request) -> Response:
         """The image is the body, or base64 in JSON with parameters."""

@@ -1,9 +1,13 @@
 """Lets only those in who show a key."""
 
+from typing import TYPE_CHECKING
+
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from snapcap.service.api.middleware.api_keys import ApiKeys
 from snapcap.service.errors import Unauthorized
+
+if TYPE_CHECKING:
+    from snapcap.service.api.middleware.api_keys import ApiKeys
 
 # Probes cannot send a key. The pages are the same on every server, and a browser opens them without one.
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/v2/health/live", "/v2/health/ready", "/", "/docs", "/openapi.json"})
@@ -13,7 +17,7 @@ _BEARER = b"bearer "
 class Authentication:
     """ASGI middleware: `Authorization: Bearer KEY`, or Unauthorized before anything of the request is read."""
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
+    def __init__(self, app: ASGIApp, keys: "ApiKeys") -> None:
         self._app = app
         self._keys = keys
 

@@ -1,14 +1,14 @@
-"""The exception handler of the application: counts the error, logs what is our fault, and lets the API spell it."""
+"""Handles the exceptions of the application: counts them, logs what is our fault, lets the API spell them."""
 
 import logging
 
-from fastapi import Request, Response
-from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 
 from snapcap.service.api.middleware.request_id import request_id
 from snapcap.service.api.problems import as_service_error
 from snapcap.service.api.routing import Apis
-from snapcap.service.errors import EngineFailed, MethodNotAllowed, ServiceError
+from snapcap.service.errors import EngineFailed, ServiceError
 from snapcap.service.telemetry.metrics import Metrics
 
 _logger = logging.getLogger("snapcap.access")
@@ -29,16 +29,9 @@ class ProblemHandler:
 
     def note(self, request: Request, error: Exception) -> ServiceError:
         """Count it, log it if it is our fault, and say what the client may know."""
-        failure = self._known(request, error)
+        failure = as_service_error(error)
         self._metrics.count_rejection(failure)
         if isinstance(failure, EngineFailed):
             identity = request_id(request.scope)
             _logger.error("request failed", exc_info=error, extra={"fields": {"request_id": identity}})
         return failure
-
-    def _known(self, request: Request, error: Exception) -> ServiceError:
-        path = request.scope["path"]
-        if isinstance(error, HTTPException) and error.status_code == 405:
-            # The router names the methods of one route; "/" has two.
-            return MethodNotAllowed(request.method, path, self.apis.methods(path))
-        return as_service_error(error, path)

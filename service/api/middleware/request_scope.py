@@ -3,7 +3,7 @@
 import logging
 import time
 
-from fastapi import Request
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from snapcap.service.api.middleware.problem_handler import ProblemHandler
@@ -21,8 +21,7 @@ class RequestScope:
     """ASGI middleware. Requests that caption are counted as in flight and logged; the others are probes and pages,
     which are logged at debug level as long as they succeed.
 
-    The exceptions that FastAPI has no handler for end here: its own last resort would answer outside of this scope,
-    without an id, and raise again for uvicorn to log."""
+    Exceptions end here, so that every reply has an id and uvicorn has nothing to log."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, handler: ProblemHandler) -> None:
         self._app = app
@@ -81,5 +80,5 @@ class RequestScope:
 
 
 def _as_get(scope: Scope) -> Scope:
-    """HEAD is GET whose body the server leaves out; FastAPI's routes do not answer it by themselves."""
+    """HEAD is GET whose body the server leaves out."""
     return {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope

@@ -1,10 +1,10 @@
-"""The OpenAPI document of the OpenAI API."""
+"""Describes the OpenAI API in the OpenAPI document."""
 
 from typing import Any
 
 from snapcap.service import errors
 from snapcap.service.api.openai.request import LABELS, MAX_STOP_CHARACTERS, MAX_STOPS, NEUTRAL, OPTIONS
-from snapcap.service.api.openapi import (
+from snapcap.service.api.openapi.schema_parts import (
     BODY,
     CAPTION,
     JSON_BODY,
@@ -77,8 +77,7 @@ def _chat_reply() -> dict[int | str, dict[str, Any]]:
     return whole
 
 
-def chat(urls: bool) -> dict[str, Any]:
-    """`urls`: images may be named by URLs, of some hosts."""
+def _chat(urls: bool) -> dict[str, Any]:
     refusals = problems(
         *JSON_BODY,
         *BODY,
@@ -97,12 +96,19 @@ def chat(urls: bool) -> dict[str, Any]:
     }
 
 
-MODELS: dict[str, Any] = {
-    "summary": "The models",
-    "responses": reply("The one model that is served", "ModelList") | problems(errors.NotReady, shape=OPENAI),
-}
-MODEL: dict[str, Any] = {
-    "summary": "A model",
-    "responses": reply("The model", "Model") | problems(errors.ModelNotFound, errors.NotReady, shape=OPENAI),
-    "openapi_extra": {"parameters": [path_parameter("model", "The model's name.")]},
-}
+def operations(urls: bool) -> dict[str, dict[str, Any]]:
+    """FastAPI's keywords for each route, by its name. `urls`: images may be named by URLs, of some hosts."""
+    return {
+        "create_chat_completion": _chat(urls),
+        "list_models": {
+            "summary": "The models",
+            "responses": reply("The one model that is served", "ModelList")
+            | problems(errors.NotReady, shape=OPENAI),
+        },
+        "retrieve_model": {
+            "summary": "A model",
+            "responses": reply("The model", "Model")
+            | problems(errors.ModelNotFound, errors.NotReady, shape=OPENAI),
+            "openapi_extra": {"parameters": [path_parameter("model", "The model's name.")]},
+        },
+    }

@@ -1,11 +1,13 @@
-"""GET /v1/models, GET /v1/models/{model} and POST /v1/chat/completions, as OpenAI's clients know them."""
+"""Answers GET /v1/models, GET /v1/models/{model} and POST /v1/chat/completions, as OpenAI's clients know them."""
 
 import json
 import time
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from snapcap.service.api.bodies.body import BodyLimits
 from snapcap.service.api.bodies.disconnect import unless_disconnected
@@ -16,10 +18,9 @@ from snapcap.service.api.caption.request import JSON, media_type
 from snapcap.service.api.middleware.problem_handler import ProblemHandler
 from snapcap.service.api.middleware.request_id import request_id
 from snapcap.service.api.openai.image_fetcher import ImageFetcher
-from snapcap.service.api.openai.openapi import MODEL, MODELS, chat
 from snapcap.service.api.openai.request import ChatRequest, parse_chat
-from snapcap.service.api.problems import openai_error
-from snapcap.service.api.routing import DirectRoute
+from snapcap.service.api.problems import OPENAI, openai_error
+from snapcap.service.api.routing import Api, RouteGroup
 from snapcap.service.captioning.captioner import Captioner
 from snapcap.service.captioning.stream import CaptionStream
 from snapcap.service.errors import UnsupportedMediaType
@@ -37,14 +38,13 @@ class OpenAIRoutes:
         self._fetcher = fetcher
         self._handler = handler
 
-    def router(self) -> APIRouter:
-        router = APIRouter(tags=["OpenAI"], route_class=DirectRoute)
-        router.add_api_route(
-            "/v1/chat/completions", self.create_chat_completion, methods=["POST"], **chat(self._fetcher.may_fetch)
-        )
-        router.add_api_route("/v1/models", self.list_models, methods=["GET"], **MODELS)
-        router.add_api_route("/v1/models/{model:path}", self.retrieve_model, methods=["GET"], **MODEL)
-        return router
+    def group(self) -> RouteGroup:
+        routes = [
+            Route("/v1/chat/completions", self.create_chat_completion, methods=["POST"]),
+            Route("/v1/models", self.list_models),
+            Route("/v1/models/{model:path}", self.retrieve_model),
+        ]
+        return RouteGroup("OpenAI", routes, Api("openai", OPENAI, captions=True))
 
     async def list_models(self, request: Request) -> Response:
         """The one model that is served."""

@@ -1,41 +1,48 @@
-"""GET / and GET /docs: the pages."""
+"""Answers GET / and GET /docs with the pages, and GET /openapi.json with what /docs shows."""
 
+import asyncio
+import json
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
-from fastapi.responses import HTMLResponse
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
 
 from snapcap.service.api.operations.page_files import Page, load_page
-
-_PAGE: dict[str, Any] = {
-    "response_class": HTMLResponse,
-    "responses": {304: {"description": "It is the one in If-None-Match"}},
-}
+from snapcap.service.api.routing import Apis, RouteGroup
 
 
-def page_router(metrics: bool) -> APIRouter:
-    """`metrics`: whether /metrics is on the same port."""
-    router = APIRouter(tags=["documentation"])
+def page_routes(
+    groups: Sequence[RouteGroup], apis: Apis, *, metrics: bool, keys: bool, image_urls: bool
+) -> RouteGroup:
+    """`groups`: what the document describes. `metrics`: whether /metrics is on the same port. `keys`: clients must
+    show one. `image_urls`: images may be named by URLs."""
     # Read when first asked for, and once: few processes are ever asked, and a start reads nothing for it.
     load = cache(load_page)
 
-    @router.get(
-        "/",
-        summary="The page",
-        response_description="A page to caption images on, and to watch the start",
-        **_PAGE,
-    )
+    @cache
+    def written() -> bytes:
+        # FastAPI and pydantic: 0.2 s of imports, which no other request needs.
+        from snapcap.service.api.openapi.document import openapi_document  # noqa: PLC0415
+
+        document: dict[str, Any] = openapi_document(groups, apis, keys=keys, image_urls=image_urls)
+        return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+
     async def page(request: Request) -> Response:
         """One document that loads nothing else. It is there before the model is."""
         return _reply(request, load("index.html", metrics))
 
-    @router.get("/docs", summary="The OpenAPI document as a page", response_description="The reference", **_PAGE)
     async def docs(request: Request) -> Response:
         """Reads /openapi.json, and nothing from anywhere else."""
         return _reply(request, load("docs.html", metrics))
 
-    return router
+    async def openapi(request: Request) -> Response:
+        """Written when it is first asked for."""
+        return Response(await asyncio.to_thread(written), media_type="application/json")
+
+    return RouteGroup("documentation", [Route("/", page), Route("/docs", docs), Route("/openapi.json", openapi)])
 
 
 def _reply(request: Request, page: Page) -> Response:

@@ -1,40 +1,27 @@
-"""GET /startup."""
+"""Answers GET /startup."""
 
 import os
 from collections.abc import Callable
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
-from snapcap.service.api.openapi import problems, reply
+from snapcap.service.api.routing import RouteGroup
 from snapcap.service.errors import InvalidOption
 from snapcap.service.readiness import Readiness
-from snapcap.service.telemetry.trace import chrome_trace
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 
 _FORMATS = ("json", "trace")
-_FORMAT = {
-    "name": "format",
-    "in": "query",
-    "description": "json: as described here. trace: a Chrome trace, which ui.perfetto.dev opens.",
-    "schema": {"type": "string", "enum": list(_FORMATS), "default": _FORMATS[0]},
-}
 
 
-def startup_router(
+def startup_routes(
     readiness: Readiness, timeline: Timeline, status: StartupStatus, model_name: Callable[[], str | None]
-) -> APIRouter:
+) -> RouteGroup:
     """`model_name` gives the name of the model once it is loaded."""
-    router = APIRouter(tags=["operation"])
 
-    @router.get(
-        "/startup",
-        summary="The start by phase",
-        responses=reply("The timeline", "Startup", "Trace") | problems(InvalidOption),
-        openapi_extra={"parameters": [_FORMAT]},
-    )
     async def startup(request: Request) -> Response:
         """The start as it happened, in seconds since the process was executed. `end` is null while a phase runs.
         As a trace, in microseconds: phases on as many tracks as ran at once, the warm-up of each bucket within its
@@ -56,9 +43,13 @@ def startup_router(
             # A failed start and a failed warm-up may both have left one; the former is why nothing is served.
             "error": readiness.error or status.error,
         }
-        return JSONResponse(chrome_trace(body, os.getpid()) if form == "trace" else body)
+        if form == "trace":
+            from snapcap.service.telemetry.trace import chrome_trace  # noqa: PLC0415 - asked for seldom
 
-    return router
+            return JSONResponse(chrome_trace(body, os.getpid()))
+        return JSONResponse(body)
+
+    return RouteGroup("operation", [Route("/startup", startup)])
 
 
 def _format(request: Request) -> str:

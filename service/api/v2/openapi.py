@@ -1,10 +1,9 @@
-"""The OpenAPI document of the Open Inference Protocol v2."""
+"""Describes the Open Inference Protocol v2 in the OpenAPI document."""
 
-from dataclasses import dataclass
 from typing import Any
 
 from snapcap.service import errors
-from snapcap.service.api.openapi import (
+from snapcap.service.api.openapi.schema_parts import (
     BODY,
     CAPTION,
     IMAGE_TEXT,
@@ -27,24 +26,31 @@ _LENGTH = {
 }
 
 
-@dataclass(frozen=True)
-class ModelDocuments:
-    """Keywords of the three routes of a model."""
+def operations() -> dict[str, dict[str, Any]]:
+    """FastAPI's keywords for each route, by its name."""
+    return {
+        "server_live": {"summary": "Whether the process is alive", "responses": reply("It is", "V2Live")},
+        "server_ready": {
+            "summary": "Whether captions are served",
+            "responses": reply("They are", "V2Ready") | reply("Not yet, or no longer", "V2Ready", status=503),
+        },
+        "server_metadata": {
+            "summary": "What the server is",
+            "responses": reply("Name, version and extensions", "V2Server"),
+        },
+        **_of_model("versioned_", versioned=True),
+        **_of_model("", versioned=False),
+    }
 
-    infer: dict[str, Any]
-    ready: dict[str, Any]
-    metadata: dict[str, Any]
 
-
-def of_model(versioned: bool) -> ModelDocuments:
-    """With or without the version in the path."""
+def _of_model(prefix: str, *, versioned: bool) -> dict[str, dict[str, Any]]:
     parameters = [path_parameter("model", "The model's name.")]
     if versioned:
         parameters.append(path_parameter("version", "The model's version, which is 1."))
     what = " of a version" if versioned else ""
     model = (errors.ModelNotFound, errors.NotReady)
-    return ModelDocuments(
-        infer={
+    return {
+        f"{prefix}model_infer": {
             "summary": f"Caption a batch of images{what}",
             "responses": _infer_reply()
             | problems(
@@ -58,17 +64,17 @@ def of_model(versioned: bool) -> ModelDocuments:
             ),
             "openapi_extra": {"parameters": [*parameters, _LENGTH], "requestBody": _body()},
         },
-        ready={
+        f"{prefix}model_ready": {
             "summary": f"Whether the model{what} is ready",
             "responses": reply("It is", "V2ModelReady") | problems(*model, shape=V2),
             "openapi_extra": {"parameters": parameters},
         },
-        metadata={
+        f"{prefix}model_metadata": {
             "summary": f"The tensors of the model{what}",
             "responses": reply("The metadata", "V2Model") | problems(*model, shape=V2),
             "openapi_extra": {"parameters": parameters},
         },
-    )
+    }
 
 
 def _object(required: list[str], **properties: Any) -> dict[str, Any]:
@@ -123,17 +129,3 @@ def _infer_reply() -> dict[int | str, dict[str, Any]]:
     captions = reply("The captions, in order", "V2Captions")
     captions[200]["content"]["application/octet-stream"] = {"schema": {"type": "string", "format": "binary"}}
     return captions
-
-
-LIVE: dict[str, Any] = {
-    "summary": "Whether the process is alive",
-    "responses": reply("It is", "V2Live"),
-}
-READY: dict[str, Any] = {
-    "summary": "Whether captions are served",
-    "responses": reply("They are", "V2Ready") | reply("Not yet, or no longer", "V2Ready", status=503),
-}
-SERVER: dict[str, Any] = {
-    "summary": "What the server is",
-    "responses": reply("Name, version and extensions", "V2Server"),
-}

@@ -1,13 +1,13 @@
-"""The Open Inference Protocol v2 over HTTP: health, metadata and inference."""
+"""Answers the Open Inference Protocol v2: health, metadata and inference."""
 
 import asyncio
 import json
 import re
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
-from fastapi.responses import JSONResponse
-from starlette.routing import Match
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Match, Route
 from starlette.types import Scope
 
 from snapcap.service.api.bodies.body import BodyLimits
@@ -15,8 +15,8 @@ from snapcap.service.api.bodies.disconnect import unless_disconnected
 from snapcap.service.api.bodies.json_body import read_json
 from snapcap.service.api.bodies.json_reply import JsonReply
 from snapcap.service.api.middleware.request_id import request_id
-from snapcap.service.api.routing import DirectRoute
-from snapcap.service.api.v2 import openapi as documented
+from snapcap.service.api.problems import V2
+from snapcap.service.api.routing import Api, RouteGroup
 from snapcap.service.api.v2.request import INPUT, OUTPUT, InferRequest, bytes_elements, parse_infer
 from snapcap.service.captioning.captioner import Captioner
 from snapcap.service.errors import NotFound, NotReady
@@ -25,11 +25,12 @@ from snapcap.service.readiness import Readiness
 from snapcap.warmup.version import snapcap_version
 
 VERSION = "1"
+_TAG = "Open Inference Protocol"
 HEADER_LENGTH = "Inference-Header-Content-Length"
 _VERBS = re.compile(r"/(infer|ready|versions/[^/]*(/(infer|ready))?)$")
 
 
-class V2Route(DirectRoute):
+class V2Route(Route):
     """The name of a model may hold slashes, but not the words of the protocol that follow it."""
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
@@ -47,26 +48,25 @@ class V2Routes:
         self._readiness = readiness
         self._limits = limits
 
-    def probes(self) -> APIRouter:
+    def probes(self) -> RouteGroup:
         """Health of the server."""
-        router = APIRouter(tags=["Open Inference Protocol"], route_class=DirectRoute)
-        router.add_api_route("/v2/health/live", self.live, name="server_live", methods=["GET"], **documented.LIVE)
-        router.add_api_route(
-            "/v2/health/ready", self.ready, name="server_ready", methods=["GET"], **documented.READY
-        )
-        return router
+        routes = [
+            Route("/v2/health/live", self.live, name="server_live"),
+            Route("/v2/health/ready", self.ready, name="server_ready"),
+        ]
+        return RouteGroup(_TAG, routes, Api("v2_health", V2))
 
-    def router(self) -> APIRouter:
+    def group(self) -> RouteGroup:
         """Metadata and inference."""
-        router = APIRouter(tags=["Open Inference Protocol"], route_class=V2Route)
-        router.add_api_route("/v2", self.server, name="server_metadata", methods=["GET"], **documented.SERVER)
+        routes = [V2Route("/v2", self.server, name="server_metadata")]
         for name, version in (("versioned_", "/versions/{version}"), ("", "")):
             path = f"/v2/models/{{model:path}}{version}"
-            add, described = router.add_api_route, documented.of_model(versioned=bool(version))
-            add(f"{path}/infer", self.infer, name=f"{name}model_infer", methods=["POST"], **described.infer)
-            add(f"{path}/ready", self.model_ready, name=f"{name}model_ready", methods=["GET"], **described.ready)
-            add(path, self.model, name=f"{name}model_metadata", methods=["GET"], **described.metadata)
-        return router
+            routes += [
+                V2Route(f"{path}/infer", self.infer, name=f"{name}model_infer", methods=["POST"]),
+                V2Route(f"{path}/ready", self.model_ready, name=f"{name}model_ready"),
+                V2Route(path, self.model, name=f"{name}model_metadata"),
+            ]
+        return RouteGroup(_TAG, routes, Api("v2", V2, captions=True))
 
     async def live(self, request: Request) -> Response:
         """200 as long as the event loop runs; depends on nothing else."""

@@ -1,14 +1,9 @@
-"""What FastAPI cannot read off the routes: the errors of each, and what holds everywhere.
-
-What an API's bodies hold is in `openapi_*.py`, one module an API; the errors come from the exception tree.
-"""
+"""Builds the parts of which each API describes its operations: responses, errors, schemas of bodies."""
 
 from typing import Any
 
 from snapcap.service import errors
-from snapcap.service.api.middleware.authentication import is_open
 from snapcap.service.api.problems import PROBLEM, ErrorShape
-from snapcap.service.api.routing import Apis
 from snapcap.service.errors import ServiceError
 
 Schema = dict[str, Any]
@@ -28,13 +23,6 @@ CAPTION: tuple[type[ServiceError], ...] = (
     errors.DeadlineExceeded,
 )
 JSON_BODY: tuple[type[ServiceError], ...] = (errors.EmptyBody, errors.InvalidJson)
-_REQUEST_ID = {
-    "name": "X-Request-Id",
-    "in": "header",
-    "schema": {"type": "string"},
-    "description": "Kept for the reply and the log if it is 1 to 128 visible ASCII characters, else replaced.",
-}
-_KEY = "bearer"
 _BINARY: Schema = {"type": "string", "format": "binary"}
 # The image as the body itself, in the formats that are read.
 IMAGE_BODIES: dict[str, Any] = {
@@ -93,38 +81,6 @@ def path_parameter(name: str, description: str) -> dict[str, Any]:
     }
 
 
-def complete(document: dict[str, Any], apis: Apis, keys: bool) -> None:
-    """Adds to FastAPI's document what holds for every route: the header X-Request-Id, the errors that any request
-    may end with, and their schemas. `keys`: clients must show one."""
-    # Few processes are ever asked for the document.
-    from snapcap.service.api.schemas_apis import definitions  # noqa: PLC0415
-
-    components = document.setdefault("components", {})
-    components["schemas"] = definitions()
-    document["paths"]["/openapi.json"] = {"get": _this_document()}
-    for path, operations in document["paths"].items():
-        for method, operation in operations.items():
-            _complete_operation(
-                operation, apis.of(method.upper(), path).shape, keys and not is_open(method.upper(), path)
-            )
-    if keys:
-        components["securitySchemes"] = {_KEY: {"type": "http", "scheme": "bearer"}}
-
-
-def _complete_operation(operation: dict[str, Any], shape: ErrorShape, key: bool) -> None:
-    operation.setdefault("parameters", []).append(_REQUEST_ID)
-    everywhere = problems(errors.EngineFailed, shape=shape)
-    if key:
-        operation["security"] = [{_KEY: []}]
-        everywhere |= problems(errors.Unauthorized, shape=shape)
-    responses = operation["responses"]
-    responses |= {str(status): response for status, response in everywhere.items()}
-    operation["responses"] = dict(sorted(responses.items()))
-    for response in responses.values():
-        header = {"schema": {"type": "string"}, "required": True}
-        response.setdefault("headers", {})["X-Request-Id"] = header
-
-
 def _problem(status: int, kinds: list[type[ServiceError]], shape: ErrorShape) -> dict[str, Any]:
     response: dict[str, Any] = {
         "description": ", ".join(kind.title for kind in kinds),
@@ -136,13 +92,3 @@ def _problem(status: int, kinds: list[type[ServiceError]], shape: ErrorShape) ->
     if status == 401:
         response["headers"] = {"WWW-Authenticate": {"schema": {"type": "string"}, "required": True}}
     return response
-
-
-def _this_document() -> dict[str, Any]:
-    found = {"description": "The document", "content": {"application/json": {"schema": {"type": "object"}}}}
-    return {
-        "tags": ["documentation"],
-        "summary": "This document",
-        "operationId": "openapi",
-        "responses": {"200": found},
-    }

@@ -1,0 +1,28 @@
+"""Adds the APIs that caption, the pages and the OpenAPI document to an application that answers probes already."""
+
+from snapcap.service.api.app import Application, Exposure, Services
+from snapcap.service.api.bodies.body import BodyLimits
+from snapcap.service.api.caption.routes import CaptionRoutes
+from snapcap.service.api.huggingface.routes import HuggingFaceRoutes
+from snapcap.service.api.openai.image_fetcher import ImageFetcher
+from snapcap.service.api.openai.image_url import AllowedHosts
+from snapcap.service.api.openai.routes import OpenAIRoutes
+from snapcap.service.api.operations.page import page_routes
+from snapcap.service.api.v2.routes import V2Routes
+
+
+def add_captioning_apis(app: Application, services: Services, limits: BodyLimits, exposure: Exposure) -> None:
+    """`limits`: of the bodies of requests."""
+    captioner = services.captioner
+    fetcher = ImageFetcher(AllowedHosts(exposure.image_hosts), limits)
+    v2 = V2Routes(captioner, services.readiness, limits)
+    app.add(
+        CaptionRoutes(captioner, limits, services.metrics).group(),
+        HuggingFaceRoutes(captioner, limits).group(),
+        OpenAIRoutes(captioner, limits, fetcher, app.handler).group(),
+        v2.probes(),
+        v2.group(),
+    )
+    keys, urls = exposure.keys is not None, fetcher.may_fetch
+    app.add(page_routes(app.groups, app.apis, metrics=exposure.metrics, keys=keys, image_urls=urls))
+    app.complete()

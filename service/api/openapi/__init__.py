@@ -1,0 +1,1 @@
+"""Describes all APIs in one OpenAPI document. Imported when somebody asks for it."""

@@ -1,0 +1,48 @@
+"""Describes what replies of several APIs hold: errors, members that may be absent, objects without others.
+
+The routes build the replies themselves, so that none is validated. Only the OpenAPI document needs the models, and
+tests, which hold the replies to them."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.json_schema import SkipJsonSchema
+
+
+def one_of(schema: dict[str, Any]) -> None:
+    """Exactly one of the models of a list's items."""
+    schema["items"]["oneOf"] = schema["items"].pop("anyOf")
+
+
+def _without_default(schema: dict[str, Any]) -> None:
+    schema.pop("default", None)
+
+
+# A member that may be absent, but is never null.
+OptionalText = Annotated[str | SkipJsonSchema[None], Field(default=None, json_schema_extra=_without_default)]
+OptionalCount = Annotated[int | SkipJsonSchema[None], Field(default=None, json_schema_extra=_without_default)]
+
+
+class ClosedReply(BaseModel):
+    """An object with these members and no others."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Problem(BaseModel):
+    """RFC 9457. Members beyond these belong to one code."""
+
+    type: str = Field(json_schema_extra={"format": "uri"}, description="urn:snapcap:problem: and the code")
+    title: str
+    status: int = Field(ge=400, le=599)
+    detail: str = Field(description="A sentence that says what to do.")
+    instance: str = Field(description="The path of the request.")
+    error: str = Field(description="The same sentence as detail.")
+    code: str
+    request_id: str
+    option: OptionalText = Field(description="the option that is wrong")
+    reason: OptionalText = Field(description="why the image cannot be processed")
+    phase: OptionalText = Field(description="what the server is doing instead of serving")
+
+
+ROOTS: tuple[type[BaseModel], ...] = (Problem,)

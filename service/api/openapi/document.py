@@ -1,0 +1,91 @@
+"""Writes the OpenAPI document: FastAPI reads the routes, each API's `openapi.py` says what FastAPI cannot know."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from fastapi import FastAPI
+from pydantic.json_schema import models_json_schema
+
+from snapcap.service import errors
+from snapcap.service.api.caption import openapi as caption
+from snapcap.service.api.caption import schemas as caption_schemas
+from snapcap.service.api.huggingface import openapi as huggingface
+from snapcap.service.api.huggingface import schemas as huggingface_schemas
+from snapcap.service.api.middleware.authentication import is_open
+from snapcap.service.api.openai import openapi as openai
+from snapcap.service.api.openai import schemas as openai_schemas
+from snapcap.service.api.openapi import base_schemas
+from snapcap.service.api.openapi.schema_parts import problems
+from snapcap.service.api.operations import openapi as operations
+from snapcap.service.api.operations import schemas as operations_schemas
+from snapcap.service.api.problems import ErrorShape
+from snapcap.service.api.routing import Apis, RouteGroup
+from snapcap.service.api.v2 import openapi as v2
+from snapcap.service.api.v2 import schemas as v2_schemas
+from snapcap.warmup.version import snapcap_version
+
+_SCHEMAS = (base_schemas, caption_schemas, huggingface_schemas, openai_schemas, v2_schemas, operations_schemas)
+_REQUEST_ID = {
+    "name": "X-Request-Id",
+    "in": "header",
+    "schema": {"type": "string"},
+    "description": "Kept for the reply and the log if it is 1 to 128 visible ASCII characters, else replaced.",
+}
+_KEY = "bearer"
+
+
+def openapi_document(groups: Iterable[RouteGroup], apis: Apis, *, keys: bool, image_urls: bool) -> dict[str, Any]:
+    """The document of these routes. `keys`: clients must show one. `image_urls`: images may be named by URLs.
+
+    Raises KeyError for a route that no `openapi.py` describes."""
+    app = FastAPI(
+        title="snapcap",
+        version=snapcap_version(),
+        description="Captions images. X-Request-Id is in every reply. Errors are RFC 9457 problems, but those of "
+        "other APIs have the shape that the clients of those APIs know.",
+        openapi_url=None,
+        generate_unique_id_function=lambda route: route.name,
+    )
+    described = {
+        **caption.operations(),
+        **huggingface.operations(),
+        **openai.operations(image_urls),
+        **v2.operations(),
+        **operations.operations(),
+    }
+    for group in groups:
+        for route in group.routes:
+            methods = sorted((route.methods or set()) - {"HEAD"})
+            keywords = described[route.name]
+            app.add_api_route(
+                route.path, route.endpoint, methods=methods, name=route.name, tags=[group.tag], **keywords
+            )
+    document = app.openapi()
+    _, schemas = models_json_schema(
+        [(model, "serialization") for module in _SCHEMAS for model in module.ROOTS],
+        ref_template="#/components/schemas/{model}",
+    )
+    components = document.setdefault("components", {})
+    components["schemas"] = schemas["$defs"]
+    for path, by_method in document["paths"].items():
+        for method, operation in by_method.items():
+            key = keys and not is_open(method.upper(), path)
+            _complete(operation, apis.of(method.upper(), path).shape, key)
+    if keys:
+        components["securitySchemes"] = {_KEY: {"type": "http", "scheme": "bearer"}}
+    return document
+
+
+def _complete(operation: dict[str, Any], shape: ErrorShape, key: bool) -> None:
+    """Adds what holds for every operation: the header X-Request-Id, and the errors of any request."""
+    operation.setdefault("parameters", []).append(_REQUEST_ID)
+    everywhere = problems(errors.EngineFailed, shape=shape)
+    if key:
+        operation["security"] = [{_KEY: []}]
+        everywhere |= problems(errors.Unauthorized, shape=shape)
+    responses = operation["responses"]
+    responses |= {str(status): response for status, response in everywhere.items()}
+    operation["responses"] = dict(sorted(responses.items()))
+    for response in responses.values():
+        header = {"schema": {"type": "string"}, "required": True}
+        response.setdefault("headers", {})["X-Request-Id"] = header
