@@ -1,4 +1,4 @@
-"""The options of `snapcap bench`, and which module measures what."""
+"""Parses the options of `snapcap bench`, and runs the measurement that they name."""
 
 import argparse
 import contextlib
@@ -47,7 +47,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     adder = parser.add_subparsers(dest="measure", metavar="WHAT", title="what", required=True)
     for name, module in MEASURES.items():
-        text = (module.__doc__ or "").partition("\n")[0].partition(": ")[2]
+        text = (module.__doc__ or "").partition("\n")[0].removesuffix(".")
         measure = adder.add_parser(name, help=text, description=module.__doc__, allow_abbrev=False)
         measure.add_argument("--model", choices=MODELS, default="demo", help="all but demo: random, in real shapes")
         measure.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")

@@ -1,4 +1,4 @@
-"""Rename tables: what a family calls its tensors -> what snapcap calls them."""
+"""Renames the tensors of a family's checkpoints to snapcap's names, by tables of patterns."""
 
 import re
 from collections.abc import Iterable

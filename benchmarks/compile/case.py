@@ -1,4 +1,4 @@
-"""One way to compile a captioner, in a process of its own; marks each stretch of its start.
+"""Compiles a captioner in one way, in a process of its own, and marks each stretch of its start.
 
     python -m snapcap.benchmarks.compile.case regional --model FOLDER --image FILE
         [--save FOLDER | --restore FOLDER]

@@ -1,4 +1,4 @@
-"""One artifact set, two checkpoints of the same shapes: both served compiled, nothing built.
+"""Serves two checkpoints of the same shapes from one artifact set: both run compiled, and nothing is built.
 
     python -m snapcap.benchmarks.compile.checkpoints [--cache FOLDER] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""`snapcap bench modes`: the ways and modes of torch.compile, what each costs at first and takes later.
+"""Measures the ways and modes of torch.compile: what each costs at first and takes later.
 
 Each case is a fresh process with empty caches (`benchmarks/compile/case.py`); seconds count from its spawn. What is
 restored is what the cold case before it has saved: torch's cache artifacts, and "as jit" the libraries that the jit

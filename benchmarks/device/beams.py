@@ -1,4 +1,4 @@
-"""A decode step of one image's b beams beside that of b greedy rows, in the same bucket and one process.
+"""Times a decode step of one image's b beams beside one of b greedy rows, in the same bucket and process.
 
     python -m snapcap.benchmarks.device.beams [--model demo] [--backend aot|eager] [--device auto] [--buckets 4,8]
         [--json FILE]

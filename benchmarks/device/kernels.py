@@ -1,4 +1,4 @@
-"""An encode and a decode step on CUDA at every bucket: plain regions, what Inductor makes of them, and fused ones.
+"""Times an encode and a decode step on CUDA at every bucket: plain regions, Inductor's kernels, and fused ones.
 
     python -m snapcap.benchmarks.device.kernels [--model vit-b16-gpt2] [--variants eager,inductor,fused]
         [--buckets 1,4,16,64]

@@ -1,4 +1,4 @@
-"""How long a CUDA device waits between one decode step and the next, while the engine runs.
+"""Measures how long a CUDA device waits between one decode step and the next, while the engine runs.
 
     python -m snapcap.benchmarks.device.step_gaps [--model vit-b16-gpt2] [--rows 1,4,16,64] [--backend aot]
         [--cache FOLDER]

@@ -1,4 +1,4 @@
-"""One encode and one decode step at every bucket, compiled beside eager, in one process without HTTP.
+"""Times one encode and one decode step at every bucket, compiled beside eager, in one process without HTTP.
 
     python -m snapcap.benchmarks.device.steps [--repeats 60] [--threads N] [--cache FOLDER] [--json FILE]
 

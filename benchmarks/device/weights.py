@@ -1,4 +1,4 @@
-"""Seconds that a checkpoint's weights take from a file in the page cache to a CUDA device.
+"""Times the way of a checkpoint's weights from a file in the page cache to a CUDA device.
 
     python -m snapcap.benchmarks.device.weights [--model vit-b16-gpt2] [--runs 5]
 

@@ -1,4 +1,4 @@
-"""Values of options, checked where they are read."""
+"""Parses values of options, checked where they are read, and adds the options that measurements share."""
 
 import argparse
 import math

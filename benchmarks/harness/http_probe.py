@@ -1,4 +1,7 @@
-"""A keep-alive HTTP/1.1 client in a few lines: a library's import and overhead would be part of the measurement."""
+"""Asks over a keep-alive HTTP/1.1 connection, in a few lines.
+
+The import and the overhead of a library would be part of the measurement.
+"""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""What the kernel tells of a running process and its children: memory, CPU time, and what it has started.
+"""Reads what the kernel tells of a running process and its children: memory, CPU time, and what it has started.
 
 No privileges are needed. Two looks at children complement each other. The kernel adds the page faults of every
 child that has ended, and of theirs, to its parent (proc(5), `cminflt`): 0 there and no living child means that no

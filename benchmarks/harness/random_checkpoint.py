@@ -1,4 +1,4 @@
-"""A captioner with random weights in real shapes, as transformers' `save_pretrained` writes it.
+"""Writes a captioner with random weights in real shapes, as transformers' `save_pretrained` does.
 
     python -m snapcap.benchmarks.harness.random_checkpoint vit-b16-gpt2 FOLDER
 

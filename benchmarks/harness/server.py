@@ -1,4 +1,4 @@
-"""Processes that are measured, with a clock that runs from just before they are spawned."""
+"""Runs measured processes and servers, with a clock that runs from just before they are spawned."""
 
 import base64
 import contextlib

@@ -1,4 +1,4 @@
-"""What is served and asked in every benchmark: a checkpoint folder, and JPEGs as clients send them."""
+"""Opens what is served and asked in every benchmark: a checkpoint folder, and JPEGs as clients send them."""
 
 import io
 import json

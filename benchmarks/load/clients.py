@@ -1,4 +1,4 @@
-"""A lean HTTP load generator, run in processes of its own because it shares the CPUs with the server it measures.
+"""Generates HTTP load, in processes of its own because it shares the CPUs with the server it measures.
 
     python -m snapcap.benchmarks.load.clients --port 8000 --path /v1/caption --images FOLDER --clients 16
         --seconds 10

@@ -1,4 +1,4 @@
-"""Who is put under load by `snapcap bench latency` and `throughput`: this server's backends, and the peers."""
+"""Starts what `snapcap bench latency` and `throughput` put under load: this server's backends, and the peers."""
 
 import argparse
 import contextlib

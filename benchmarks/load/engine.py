@@ -1,4 +1,4 @@
-"""The engine without HTTP, in a process of its own: latency and captions/s of decoded images.
+"""Measures the engine without HTTP, in a process of its own: latency and captions/s of decoded images.
 
     python -m snapcap.benchmarks.load.engine --model FOLDER --backend aot --cache FOLDER --images FOLDER
         [--concurrency 1,64]

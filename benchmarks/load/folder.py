@@ -1,4 +1,4 @@
-"""Captions/s of a folder beside those of the engine alone, in one process, on the same engine, in turn.
+"""Measures captions/s of a folder beside those of the engine alone, in one process, in turn.
 
     python -m snapcap.benchmarks.load.folder [--model demo] [--backend eager] [--rounds 5]
         [--seconds 6] [--cache FOLDER]

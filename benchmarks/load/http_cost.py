@@ -1,4 +1,4 @@
-"""CPU time that a caption costs the server beside the model: in either process, and in its busiest thread.
+"""Measures the CPU time that a caption costs the server beside the model, by process and thread.
 
     python -m snapcap.benchmarks.load.http_cost [--form raw] [--clients 64] [--seconds 5] [--rounds 3]
         [--decode-processes 1,2]

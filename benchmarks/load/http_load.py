@@ -1,4 +1,4 @@
-"""Load on one server from several client processes, and what it did meanwhile."""
+"""Loads one server from several client processes, and collects what it did meanwhile."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""How each peer is started, and what must be installed for it."""
+"""Lists the peers: how each is started and asked, and which packages it needs."""
 
 import importlib.util
 import sys

@@ -1,4 +1,4 @@
-"""transformers' `generate` without a server, in a process of its own: what the engine is compared with.
+"""Measures transformers' `generate` without a server, in a process of its own, to compare the engine with.
 
     python -m snapcap.benchmarks.peers.generate --model FOLDER --images FOLDER [--batches 1,64] [--compile]
 

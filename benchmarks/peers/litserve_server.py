@@ -1,4 +1,4 @@
-"""The peer with dynamic batching: LitServe and transformers' `generate`.
+"""Serves the peer with dynamic batching: LitServe and transformers' `generate`.
 
     python -m snapcap.benchmarks.peers.litserve_server --model models/demo --port 8101
 

@@ -1,4 +1,4 @@
-"""The peer: FastAPI and transformers' `generate`, as one writes it who knows both and has no tricks up his sleeve.
+"""Serves the plain peer: FastAPI and transformers' `generate`, without any tricks.
 
     python -m snapcap.benchmarks.peers.transformers_server --model models/demo --port 8100
 

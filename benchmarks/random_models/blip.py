@@ -1,4 +1,4 @@
-"""BLIP, as `BlipForConditionalGeneration.save_pretrained` writes it.
+"""Describes BLIP's tensors and files, as `BlipForConditionalGeneration.save_pretrained` writes them.
 
 BLIP needs an end token, [SEP], and transformers counts what comes before it or [PAD]: the head's bias keeps both
 from ever being chosen.

@@ -1,4 +1,4 @@
-"""What a family's file says of each tensor of its checkpoint."""
+"""Defines the shapes of a random model, and the description of a checkpoint's tensors and files."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""A ViT encoder and a GPT-2 decoder, as `VisionEncoderDecoderModel.save_pretrained` writes them.
+"""Describes a ViT encoder and a GPT-2 decoder, as `VisionEncoderDecoderModel.save_pretrained` writes them.
 
 It has no end token at all.
 """

@@ -1,4 +1,4 @@
-"""Good and bad traffic on two servers behind a balancer, while faults are injected: what is lost, wrong, or hangs.
+"""Runs the campaign of faults: two servers behind a balancer, good and bad traffic, and what is lost or wrong.
 
     python -m snapcap.benchmarks.soak --minutes 30 [--seed N] [--faults all] [--device cpu] [--cache FOLDER]
         [--json FILE]

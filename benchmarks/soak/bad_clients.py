@@ -1,4 +1,4 @@
-"""Clients that mean no good, or do not know better, straight at the servers: garbage, odd requests, half requests.
+"""Sends garbage, odd requests and half requests straight to the servers.
 
 Each reply must be none of 500: that would be a request at which the server itself failed.
 """

@@ -1,4 +1,4 @@
-"""Clients that do as the server's API says: they know the right caption, and come again where they are told to.
+"""Sends requests as the server's API asks for: with a known caption, and again where it says so.
 
 Come again: a connection that was lost, 408 of a sender who was slow, 429 and 503 after their Retry-After, 502 and
 504 after a second. Everything else that is not the right caption is a request lost, or a caption wrong.

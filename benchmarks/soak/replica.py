@@ -1,4 +1,4 @@
-"""One server as Kubernetes keeps it: started again whenever it ends, and ended when /livez does not answer.
+"""Keeps one server as Kubernetes does: starts it again whenever it ends, and ends it when /livez does not answer.
 
 The numbers are those of `deploy/kubernetes`: three probes of /livez in a row, ten seconds apart, five seconds each.
 """

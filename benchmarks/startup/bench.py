@@ -1,4 +1,4 @@
-"""How each case of `snapcap bench startup` is started, and what must be there before its clock runs."""
+"""Prepares and starts each case of `snapcap bench startup`."""
 
 import importlib.util
 import shutil

@@ -1,4 +1,4 @@
-"""The cases of `snapcap bench startup` by name."""
+"""Names the cases of `snapcap bench startup`."""
 
 from snapcap.benchmarks.peers.commands import PEERS
 

@@ -1,4 +1,4 @@
-"""`snapcap bench startup`: from exec to the first caption, this server beside the field's ways to start.
+"""Measures starts, from exec to the first caption, of this server beside the field's ways to start.
 
 Every run is a fresh process with fresh compiler caches and a warm page cache; the cases take turns. Artifact sets
 are built first where a case needs one. A caption that is wrong is an error, not a result.

@@ -1,4 +1,4 @@
-"""The first captions after READY beside later ones that follow a pause: what is being first, and what is idleness.
+"""Measures the first captions after READY beside later ones that follow a pause: being first, or idleness.
 
     python -m snapcap.benchmarks.startup.first_request [--model demo] [--device auto] [--runs 30] [--cache FOLDER]
         [--json FILE]

@@ -1,4 +1,4 @@
-"""The floor of every start: import torch, open the device, bring the weights there. Nothing is run.
+"""Measures the floor of every start: import torch, open the device, bring the weights there. Nothing is run.
 
     python -m snapcap.benchmarks.startup.floor --model FOLDER [--device cuda]
 

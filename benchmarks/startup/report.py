@@ -1,4 +1,4 @@
-"""The tables and the picture of `snapcap bench startup`."""
+"""Fills the tables and draws the picture of `snapcap bench startup`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict

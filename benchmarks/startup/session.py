@@ -1,4 +1,4 @@
-"""The starts of several cases, in turn, within a time limit; a case that fails does not stop the others."""
+"""Runs the starts of several cases, in turn, within a time limit; a case that fails does not stop the others."""
 
 import time
 from collections.abc import Callable, Iterable

@@ -1,4 +1,4 @@
-"""One start of one case, from spawn to its first caption: how long, where the time went, what memory it took."""
+"""Measures one start of one case, from spawn to its first caption: how long, in which phases, with what memory."""
 
 import statistics
 import time

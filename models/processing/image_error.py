@@ -1,4 +1,4 @@
-"""Names the ways in which a picture cannot be read, each with a reason for metrics and what to do. No Pillow."""
+"""Names the ways in which an image cannot be read, each with a reason for metrics and what to do. No Pillow."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""The FastAPI application: routers over what is handed in. It starts nothing and imports nothing heavy.
+"""Builds the FastAPI application from the routers of all APIs; starts nothing and imports nothing heavy.
 
 FastAPI documents all routes and serves those that are asked for seldom; captions go past it (`routing.py`).
 Endpoints return finished responses, so that no reply is validated and serialised a second time. Importing FastAPI

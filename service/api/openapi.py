@@ -1,6 +1,6 @@
-"""What FastAPI cannot read off the routes: the errors of each, and what holds everywhere.
+"""Completes the OpenAPI document with what FastAPI cannot read off the routes: errors and shared headers.
 
-What an API's bodies hold is in `openapi_*.py`, one module an API; the errors come from the exception tree.
+The bodies of an API are described in its own `openapi.py`; the errors come from the exception tree.
 """
 
 from typing import Any

@@ -1,5 +1,7 @@
-"""Finds the API that a request belongs to, and, for the hot path, its endpoint past FastAPI, which documents those
-routes and serves the rest."""
+"""Finds the API that a request belongs to, and calls the endpoints of captions directly.
+
+FastAPI documents those routes and serves the rest.
+"""
 
 import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping

@@ -1,6 +1,8 @@
-"""What the replies hold, as the OpenAPI document describes it. The routes build the replies themselves, so that no
-reply is validated, and name these models: only who asks for the document waits until they are imported. The tests
-hold the replies to them."""
+"""Defines the replies of snapcap's own routes as models for the OpenAPI document.
+
+The routes build the replies themselves, so that no reply is validated, and name these models, which are imported
+when the document is first asked for. The tests hold the replies to them.
+"""
 
 from typing import Annotated, Any, Literal
 

@@ -1,4 +1,4 @@
-"""What the replies of the other APIs hold, as the OpenAPI document describes them, and the schemas of all."""
+"""Defines the replies of the Hugging Face, OpenAI and v2 APIs as models, and collects the schemas of all APIs."""
 
 from typing import Any, Literal
 

@@ -1,4 +1,7 @@
-"""The `snapcap` command. Exit status 2: the command line or the environment is wrong."""
+"""Parses the command line of `snapcap` and runs the command.
+
+Exit status 2: the command line or the environment is wrong.
+"""
 
 import argparse
 import os

@@ -1,4 +1,4 @@
-"""Builds what a server consists of, and runs it on a bound socket."""
+"""Builds the application of the HTTP process and all that it needs, and serves it on bound sockets."""
 
 import logging
 import socket

@@ -1,5 +1,6 @@
-"""A real server under attack: /livez is measured all along, its memory before, meanwhile and after, its capacity
-afterwards. Bounds are of the server's own run: what /livez takes when nothing happens, what it holds before.
+"""Attacks a real server, and measures /livez and its memory all along and its capacity afterwards.
+
+Bounds are of the server's own run: what /livez takes when nothing happens, what it holds before.
 
     def test_something(abused: Abused) -> None:
         abused.withstands(lambda: exchange(abused.port, b"..."))

@@ -1,4 +1,4 @@
-"""Faults of clients, many at once and straight at one server: they stall, they leave, they flood."""
+"""Injects faults of clients, many at once and straight at one server: they stall, they leave, they flood."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""Faults of processes: stopped, so that they hang for ever, killed, and drained."""
+"""Injects faults of processes: stopped, so that they hang for ever, killed, and drained."""
 
 import os
 import signal

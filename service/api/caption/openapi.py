@@ -1,4 +1,4 @@
-"""The OpenAPI document of /v1/caption and /v1/captions. The options come from the table that parses them."""
+"""Describes the requests of /v1/caption and /v1/captions, with the options from the table that parses them."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""POST /v1/caption and POST /v1/captions."""
+"""Answers POST /v1/caption and POST /v1/captions."""
 
 import asyncio
 import logging

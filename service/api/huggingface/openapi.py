@@ -1,4 +1,4 @@
-"""The OpenAPI document of the Hugging Face API."""
+"""Describes the Hugging Face API in the OpenAPI document."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""POST / and POST /models/{name}, as `huggingface_hub.InferenceClient` calls them."""
+"""Answers POST / and POST /models/{name}, as `huggingface_hub.InferenceClient` calls them."""
 
 from fastapi import APIRouter, Request, Response
 

@@ -1,4 +1,4 @@
-"""The exception handler of the application: counts the error, logs what is our fault, and lets the API spell it."""
+"""Turns any exception into the error reply of the request's API, counts it, and logs what is our fault."""
 
 import logging
 

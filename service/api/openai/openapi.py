@@ -1,4 +1,4 @@
-"""The OpenAPI document of the OpenAI API."""
+"""Describes the OpenAI API in the OpenAPI document."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""GET /v1/models, GET /v1/models/{model} and POST /v1/chat/completions, as OpenAI's clients know them."""
+"""Answers GET /v1/models, GET /v1/models/{model} and POST /v1/chat/completions for OpenAI's clients."""
 
 import json
 import time

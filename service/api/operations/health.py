@@ -1,4 +1,4 @@
-"""GET /livez and GET /readyz."""
+"""Answers GET /livez and GET /readyz."""
 
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse

@@ -1,4 +1,4 @@
-"""GET /metrics."""
+"""Answers GET /metrics."""
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse

@@ -1,4 +1,4 @@
-"""GET / and GET /docs: the pages."""
+"""Answers GET / and GET /docs with the pages."""
 
 from functools import cache
 from typing import Any

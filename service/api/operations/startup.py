@@ -1,4 +1,4 @@
-"""GET /startup."""
+"""Answers GET /startup, as JSON or as a Chrome trace."""
 
 import os
 from collections.abc import Callable

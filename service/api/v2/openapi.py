@@ -1,4 +1,4 @@
-"""The OpenAPI document of the Open Inference Protocol v2."""
+"""Describes the Open Inference Protocol v2 in the OpenAPI document."""
 
 from dataclasses import dataclass
 from typing import Any

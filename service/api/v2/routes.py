@@ -1,4 +1,4 @@
-"""The Open Inference Protocol v2 over HTTP: health, metadata and inference."""
+"""Answers the Open Inference Protocol v2 over HTTP: health, metadata and inference."""
 
 import asyncio
 import json
