@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 
-from snapcap.benchmarks.harness.process_memory import tree_memory
+from snapcap.benchmarks.harness.processes import tree_memory
 
 MEMORY_S = 0.2
 WORK_S, REST_S = 0.02, 0.4

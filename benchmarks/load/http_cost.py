@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from snapcap.benchmarks.harness.common import ROOT, environment, scratch
-from snapcap.benchmarks.harness.processes import cpu_seconds, descendants
+from snapcap.benchmarks.harness.processes import cpu_seconds, tree_cpu_seconds
 from snapcap.benchmarks.harness.workload import open_workload
 from snapcap.benchmarks.load.waiting_engine import IMAGE_SIZE, LIMITS, Words, serve_waiting
 from snapcap.benchmarks.report.tables import Report, number
@@ -133,12 +133,6 @@ def clock_of(thread: threading.Thread) -> Callable[[], float]:
     return partial(time.clock_gettime, time.pthread_getcpuclockid(thread.ident))
 
 
-def decode_seconds(parts: Parts) -> float:
-    """CPU seconds of the decode processes."""
-    parent = parts.decoding.parent.pid
-    return sum(cpu_seconds(pid) for pid in [parent, *(pid for pid, _ in descendants(parent))])
-
-
 def run(options: argparse.Namespace, images: Path, processes: int) -> list[list[float]]:
     """The rounds, on a thread beside the server, which has this process's main thread, as it has in production."""
     settings = Settings(decoding=DecodingSettings(processes))
@@ -150,7 +144,7 @@ def run(options: argparse.Namespace, images: Path, processes: int) -> list[list[
         time.process_time,
         partial(cpu_seconds, engine, engine),
         partial(cpu_seconds, engine),
-        partial(decode_seconds, parts),
+        partial(tree_cpu_seconds, parts.decoding.parent.pid),
     ]
     listener = bind("127.0.0.1", 0)
     outcome: list[list[float]] = []

@@ -10,12 +10,11 @@ from typing import Any
 
 from snapcap.benchmarks.harness.common import ROOT, environment
 from snapcap.benchmarks.harness.measurements import percentiles_ms
-from snapcap.benchmarks.harness.processes import cpu_seconds, descendants
+from snapcap.benchmarks.harness.processes import tree_cpu_seconds
 from snapcap.benchmarks.harness.server import Server
 from snapcap.benchmarks.startup.start import SERVING_COMPILES
 
 COMPONENTS = ("encoder", "decoder")
-RAMP_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -83,11 +82,6 @@ class HttpLoad:
         return subprocess.Popen(
             command, cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-
-
-def tree_cpu_seconds(pid: int) -> float:
-    """CPU time of a server and of the worker processes it may have."""
-    return cpu_seconds(pid) + sum(cpu_seconds(child) for child, _ in descendants(pid))
 
 
 def padding(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:

@@ -15,8 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from snapcap.benchmarks.harness.common import ROOT, environment, free_port
-from snapcap.benchmarks.harness.process_memory import tree_memory
-from snapcap.benchmarks.harness.processes import own_parts
+from snapcap.benchmarks.harness.processes import own_parts, tree_memory
 from snapcap.benchmarks.soak.asking import ask, get
 
 LIVENESS_PERIOD_S = 10.0

@@ -14,8 +14,7 @@ from snapcap.benchmarks.harness.common import scratch
 from snapcap.benchmarks.harness.workload import open_workload
 from snapcap.benchmarks.report.tables import Report
 from snapcap.benchmarks.startup import report as startup_report
-from snapcap.benchmarks.startup.bench import Bench
-from snapcap.benchmarks.startup.cases import DEFAULT, TITLES
+from snapcap.benchmarks.startup.bench import DEFAULT, TITLES, Bench
 from snapcap.benchmarks.startup.session import Session
 from snapcap.benchmarks.startup.start import Machine
 

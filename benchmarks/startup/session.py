@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 from rich.console import Console
 
-from snapcap.benchmarks.startup.bench import Bench, UnavailableError
-from snapcap.benchmarks.startup.cases import FLOOR, ONCE, PEER, TITLES, WARM, WATCHED
+from snapcap.benchmarks.startup.bench import FLOOR, ONCE, PEER, TITLES, WARM, WATCHED, Bench, UnavailableError
 from snapcap.benchmarks.startup.start import Start
 
 

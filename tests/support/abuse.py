@@ -14,7 +14,7 @@ from pathlib import Path
 from support.full_capacity import full_capacity, wait_idle
 from support.server_process import ServerProcess
 
-from snapcap.benchmarks.harness.process_memory import tree_memory
+from snapcap.benchmarks.harness.processes import tree_memory
 from snapcap.benchmarks.harness.watching import ServerWatch, Window
 
 IDLE_S = 2.0
