@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from snapcap.benchmarks.compile import modes
+from snapcap.benchmarks.harness.arguments import add_files
 from snapcap.benchmarks.harness.workload import MODELS
 from snapcap.benchmarks.load import latency, throughput
 from snapcap.benchmarks.report.charts import ChartsError, require_matplotlib
@@ -51,8 +52,7 @@ def make_parser() -> argparse.ArgumentParser:
         measure = adder.add_parser(name, help=text, description=module.__doc__, allow_abbrev=False)
         measure.add_argument("--model", choices=MODELS, default="demo", help="all but demo: random, in real shapes")
         measure.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-        measure.add_argument("--cache", type=Path, metavar="FOLDER", help="keep models and artifact sets here")
-        measure.add_argument("--json", type=Path, metavar="FILE", help="write tables and raw samples")
+        add_files(measure)
         measure.add_argument("--png", type=Path, metavar="FILE", help="draw a picture; needs snapcap[bench]")
         module.add_arguments(measure)
     return parser

@@ -21,8 +21,6 @@ import logging
 import multiprocessing
 import os
 import statistics
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -31,9 +29,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from snapcap.benchmarks.harness.common import ROOT, environment, scratch
+from snapcap.benchmarks.harness.arguments import make_parser
+from snapcap.benchmarks.harness.common import scratch
 from snapcap.benchmarks.harness.processes import cpu_seconds, tree_cpu_seconds
 from snapcap.benchmarks.harness.workload import open_workload
+from snapcap.benchmarks.load.http_load import start_clients
 from snapcap.benchmarks.load.waiting_engine import IMAGE_SIZE, LIMITS, Words, serve_waiting
 from snapcap.benchmarks.report.tables import Report, number
 from snapcap.models.processing.transform import ImageTransform
@@ -101,21 +101,8 @@ def ended(error: Exception) -> None:
 
 def measure(port: int, images: Path, options: argparse.Namespace, clocks: list[Callable[[], float]]) -> list[float]:
     """CPU milliseconds a request by each clock, under one stretch of load."""
-    command = [
-        sys.executable,
-        "-m",
-        "snapcap.benchmarks.load.clients",
-        "--port",
-        str(port),
-        "--images",
-        str(images),
-    ]
-    command += ["--clients", str(options.clients), "--seconds", str(options.seconds)]
-    command += [] if options.form == "raw" else [f"--{options.form}"]
-    with subprocess.Popen(
-        command, cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as client:
-        assert client.stdin is not None
+    form = () if options.form == "raw" else (f"--{options.form}",)
+    with start_clients(port, images, options.clients, options.seconds, *form) as client:
         assert client.stdout is not None
         client.stdout.readline()  # connected
         before = [clock() for clock in clocks]
@@ -182,7 +169,7 @@ def run(options: argparse.Namespace, images: Path, processes: int) -> list[list[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--form", choices=FORMS, default="raw", help="how the image is sent to /v1/caption")
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=5.0)
