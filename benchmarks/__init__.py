@@ -1,1 +1,1 @@
-"""Measurements of snapcap beside its peers: `snapcap bench`, and `python -m benchmarks.NAME`."""
+"""Measures snapcap beside its peers: `snapcap bench`, and `python -m snapcap.benchmarks.ROOM.NAME`."""

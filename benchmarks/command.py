@@ -1,4 +1,4 @@
-"""The options of `snapcap bench`, and which module measures what."""
+"""Parses the options of `snapcap bench`, and runs the measurement that they name."""
 
 import argparse
 import contextlib
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from snapcap.benchmarks.compile import modes
+from snapcap.benchmarks.harness.arguments import add_files
 from snapcap.benchmarks.harness.workload import MODELS
 from snapcap.benchmarks.load import latency, throughput
 from snapcap.benchmarks.report.charts import ChartsError, require_matplotlib
@@ -47,12 +48,11 @@ def make_parser() -> argparse.ArgumentParser:
     )
     adder = parser.add_subparsers(dest="measure", metavar="WHAT", title="what", required=True)
     for name, module in MEASURES.items():
-        text = (module.__doc__ or "").partition("\n")[0].partition(": ")[2]
+        text = (module.__doc__ or "").partition("\n")[0].removesuffix(".")
         measure = adder.add_parser(name, help=text, description=module.__doc__, allow_abbrev=False)
         measure.add_argument("--model", choices=MODELS, default="demo", help="all but demo: random, in real shapes")
         measure.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
-        measure.add_argument("--cache", type=Path, metavar="FOLDER", help="keep models and artifact sets here")
-        measure.add_argument("--json", type=Path, metavar="FILE", help="write tables and raw samples")
+        add_files(measure)
         measure.add_argument("--png", type=Path, metavar="FILE", help="draw a picture; needs snapcap[bench]")
         module.add_arguments(measure)
     return parser

@@ -1,1 +1,1 @@
-"""Model definitions as pure region functions, their weights, preprocessing and tokenizer. Torch only."""
+"""Defines captioners as pure region functions, with their weights, preprocessing and tokenizer. Torch only."""

@@ -1,4 +1,4 @@
-"""Model dimensions and generation defaults, read from a checkpoint folder's JSON files.
+"""Reads model dimensions and generation defaults from a checkpoint folder's JSON files.
 
 Everything that snapcap does not support is refused here, by name, before a tensor is read.
 """

@@ -1,4 +1,4 @@
-"""The dimensions of a captioner's parts: what its regions are built from, whatever checkpoint they came from.
+"""Defines the dimensions of a captioner's parts, from which its regions are built, whatever checkpoint it is.
 
 Everything here but the special tokens is a factor of the artifact key.
 """

@@ -1,4 +1,4 @@
-"""Defines what all errors are that a user can mend."""
+"""Defines the base class of all errors that a user can mend; all layers import it, so it imports nothing."""
 
 
 class UserError(RuntimeError):

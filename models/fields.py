@@ -1,4 +1,4 @@
-"""The fields of a checkpoint's JSON files: each read with its type checked, or refused by name."""
+"""Reads the fields of a checkpoint's JSON files, each with its type checked or refused by name."""
 
 import json
 import math

@@ -1,4 +1,7 @@
-"""Rename tables: what a family calls its tensors -> what snapcap calls them."""
+"""Renames the tensors of a family's checkpoints to snapcap's names, by tables of patterns.
+
+Dimensions and families both import it, so it stands before either.
+"""
 
 import re
 from collections.abc import Iterable

@@ -1,1 +1,1 @@
-"""HTTP, scheduling and metrics around the warm callables."""
+"""Serves a captioner's warm callables over HTTP: scheduling, processes, metrics and the command line."""

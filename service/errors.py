@@ -1,4 +1,4 @@
-"""Every way a request can fail. Status, code and title are class attributes; `api/problems.py` renders them.
+"""Defines every way a request can fail, each with its status, code and title; `api/problems.py` renders them.
 
     ServiceError                    500
     ├── BadRequest                  400  bad_request

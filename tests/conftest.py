@@ -1,4 +1,4 @@
-"""Fixtures shared by all tests: the demo model with its artifacts, and random captioners of any shape."""
+"""Provides the demo model with its artifacts, and random captioners of any shape, to all tests."""
 
 import fcntl
 import json

@@ -1,1 +1,1 @@
-"""From weights to warm callables: buckets, backends, artifacts and the start itself. No HTTP, no Prometheus."""
+"""Turns weights into warm callables: buckets, backends, artifacts and the start itself. No HTTP, no Prometheus."""

@@ -1,4 +1,4 @@
-"""Says what went wrong in one line, with what to do about it."""
+"""Defines the errors of a start and a build, and puts any error into one line that says what to do."""
 
 import errno
 

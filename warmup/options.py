@@ -1,4 +1,4 @@
-"""Defines what a start is told: the warm-up's own configuration, wherever it was read from."""
+"""Defines the options of a start and of its artifact store: the warm-up's own configuration."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

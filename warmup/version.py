@@ -1,4 +1,4 @@
-"""The version of snapcap that is running."""
+"""Reads the version of snapcap that is running."""
 
 from importlib.metadata import PackageNotFoundError, version
 

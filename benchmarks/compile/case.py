@@ -1,4 +1,4 @@
-"""One way to compile a captioner, in a process of its own; marks each stretch of its start.
+"""Compiles a captioner in one way, in a process of its own, and marks each stretch of its start.
 
     python -m snapcap.benchmarks.compile.case regional --model FOLDER --image FILE
         [--save FOLDER | --restore FOLDER]
@@ -9,7 +9,6 @@ encode and a decode step at each bucket, before and after they are captured. No 
 the advantage of these strategies. `snapcap bench startup` and `modes` run this.
 """
 
-import argparse
 import shutil
 import statistics
 import sys
@@ -20,39 +19,14 @@ from pathlib import Path
 from typing import Any
 
 from snapcap.benchmarks.compile.steps import COMPONENTS, MODES, WAYS, CompiledSteps, How
+from snapcap.benchmarks.harness.arguments import make_parser
 from snapcap.benchmarks.harness.marks import mark, memory, result
+from snapcap.benchmarks.harness.workload import open_model, start_options
 from snapcap.service.config.option import parse_buckets
 
 REPEATS = 30
 CAPTIONS = 10
 TOKENS = 20
-
-
-def load(options: argparse.Namespace) -> tuple[Any, Any, Any, Any]:
-    """Model, device and plan, as the server has them, and the pixels of the image."""
-    from snapcap.warmup.options import StartOptions, StoreOptions
-    from snapcap.warmup.plan.plan import make_plan
-    from snapcap.warmup.runtime.device import open_device
-    from snapcap.warmup.runtime.loaded_model import load_model
-    from snapcap.warmup.start.preparation import read_checkpoint
-
-    start = StartOptions(
-        options.model,
-        Path(),
-        StoreOptions(Path()),
-        device=options.device,
-        backend="eager",
-        buckets=parse_buckets(options.buckets),
-        threads=options.threads,
-    )
-    checkpoint = read_checkpoint(start)
-    plan = make_plan(checkpoint.config, start)
-    mark("checkpoint")
-    device, dtype = open_device(plan)
-    mark("device_init")
-    model = load_model(checkpoint.folder, checkpoint.config, checkpoint.transform, plan, device, dtype)
-    mark("load_weights")
-    return model, device, plan, checkpoint.transform.decode(options.image.read_bytes()).pixels
 
 
 def first_steps(steps: CompiledSteps, buckets: tuple[int, ...]) -> dict[str, float]:
@@ -140,7 +114,7 @@ def save(folder: Path) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("way", choices=WAYS)
     parser.add_argument("--model", required=True, help="checkpoint folder")
     parser.add_argument("--image", type=Path, required=True, help="the image to caption")
@@ -158,7 +132,12 @@ def main() -> int:
     import torch
 
     mark("import_torch")
-    model, device, plan, image = load(options)
+    buckets = parse_buckets(options.buckets)
+    start = start_options(
+        options.model, Path(), device=options.device, backend="eager", buckets=buckets, threads=options.threads
+    )
+    checkpoint, plan, model = open_model(start, mark)
+    device, image = model.state.tokens.device, checkpoint.transform.decode(options.image.read_bytes()).pixels
     how = How(options.way, options.only, {"encoder": options.encoder_mode, "decoder": options.decoder_mode})
     if how.way != "eager":
         import torch._dynamo

@@ -1,4 +1,4 @@
-"""The cases of `snapcap bench modes` by name; what restores comes after what it restores."""
+"""Names the cases of `snapcap bench modes`; what restores comes after what it restores."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

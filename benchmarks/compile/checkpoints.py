@@ -1,4 +1,4 @@
-"""One artifact set, two checkpoints of the same shapes: both served compiled, nothing built.
+"""Serves two checkpoints of the same shapes from one artifact set: both run compiled, and nothing is built.
 
     python -m snapcap.benchmarks.compile.checkpoints [--cache FOLDER] [--json FILE]
 
@@ -6,7 +6,6 @@ The second checkpoint is the demo model with every weight disturbed a little, as
 both are compared with their own eager ones; exits 1 where anything differs, or the store has changed.
 """
 
-import argparse
 import json
 import shutil
 import sys
@@ -14,6 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from snapcap.benchmarks.harness.arguments import add_files, make_parser
 from snapcap.benchmarks.harness.common import DEMO, build_store, samples, scratch, serve_command
 from snapcap.benchmarks.harness.server import serving
 from snapcap.benchmarks.report.tables import Report
@@ -55,9 +55,8 @@ def files(cache: Path) -> dict[str, int]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cache", type=Path, help="cache folder with the artifact store, built if it is missing")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the table")
+    parser = make_parser(__doc__)
+    add_files(parser)
     options = parser.parse_args()
     rows, good, all_captions = [], True, []
     with scratch(options.cache) as cache, tempfile.TemporaryDirectory(prefix="snapcap-bench-") as folder:

@@ -1,4 +1,4 @@
-"""`snapcap bench modes`: the ways and modes of torch.compile, what each costs at first and takes later.
+"""Measures the ways and modes of torch.compile: what each costs at first and takes later.
 
 Each case is a fresh process with empty caches (`benchmarks/compile/case.py`); seconds count from its spawn. What is
 restored is what the cold case before it has saved: torch's cache artifacts, and "as jit" the libraries that the jit
@@ -23,7 +23,7 @@ from snapcap.benchmarks.harness.arguments import add_cases, count, counts
 from snapcap.benchmarks.harness.common import fresh_caches, scratch
 from snapcap.benchmarks.harness.marks import read_marks, read_result
 from snapcap.benchmarks.harness.measurements import Samples
-from snapcap.benchmarks.harness.server import Process
+from snapcap.benchmarks.harness.server import run_measured
 from snapcap.benchmarks.harness.workload import FIRST_IMAGE, open_workload
 from snapcap.benchmarks.report.charts import draw_bars
 from snapcap.benchmarks.report.tables import Report
@@ -134,14 +134,9 @@ def measure(name: str, setup: Setup, kept: Path) -> dict[str, Any]:
         files = ("--save", str(kept / name))
     command = (sys.executable, "-m", "snapcap.benchmarks.compile.case", *case.options, *setup.options, *files)
     with tempfile.TemporaryDirectory(prefix="snapcap-bench-", ignore_cleanup_errors=True) as folder:
-        process = Process((*command, "--measure", "steps"), fresh_caches(Path(folder)))
-        try:
-            process.wait(CASE_LIMIT_S)
-            lines = process.log().splitlines()
-        finally:
-            process.stop()
+        spawned, lines = run_measured((*command, "--measure", "steps"), CASE_LIMIT_S, fresh_caches(Path(folder)))
     marks = read_marks(lines)
-    found = read_result(lines) | {f"until_{mark}": moment - process.spawned for moment, mark in marks}
+    found = read_result(lines) | {f"until_{mark}": moment - spawned for moment, mark in marks}
     # A token has been decoded after an image was encoded: once at the first bucket, and at last at all of them.
-    decoded = [moment - process.spawned for moment, mark in marks if mark == "compile_decoder"]
+    decoded = [moment - spawned for moment, mark in marks if mark == "compile_decoder"]
     return found | {"until_first_step": decoded[0], "until_all_buckets": decoded[-1]}

@@ -1,4 +1,4 @@
-"""The tables of `snapcap bench modes`: all beside eager."""
+"""Fills the tables of `snapcap bench modes`: all cases beside eager."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""An encode and a decode step over one model's static buffers, compiled in one of the ways there are."""
+"""Compiles an encode and a decode step over one model's static buffers, in one of the ways there are."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

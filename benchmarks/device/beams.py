@@ -1,4 +1,4 @@
-"""A decode step of one image's b beams beside that of b greedy rows, in the same bucket and one process.
+"""Times a decode step of one image's b beams beside one of b greedy rows, in the same bucket and process.
 
     python -m snapcap.benchmarks.device.beams [--model demo] [--backend aot|eager] [--device auto] [--buckets 4,8]
         [--json FILE]
@@ -13,9 +13,11 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from snapcap.benchmarks.harness.arguments import add_files, make_parser
 from snapcap.benchmarks.harness.common import build_store, scratch
-from snapcap.benchmarks.harness.workload import MODELS, Workload, open_workload
+from snapcap.benchmarks.harness.workload import MODELS, Workload, open_workload, start_options
 from snapcap.benchmarks.report.tables import Report, number
+from snapcap.service.config.option import parse_buckets
 
 if TYPE_CHECKING:
     from snapcap.warmup.plan.buckets import Bucket
@@ -31,23 +33,15 @@ CHECKED_TOKENS = 16
 
 def start(workload: Workload, options: argparse.Namespace, cache: Path) -> "Loaded":
     """The model as a server has it when it is ready."""
-    from snapcap.warmup.options import StartOptions, StoreOptions
     from snapcap.warmup.progress.status import StartupStatus
     from snapcap.warmup.progress.timeline import Timeline
     from snapcap.warmup.start.start import load
 
-    sizes = tuple(int(size) for size in options.buckets.split(",")) if options.buckets else ()
     if options.backend == "aot":
-        chosen = ("--buckets", options.buckets) if sizes else ()
+        chosen = ("--buckets", ",".join(map(str, options.buckets))) if options.buckets else ()
         build_store(cache, "--model", str(workload.folder), "--device", options.device, *chosen)
-    given = StartOptions(
-        str(workload.folder),
-        cache,
-        StoreOptions(cache / "store"),
-        device=options.device,
-        backend=options.backend,
-        buckets=sizes,
-        strict=True,
+    given = start_options(
+        workload.folder, cache, device=options.device, backend=options.backend, buckets=options.buckets, strict=True
     )
     return load(given, Timeline.since_exec(), StartupStatus())
 
@@ -138,14 +132,13 @@ def compare(loaded: "Loaded", images: list[Any]) -> list[list[str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--model", choices=MODELS, default="demo")
     parser.add_argument("--backend", choices=("aot", "eager"), default="aot")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--buckets", default="", help="as of `snapcap serve`")
+    parser.add_argument("--buckets", type=parse_buckets, default="auto", help="as of `snapcap serve`")
     parser.add_argument("--repeats", type=int, default=40)
-    parser.add_argument("--cache", type=Path, help="cache folder with the artifact store, built if it is missing")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write tables and samples")
+    add_files(parser)
     options = parser.parse_args()
     report = Report()
     with scratch(options.cache) as cache:

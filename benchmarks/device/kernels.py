@@ -1,4 +1,4 @@
-"""An encode and a decode step on CUDA at every bucket: plain regions, what Inductor makes of them, and fused ones.
+"""Times an encode and a decode step on CUDA at every bucket: plain regions, Inductor's kernels, and fused ones.
 
     python -m snapcap.benchmarks.device.kernels [--model vit-b16-gpt2] [--variants eager,inductor,fused]
         [--buckets 1,4,16,64]
@@ -16,16 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from snapcap.benchmarks.harness.arguments import add_files, make_parser, require_cuda
 from snapcap.benchmarks.harness.common import scratch
 from snapcap.benchmarks.harness.random_checkpoint import RANDOM_MODELS
-from snapcap.benchmarks.harness.workload import open_workload
+from snapcap.benchmarks.harness.workload import open_model, open_workload, start_options
 from snapcap.benchmarks.report.tables import Report, number
-from snapcap.warmup.runtime.readback import DeviceTimer
+from snapcap.service.config.option import parse_buckets
+from snapcap.warmup.progress.status import COMPONENTS
 
 if TYPE_CHECKING:
     from snapcap.models.regions.table import Region, RegionFunction
     from snapcap.warmup.plan.buckets import Bucket
     from snapcap.warmup.runtime.loaded_model import LoadedModel
+    from snapcap.warmup.runtime.readback import DeviceTimer
     from snapcap.warmup.runtime.runner import Runner
 
 REPLAYS, SERIES = 20, 5
@@ -51,15 +54,16 @@ class Compiled:
         return compiled
 
 
-def milliseconds(replay: Callable[[], object]) -> float:
-    """Of one replay, on the device."""
-    best = float("inf")
-    for _ in range(SERIES):
-        timer = DeviceTimer(torch.device("cuda"))
+def milliseconds(replay: Callable[[], object], timer: "Callable[[], DeviceTimer]") -> float:
+    """Of one replay, on the device: the fastest of some series, back to back."""
+
+    def series() -> float:
+        timing = timer()
         for _ in range(REPLAYS):
             replay()
-        best = min(best, timer.stop().seconds() * 1000 / REPLAYS)
-    return best
+        return timing.stop().seconds() * 1000 / REPLAYS
+
+    return min(series() for _ in range(SERIES))
 
 
 def measure(runner: "Runner", bucket: "Bucket") -> tuple[float, float]:
@@ -75,7 +79,8 @@ def measure(runner: "Runner", bucket: "Bucket") -> tuple[float, float]:
     runner.decode_step(bucket)
     runner.capture("encoder", bucket)
     runner.capture("decoder", bucket)
-    return milliseconds(runner.replay("encoder", bucket)), milliseconds(runner.replay("decoder", bucket))
+    encode, step = (milliseconds(runner.replay(part, bucket), runner.timer) for part in COMPONENTS)
+    return encode, step
 
 
 def limits(model: "LoadedModel", rows: int) -> tuple[float, float]:
@@ -93,18 +98,13 @@ def limits(model: "LoadedModel", rows: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=str(__doc__).split("\n", maxsplit=1)[0])
+    parser = make_parser(__doc__)
     parser.add_argument("--model", choices=tuple(RANDOM_MODELS), default="vit-b16-gpt2")
     parser.add_argument("--variants", default="eager,inductor,fused")
-    parser.add_argument("--buckets", default="1,4,16,64")
-    parser.add_argument("--cache", type=Path)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--buckets", type=parse_buckets, default="1,4,16,64")
+    add_files(parser)
     options = parser.parse_args()
-    if not torch.cuda.is_available():
-        raise SystemExit(
-            "snapcap.benchmarks.device.kernels needs a CUDA device; "
-            "on a CPU snapcap.benchmarks.device.steps compares the backends"
-        )
+    require_cuda("device.kernels", "on a CPU snapcap.benchmarks.device.steps compares the backends")
     torch._dynamo.config.recompile_limit = 64  # one code object for all buckets
     report, raw = Report(), {}
     with scratch(options.cache) as folder:
@@ -122,22 +122,11 @@ def main() -> None:
 
 
 def _variant(variant: str, options: argparse.Namespace, folder: Path) -> dict[int, dict[str, Any]]:
-    from snapcap.warmup.options import StartOptions, StoreOptions
-    from snapcap.warmup.plan.plan import make_plan
     from snapcap.warmup.runtime.backends.eager import EagerBackend
-    from snapcap.warmup.runtime.device import open_device
-    from snapcap.warmup.runtime.loaded_model import load_model
     from snapcap.warmup.runtime.runner import Runner, open_callables
-    from snapcap.warmup.start.preparation import read_checkpoint
 
-    sizes = tuple(int(size) for size in options.buckets.split(","))
-    start = StartOptions(
-        str(open_workload(options.model, folder).folder), folder, StoreOptions(folder / "store"), buckets=sizes
-    )
-    checkpoint = read_checkpoint(start)
-    plan = make_plan(checkpoint.config, start)
-    device, dtype = open_device(plan)
-    model = load_model(checkpoint.folder, checkpoint.config, checkpoint.transform, plan, device, dtype)
+    checkpoint = open_workload(options.model, folder).folder
+    _, plan, model = open_model(start_options(checkpoint, folder, buckets=options.buckets))
     backend = EagerBackend() if variant == "eager" else Compiled(model, variant == "fused")
     runner = Runner(model.config, model.regions, model.weights, model.state)
     found = {}

@@ -1,4 +1,4 @@
-"""How long a CUDA device waits between one decode step and the next, while the engine runs.
+"""Measures how long a CUDA device waits between one decode step and the next, while the engine runs.
 
     python -m snapcap.benchmarks.device.step_gaps [--model vit-b16-gpt2] [--rows 1,4,16,64] [--backend aot]
         [--cache FOLDER]
@@ -17,11 +17,11 @@ import argparse
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from unittest import mock
 
-from snapcap.benchmarks.harness.arguments import count, counts
+from snapcap.benchmarks.device.kernels import milliseconds
+from snapcap.benchmarks.harness.arguments import add_files, count, counts, make_parser, require_cuda
 from snapcap.benchmarks.harness.common import build_store, scratch
 from snapcap.benchmarks.harness.measurements import percentile
 from snapcap.benchmarks.harness.random_checkpoint import RANDOM_MODELS
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from snapcap.warmup.runtime.runner import Runner
-
-REPLAYS, SERIES = 20, 5
 
 
 class Event(Protocol):
@@ -121,17 +119,10 @@ def measure(opened: Opened, images: list[Any], rows: int, rounds: int, event: Ca
 
 
 def alone(opened: Opened, rows: int) -> float:
-    """Milliseconds of a step's graph, replayed back to back; the fastest of some series."""
+    """Milliseconds of a step's graph, replayed back to back."""
     runner = opened.loaded.runner
     replay = runner.replay("decoder", opened.loaded.plan.table.fit(rows))
-
-    def series() -> float:
-        timer = runner.timer()
-        for _ in range(REPLAYS):
-            replay()
-        return float(timer.stop().seconds()) * 1000 / REPLAYS
-
-    return float(opened.engine.call(lambda: min(series() for _ in range(SERIES))).result())
+    return float(opened.engine.call(lambda: milliseconds(replay, runner.timer)).result())
 
 
 def row(name: str, found: Gaps) -> list[str]:
@@ -158,23 +149,17 @@ def report(found: dict[tuple[int, str], Gaps]) -> Report:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--model", choices=tuple(RANDOM_MODELS), default="vit-b16-gpt2")
     parser.add_argument("--rows", type=counts, default="1,4,16,64", help="as 1,64 (default: %(default)s)")
     parser.add_argument("--rounds", type=count, default=20, help="captions of each row (default: %(default)s)")
     parser.add_argument("--backend", choices=("aot", "eager"), default="aot")
-    parser.add_argument("--cache", type=Path, help="cache folder with the artifact store, built if it is missing")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the table and every gap")
+    add_files(parser)
     options = parser.parse_args()
-    import torch
-
     from snapcap.warmup.runtime.readback import event
     from snapcap.warmup.runtime.runner import Runner
 
-    if not torch.cuda.is_available():
-        raise SystemExit(
-            "snapcap.benchmarks.device.step_gaps needs a CUDA device: a CPU works on the thread that launches"
-        )
+    require_cuda("device.step_gaps", "a CPU works on the thread that launches")
     buckets = ",".join(map(str, options.rows))
     found: dict[tuple[int, str], Gaps] = {}
     with scratch(options.cache) as cache:

@@ -1,17 +1,18 @@
-"""One encode and one decode step at every bucket, compiled beside eager, in one process without HTTP.
+"""Times one encode and one decode step at every bucket, compiled beside eager, in one process without HTTP.
 
     python -m snapcap.benchmarks.device.steps [--repeats 60] [--threads N] [--cache FOLDER] [--json FILE]
 
 Both run through the runner that serves, on the same weights and with the threads a server uses, and take turns.
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from snapcap.benchmarks.harness.arguments import add_files, make_parser
 from snapcap.benchmarks.harness.common import DEMO, build_store, samples, scratch
+from snapcap.benchmarks.harness.workload import open_model, start_options
 from snapcap.benchmarks.report.tables import Report, number, ratio
 
 LEAST_FASTER = 1.5
@@ -20,29 +21,20 @@ LEAST_FASTER = 1.5
 def measure(cache: Path, threads: int, repeats: int) -> tuple[dict[tuple[str, int, str], list[float]], int]:
     """Seconds by component, bucket and backend; and the threads they ran with."""
     from snapcap.models.processing.transform import ImageTransform
-    from snapcap.warmup.options import StartOptions, StoreOptions
     from snapcap.warmup.plan.buckets import Bucket
-    from snapcap.warmup.plan.plan import make_plan
     from snapcap.warmup.progress.status import COMPONENTS
     from snapcap.warmup.runtime.backends.aot import AotBackend
     from snapcap.warmup.runtime.backends.base import Backend
     from snapcap.warmup.runtime.backends.eager import EagerBackend
-    from snapcap.warmup.runtime.device import open_device
-    from snapcap.warmup.runtime.loaded_model import load_model
     from snapcap.warmup.runtime.runner import Runner, open_callables
     from snapcap.warmup.runtime.slot_request import Row
-    from snapcap.warmup.start.preparation import find_artifacts, read_checkpoint
+    from snapcap.warmup.start.preparation import find_artifacts
 
-    options = StartOptions(
-        str(DEMO), cache, StoreOptions(cache / "store"), device="cpu", backend="aot", threads=threads
-    )
-    checkpoint = read_checkpoint(options)
-    plan = make_plan(checkpoint.config, options)
+    options = start_options(DEMO, cache, device="cpu", backend="aot", threads=threads)
+    checkpoint, plan, model = open_model(options)
     artifacts = find_artifacts(checkpoint.config, plan, options, "aot")
     if not artifacts.hit:
         raise SystemExit(f"no artifacts: {artifacts.fetched.reason}")
-    device, dtype = open_device(plan)
-    model = load_model(checkpoint.folder, checkpoint.config, checkpoint.transform, plan, device, dtype)
     backends: dict[str, Backend] = {
         "eager": EagerBackend(),
         "aot": AotBackend(artifacts.fetched.entries, artifacts.signatures, model),
@@ -90,11 +82,10 @@ def report(seconds: dict[tuple[str, int, str], list[float]], threads: int) -> Re
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--repeats", type=int, default=60)
     parser.add_argument("--threads", type=int, default=0, help="0: as the server")
-    parser.add_argument("--cache", type=Path, help="cache folder with the artifact store, built if it is missing")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write tables and samples")
+    add_files(parser)
     options = parser.parse_args()
     with scratch(options.cache) as cache:
         build_store(cache, "--device", "cpu", "--threads", str(options.threads))

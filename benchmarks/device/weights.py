@@ -1,4 +1,4 @@
-"""Seconds that a checkpoint's weights take from a file in the page cache to a CUDA device.
+"""Times the way of a checkpoint's weights from a file in the page cache to a CUDA device.
 
     python -m snapcap.benchmarks.device.weights [--model vit-b16-gpt2] [--runs 5]
 
@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from unittest import mock
 
-from snapcap.benchmarks.harness.arguments import count
+from snapcap.benchmarks.harness.arguments import add_files, count, make_parser, require_cuda
 from snapcap.benchmarks.harness.common import ROOT, environment, scratch
 from snapcap.benchmarks.harness.marks import read_result, result
 from snapcap.benchmarks.harness.workload import MODELS, open_workload
@@ -81,22 +81,16 @@ def measure(folder: Path, runs: int) -> dict[str, list[dict[str, float]]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--model", choices=MODELS, default="vit-b16-gpt2")
     parser.add_argument("--runs", type=count, default=5, help="of each way (default: %(default)s)")
-    parser.add_argument("--cache", type=Path, help="where random checkpoints are kept")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the table and every run")
+    add_files(parser)
     parser.add_argument("--child", nargs=2, metavar=("WAY", "FOLDER"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
         load(options.child[0], Path(options.child[1]))
         return
-    import torch
-
-    if not torch.cuda.is_available():
-        raise SystemExit(
-            "snapcap.benchmarks.device.weights needs a CUDA device: on a CPU weights stay in the file's own pages"
-        )
+    require_cuda("device.weights", "on a CPU weights stay in the file's own pages")
     with scratch(options.cache) as folder:
         found = measure(open_workload(options.model, folder).folder, options.runs)
     medians = {way: statistics.median(run["seconds"] for run in runs) for way, runs in found.items()}

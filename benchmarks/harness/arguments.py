@@ -1,8 +1,28 @@
-"""Values of options, checked where they are read."""
+"""Parses values of options, checked where they are read, and adds the options that measurements share."""
 
 import argparse
 import math
 from collections.abc import Callable, Iterable
+from pathlib import Path
+
+
+def make_parser(text: str | None) -> argparse.ArgumentParser:
+    """A program's parser; ``text``: its docstring, which is shown as it stands."""
+    return argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def add_files(parser: argparse.ArgumentParser) -> None:
+    """`--cache` and `--json`, which every measurement has."""
+    parser.add_argument("--cache", type=Path, metavar="FOLDER", help="keep models and artifact sets here")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write tables and raw samples")
+
+
+def require_cuda(program: str, why: str) -> None:
+    """Raises SystemExit where there is no CUDA device."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise SystemExit(f"snapcap.benchmarks.{program} needs a CUDA device: {why}")
 
 
 def some_of(names: Iterable[str]) -> Callable[[str], list[str]]:

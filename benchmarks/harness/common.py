@@ -1,4 +1,4 @@
-"""Where things are, and how processes that are measured are started."""
+"""Knows where the demo model and its samples are, and with what environment measured processes are started."""
 
 import argparse
 import contextlib

@@ -1,4 +1,4 @@
-"""What a measured process tells of its own start: one line when a stretch of it is over.
+"""Marks the stretches of a measured process's start: it prints a line when one is over, and its parent reads them.
 
 Imports nothing that costs: the first mark of a child comes before its imports. The clock is CLOCK_MONOTONIC, which
 all processes of a machine share, so the parent can place the marks after the moment it spawned the child.

@@ -1,4 +1,4 @@
-"""Repeated measurements of cases that take turns, and what is quoted of them."""
+"""Repeats measurements of cases that take turns, and computes what is quoted of them."""
 
 import contextlib
 import math

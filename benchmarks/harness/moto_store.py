@@ -1,4 +1,4 @@
-"""An S3 server on loopback (moto, in its own process) with a signed artifact set in it."""
+"""Serves a signed artifact set from an S3 server on loopback (moto, in its own process)."""
 
 import contextlib
 import subprocess

@@ -1,4 +1,4 @@
-"""What the kernel tells of a running process and its children: memory, CPU time, and what it has started.
+"""Reads what the kernel tells of a running process and its children: memory, CPU time, and what it has started.
 
 No privileges are needed. Two looks at children complement each other. The kernel adds the page faults of every
 child that has ended, and of theirs, to its parent (proc(5), `cminflt`): 0 there and no living child means that no
@@ -163,11 +163,29 @@ def is_compiler(program: str) -> bool:
 
 def peak_host_bytes(pid: int) -> int | None:
     """The most physical memory the process has had (VmHWM), None where the kernel does not say."""
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    return None
+    return _field_bytes(pid, "status", "VmHWM:")
+
+
+def process_memory(pid: int) -> int:
+    """Bytes of one process: its proportional set size, in which a page that n processes share counts 1/n. Where the
+    kernel does not tell that, its resident set size. 0 when it has ended."""
+    proportional = _field_bytes(pid, "smaps_rollup", "Pss:")
+    return (_field_bytes(pid, "status", "VmRSS:") if proportional is None else proportional) or 0
+
+
+def tree_memory(pid: int) -> int:
+    """Bytes of ``pid`` and its descendants, each shared page once; 0 where none lives."""
+    return sum(map(process_memory, _tree(pid)))
+
+
+def tree_cpu_seconds(pid: int) -> float:
+    """CPU seconds of ``pid`` and its descendants so far."""
+    return sum(map(cpu_seconds, _tree(pid)))
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, be it waited for or not."""
+    return _stat(pid)[:1] in ([], ["Z"])
 
 
 def cpu_seconds(pid: int, thread: int | None = None) -> float:
@@ -215,6 +233,20 @@ def _smi(query: str) -> list[str]:
     command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
     return done.stdout.splitlines() if done.returncode == 0 else []
+
+
+def _tree(pid: int) -> list[int]:
+    """A process and its descendants."""
+    return [pid, *(child for child, _ in descendants(pid))]
+
+
+def _field_bytes(pid: int, file: str, field: str) -> int | None:
+    """A field of a file of /proc/PID that is in kB there; None when the process has ended, or has no such field."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        for line in Path(f"/proc/{pid}/{file}").read_text().splitlines():
+            if line.startswith(field):
+                return int(line.split()[1]) << 10
+    return None
 
 
 def _stat(pid: int | str) -> list[str]:

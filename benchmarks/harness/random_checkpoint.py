@@ -1,4 +1,4 @@
-"""A captioner with random weights in real shapes, as transformers' `save_pretrained` writes it.
+"""Writes a captioner with random weights in real shapes, as transformers' `save_pretrained` does.
 
     python -m snapcap.benchmarks.harness.random_checkpoint vit-b16-gpt2 FOLDER
 
@@ -6,7 +6,6 @@ Made without transformers and always the same for a seed. No token that ends a c
 caption is exactly as long as its limit for whoever serves it; its captions mean nothing.
 """
 
-import argparse
 import json
 import shutil
 import tempfile
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+from snapcap.benchmarks.harness.arguments import make_parser
 from snapcap.benchmarks.random_models import blip, vit_gpt2
 from snapcap.benchmarks.random_models.tensors import Shapes, TensorSpec
 
@@ -83,7 +83,7 @@ def _write_weights(model: RandomModel, path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("model", choices=RANDOM_MODELS)
     parser.add_argument("folder", type=Path)
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""Processes that are measured, with a clock that runs from just before they are spawned."""
+"""Runs measured processes and servers, with a clock that runs from just before they are spawned."""
 
 import base64
 import contextlib
@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 from snapcap.benchmarks.harness.common import ROOT, environment, free_port
 from snapcap.benchmarks.harness.http_probe import BINARY, Connection, Reply
@@ -34,6 +34,13 @@ class Endpoint:
 
 
 SNAPCAP_API = Endpoint("/v1/caption", "/readyz")
+
+
+class Measured(NamedTuple):
+    """When a process was spawned, on `time.monotonic`, and the lines that it has written."""
+
+    spawned: float
+    lines: list[str]
 
 
 class Process:
@@ -99,6 +106,20 @@ class Process:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._log.close()
+
+
+def run_measured(command: Sequence[str], limit: float, extra: Mapping[str, str] | None = None) -> Measured:
+    """Run a command that ends by itself.
+
+    Raises:
+        RuntimeError: it failed, or took longer than ``limit`` seconds.
+    """
+    process = Process(command, extra)
+    try:
+        process.wait(limit)
+        return Measured(process.spawned, process.log().splitlines())
+    finally:
+        process.stop()
 
 
 class Server(Process):

@@ -11,7 +11,6 @@ fourth process: what share of a CPU the machine gives) and `memory` (bytes of th
 A process of its own, because the interpreter lock of whoever attacks would be part of each latency.
 """
 
-import argparse
 import asyncio
 import json
 import os
@@ -21,7 +20,8 @@ import sys
 import threading
 import time
 
-from snapcap.benchmarks.harness.process_memory import tree_memory
+from snapcap.benchmarks.harness.arguments import make_parser
+from snapcap.benchmarks.harness.processes import tree_memory
 
 MEMORY_S = 0.2
 WORK_S, REST_S = 0.02, 0.4
@@ -117,7 +117,7 @@ async def watch(port: int, control_port: int, interval: float, output: Output) -
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--pid", type=int, help="of the server's first process; without it only probes are told")
     parser.add_argument("--interval", type=float, default=0.01, help="seconds between two probes")

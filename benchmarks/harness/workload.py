@@ -1,16 +1,22 @@
-"""What is served and asked in every benchmark: a checkpoint folder, and JPEGs as clients send them."""
+"""Opens what is served and asked in every benchmark: a checkpoint folder, and JPEGs as clients send them."""
 
 import io
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from snapcap.benchmarks.harness.common import DEMO, ROOT, environment, samples
 from snapcap.benchmarks.harness.random_checkpoint import RANDOM_MODELS
+from snapcap.warmup.options import StartOptions, StoreOptions
+
+if TYPE_CHECKING:
+    from snapcap.warmup.plan.checkpoint import Checkpoint
+    from snapcap.warmup.plan.plan import Plan
+    from snapcap.warmup.runtime.loaded_model import LoadedModel
 
 MODELS = ("demo", *RANDOM_MODELS)
 JPEG_SIZE = (500, 375)
@@ -72,6 +78,31 @@ def open_workload(name: str, cache: Path) -> Workload:
         subprocess.run(command, cwd=ROOT, env=environment(), check=True)
     images = {name: (data, None) for name, (data, _) in jpegs.items()}
     return Workload(name, folder, images, RANDOM_MODELS[name].shapes.new_tokens)
+
+
+def start_options(model: Path, cache: Path, **further: Any) -> StartOptions:
+    """As `snapcap serve` has them, with the artifact store in ``cache``."""
+    return StartOptions(str(model), cache, StoreOptions(cache / "store"), **further)
+
+
+def open_model(
+    options: StartOptions, mark: Callable[[str], object] = lambda _: None
+) -> "tuple[Checkpoint, Plan, LoadedModel]":
+    """A checkpoint on its device, as a start has it before anything is compiled. ``mark`` is told of each stretch
+    that is over."""
+    from snapcap.warmup.plan.plan import make_plan
+    from snapcap.warmup.runtime.device import open_device
+    from snapcap.warmup.runtime.loaded_model import load_model
+    from snapcap.warmup.start.preparation import read_checkpoint
+
+    checkpoint = read_checkpoint(options)
+    plan = make_plan(checkpoint.config, options)
+    mark("checkpoint")
+    device, dtype = open_device(plan)
+    mark("device_init")
+    model = load_model(checkpoint.folder, checkpoint.config, checkpoint.transform, plan, device, dtype)
+    mark("load_weights")
+    return checkpoint, plan, model
 
 
 def _jpeg(png: bytes) -> bytes:

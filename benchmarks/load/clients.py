@@ -1,4 +1,4 @@
-"""A lean HTTP load generator, run in processes of its own because it shares the CPUs with the server it measures.
+"""Generates HTTP load, in processes of its own because it shares the CPUs with the server it measures.
 
     python -m snapcap.benchmarks.load.clients --port 8000 --path /v1/caption --images FOLDER --clients 16
         --seconds 10
@@ -25,6 +25,7 @@ from typing import cast
 
 import uvloop
 
+from snapcap.benchmarks.harness.arguments import make_parser
 from snapcap.benchmarks.harness.http_probe import content_length, request_bytes
 from snapcap.benchmarks.harness.server import Endpoint
 from snapcap.benchmarks.harness.workload import read_images
@@ -181,7 +182,7 @@ async def run(options: argparse.Namespace) -> Tally:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--path", default="/v1/caption")
     form = parser.add_mutually_exclusive_group()

@@ -1,4 +1,4 @@
-"""Who is put under load by `snapcap bench latency` and `throughput`: this server's backends, and the peers."""
+"""Starts what `snapcap bench latency` and `throughput` put under load: this server's backends, and the peers."""
 
 import argparse
 import contextlib
@@ -15,7 +15,7 @@ from snapcap.benchmarks.harness.arguments import add_cases, add_serve, count
 from snapcap.benchmarks.harness.common import build_store, scratch, serve_command
 from snapcap.benchmarks.harness.http_probe import Connection
 from snapcap.benchmarks.harness.marks import read_result
-from snapcap.benchmarks.harness.server import SNAPCAP_API, Process, Server, serving
+from snapcap.benchmarks.harness.server import SNAPCAP_API, Server, run_measured, serving
 from snapcap.benchmarks.harness.workload import Workload, open_workload
 from snapcap.benchmarks.peers.commands import PEERS
 from snapcap.benchmarks.report.tables import Report
@@ -134,12 +134,7 @@ class Contenders:
 
     @staticmethod
     def _measured(module: list[str]) -> dict[str, Any]:
-        process = Process([sys.executable, "-m", *module])
-        try:
-            process.wait(ENGINE_LIMIT_S)
-            return read_result(process.log().splitlines())
-        finally:
-            process.stop()
+        return read_result(run_measured([sys.executable, "-m", *module], ENGINE_LIMIT_S).lines)
 
 
 def add_arguments(parser: argparse.ArgumentParser, default: tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""The engine without HTTP, in a process of its own: latency and captions/s of decoded images.
+"""Measures the engine without HTTP, in a process of its own: latency and captions/s of decoded images.
 
     python -m snapcap.benchmarks.load.engine --model FOLDER --backend aot --cache FOLDER --images FOLDER
         [--concurrency 1,64]
@@ -17,11 +17,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+from snapcap.benchmarks.harness.arguments import make_parser
 from snapcap.benchmarks.harness.marks import mark, memory, result
 from snapcap.benchmarks.harness.measurements import percentiles_ms
-from snapcap.benchmarks.harness.workload import read_images
+from snapcap.benchmarks.harness.workload import read_images, start_options
 from snapcap.service.config.option import parse_buckets
 
 FOREVER_S = 600.0
@@ -63,16 +64,14 @@ def open_engine(options: argparse.Namespace) -> Opened:
         RuntimeError: the start failed, or served another backend than was asked for.
     """
     from snapcap.service.engine.device_thread import DeviceThread
-    from snapcap.warmup.options import BackendChoice, StartOptions, StoreOptions
     from snapcap.warmup.progress.status import StartupStatus
     from snapcap.warmup.progress.timeline import Timeline
 
-    start = StartOptions(
-        str(options.model),
+    start = start_options(
+        options.model,
         options.cache,
-        StoreOptions(options.cache / "store"),
         device=options.device,
-        backend=cast("BackendChoice", options.backend),
+        backend=options.backend,
         buckets=parse_buckets(options.buckets),
         threads=options.threads,
         strict=True,
@@ -208,7 +207,7 @@ def captioned_right(opened: Opened, samples: list[tuple[bytes, str | None]]) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--model", type=Path, required=True, help="checkpoint folder")
     parser.add_argument("--images", type=Path, required=True, help="folder with images and captions.json")
     parser.add_argument("--cache", type=Path, required=True, help="cache folder with the artifact store")

@@ -1,4 +1,4 @@
-"""Captions/s of a folder beside those of the engine alone, in one process, on the same engine, in turn.
+"""Measures captions/s of a folder beside those of the engine alone, in one process, in turn.
 
     python -m snapcap.benchmarks.load.folder [--model demo] [--backend eager] [--rounds 5]
         [--seconds 6] [--cache FOLDER]
@@ -18,6 +18,7 @@ import time
 from functools import partial
 from pathlib import Path
 
+from snapcap.benchmarks.harness.arguments import add_files, make_parser
 from snapcap.benchmarks.harness.common import scratch
 from snapcap.benchmarks.harness.workload import MODELS, Workload, open_workload
 from snapcap.benchmarks.load.engine import Opened, ask, captioned_right, closed_loop, open_engine
@@ -150,7 +151,7 @@ def report(rounds: list[dict[str, float]], count: int) -> Report:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--model", choices=MODELS, default="demo")
     parser.add_argument("--backend", choices=("aot", "eager"), default="eager")
     parser.add_argument("--device", default="auto")
@@ -159,8 +160,7 @@ def main() -> None:
     parser.add_argument("--decode-threads", type=int, default=0, help="0: one for each CPU")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=6.0, help="of the engine, and about as long the folder")
-    parser.add_argument("--cache", type=Path, help="cache folder; for aot with the artifact store")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write tables and samples")
+    add_files(parser)
     options = parser.parse_args()
     with scratch(options.cache) as options.cache:
         workload = open_workload(options.model, options.cache)

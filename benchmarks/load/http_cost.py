@@ -1,4 +1,4 @@
-"""CPU time that a caption costs the server beside the model: in either process, and in its busiest thread.
+"""Measures the CPU time that a caption costs the server beside the model, by process and thread.
 
     python -m snapcap.benchmarks.load.http_cost [--form raw] [--clients 64] [--seconds 5] [--rounds 3]
         [--decode-processes 1,2]
@@ -21,8 +21,6 @@ import logging
 import multiprocessing
 import os
 import statistics
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -31,9 +29,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from snapcap.benchmarks.harness.common import ROOT, environment, scratch
-from snapcap.benchmarks.harness.processes import cpu_seconds, descendants
+from snapcap.benchmarks.harness.arguments import make_parser
+from snapcap.benchmarks.harness.common import scratch
+from snapcap.benchmarks.harness.processes import cpu_seconds, tree_cpu_seconds
 from snapcap.benchmarks.harness.workload import open_workload
+from snapcap.benchmarks.load.http_load import start_clients
 from snapcap.benchmarks.load.waiting_engine import IMAGE_SIZE, LIMITS, Words, serve_waiting
 from snapcap.benchmarks.report.tables import Report, number
 from snapcap.models.processing.transform import ImageTransform
@@ -101,21 +101,8 @@ def ended(error: Exception) -> None:
 
 def measure(port: int, images: Path, options: argparse.Namespace, clocks: list[Callable[[], float]]) -> list[float]:
     """CPU milliseconds a request by each clock, under one stretch of load."""
-    command = [
-        sys.executable,
-        "-m",
-        "snapcap.benchmarks.load.clients",
-        "--port",
-        str(port),
-        "--images",
-        str(images),
-    ]
-    command += ["--clients", str(options.clients), "--seconds", str(options.seconds)]
-    command += [] if options.form == "raw" else [f"--{options.form}"]
-    with subprocess.Popen(
-        command, cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as client:
-        assert client.stdin is not None
+    form = () if options.form == "raw" else (f"--{options.form}",)
+    with start_clients(port, images, options.clients, options.seconds, *form) as client:
         assert client.stdout is not None
         client.stdout.readline()  # connected
         before = [clock() for clock in clocks]
@@ -133,12 +120,6 @@ def clock_of(thread: threading.Thread) -> Callable[[], float]:
     return partial(time.clock_gettime, time.pthread_getcpuclockid(thread.ident))
 
 
-def decode_seconds(parts: Parts) -> float:
-    """CPU seconds of the decode processes."""
-    parent = parts.decoding.parent.pid
-    return sum(cpu_seconds(pid) for pid in [parent, *(pid for pid, _ in descendants(parent))])
-
-
 def run(options: argparse.Namespace, images: Path, processes: int) -> list[list[float]]:
     """The rounds, on a thread beside the server, which has this process's main thread, as it has in production."""
     settings = Settings(decoding=DecodingSettings(processes))
@@ -150,7 +131,7 @@ def run(options: argparse.Namespace, images: Path, processes: int) -> list[list[
         time.process_time,
         partial(cpu_seconds, engine, engine),
         partial(cpu_seconds, engine),
-        partial(decode_seconds, parts),
+        partial(tree_cpu_seconds, parts.decoding.parent.pid),
     ]
     listener = bind("127.0.0.1", 0)
     outcome: list[list[float]] = []
@@ -188,7 +169,7 @@ def run(options: argparse.Namespace, images: Path, processes: int) -> list[list[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--form", choices=FORMS, default="raw", help="how the image is sent to /v1/caption")
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=5.0)

@@ -1,4 +1,4 @@
-"""Load on one server from several client processes, and what it did meanwhile."""
+"""Loads one server from several client processes, and collects what it did meanwhile."""
 
 import json
 import subprocess
@@ -10,12 +10,11 @@ from typing import Any
 
 from snapcap.benchmarks.harness.common import ROOT, environment
 from snapcap.benchmarks.harness.measurements import percentiles_ms
-from snapcap.benchmarks.harness.processes import cpu_seconds, descendants
+from snapcap.benchmarks.harness.processes import tree_cpu_seconds
 from snapcap.benchmarks.harness.server import Server
 from snapcap.benchmarks.startup.start import SERVING_COMPILES
 
 COMPONENTS = ("encoder", "decoder")
-RAMP_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -76,18 +75,25 @@ class HttpLoad:
 
     def _client(self, server: Server, index: int, count: int) -> "subprocess.Popen[str]":
         share = self.clients // count + (index < self.clients % count)
-        command = [sys.executable, "-m", "snapcap.benchmarks.load.clients", "--port", str(server.port)]
-        command += ["--path", server.api.caption, "--images", str(self.images), "--clients", str(share)]
-        command += ["--json"] if server.api.json else []
-        command += ["--seconds", str(self.seconds), "--rate", str(self.rate / count), "--seed", str(index)]
-        return subprocess.Popen(
-            command, cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        further = ["--path", server.api.caption, *(["--json"] if server.api.json else [])]
+        further += ["--rate", str(self.rate / count), "--seed", str(index)]
+        return start_clients(server.port, self.images, share, self.seconds, *further)
 
 
-def tree_cpu_seconds(pid: int) -> float:
-    """CPU time of a server and of the worker processes it may have."""
-    return cpu_seconds(pid) + sum(cpu_seconds(child) for child, _ in descendants(pid))
+def start_clients(port: int, images: Path, clients: int, seconds: float, *further: str) -> "subprocess.Popen[str]":
+    """`benchmarks.load.clients`: it says when it is connected, and begins when it is told to."""
+    command = [
+        sys.executable,
+        "-m",
+        "snapcap.benchmarks.load.clients",
+        "--port",
+        str(port),
+        "--images",
+        str(images),
+    ]
+    command += ["--clients", str(clients), "--seconds", str(seconds), *further]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=ROOT, env=environment(), stdin=pipe, stdout=pipe, text=True)
 
 
 def padding(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""`snapcap bench latency`: percentiles over concurrency, in the engine and over HTTP, beside the peers.
+"""Measures percentiles of latency over concurrency, in the engine and over HTTP, beside the peers.
 
 One server at a time. Each concurrency is a closed loop of keep-alive clients that send JPEGs of 500 × 375; then an
 open loop at 70 % of the highest rate that was found, where latency is counted from the moment a request was due.

@@ -1,4 +1,4 @@
-"""`snapcap bench throughput`: captions/s in the engine and over HTTP, beside the peers.
+"""Measures captions/s in the engine and over HTTP, beside the peers.
 
 All servers run from the beginning; only one is under load at a time, and they take turns. Clients send JPEGs of
 500 × 375 over keep-alive connections, from processes of their own that share the CPUs; where captions are known,

@@ -1,4 +1,4 @@
-"""An engine process without a model: the real scheduler and engine over a device that only waits."""
+"""Runs an engine process without a model: the real scheduler and engine over a device that only waits."""
 
 import socket
 import sys

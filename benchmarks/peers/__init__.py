@@ -1,1 +1,1 @@
-"""What snapcap is measured against."""
+"""Runs the servers and libraries that snapcap is measured against."""

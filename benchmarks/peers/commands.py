@@ -1,30 +1,26 @@
-"""How each peer is started, and what must be installed for it."""
+"""Lists the peers: how each is started and asked, and which packages it needs."""
 
 import importlib.util
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from snapcap.benchmarks.harness.server import Endpoint
 from snapcap.benchmarks.harness.workload import Workload
 
-_TRANSFORMERS = "snapcap.benchmarks.peers.transformers_server"
-_LITSERVE = "snapcap.benchmarks.peers.litserve_server"
-
 
 @dataclass(frozen=True)
 class Peer:
-    """A server that is not ours. ``compiles``: its first captions take as long as its compiler."""
+    """A server that is not ours."""
 
     title: str
     module: str
     needs: tuple[str, ...]
     api: Endpoint
     options: tuple[str, ...] = ()
-    compiles: bool = False
 
-    def command(self, workload: Workload, device: str, *further: str) -> tuple[str, ...]:
+    def command(self, workload: Workload, device: str) -> tuple[str, ...]:
         model = ("--model", str(workload.folder), "--device", device)
-        return (sys.executable, "-m", self.module, *model, *self.options, *further)
+        return (sys.executable, "-m", self.module, *model, *self.options)
 
     @property
     def missing(self) -> list[str]:
@@ -32,31 +28,19 @@ class Peer:
         return [name for name in self.needs if importlib.util.find_spec(name) is None]
 
 
+_PLAIN = Peer(
+    "FastAPI + transformers generate",
+    "snapcap.benchmarks.peers.transformers_server",
+    ("transformers", "fastapi", "uvicorn"),
+    Endpoint("/caption", None),
+)
 PEERS = {
-    "transformers-eager": Peer(
-        "FastAPI + transformers generate",
-        _TRANSFORMERS,
-        ("transformers", "fastapi", "uvicorn"),
-        Endpoint("/caption", None),
-    ),
-    "transformers-1-thread": Peer(
-        "the same, set_num_threads(1)",
-        _TRANSFORMERS,
-        ("transformers", "fastapi", "uvicorn"),
-        Endpoint("/caption", None),
-        ("--threads", "1"),
-    ),
-    "transformers-compile": Peer(
-        "FastAPI + transformers, torch.compile",
-        _TRANSFORMERS,
-        ("transformers", "fastapi", "uvicorn"),
-        Endpoint("/caption", None),
-        ("--compile",),
-        compiles=True,
-    ),
+    "transformers-eager": _PLAIN,
+    "transformers-1-thread": replace(_PLAIN, title="the same, set_num_threads(1)", options=("--threads", "1")),
+    "transformers-compile": replace(_PLAIN, title="FastAPI + transformers, torch.compile", options=("--compile",)),
     "litserve": Peer(
         "LitServe + transformers generate",
-        _LITSERVE,
+        "snapcap.benchmarks.peers.litserve_server",
         ("transformers", "litserve"),
         Endpoint("/caption", "/health", json=True),
     ),

@@ -1,14 +1,14 @@
-"""transformers' `generate` without a server, in a process of its own: what the engine is compared with.
+"""Measures transformers' `generate` without a server, in a process of its own, to compare the engine with.
 
     python -m snapcap.benchmarks.peers.generate --model FOLDER --images FOLDER [--batches 1,64] [--compile]
 
 Prints one result line: for each batch size captions/s and percentiles of a whole batch, images decoded before.
 """
 
-import argparse
 import time
 from pathlib import Path
 
+from snapcap.benchmarks.harness.arguments import make_parser
 from snapcap.benchmarks.harness.marks import mark, memory, result
 from snapcap.benchmarks.harness.measurements import percentiles_ms
 from snapcap.benchmarks.harness.workload import read_images
@@ -32,7 +32,7 @@ def measure(captioner: Captioner, images: list[bytes], batch: int, seconds: floa
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--model", required=True, help="checkpoint folder")
     parser.add_argument("--images", type=Path, required=True, help="folder with images and captions.json")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")

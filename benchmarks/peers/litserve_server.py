@@ -1,4 +1,4 @@
-"""The peer with dynamic batching: LitServe and transformers' `generate`.
+"""Serves the peer with dynamic batching: LitServe and transformers' `generate`.
 
     python -m snapcap.benchmarks.peers.litserve_server --model models/demo --port 8101
 
@@ -6,7 +6,6 @@ Up to 64 images in one call of `generate`, which wait for each other 5 ms at mos
 the image comes as base64, as in its own examples.
 """
 
-import argparse
 import base64
 import json
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import litserve
 from fastapi import Response
 
+from snapcap.benchmarks.harness.arguments import make_parser
 from snapcap.benchmarks.harness.marks import mark
 from snapcap.benchmarks.peers.transformers_model import Captioner
 
@@ -49,7 +49,7 @@ class CaptionApi(litserve.LitAPI):  # type: ignore[misc, unused-ignore]  # untyp
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--model", default="models/demo", help="checkpoint folder")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--port", type=int, default=8101)

@@ -1,4 +1,4 @@
-"""transformers' own captioner over a checkpoint folder: what all peers run."""
+"""Opens transformers' own captioner over a checkpoint folder, which all peers run."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""The peer: FastAPI and transformers' `generate`, as one writes it who knows both and has no tricks up his sleeve.
+"""Serves the plain peer: FastAPI and transformers' `generate`, without any tricks.
 
     python -m snapcap.benchmarks.peers.transformers_server --model models/demo --port 8100
 
@@ -6,9 +6,9 @@ The model is loaded before the port is bound, the endpoint is a plain `def`, whi
 and the body is the image itself.
 """
 
-import argparse
 from typing import Any
 
+from snapcap.benchmarks.harness.arguments import make_parser
 from snapcap.benchmarks.harness.marks import mark
 from snapcap.benchmarks.peers.transformers_model import Captioner
 
@@ -27,7 +27,7 @@ def create_app(captioner: Captioner) -> Any:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--model", default="models/demo", help="checkpoint folder")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--port", type=int, default=8100)

@@ -1,1 +1,4 @@
-"""Captioners of random weights in real shapes, one file a family. No transformers, and no torch at import."""
+"""Describes captioners of random weights in real shapes, one file a family.
+
+It needs no transformers, and imports no torch.
+"""

@@ -1,4 +1,4 @@
-"""BLIP, as `BlipForConditionalGeneration.save_pretrained` writes it.
+"""Describes BLIP's tensors and files, as `BlipForConditionalGeneration.save_pretrained` writes them.
 
 BLIP needs an end token, [SEP], and transformers counts what comes before it or [PAD]: the head's bias keeps both
 from ever being chosen.
@@ -15,6 +15,8 @@ from snapcap.benchmarks.random_models.tensors import (
     TensorSpec,
     linear,
     norm,
+    processor_config,
+    vit_config,
 )
 from snapcap.benchmarks.random_models.word_pieces import PADDING, SEP, start_id, word_piece_tokenizer
 
@@ -66,18 +68,7 @@ def _decoder(shapes: Shapes) -> Iterator[TensorSpec]:
 
 
 def files(shapes: Shapes) -> Files:
-    vision = {
-        "model_type": "blip_vision_model",
-        "image_size": shapes.image_size,
-        "patch_size": shapes.patch_size,
-        "hidden_size": shapes.width,
-        "num_hidden_layers": shapes.encoder_layers,
-        "num_attention_heads": shapes.heads,
-        "intermediate_size": shapes.inner,
-        "hidden_act": "gelu",
-        "attention_dropout": 0.0,
-        "layer_norm_eps": 1e-5,
-    }
+    vision = vit_config("blip_vision_model", shapes, attention_dropout=0.0, layer_norm_eps=1e-5)
     text = {
         "model_type": "blip_text_model",
         "vocab_size": shapes.vocab_size,
@@ -109,18 +100,14 @@ def files(shapes: Shapes) -> Files:
             "text_config": text,
         },
         "generation_config.json": {"max_new_tokens": shapes.new_tokens, "pad_token_id": PADDING},
-        "preprocessor_config.json": {
-            "image_processor_type": "BlipImageProcessor",
-            "do_convert_rgb": True,
-            "do_resize": True,
-            "do_rescale": True,
-            "do_normalize": True,
-            "size": {"height": shapes.image_size, "width": shapes.image_size},
-            "resample": 3,
-            "rescale_factor": 1 / 255,
-            "image_mean": [0.48145466, 0.4578275, 0.40821073],
-            "image_std": [0.26862954, 0.26130258, 0.27577711],
-        },
+        "preprocessor_config.json": processor_config(
+            "BlipImageProcessor",
+            shapes,
+            do_convert_rgb=True,
+            resample=3,
+            image_mean=[0.48145466, 0.4578275, 0.40821073],
+            image_std=[0.26862954, 0.26130258, 0.27577711],
+        ),
         "tokenizer_config.json": {
             "tokenizer_class": "BertTokenizer",
             "do_lower_case": True,

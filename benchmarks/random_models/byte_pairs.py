@@ -1,4 +1,4 @@
-"""A byte-level BPE tokenizer of any size, as GPT-2's."""
+"""Makes a byte-level BPE tokenizer of any size, as GPT-2's."""
 
 import random
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a family's file says of each tensor of its checkpoint."""
+"""Defines the shapes of a random model, and the description of a checkpoint's tensors and files."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -51,6 +51,32 @@ class Files:
 
     small: Mapping[str, Mapping[str, Any]]
     tokenizer: Mapping[str, Any]
+
+
+def vit_config(model_type: str, shapes: Shapes, **further: Any) -> dict[str, Any]:
+    """The encoder's part of a ``config.json``."""
+    return {
+        "model_type": model_type,
+        "image_size": shapes.image_size,
+        "patch_size": shapes.patch_size,
+        "hidden_size": shapes.width,
+        "num_hidden_layers": shapes.encoder_layers,
+        "num_attention_heads": shapes.heads,
+        "intermediate_size": shapes.inner,
+        "hidden_act": "gelu",
+        **further,
+    }
+
+
+def processor_config(kind: str, shapes: Shapes, **further: Any) -> dict[str, Any]:
+    """A ``preprocessor_config.json``."""
+    return {
+        "image_processor_type": kind,
+        **dict.fromkeys(("do_resize", "do_rescale", "do_normalize"), True),
+        "size": {"height": shapes.image_size, "width": shapes.image_size},
+        "rescale_factor": 1 / 255,
+        **further,
+    }
 
 
 def linear(name: str, outputs: int, inputs: int) -> Iterator[TensorSpec]:

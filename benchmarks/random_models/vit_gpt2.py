@@ -1,4 +1,4 @@
-"""A ViT encoder and a GPT-2 decoder, as `VisionEncoderDecoderModel.save_pretrained` writes them.
+"""Describes a ViT encoder and a GPT-2 decoder, as `VisionEncoderDecoderModel.save_pretrained` writes them.
 
 It has no end token at all.
 """
@@ -15,6 +15,8 @@ from snapcap.benchmarks.random_models.tensors import (
     TensorSpec,
     linear,
     norm,
+    processor_config,
+    vit_config,
 )
 
 
@@ -69,21 +71,8 @@ def _conv1d(name: str, inputs: int, outputs: int) -> Iterator[TensorSpec]:
 def files(shapes: Shapes) -> Files:
     last = shapes.vocab_size - 1  # the start token, as GPT-2's <|endoftext|>
     no_end = {"bos_token_id": last, "eos_token_id": None, "pad_token_id": last}
-    encoder = {
-        "model_type": "vit",
-        "image_size": shapes.image_size,
-        "patch_size": shapes.patch_size,
-        "num_channels": 3,
-        "hidden_size": shapes.width,
-        "num_hidden_layers": shapes.encoder_layers,
-        "num_attention_heads": shapes.heads,
-        "intermediate_size": shapes.inner,
-        "hidden_act": "gelu",
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-        "layer_norm_eps": 1e-12,
-        "qkv_bias": True,
-    }
+    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    encoder = vit_config("vit", shapes, num_channels=3, **no_dropout, layer_norm_eps=1e-12, qkv_bias=True)
     decoder = {
         "model_type": "gpt2",
         "vocab_size": shapes.vocab_size,
@@ -119,17 +108,9 @@ def files(shapes: Shapes) -> Files:
             "max_new_tokens": shapes.new_tokens,
             **no_end,
         },
-        "preprocessor_config.json": {
-            "image_processor_type": "ViTImageProcessor",
-            "do_resize": True,
-            "do_rescale": True,
-            "do_normalize": True,
-            "size": {"height": shapes.image_size, "width": shapes.image_size},
-            "resample": 2,
-            "rescale_factor": 1 / 255,
-            "image_mean": [0.5, 0.5, 0.5],
-            "image_std": [0.5, 0.5, 0.5],
-        },
+        "preprocessor_config.json": processor_config(
+            "ViTImageProcessor", shapes, resample=2, image_mean=[0.5, 0.5, 0.5], image_std=[0.5, 0.5, 0.5]
+        ),
         "tokenizer_config.json": {
             "tokenizer_class": "GPT2Tokenizer",
             "add_prefix_space": False,

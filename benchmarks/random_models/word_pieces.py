@@ -1,4 +1,4 @@
-"""A WordPiece tokenizer of any size, as BLIP's: BERT's uncased one and two tokens more at its end."""
+"""Makes a WordPiece tokenizer of any size, as BLIP's: BERT's uncased one and two tokens more at its end."""
 
 import random
 import string

@@ -1,4 +1,4 @@
-"""Pictures of measurements, through matplotlib, which is imported only when one is drawn."""
+"""Draws measurements with matplotlib, which is imported only when a picture is drawn."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

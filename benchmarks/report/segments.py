@@ -1,4 +1,4 @@
-"""A start cut into stretches that follow each other: they sum to its total, whatever ran beside what."""
+"""Cuts a start into stretches that follow each other: they sum to its total, whatever ran beside what."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

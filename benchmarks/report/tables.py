@@ -1,4 +1,4 @@
-"""Tables for the terminal, and everything measured as JSON with where and how it was measured."""
+"""Prints tables on the terminal, and writes everything measured as JSON, with where and how it was measured."""
 
 import contextlib
 import json

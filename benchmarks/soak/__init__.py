@@ -1,1 +1,1 @@
-"""Two servers behind a balancer, under traffic good and bad, while faults are injected."""
+"""Injects faults into two servers behind a balancer, under traffic good and bad."""

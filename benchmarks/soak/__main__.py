@@ -1,4 +1,4 @@
-"""Good and bad traffic on two servers behind a balancer, while faults are injected: what is lost, wrong, or hangs.
+"""Runs the campaign of faults: two servers behind a balancer, good and bad traffic, and what is lost or wrong.
 
     python -m snapcap.benchmarks.soak --minutes 30 [--seed N] [--faults all] [--device cpu] [--cache FOLDER]
         [--json FILE]
@@ -18,13 +18,12 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from random import Random
 from typing import Any
 
 from rich.console import Console
 
-from snapcap.benchmarks.harness.arguments import add_serve, count, some_of
+from snapcap.benchmarks.harness.arguments import add_files, add_serve, count, make_parser, some_of
 from snapcap.benchmarks.harness.common import SNAPCAP, scratch
 from snapcap.benchmarks.soak import soak_report
 from snapcap.benchmarks.soak.bad_clients import BadClients
@@ -52,15 +51,14 @@ SETTLE_S = 5.0
 
 
 def read_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, help="of all that is random; drawn and printed where it is not given")
     names = some_of(fault.name for fault in FAULTS)
     parser.add_argument("--faults", type=names, default="all", help="all, or some (default: %(default)s)")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--clients", type=count, default=6, help="good clients")
-    parser.add_argument("--cache", type=Path, help="folder that keeps the built artifacts for the next time")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write everything that was measured")
+    add_files(parser)
     add_serve(parser)
     return parser.parse_args()
 

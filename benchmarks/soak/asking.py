@@ -3,6 +3,12 @@
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
+
+from snapcap.benchmarks.harness.http_probe import request_bytes
+
+# A request whose connection is closed after the reply.
+lone_request = partial(request_bytes, close=True)
 
 
 class CutError(ConnectionError):
@@ -58,13 +64,3 @@ async def _reply(reader: asyncio.StreamReader) -> Reply:
             raise CutError("the reply was cut") from error
         raise ConnectionResetError("no reply") from error
     return Reply(int(line.split()[1]), fields, body, line + rest + body)
-
-
-def post(path: str, body: bytes, content_type: str) -> bytes:
-    """A request whose connection is closed after the reply."""
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {content_type}\r\nConnection: close\r\n"
-    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
-
-
-def get(path: str) -> bytes:
-    return f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()

@@ -1,4 +1,4 @@
-"""Clients that mean no good, or do not know better, straight at the servers: garbage, odd requests, half requests.
+"""Sends garbage, odd requests and half requests straight to the servers.
 
 Each reply must be none of 500: that would be a request at which the server itself failed.
 """
@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from snapcap.benchmarks.harness.common import samples
-from snapcap.benchmarks.soak.asking import ask, post
+from snapcap.benchmarks.soak.asking import ask, lone_request
 from snapcap.benchmarks.soak.replica import Replica
 
 _HEAD = b"POST /v1/caption HTTP/1.1\r\nHost: a\r\n"
@@ -40,7 +40,7 @@ def bad_requests() -> list[bytes]:
         _HEAD + b"Content-Length: -1\r\n\r\n",
         b"\x16\x03\x01" + b"\0" * 300 + b"\r\n\r\n",
     ]
-    return [*(post(*body) for body in bodies), *raw]
+    return [*(lone_request(*body) for body in bodies), *raw]
 
 
 class BadClients:

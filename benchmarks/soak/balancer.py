@@ -1,5 +1,6 @@
-"""A load balancer for HTTP, as an ingress is one: it sends to those that /readyz says are ready, and tries the
-other one where a reply says that it may.
+"""Balances HTTP load over servers, as an ingress does.
+
+It sends to those that /readyz says are ready, and tries the other one where a reply says that it may.
 
 Tried again elsewhere: a connection that was refused, or lost before the reply had begun (a caption changes nothing,
 so that to ask twice is harmless), and 429 or 503 with Retry-After. All else goes back to the client as it is.

@@ -1,4 +1,4 @@
-"""Clients that do as the server's API says: they know the right caption, and come again where they are told to.
+"""Sends requests as the server's API asks for: with a known caption, and again where it says so.
 
 Come again: a connection that was lost, 408 of a sender who was slow, 429 and 503 after their Retry-After, 502 and
 504 after a second. Everything else that is not the right caption is a request lost, or a caption wrong.
@@ -15,7 +15,7 @@ from typing import Any
 
 from snapcap.benchmarks.harness.common import samples
 from snapcap.benchmarks.load.clients import multipart
-from snapcap.benchmarks.soak.asking import Reply, ask, post
+from snapcap.benchmarks.soak.asking import Reply, ask, lone_request
 
 PATIENCE_S = 180.0
 TIMEOUT_S = 90.0
@@ -69,9 +69,9 @@ def requests() -> list[Request]:
             "/v2/models/demo/infer": ({"inputs": [tensor]}, lambda reply: str(reply["outputs"][0]["data"][0])),
         }
         for path, (document, read) in documents.items():
-            found.append(Request(path, post(path, json.dumps(document).encode(), JSON), caption, read))
+            found.append(Request(path, lone_request(path, json.dumps(document).encode(), JSON), caption, read))
         for kind, body in (("raw", (image, "image/png")), ("form", multipart(image))):
-            data = post("/v1/caption", *body)
+            data = lone_request("/v1/caption", *body)
             found.append(Request(f"/v1/caption {kind}", data, caption, lambda reply: str(reply["caption"])))
     return found
 

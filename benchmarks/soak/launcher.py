@@ -1,4 +1,6 @@
-"""`snapcap`, in whose engine process SIGUSR2 runs a kernel that asserts. Only the campaign starts servers this way.
+"""Runs `snapcap` with an engine process in which SIGUSR2 runs a kernel that asserts.
+
+Only the campaign of faults starts servers this way.
 
     python -m snapcap.benchmarks.soak.launcher serve …
 

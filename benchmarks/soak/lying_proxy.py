@@ -1,4 +1,4 @@
-"""A TCP proxy in front of a store that passes on, keeps silent, delays, cuts or corrupts what the store answers."""
+"""Proxies TCP in front of a store, and passes on, keeps back, delays, cuts or corrupts what the store answers."""
 
 import asyncio
 import contextlib

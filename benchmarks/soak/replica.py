@@ -1,4 +1,4 @@
-"""One server as Kubernetes keeps it: started again whenever it ends, and ended when /livez does not answer.
+"""Keeps one server as Kubernetes does: starts it again whenever it ends, and ends it when /livez does not answer.
 
 The numbers are those of `deploy/kubernetes`: three probes of /livez in a row, ten seconds apart, five seconds each.
 """
@@ -15,9 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from snapcap.benchmarks.harness.common import ROOT, environment, free_port
-from snapcap.benchmarks.harness.process_memory import tree_memory
-from snapcap.benchmarks.harness.processes import own_parts
-from snapcap.benchmarks.soak.asking import ask, get
+from snapcap.benchmarks.harness.processes import own_parts, tree_memory
+from snapcap.benchmarks.soak.asking import ask, lone_request
 
 LIVENESS_PERIOD_S = 10.0
 LIVENESS_TIMEOUT_S = 5.0
@@ -103,7 +102,7 @@ class Replica:
 
     async def is_ready(self) -> bool:
         with contextlib.suppress(OSError, TimeoutError):
-            return (await ask(self.port, get("/readyz"), 2.0)).status == 200
+            return (await ask(self.port, lone_request("/readyz"), 2.0)).status == 200
         return False
 
     async def _supervise(self) -> None:
@@ -134,7 +133,7 @@ class Replica:
             if start != self.starts:
                 failures, start = 0, self.starts
             try:
-                alive = (await ask(self.port, get("/livez"), LIVENESS_TIMEOUT_S)).status == 200
+                alive = (await ask(self.port, lone_request("/livez"), LIVENESS_TIMEOUT_S)).status == 200
             except (OSError, TimeoutError):
                 alive = False
             failures = 0 if alive else failures + 1

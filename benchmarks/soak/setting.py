@@ -1,4 +1,4 @@
-"""What the servers of a campaign stand on: a store behind a lying proxy, small file systems, own clocks."""
+"""Sets up what a campaign's servers stand on: a store behind a lying proxy, small file systems, own clocks."""
 
 import contextlib
 import glob

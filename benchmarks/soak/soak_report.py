@@ -1,4 +1,4 @@
-"""The table of a campaign, and whether it went well."""
+"""Prints the table of a campaign, and judges whether it went well."""
 
 from dataclasses import asdict
 from pathlib import Path

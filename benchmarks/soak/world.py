@@ -1,4 +1,7 @@
-"""What a fault can reach: the servers, the store's proxy, and the files beside them."""
+"""Defines a fault, and the world it can reach: the servers, the store's proxy, and the files beside them.
+
+It is the protocol between the campaign and the faults, which both import it.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager

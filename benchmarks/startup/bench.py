@@ -1,4 +1,4 @@
-"""How each case of `snapcap bench startup` is started, and what must be there before its clock runs."""
+"""Names the cases of `snapcap bench startup`, and prepares and starts each."""
 
 import importlib.util
 import shutil
@@ -14,9 +14,33 @@ from snapcap.benchmarks.harness.moto_store import S3Artifacts, s3_artifacts
 from snapcap.benchmarks.harness.server import Server
 from snapcap.benchmarks.harness.workload import FIRST_IMAGE, Workload
 from snapcap.benchmarks.peers.commands import PEERS
-from snapcap.benchmarks.startup.cases import FLOOR, IMPORT_TORCH
 from snapcap.benchmarks.startup.cold import BUILD_LIMIT_S, until_building, until_compiled
 from snapcap.benchmarks.startup.start import Machine, ServerStart, Start, expect, start_script
+
+FLOOR = "floor"
+IMPORT_TORCH = "import-torch"
+TITLES = {
+    FLOOR: "floor: import torch, device, weights",
+    IMPORT_TORCH: "python -c 'import torch'",
+    "eager": "snapcap, eager",
+    "aot": "snapcap, aot, folder store",
+    "aot-s3": "snapcap, aot, S3, nothing cached",
+    "jit": "snapcap, jit, caches restored",
+    "jit-cold": "snapcap, jit, nothing cached",
+    "cold": "snapcap, empty store, building",
+    "full-compile": "full-model torch.compile",
+    "full-compile-restored": "full-model torch.compile, restored",
+    "regional-compile": "regional torch.compile",
+    "regional-compile-restored": "regional torch.compile, restored",
+    **{name: peer.title for name, peer in PEERS.items()},
+}
+PEER = "transformers-eager"
+DEFAULT = (FLOOR, "aot", "eager", "cold", PEER)
+# These compile for as long as it takes, so once is enough; what they have compiled is kept for their warm case.
+ONCE = ("jit-cold", "full-compile", "regional-compile", "transformers-compile")
+# These are started once more to name the processes they start. In the first ones there must be no compiler.
+WARM = ("aot", "aot-s3", "eager")
+WATCHED = (*WARM, "jit")
 
 
 class UnavailableError(RuntimeError):

@@ -1,4 +1,4 @@
-"""What follows a start without artifacts: light load until everything is compiled, and what it cost the clients."""
+"""Loads a server lightly after a start without artifacts, until all is compiled, and times its clients."""
 
 import threading
 import time

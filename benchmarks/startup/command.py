@@ -1,4 +1,4 @@
-"""`snapcap bench startup`: from exec to the first caption, this server beside the field's ways to start.
+"""Measures starts, from exec to the first caption, of this server beside the field's ways to start.
 
 Every run is a fresh process with fresh compiler caches and a warm page cache; the cases take turns. Artifact sets
 are built first where a case needs one. A caption that is wrong is an error, not a result.
@@ -14,8 +14,7 @@ from snapcap.benchmarks.harness.common import scratch
 from snapcap.benchmarks.harness.workload import open_workload
 from snapcap.benchmarks.report.tables import Report
 from snapcap.benchmarks.startup import report as startup_report
-from snapcap.benchmarks.startup.bench import Bench
-from snapcap.benchmarks.startup.cases import DEFAULT, TITLES
+from snapcap.benchmarks.startup.bench import DEFAULT, TITLES, Bench
 from snapcap.benchmarks.startup.session import Session
 from snapcap.benchmarks.startup.start import Machine
 

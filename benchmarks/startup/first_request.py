@@ -1,4 +1,4 @@
-"""The first captions after READY beside later ones that follow a pause: what is being first, and what is idleness.
+"""Measures the first captions after READY beside later ones that follow a pause: being first, or idleness.
 
     python -m snapcap.benchmarks.startup.first_request [--model demo] [--device auto] [--runs 30] [--cache FOLDER]
         [--json FILE]
@@ -8,14 +8,12 @@ time at the moment it sees READY, and at the end a few times after a pause: a po
 nothing. A processor and a device that had nothing to do are slower for a moment, whoever asks.
 """
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import NamedTuple
 
-from snapcap.benchmarks.harness.arguments import add_serve, count
+from snapcap.benchmarks.harness.arguments import add_files, add_serve, count, make_parser
 from snapcap.benchmarks.harness.common import build_store, fresh_caches, scratch, serve_command
 from snapcap.benchmarks.harness.http_probe import Connection
 from snapcap.benchmarks.harness.measurements import Samples, percentile
@@ -99,12 +97,11 @@ def report(starts: list[dict[str, Caption]]) -> Report:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--model", choices=MODELS, default="demo")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     parser.add_argument("--runs", type=count, default=30)
-    parser.add_argument("--cache", type=Path, help="cache folder with models and artifact sets, made if missing")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write tables and samples")
+    add_files(parser)
     add_serve(parser)
     options = parser.parse_args()
     with scratch(options.cache) as cache:

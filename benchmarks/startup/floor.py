@@ -1,18 +1,18 @@
-"""The floor of every start: import torch, open the device, bring the weights there. Nothing is run.
+"""Measures the floor of every start: import torch, open the device, bring the weights there. Nothing is run.
 
     python -m snapcap.benchmarks.startup.floor --model FOLDER [--device cuda]
 
 Read as plainly as can be: safetensors to the device in the precision that is served, one tensor after the other.
 """
 
-import argparse
 from pathlib import Path
 
+from snapcap.benchmarks.harness.arguments import make_parser
 from snapcap.benchmarks.harness.marks import mark, memory, result
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--model", type=Path, required=True, help="checkpoint folder")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args()

@@ -1,4 +1,4 @@
-"""The tables and the picture of `snapcap bench startup`."""
+"""Fills the tables and draws the picture of `snapcap bench startup`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -9,7 +9,7 @@ from snapcap.benchmarks.harness.measurements import Samples
 from snapcap.benchmarks.report.charts import Bar, draw_waterfall
 from snapcap.benchmarks.report.segments import seconds_by_name
 from snapcap.benchmarks.report.tables import Report, number, ratio
-from snapcap.benchmarks.startup.cases import FLOOR, IMPORT_TORCH, PEER
+from snapcap.benchmarks.startup.bench import FLOOR, IMPORT_TORCH, PEER
 from snapcap.benchmarks.startup.session import CaseResult
 from snapcap.benchmarks.startup.start import Start
 

@@ -1,4 +1,4 @@
-"""The starts of several cases, in turn, within a time limit; a case that fails does not stop the others."""
+"""Runs the starts of several cases, in turn, within a time limit; a case that fails does not stop the others."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 from rich.console import Console
 
-from snapcap.benchmarks.startup.bench import Bench, UnavailableError
-from snapcap.benchmarks.startup.cases import FLOOR, ONCE, PEER, TITLES, WARM, WATCHED
+from snapcap.benchmarks.startup.bench import FLOOR, ONCE, PEER, TITLES, WARM, WATCHED, Bench, UnavailableError
 from snapcap.benchmarks.startup.start import Start
 
 

@@ -1,4 +1,4 @@
-"""One start of one case, from spawn to its first caption: how long, where the time went, what memory it took."""
+"""Measures one start of one case, from spawn to its first caption: how long, in which phases, with what memory."""
 
 import statistics
 import time
@@ -20,7 +20,7 @@ from snapcap.benchmarks.harness.processes import (
     own_parts,
     peak_host_bytes,
 )
-from snapcap.benchmarks.harness.server import SNAPCAP_API, START_LIMIT_S, Endpoint, Process, Server, serving
+from snapcap.benchmarks.harness.server import SNAPCAP_API, START_LIMIT_S, Endpoint, Server, run_measured, serving
 from snapcap.benchmarks.harness.workload import Workload
 from snapcap.benchmarks.report.segments import (
     CAPTION,
@@ -70,20 +70,15 @@ class Machine:
 def start_script(command: Sequence[str], machine: Machine, extra: Mapping[str, str], last: str) -> Start:
     """A child that marks its own start and ends; its last mark is the total."""
     before = machine.memory()
-    process = Process(command, extra)
-    try:
-        process.wait(START_LIMIT_S)
-        lines = process.log().splitlines()
-        marks, result = read_marks(lines), read_result(lines)
-    finally:
-        process.stop()
+    spawned, lines = run_measured(command, START_LIMIT_S, extra)
+    marks, result = read_marks(lines), read_result(lines)
     if not marks or marks[-1][1] != last:
         raise RuntimeError(f"the child did not come to {last!r}: {lines[-1:]}")
-    total = marks[-1][0] - process.spawned
+    total = marks[-1][0] - spawned
     numbers = {name: float(value) for name, value in result.items() if isinstance(value, int | float)}
     if before is not None and "device_used_mib" in numbers:
         numbers["device_mib"] = numbers["device_used_mib"] - before.used / (1 << 20)
-    return Start(total, from_marks(marks, process.spawned, total, last), numbers)
+    return Start(total, from_marks(marks, spawned, total, last), numbers)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What changes a row's scores before a token is chosen: penalties on what it already holds.
+"""Penalises tokens that a row already holds, in its scores, before a token is chosen.
 
 As transformers' processors of the same names, but for rows of different lengths, each with its own setting: shapes
 are fixed, so that a CUDA graph holds all of it.

@@ -1,4 +1,4 @@
-"""Random sampling of the next token, per row; temperature 0 keeps the greedy token.
+"""Samples the next token of each row at random; temperature 0 keeps the greedy token.
 
 Not a compiled region: it is a sort, which a compiler hands back to the same kernel, and a step in which
 every row is greedy never runs it.

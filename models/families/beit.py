@@ -1,4 +1,7 @@
-"""BEiT encoders of a vision-encoder-decoder (`microsoft/beit-base-patch16-224`, and DiT's document images)."""
+"""Reads BEiT encoders of a vision-encoder-decoder.
+
+Checkpoints are `microsoft/beit-base-patch16-224`, and DiT's document images.
+"""
 
 from snapcap.models.dimensions import BeitConfig
 from snapcap.models.families import vit

@@ -1,4 +1,7 @@
-"""BERT decoders of a vision-encoder-decoder (`BertLMHeadModel` with cross-attention), and what BERT's kin share."""
+"""Reads BERT decoders of a vision-encoder-decoder, and what BERT's kin share with them.
+
+The class is `BertLMHeadModel` with cross-attention.
+"""
 
 from snapcap.models.dimensions import BertConfig
 from snapcap.models.fields import Fields

@@ -1,4 +1,7 @@
-"""BLIP (`BlipForConditionalGeneration`): a ViT encoder and a BERT decoder without token types (Li et al., 2022)."""
+"""Reads BLIP (Li et al., 2022): a ViT encoder and a BERT decoder without token types.
+
+The class is `BlipForConditionalGeneration`.
+"""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""DeiT encoders: ViT with a distillation token after the class token (Touvron et al., 2020)."""
+"""Reads DeiT encoders: ViT with a distillation token after the class token (Touvron et al., 2020)."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""GPT-2 decoders of a vision-encoder-decoder (`GPT2LMHeadModel` with cross-attention)."""
+"""Reads GPT-2 decoders of a vision-encoder-decoder (`GPT2LMHeadModel` with cross-attention)."""
 
 from snapcap.models.dimensions import Gpt2Config
 from snapcap.models.fields import Fields

@@ -1,4 +1,4 @@
-"""RoBERTa decoders of a vision-encoder-decoder (`RobertaForCausalLM` with cross-attention).
+"""Reads RoBERTa decoders of a vision-encoder-decoder (`RobertaForCausalLM` with cross-attention).
 
 BERT but for three things: positions begin after the padding token's, the head's activation is always gelu, and
 its tensors have other names.

@@ -1,4 +1,4 @@
-"""TrOCR's decoder (`TrOCRForCausalLM`): BART's, with a plain head and learned or sinusoidal positions."""
+"""Reads TrOCR's decoder (`TrOCRForCausalLM`): BART's, with a plain head and learned or sinusoidal positions."""
 
 from snapcap.models.dimensions import BertConfig
 from snapcap.models.fields import Fields, is_whole

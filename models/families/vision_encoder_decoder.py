@@ -1,4 +1,4 @@
-"""`VisionEncoderDecoderModel`: an encoder of one family and a decoder of another."""
+"""Reads `VisionEncoderDecoderModel`: an encoder of one family and a decoder of another."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

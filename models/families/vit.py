@@ -1,4 +1,4 @@
-"""ViT encoders of a vision-encoder-decoder (`google/vit-base-patch16-224-in21k` and the like)."""
+"""Reads ViT encoders of a vision-encoder-decoder (`google/vit-base-patch16-224-in21k` and the like)."""
 
 from typing import TypedDict
 

@@ -1,4 +1,4 @@
-"""Bytes of a picture -> an upright RGB picture, with every way they can be bad told apart.
+"""Decodes the bytes of an image into upright RGB, and tells apart every way they can be bad.
 
 Only JPEG, PNG and WEBP are read, and of an animation the first frame. The size, the memory that it takes and the
 parts of the file are checked before a pixel is decoded: 236 KB of PNG can hold 300 MB.

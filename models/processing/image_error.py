@@ -1,4 +1,7 @@
-"""Names the ways in which a picture cannot be read, each with a reason for metrics and what to do. No Pillow."""
+"""Names the ways in which an image cannot be read, each with a reason for metrics and what to do. No Pillow.
+
+It stands alone for what it does not import: the HTTP process, which has no Pillow, knows the reasons too.
+"""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Estimates the bytes that it takes to decode a picture, from its header: what a pixel costs is a matter of format.
+"""Estimates from an image's header the bytes that it takes to decode, where a pixel's cost depends on the format.
 
 Never less than it takes: tests decode each format and mode in a fresh process and compare.
 """

@@ -1,4 +1,4 @@
-"""Counts the parts of a picture's file, before a codec sees it.
+"""Counts the parts of an image's file, before a codec sees it.
 
 What a file costs is not told by its pixels alone. Each scan of a progressive JPEG walks all coefficients again, for
 26 bytes of the file; each segment or chunk is an object of Pillow's, for 4 or 12; a compressed text may be a

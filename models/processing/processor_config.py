@@ -1,4 +1,4 @@
-"""The fields of a ``preprocessor_config.json``, as transformers 4 and 5 write them.
+"""Reads the fields of a ``preprocessor_config.json``, as transformers 4 and 5 write them.
 
 A missing field has the default of transformers' image processor of that name; a value that cannot be used is a
 ``ConfigError``.

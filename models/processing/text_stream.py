@@ -1,4 +1,4 @@
-"""The text of tokens as they are generated, in pieces that are never taken back."""
+"""Streams the text of tokens as they are generated, in pieces that are never taken back."""
 
 from collections.abc import Callable, Iterable
 from os.path import commonprefix

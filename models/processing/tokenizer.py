@@ -1,4 +1,4 @@
-"""Token ids <-> text, from a checkpoint's tokenizer files, without transformers."""
+"""Converts between token ids and text by a checkpoint's tokenizer files, without transformers."""
 
 import re
 from collections.abc import Iterable, Mapping

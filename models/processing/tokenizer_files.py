@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer files, `tokenizer.json` or the slow ones of three families -> a tokenizer."""
+"""Reads a checkpoint's tokenizer files: `tokenizer.json`, or the slow ones of three families."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path

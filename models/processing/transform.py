@@ -1,4 +1,6 @@
-"""A checkpoint's image processor: bytes -> uint8 pixels of the size its encoder takes -> normalised floats.
+"""Transforms the bytes of an image as a checkpoint's image processor does.
+
+They become uint8 pixels of the size its encoder takes, and those become normalised floats.
 
 Equal to transformers' image processors of ViT, DeiT, BEiT and BLIP (Pillow backend) but for transparent pixels and
 16-bit greys, and large JPEGs, which are decoded at a fraction of their size (``image.read_image``).

@@ -1,4 +1,4 @@
-"""A BEiT encoder's tensors, in the order its regions take them."""
+"""Arranges a BEiT encoder's tensors in the order its regions take them."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""A BERT-like decoder's tensors, in the order its regions take them."""
+"""Arranges a BERT-like decoder's tensors in the order its regions take them."""
 
 import math
 

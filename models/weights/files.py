@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint folder, from safetensors or ``.bin`` files, whole or sharded."""
+"""Reads the tensors of a checkpoint folder, from safetensors or ``.bin`` files, whole or sharded."""
 
 import json
 import pickle

@@ -1,4 +1,7 @@
-"""A GPT-2 decoder's tensors, in the order its regions take them. Its linear layers are stored [in, out]."""
+"""Arranges a GPT-2 decoder's tensors in the order its regions take them.
+
+Its linear layers are stored [in, out].
+"""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""A checkpoint's tensors on the device, in the order the regions take them."""
+"""Loads a checkpoint's tensors onto the device, in the order the regions take them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

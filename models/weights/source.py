@@ -1,4 +1,4 @@
-"""A checkpoint's tensors, handed out by name: checked, converted, and remembered, so that none is left over."""
+"""Hands out a checkpoint's tensors by name: checked, converted, and remembered, so that none is left over."""
 
 import torch
 from torch import Tensor

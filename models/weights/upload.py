@@ -1,4 +1,4 @@
-"""A checkpoint's tensors on their way to a CUDA device, through pinned memory.
+"""Uploads a checkpoint's tensors to a CUDA device, through pinned memory.
 
     readers        [ file's pages → own pinned chunk ] …      several, each with one chunk
     copy stream           [ chunk → device ][ chunk → device ] …

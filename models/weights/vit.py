@@ -1,4 +1,4 @@
-"""A ViT encoder's tensors, in the order its regions take them."""
+"""Arranges a ViT encoder's tensors in the order its regions take them."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,6 @@
-"""Says what a client may know of any exception, in the shape of the API that it asked: a problem of RFC 9457,
+"""Renders any exception as the error document of the API that was asked.
+
+For snapcap's own API that is a problem of RFC 9457,
 
     {"type": "urn:snapcap:problem:prompt_too_long", "title": "Prompt too long", "status": 422,
      "detail": "…what to do…", "instance": "/v1/caption", "error": "…the same sentence…",

@@ -1,4 +1,7 @@
-"""From the bytes of an image to its caption: what the routes call. No torch, and nothing heavy until `attach`."""
+"""Captions the bytes of an image for the routes: admission, decoding, the engine, and the text.
+
+It imports no torch, and nothing heavy until `attach`.
+"""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""What other threads have finished, on its way to the event loop."""
+"""Hands the results of other threads to the event loop, which is woken once for many."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""The options of a caption: one table that parses them and from which the OpenAPI document describes them.
+"""Parses the options of a caption by one table, from which the OpenAPI document describes them too.
 
 An option arrives as text (query parameter, form field) or as a JSON value. Text is read as the type of the
 option; a JSON value must have that type already.

@@ -1,4 +1,4 @@
-"""Between the event loop and the device: an image is decoded and a prompt tokenised, as far as the queue allows."""
+"""Prepares a request for the device: an image decoded and a prompt tokenised, as far as the queue allows."""
 
 import threading
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a client sees of a text while it is being generated: trimmed, and up to a stop sequence."""
+"""Trims a text while it is being generated, and ends it before a stop sequence."""
 
 from collections.abc import Sequence
 

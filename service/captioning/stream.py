@@ -1,4 +1,4 @@
-"""A caption on its way from the device thread, as text in pieces."""
+"""Streams a caption from the device thread to the event loop, as text in pieces."""
 
 import asyncio
 import time

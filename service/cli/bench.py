@@ -1,4 +1,4 @@
-"""`snapcap bench`: measure this server beside its peers."""
+"""Runs `snapcap bench`, which measures this server beside its peers."""
 
 import sys
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""`snapcap build`: compile, check and publish the artifacts of a model on this machine."""
+"""Runs `snapcap build`: compiles, checks and publishes the artifacts of a model on this machine."""
 
 import sys
 import time

@@ -1,4 +1,4 @@
-"""`snapcap explain`: what the artifact key is made of, and whether a start would find artifacts for it."""
+"""Runs `snapcap explain`: shows the factors of the artifact key, and whether a start would find artifacts."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""`snapcap keygen`: an Ed25519 key pair for signing artifacts."""
+"""Runs `snapcap keygen`: makes an Ed25519 key pair for signing artifacts."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Options of the HTTP server: where it listens, and what it lets its clients do."""
+"""Defines the options of the HTTP server: where it listens, and what it lets its clients do."""
 
 from dataclasses import dataclass
 from pathlib import Path

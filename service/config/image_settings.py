@@ -1,4 +1,4 @@
-"""The options that say how images are decoded."""
+"""Defines the options of decoding images."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""One configuration option: a dataclass field whose metadata says how to read, validate and describe it.
+"""Defines a configuration option: a dataclass field whose metadata says how to read, validate and describe it.
 
 `parse_*` functions turn the text of a command-line argument or an environment variable into a value; they raise
 ValueError with the end of the sentence "X must …".

@@ -1,4 +1,4 @@
-"""The one reader of the command line and of the environment. An argument wins over its variable.
+"""Reads the options from the command line and the environment; an argument wins over its variable.
 
 A variable that is set to the empty text counts as unset. Anything unknown or out of range raises SettingsError.
 """

@@ -1,4 +1,4 @@
-"""The whole configuration: frozen, validated at the edge (`config/reader.py`), never read from elsewhere.
+"""Defines the whole configuration as frozen dataclasses, which `config/reader.py` alone fills and validates.
 
 To add an option, add a field here; the command line, the environment, the help and the README table follow.
 """

@@ -1,4 +1,4 @@
-"""The settings of the command line, as the warm-up takes them."""
+"""Converts the settings of the command line into the options of the warm-up."""
 
 from dataclasses import asdict
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The options of artifact stores and of S3."""
+"""Defines the options of artifact stores and of S3."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The table of options for the README: `python -m snapcap.service.config.table`."""
+"""Prints the README's table of options: `python -m snapcap.service.config.table`."""
 
 from snapcap.service.config.option import options_of
 from snapcap.service.config.settings import GROUPS

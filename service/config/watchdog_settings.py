@@ -1,4 +1,4 @@
-"""The part of the configuration that is about what hangs."""
+"""Defines the time limits after which a hanging start, engine or event loop is given up."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""The ways a connection can fail before a request reaches the application, and the replies that say so.
+"""Defines the errors of a connection before its request reaches the application, and their replies.
 
 ServiceError                    500
 ├── BadRequest                  400

@@ -1,4 +1,4 @@
-"""Reads from a connection no faster than somebody takes what comes."""
+"""Reads from a connection no faster than its requests are answered."""
 
 import asyncio
 from collections.abc import Sized

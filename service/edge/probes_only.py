@@ -1,4 +1,4 @@
-"""Answers probes on the connections for which there is no room, and nothing else."""
+"""Answers nothing but probes on connections beyond the limit, until there is room again."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Judges a device by the turns that fail: fail their requests and go on, or give the device up. No torch."""
+"""Judges a device by its failed turns: fail their requests and go on, or give the device up. No torch."""
 
 import time
 from collections.abc import Callable

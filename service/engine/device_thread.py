@@ -1,4 +1,4 @@
-"""The device thread, from its first import of torch to its last decode step."""
+"""Runs the device thread, from its first import of torch to its last decode step."""
 
 import logging
 import threading

@@ -1,4 +1,4 @@
-"""The device thread: it owns the runner, and between two decode steps it admits waiting requests.
+"""Runs the engine on the device thread: steps the runner, and admits waiting requests between two decode steps.
 
 On a device that works while the host goes on, the next step is launched before the tokens of the last are read:
 

@@ -1,4 +1,4 @@
-"""What a request may ask of the slots and the caches. No torch."""
+"""Checks what a request asks for against the slots and the caches. No torch."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""How fast a queue is served."""
+"""Estimates from the last completions how long a queue takes."""
 
 from collections import deque
 

@@ -1,4 +1,4 @@
-"""What passes between the HTTP side and the device thread. No torch."""
+"""Defines a caption request, its completion, and the protocol of an engine that takes it. No torch."""
 
 from collections.abc import Callable
 from concurrent.futures import Future

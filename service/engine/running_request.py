@@ -1,4 +1,4 @@
-"""A request on the device, as the scheduler and the engine see it. No torch."""
+"""Tracks a request on the device: the slots it needs, its tokens, and why they end. No torch."""
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field

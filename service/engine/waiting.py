@@ -1,5 +1,4 @@
-"""The line of requests in front of the slots: who is next, who waits for a larger batch to be ready, who is lost.
-Pure Python, no torch."""
+"""Queues requests in front of the slots, some for larger batches that are not ready yet. Pure Python, no torch."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator

@@ -1,4 +1,4 @@
-"""What turns bytes into pixels, as who asks it sees it: threads of this process, or processes."""
+"""Defines the protocol of image decoders, which threads and processes implement, with its inputs and outcomes."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

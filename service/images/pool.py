@@ -1,4 +1,4 @@
-"""Decoding in processes, as the HTTP process sees it: it only passes bytes on, and hears what came of them.
+"""Decodes images in processes for the HTTP process, which only passes bytes on and hears what came of them.
 
     event loop ── bytes ──▶ an idle decode process ── pixels ──▶ a slot of the shared memory
          ▲                          │                                  │ whose number

@@ -1,4 +1,4 @@
-"""The picture that is decoded before any client's."""
+"""Reads the sample image, which is decoded before any client's."""
 
 from pathlib import Path
 

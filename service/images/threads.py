@@ -1,5 +1,7 @@
-"""Decoding on threads of this process, which cannot be ended: for pictures of one's own, and where another server
-is in front. `snapcap serve` decodes in processes."""
+"""Decodes images on threads of this process, which cannot be killed.
+
+They are for images of one's own, and where another server is in front. `snapcap serve` decodes in processes.
+"""
 
 import time
 from concurrent.futures import Executor

@@ -1,4 +1,4 @@
-"""Ends all that a process has started, and what that has started, also where the one in between is gone."""
+"""Ends all processes below this one, also those whose own parent has ended before."""
 
 import contextlib
 import ctypes

@@ -1,4 +1,4 @@
-"""Puts messages between processes of the server into bytes, and takes them out again.
+"""Packs messages between processes of the server into bytes, and unpacks them again.
 
 Pickles, as both ends are one program, and nobody else can reach the pair of sockets between them.
 """

@@ -1,4 +1,4 @@
-"""Pixels on their way from who decodes to the device: memory that all processes of a server see.
+"""Shares decoded pixels between the processes of a server, in one slot of memory for each request that waits.
 
 Each request that waits has a slot. Only what was once in use takes memory, and nothing is left behind: the file has
 no name.

@@ -1,4 +1,4 @@
-"""Counts the bytes that request bodies make the server hold, and refuses those above the share that they have."""
+"""Counts the bytes that request bodies make the server hold, and refuses those above their share."""
 
 import math
 import threading

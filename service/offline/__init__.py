@@ -1,1 +1,1 @@
-"""`snapcap caption`: files and folders through the server's engine, without the server."""
+"""Runs `snapcap caption`: files and folders through the server's engine, without the server."""

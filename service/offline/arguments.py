@@ -1,4 +1,4 @@
-"""What one `snapcap caption` is asked to do, and its options on the command line."""
+"""Defines the options of `snapcap caption`, and reads them into a job."""
 
 import argparse
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Captions every image of a list and writes them, until the list, the engine or the user's patience ends."""
+"""Captions every image of a list and writes the captions, until the list, the engine or a signal ends the run."""
 
 import signal
 import time

@@ -1,4 +1,4 @@
-"""`snapcap caption`: from what the operands name to captions written, and what is said at the end.
+"""Runs `snapcap caption`: finds the images, captions them, and says at the end which have none.
 
 Exit status 0: every image has its caption; 1: some have none, or the model did not start; 2: the command line is
 wrong, or captions are in the way; 130 or 143: ended by Ctrl-C or SIGTERM, and what was done is kept.

@@ -1,4 +1,4 @@
-"""Which images the operands of `snapcap caption` mean."""
+"""Finds the images that the operands of `snapcap caption` name."""
 
 import glob
 import os

@@ -1,4 +1,4 @@
-"""What goes wrong with one image, and what ends the whole run."""
+"""Defines the failure of one image, and the error that ends the whole run."""
 
 from dataclasses import dataclass
 

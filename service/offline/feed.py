@@ -1,4 +1,7 @@
-"""From paths to completions, in order: threads read and decode ahead of the engine, as far as memory allows."""
+"""Feeds an engine from image paths and yields the outcomes in order.
+
+Threads read and decode ahead of the engine, as far as memory allows.
+"""
 
 import logging
 import queue

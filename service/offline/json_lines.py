@@ -1,4 +1,7 @@
-"""Captions as JSON lines, `{"file_name": "a.jpg", "caption": "a red square"}`, as datasets' ImageFolder reads."""
+"""Writes captions as JSON lines, in the form that ImageFolder of `datasets` reads.
+
+{"file_name": "a.jpg", "caption": "a red square"}
+"""
 
 import json
 import os

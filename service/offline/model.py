@@ -1,4 +1,4 @@
-"""The device thread of a command that serves nobody else."""
+"""Loads a model and runs its device thread where there is no server."""
 
 import threading
 from dataclasses import dataclass

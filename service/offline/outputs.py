@@ -1,4 +1,4 @@
-"""Where captions go: printed lines, a file of JSON lines, sidecars."""
+"""Writes captions to the outputs of a job: printed lines, a file of JSON lines, sidecars."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""How far a run is: a bar on a terminal, a log line now and then anywhere else. On standard error."""
+"""Shows the progress of a run on standard error: a bar on a terminal, a log line now and then elsewhere."""
 
 import logging
 import sys

@@ -1,4 +1,4 @@
-"""Captions as `image.txt` beside `image.jpg`: the form that trainers of image models read."""
+"""Writes each caption as `image.txt` beside `image.jpg`, the form that trainers of image models read."""
 
 import contextlib
 import errno

@@ -1,4 +1,4 @@
-"""Whether a server that is ready builds what it started without, and when it begins."""
+"""Starts the background build of a server that is ready, where there is something to build."""
 
 import logging
 import threading

@@ -1,4 +1,4 @@
-"""The listening socket, which comes before anything else: nothing is imported here but `socket`."""
+"""Binds the listening socket before anything else happens; imports nothing but `socket`."""
 
 import socket
 

@@ -1,4 +1,4 @@
-"""The start within one process, as in a replica of Ray's: begins at once, and ends READY or FAILED."""
+"""Starts the model within the process that answers, as in a replica of Ray's, and ends READY or FAILED."""
 
 import threading
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The processes of a server beside the one that answers, and the memory that they share with it."""
+"""Forks the engine process and the parent of the decode processes, with the memory that all of them share."""
 
 import socket
 from collections.abc import Iterable

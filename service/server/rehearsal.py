@@ -1,4 +1,4 @@
-"""Captions before READY, as a client's: what a request would be the first to do is done by these."""
+"""Sends captions through the client's endpoint before READY, so that no client's is the first to do anything."""
 
 import asyncio
 import time

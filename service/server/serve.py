@@ -1,5 +1,6 @@
-"""`snapcap serve`, in the order that makes the start fast: bind, fork the other processes, import and build what
-answers. They import side by side, each with an interpreter's lock of its own.
+"""Runs `snapcap serve` in the order that starts fastest: bind, fork, then import and build what answers.
+
+The processes import side by side, each with an interpreter's lock of its own.
 """
 
 import gc

@@ -1,4 +1,4 @@
-"""How a start ends for those outside: READY, or FAILED with a sentence."""
+"""Ends a start for the outside: READY, or FAILED with a sentence."""
 
 import logging
 import sys

@@ -1,4 +1,4 @@
-"""uvicorn with an exit that drains before it closes."""
+"""Runs uvicorn with an exit that drains before it closes."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""Log lines on standard error: one a phase and one a request, as text or JSON.
+"""Writes log lines on standard error: one a phase and one a request, as text or JSON.
 
 The lines of requests that went well are written a moment later, many at once: each write is a system call, which
 lets go of Python's lock, and under load the event loop would wait for it at every request. All others are written

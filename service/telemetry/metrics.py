@@ -1,6 +1,6 @@
-"""Every metric that code observes, on an injected registry. Those read at scrape time: `start_metrics.py`.
+"""Records the metrics that code observes, on an injected registry; `start_metrics.py` has those read at scrapes.
 
-Who writes what: the engine, through the methods of `EngineObserver`, its steps, rows and tokens; the start sets
+The engine writes, through the methods of `EngineObserver`, its steps, rows and tokens; the start sets
 `queue_*` and `device_memory_allocated`; the captioner `image_decode*`; the request scope the `request*`.
 """
 

@@ -1,4 +1,4 @@
-"""Metrics of the start and of the process, read at scrape time from what the start records anyway."""
+"""Collects the metrics of the start and of the process at scrape time, from what the start records anyway."""
 
 import platform
 from collections.abc import Callable, Iterable, Iterator

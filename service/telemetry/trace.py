@@ -1,4 +1,4 @@
-"""The start as a Chrome trace, which ui.perfetto.dev and chrome://tracing open.
+"""Converts the start into a Chrome trace, which ui.perfetto.dev and chrome://tracing open.
 
 Trace Event Format: complete events ("X"), instants ("i") and names ("M"), in whole microseconds, here since exec.
 """

@@ -1,4 +1,4 @@
-"""The start as a picture of text, for whoever started the server by hand."""
+"""Draws the start as a picture of text, for a server that was started by hand."""
 
 from collections.abc import Sequence
 

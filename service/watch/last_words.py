@@ -1,4 +1,4 @@
-"""Signals that a process answers without Python, which a call into native code may hold up for ever."""
+"""Answers signals without Python, which a call into native code may hold up for ever: prints stacks, or ends."""
 
 import faulthandler
 import signal

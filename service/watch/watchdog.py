@@ -1,7 +1,8 @@
 """Counts ticks since something went on, and says when there have been too many.
 
-Ticks, not seconds of a clock: who was stopped together with what it watches (Ctrl-Z, a paused container, a machine
-that sleeps) finds one tick missed when it goes on, not an hour; and no clock that is set can end a server.
+Ticks, not seconds of a clock: a process that was stopped together with what it watches (Ctrl-Z, a paused container,
+a machine that sleeps) finds one tick missed when it goes on, not an hour; and no clock that is set can end a
+server.
 """
 
 from snapcap.models.errors import UserError

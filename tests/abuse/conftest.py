@@ -1,4 +1,4 @@
-"""One real server under all attacks; an attack that needs other options starts its own.
+"""Starts one real server for all attacks; an attack that needs other options starts its own.
 
 They end with this folder, a package for that reason: servers and what watches them would slow all later tests.
 """

@@ -20,8 +20,7 @@ from support.attack_pictures import (
 )
 from support.pictures import encoded, scene
 
-from snapcap.benchmarks.harness.process_memory import process_memory
-from snapcap.benchmarks.harness.processes import descendants
+from snapcap.benchmarks.harness.processes import descendants, process_memory
 from snapcap.service.images.processes.worker import SLACK
 from snapcap.service.images.processes.worker_handle import cpu_seconds
 from snapcap.service.memory.budget import MemoryBudget

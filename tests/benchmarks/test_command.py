@@ -7,7 +7,7 @@ import pytest
 from snapcap.benchmarks.command import make_parser
 from snapcap.benchmarks.harness.arguments import some_of
 from snapcap.benchmarks.peers.commands import PEERS
-from snapcap.benchmarks.startup.cases import TITLES
+from snapcap.benchmarks.startup.bench import TITLES
 from snapcap.service.cli.main import main
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from snapcap.benchmarks.harness.processes import own_parts
 from snapcap.benchmarks.harness.server import serving
-from snapcap.benchmarks.soak.asking import CutError, ask, get, post
+from snapcap.benchmarks.soak.asking import CutError, ask, lone_request
 from snapcap.benchmarks.soak.balancer import Balancer
 from snapcap.benchmarks.soak.faults.processes import ENGINE
 from snapcap.benchmarks.soak.good_clients import GoodClients, requests
@@ -84,7 +84,7 @@ def test_the_balancer_tries_again_what_may_be(first: bytes, status: int, asked: 
     async def run() -> tuple[int, list[int]]:
         good, failing = Answering(reply(200, b"good")), Answering(first)
         balancer = await balanced(good, failing)
-        found = await ask(balancer.port, get("/"), 5)
+        found = await ask(balancer.port, lone_request("/"), 5)
         await balancer.stop()
         return found.status, [good.asked, failing.asked]
 
@@ -94,7 +94,7 @@ def test_the_balancer_tries_again_what_may_be(first: bytes, status: int, asked: 
 def test_the_last_refusal_reaches_the_client() -> None:
     async def run() -> tuple[int, float | None]:
         balancer = await balanced(Answering(BUSY), Answering(BUSY))
-        found = await ask(balancer.port, get("/"), 5)
+        found = await ask(balancer.port, lone_request("/"), 5)
         await balancer.stop()
         return found.status, found.retry_after
 
@@ -146,7 +146,7 @@ def test_the_proxy_lies(lie: Lie, whole: bool) -> None:
         proxy.lie = lie
         await proxy.start()
         try:
-            return (await ask(proxy.port, get("/"), 10)).body
+            return (await ask(proxy.port, lone_request("/"), 10)).body
         except CutError:
             return b""
         finally:
@@ -162,7 +162,7 @@ def test_the_proxy_keeps_silent() -> None:
         proxy.lie = Lie.SILENCE
         await proxy.start()
         try:
-            await ask(proxy.port, post("/", b"x", "text/plain"), 0.5)
+            await ask(proxy.port, lone_request("/", b"x", "text/plain"), 0.5)
         finally:
             proxy.stop()
 

@@ -1,4 +1,4 @@
-"""One server with the demo model, under a name with a slash, for the clients of all APIs."""
+"""Starts one server with the demo model, under a name with a slash, for the clients of all APIs."""
 
 import re
 import subprocess

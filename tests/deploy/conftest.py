@@ -1,4 +1,4 @@
-"""Fixtures: the Dockerfile's instructions, and what kustomize makes of the overlays."""
+"""Provides the Dockerfile's instructions, and what kustomize makes of the overlays."""
 
 from pathlib import Path
 

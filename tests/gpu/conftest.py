@@ -1,4 +1,4 @@
-"""Tests on a CUDA device: python -m pytest tests/gpu. Without one they are skipped, each by its name.
+"""Runs tests on a CUDA device: python -m pytest tests/gpu. Without one they are skipped, each by its name.
 
 GPU_TESTS_DEVICE=cpu runs the same bodies on the CPU, so that only what CUDA itself does is left untested.
 """

@@ -1,4 +1,4 @@
-"""A server's parts around a fake engine: a real thread that completes requests once its gate is open."""
+"""Builds a server's parts around a fake engine: a real thread that completes requests once its gate is open."""
 
 import io
 import queue

@@ -1,5 +1,6 @@
-"""A real server under attack: /livez is measured all along, its memory before, meanwhile and after, its capacity
-afterwards. Bounds are of the server's own run: what /livez takes when nothing happens, what it holds before.
+"""Attacks a real server, and measures /livez and its memory all along and its capacity afterwards.
+
+Bounds are of the server's own run: what /livez takes when nothing happens, what it holds before.
 
     def test_something(abused: Abused) -> None:
         abused.withstands(lambda: exchange(abused.port, b"..."))
@@ -13,7 +14,7 @@ from pathlib import Path
 from support.full_capacity import full_capacity, wait_idle
 from support.server_process import ServerProcess
 
-from snapcap.benchmarks.harness.process_memory import tree_memory
+from snapcap.benchmarks.harness.processes import tree_memory
 from snapcap.benchmarks.harness.watching import ServerWatch, Window
 
 IDLE_S = 2.0

@@ -1,4 +1,4 @@
-"""Pictures whose files are small and whose decoding is not."""
+"""Makes images whose files are small and whose decoding is not."""
 
 import io
 import struct

@@ -1,4 +1,4 @@
-"""Beam searches over a runner without an engine, groups of rows in one bucket; and those of transformers."""
+"""Runs beam searches over a runner without an engine, groups of rows in one bucket; and those of transformers."""
 
 from collections.abc import Sequence
 from typing import Any

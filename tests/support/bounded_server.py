@@ -1,4 +1,4 @@
-"""The application behind the real server in a thread, and clients that speak bytes."""
+"""Runs the application behind the real server in a thread, with clients that speak bytes."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""Fixtures: headless Chromium through Playwright, and pages that may only talk to the server under test.
+"""Provides headless Chromium through Playwright, and pages that may only talk to the server under test.
 
 Every test run loads these fixtures; only tests of the page need Playwright.
 """

@@ -1,4 +1,4 @@
-"""Stores whose build was interrupted, made from one that is whole: a test then compiles little instead of much."""
+"""Makes stores whose build was interrupted, of one that is whole: a test then compiles little instead of much."""
 
 import shutil
 from collections.abc import Sequence

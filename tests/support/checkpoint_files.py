@@ -1,4 +1,4 @@
-"""What tests of checkpoints' sources write and find."""
+"""Provides the files of a safe checkpoint, and reads what a folder holds."""
 
 from pathlib import Path
 

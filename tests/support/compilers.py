@@ -1,4 +1,4 @@
-"""C++ compilers that are not what one hopes for."""
+"""Makes a C++ compiler that hangs."""
 
 import shutil
 from dataclasses import dataclass

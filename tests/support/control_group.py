@@ -1,4 +1,6 @@
-"""A memory control group as a container has it, and a server inside. Run as a program: joins it, then is `snapcap`.
+"""Makes a memory control group as a container has it, and runs a server inside.
+
+Run as a program it joins the group, then is `snapcap`.
 
 python -P control_group.py GROUP_PROCS_FILE serve …
 """

@@ -1,4 +1,4 @@
-"""Decoding in processes, which are played by the test, and what is before and behind it."""
+"""Plays the decode processes, and what is before and behind them, for tests of decoding in processes."""
 
 import asyncio
 import socket

@@ -1,4 +1,4 @@
-"""Small random captioners on any device: transformers' answers, and our runner as a start makes it.
+"""Makes small random captioners on any device: transformers' answers, and our runner as a start makes it.
 
 What tests/gpu is made of. Nothing here is about CUDA alone, so that it can be run without it.
 """

@@ -1,4 +1,4 @@
-"""The order of tests where pytest-xdist spreads them over workers, a file each (`make test WORKERS=2`)."""
+"""Orders the tests for workers of pytest-xdist, a file each (`make test WORKERS=2`)."""
 
 from pathlib import Path
 

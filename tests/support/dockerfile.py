@@ -1,4 +1,4 @@
-"""The instructions of a Dockerfile, stage by stage."""
+"""Reads the instructions of a Dockerfile, stage by stage."""
 
 from dataclasses import dataclass
 from pathlib import Path

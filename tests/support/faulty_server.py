@@ -1,4 +1,6 @@
-"""`snapcap serve` with faults that a file switches on: python -m support.faulty_server FOLDER serve …
+"""Runs `snapcap serve` with faults that a file switches on.
+
+    python -m support.faulty_server FOLDER serve …
 
 A fault is on while FOLDER has a file of its name. `FaultyServer` starts one, and `switch` makes the file.
 """

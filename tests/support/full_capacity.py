@@ -1,4 +1,4 @@
-"""Whether a server has all of its capacity: good captions at once, and every place of its queue."""
+"""Checks whether a server has all of its capacity: good captions at once, and every place of its queue."""
 
 import contextlib
 import json

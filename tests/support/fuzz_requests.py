@@ -1,4 +1,4 @@
-"""Requests made of bytes, for what reads them; and what may come of it."""
+"""Makes requests of bytes for the readers of bodies, and checks what comes of them."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""What every fuzzer here shares: how much it tries, and the corpus in the tree.
+"""Sets how much every fuzzer tries, and reads the corpus in the tree.
 
 In CI the examples are the same each time. `FUZZ_EXAMPLES=200000 python -m pytest tests/fuzz` tries so many new ones
 of each kind.

@@ -1,4 +1,4 @@
-"""Pictures that are not what they say, or more than they seem: made here, so that each says how it was made."""
+"""Makes images that are not what they say, or more than they seem; each says how it was made."""
 
 import io
 import struct

@@ -1,4 +1,4 @@
-"""A web host on this machine that answers by the path, well or badly."""
+"""Runs a web host on this machine that answers by the path, well or badly."""
 
 import ssl
 import threading

@@ -1,4 +1,4 @@
-"""Two small regions compiled as the jit backend does, in a process of its own; prints what happened as JSON.
+"""Compiles two small regions as the jit backend does, in a process of its own; prints what happened as JSON.
 
 python -m support.jit_regions FOLDER [REDIS_URL]
 """

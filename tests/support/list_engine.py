@@ -1,4 +1,4 @@
-"""An engine over a runner of lists, on a thread of its own. No torch."""
+"""Runs an engine over a runner of lists, on a thread of its own. No torch."""
 
 import threading
 from collections.abc import Callable

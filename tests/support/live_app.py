@@ -1,4 +1,4 @@
-"""The application over services that a test holds in its hand, on a real port."""
+"""Serves the application on a real port, over services that a test holds in its hand."""
 
 import socket
 import threading

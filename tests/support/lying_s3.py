@@ -1,4 +1,4 @@
-"""An S3 server with one object, ``config.json`` under the prefix ``x`` of any bucket, that lies as it is told."""
+"""Serves one S3 object, ``config.json`` under the prefix ``x`` of any bucket, and lies as it is told."""
 
 import contextlib
 import re

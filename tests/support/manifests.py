@@ -1,4 +1,4 @@
-"""Kubernetes manifests: building overlays, and finding things in them."""
+"""Builds overlays of Kubernetes manifests, and finds things in them."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Hypothesis strategies that change good files as damage, chance and attackers do."""
+"""Changes good files as damage, chance and attackers do: strategies for Hypothesis."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal

@@ -1,4 +1,4 @@
-"""What tests do with the page in a browser."""
+"""Drives the page in a browser, and checks its accessibility."""
 
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Locator, Page

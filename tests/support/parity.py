@@ -1,4 +1,4 @@
-"""Our regions on a checkpoint folder, and images for them: what the parity tests of every family share."""
+"""Runs our regions on a checkpoint folder, and compares them with transformers for the tests of every family."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Pictures and preprocessor configurations for the tests of the image transform."""
+"""Makes images and preprocessor configurations for the tests of the image transform."""
 
 import io
 import json

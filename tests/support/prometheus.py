@@ -1,4 +1,4 @@
-"""A real Prometheus, which scrapes one server each second."""
+"""Runs a real Prometheus, which scrapes one server each second."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Random transformers captioners of every family that is small enough for a test."""
+"""Makes random transformers captioners of every family, small enough for a test."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Configurations of a vision-encoder-decoder's pairs other than ViT and GPT-2, for `random_captioners.pair`."""
+"""Configures a vision-encoder-decoder's pairs other than ViT and GPT-2, for `random_captioners.pair`."""
 
 from collections.abc import Callable
 from typing import Any

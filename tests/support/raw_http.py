@@ -1,4 +1,4 @@
-"""HTTP as bytes on a socket: what a client's library would refuse to send."""
+"""Sends HTTP as bytes on a socket: what a client's library would refuse to send."""
 
 import contextlib
 import socket

@@ -1,4 +1,4 @@
-"""The operators that an eager first caption runs, as `warmup.runtime.aoti.eager_launches` describes them."""
+"""Records the operators that an eager first caption runs, as `warmup.runtime.aoti.eager_launches` lists them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

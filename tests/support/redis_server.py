@@ -1,4 +1,4 @@
-"""Fixture: a real Redis."""
+"""Provides a real Redis."""
 
 import shlex
 import shutil

@@ -1,4 +1,4 @@
-"""What transformers' models generate: greedy tokens that never stop, without the start token, and their logits."""
+"""Generates with transformers' models: greedy tokens that never stop, without the start token, and their logits."""
 
 from typing import Any
 

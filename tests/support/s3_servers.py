@@ -1,4 +1,4 @@
-"""Fixtures: real S3 servers, moto and Ceph, and one that never answers."""
+"""Provides real S3 servers, moto and Ceph, and one that never answers."""
 
 import os
 import shutil

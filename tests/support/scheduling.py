@@ -1,4 +1,4 @@
-"""Requests for a scheduler, and a clock that the test moves. No torch."""
+"""Makes requests for a scheduler, and a clock that the test moves. No torch."""
 
 from concurrent.futures import Future
 from typing import Any

@@ -1,4 +1,4 @@
-"""Loaded by schemathesis: real images where the document says image, and a check in place of a stricter one."""
+"""Hooks into schemathesis: real images where the document says image, and a check in place of a stricter one."""
 
 import base64
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A real `snapcap` in a process of its own."""
+"""Runs a real `snapcap` in a process of its own."""
 
 import json
 import os

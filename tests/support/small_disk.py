@@ -1,4 +1,4 @@
-"""A disk that fills up: a file system of its own where that may be mounted, or one that only seems to be full."""
+"""Provides a disk that fills up: a file system of its own where one may be mounted, or one that seems full."""
 
 import contextlib
 import errno

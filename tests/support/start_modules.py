@@ -1,4 +1,4 @@
-"""A start in a process of its own, told by the modules it leaves imported."""
+"""Starts a model in a process of its own, and checks which modules it leaves imported."""
 
 import json
 from pathlib import Path

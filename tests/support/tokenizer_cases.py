@@ -1,4 +1,4 @@
-"""Small tokenizers, and ours against transformers' on their files."""
+"""Makes small tokenizers, and compares ours with transformers' on their files."""
 
 import json
 import random

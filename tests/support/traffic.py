@@ -1,4 +1,4 @@
-"""Requests of every kind that a server's metrics tell apart."""
+"""Sends requests of every kind that a server's metrics tell apart."""
 
 import io
 import socket

@@ -1,4 +1,4 @@
-"""A vocabulary for BERT's tokenizer that is small enough for a random captioner."""
+"""Makes a vocabulary for BERT's tokenizer that is small enough for a random captioner."""
 
 _WORDS = """
 [PAD] [unused0] [SEP] [CLS] [UNK] [MASK] a photo ##graphy of red circle is above two blue square ##s . ' s hat

@@ -1,4 +1,4 @@
-"""Which family and shapes a key or a manifest is for, from its factors alone."""
+"""Describes in one line the model family and shapes that a key or a manifest is for, from its factors alone."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The factors of an artifact key: everything that decides whether compiled code runs here, and nothing else.
+"""Collects the factors of an artifact key: all that decides whether compiled code runs here, and nothing else.
 
 Known without importing torch, so that artifacts can be fetched while torch is being imported. No path, host name
 or address is a factor: they would keep equal machines from sharing.

@@ -1,4 +1,4 @@
-"""Named factors and the key made of them: two machines with equal factors share one set of artifacts."""
+"""Makes an artifact key of named factors: two machines with equal factors share one set of artifacts."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""What an artifact set is made of: named files by digest, and the factors they were built from."""
+"""Defines what an artifact set is made of: named files by digest, and the factors they were built from."""
 
 import re
 from collections.abc import Callable, Mapping

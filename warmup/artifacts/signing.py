@@ -1,4 +1,7 @@
-"""Ed25519 keys: who may vouch for artifacts. ``cryptography`` is imported by the functions that need it."""
+"""Signs and verifies with Ed25519 keys, and names the keys whose artifacts may be loaded.
+
+``cryptography`` is imported by the functions that need it.
+"""
 
 import hashlib
 import os

@@ -1,4 +1,4 @@
-"""The build: every region at every bucket, compiled and checked by child processes, in parallel and resumable.
+"""Builds every region at every bucket: compiled and checked by child processes, in parallel and resumable.
 
     compiler children ─▶ packages ─▶ checker children ─▶ kept beside their records ─▶ (all done) ─▶ manifest
 

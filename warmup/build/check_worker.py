@@ -1,4 +1,4 @@
-"""The self-check: a fresh process that opens each package as a server would and compares it with eager.
+"""Checks packages in a fresh process: opens each as a server would and compares it with eager.
 
     stdin   the job, then {"region": …, "size": …} a line
     stdout  {"entry": …, "difference": …, "digest": …, "size": …} or {"error": …} a line

@@ -1,4 +1,4 @@
-"""The children of a build: all of them can be ended at once, and one that died is started again."""
+"""Starts the child processes of a build, replaces one that died, and ends all of them at once."""
 
 import threading
 from collections.abc import Mapping

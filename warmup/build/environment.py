@@ -1,4 +1,4 @@
-"""The variables of a build's children, and the temporary folder that is theirs alone.
+"""Sets the variables of a build's children, and makes the temporary folder that is theirs alone.
 
 Compilers keep headers, objects and graphs for one another in folders below the temporary one, under names that
 anybody on the machine can know, and take what they find there as it is. Whoever makes such a folder first has code

@@ -1,4 +1,4 @@
-"""Where a build keeps packages, each beside its record: what it is, and that it has passed its self-check."""
+"""Keeps a build's packages, each beside its record: what it is, and that it has passed its self-check."""
 
 import json
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""From finished work to artifact stores: the local folder, and S3 where it may be written and is signed."""
+"""Publishes finished builds to artifact stores: the local folder, and S3 where it may be written and is signed."""
 
 import dataclasses
 import logging

@@ -1,4 +1,4 @@
-"""torch's own remote caches, in Redis: what one machine has compiled or tuned, another need not.
+"""Enables torch's own remote caches in Redis: what one machine has compiled or tuned, another need not.
 
 torch reads variables when it is imported, so they are set before: for builds in their compilers, for jit in the
 server. Graphs are looked up by jit only: torch leaves its graph caches out of ahead-of-time compilation, of which

@@ -1,4 +1,4 @@
-"""Inductor's test programs for a CPU's vector instructions, left out where no CPU code of weight is compiled."""
+"""Skips Inductor's test programs for a CPU's vector instructions where no CPU code of weight is compiled."""
 
 
 def skip_vector_tests(device_type: str) -> None:

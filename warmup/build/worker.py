@@ -1,4 +1,4 @@
-"""What build and check workers are told, and how they work: one region at one bucket for each line."""
+"""Runs a build or check worker: reads its job, then does one region at one bucket for each line."""
 
 from collections.abc import Callable
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""Checkpoints of the Hugging Face hub, through huggingface_hub, with its cache and environment variables."""
+"""Downloads checkpoints of the Hugging Face hub through huggingface_hub, with its cache and variables."""
 
 import os
 from pathlib import Path

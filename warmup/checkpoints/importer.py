@@ -1,4 +1,4 @@
-"""Any checkpoint that can be resolved -> a folder the server opens as it is: safetensors and tokenizer.json."""
+"""Converts any checkpoint into a folder that the server opens as it is: safetensors and tokenizer.json."""
 
 import json
 import os

@@ -1,4 +1,7 @@
-"""Which files make up a checkpoint (the rest is never downloaded), and the error when it cannot be had."""
+"""Selects the files that make up a checkpoint, and defines the error when it cannot be had.
+
+Nothing else is downloaded.
+"""
 
 from collections.abc import Iterable
 from fnmatch import fnmatchcase

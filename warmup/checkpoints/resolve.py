@@ -1,4 +1,4 @@
-"""Where a checkpoint comes from -> a folder on this machine."""
+"""Resolves a checkpoint's source, a name, folder, hub id or S3 prefix, to a folder on this machine."""
 
 import os
 from pathlib import Path

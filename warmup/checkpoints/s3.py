@@ -1,4 +1,4 @@
-"""Checkpoints of S3, kept in a local folder that is brought up to date with what the prefix holds.
+"""Downloads checkpoints of S3 into a local folder, which is brought up to date with what the prefix holds.
 
 What was downloaded counts at once, until this machine is started again: only then could files be lost that were in
 the memory of its system. Beside the start they are written to the disk, and count for good.

@@ -1,4 +1,4 @@
-"""A child process that answers JSON lines: both ends of the pipe.
+"""Runs a child process that answers JSON lines, with the code of both ends of the pipe.
 
 The work is compiled code and compilers, either of which may crash its process; the parent must live on, know
 what was being worked on, and go on with the rest.

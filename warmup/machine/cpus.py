@@ -1,4 +1,4 @@
-"""How many CPUs there are, and how many of them one operation takes. No torch."""
+"""Counts the CPUs that this process may use, and chooses how many of them one operation takes. No torch."""
 
 import math
 import os

@@ -1,4 +1,7 @@
-"""The CUDA driver without torch: what the key needs to know, and the context, both while torch is imported."""
+"""Calls the CUDA driver without torch: for what the key needs to know, and for the context.
+
+Both are had while torch is being imported.
+"""
 
 import ctypes
 from dataclasses import dataclass

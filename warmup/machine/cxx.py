@@ -1,4 +1,4 @@
-"""The C++ compiler that Inductor will call. No torch."""
+"""Finds the C++ compiler that Inductor will call, and its version. No torch."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Native libraries, mapped without Python's lock."""
+"""Loads native libraries without Python's lock."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""Opens, makes and writes files without waiting for what is none."""
+"""Opens regular files without ever blocking on anything else, and writes files and makes folders durably."""
 
 import errno
 import io

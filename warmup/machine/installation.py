@@ -1,4 +1,4 @@
-"""Reads what is installed here, torch above all, without importing it."""
+"""Reads what is installed here, torch above all, without importing it, and resolves the device."""
 
 import importlib.util
 import runpy

@@ -1,4 +1,4 @@
-"""The instructions of this CPU that compiled code may use."""
+"""Lists the instructions of this CPU that compiled code may use."""
 
 import platform
 import re

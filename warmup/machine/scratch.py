@@ -1,4 +1,4 @@
-"""Temporary folders of processes that may be killed.
+"""Makes temporary folders for processes that may be killed, and removes those that killed ones left behind.
 
 The folder that holds them may be writable by everybody: what lies there under our names need not be ours, and need
 not be a folder. So nothing is opened there that could block, no link is followed, and only what belongs to this

@@ -1,4 +1,4 @@
-"""torch's native libraries, loaded apart from the Python module."""
+"""Loads torch's native libraries apart from its Python module."""
 
 import contextlib
 import os

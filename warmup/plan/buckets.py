@@ -1,4 +1,4 @@
-"""Shape buckets: the batch sizes that are compiled, and which one a batch is padded to. No torch."""
+"""Defines shape buckets: the batch sizes that are compiled, and which one a batch is padded to. No torch."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What the start has before torch is imported: checkpoint files, plan and artifacts. No torch."""
+"""Holds the checkpoint and the artifacts as the start has them before torch is imported. No torch."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

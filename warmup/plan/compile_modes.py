@@ -1,4 +1,4 @@
-"""Compile modes of a component and the Inductor options they stand for. No torch."""
+"""Maps the compile modes of a component to the Inductor options they stand for. No torch."""
 
 MODES = ("default", "max-autotune")
 

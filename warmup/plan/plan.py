@@ -1,4 +1,4 @@
-"""What is going to run, decided from the model and the machine without importing torch.
+"""Decides what is going to run from the model and the machine, without importing torch.
 
 The artifact key is made of it, so it is known while torch is still being imported.
 """

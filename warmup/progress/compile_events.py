@@ -1,4 +1,4 @@
-"""What this process has compiled, by the compiler's own counters. Imports nothing."""
+"""Counts what this process has compiled, by the compiler's own counters. Imports nothing."""
 
 import sys
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What the start and the builds behind it have reached, for `/startup` and the metrics. No torch."""
+"""Records what the start and the builds behind it have reached, for `/startup` and the metrics. No torch."""
 
 import threading
 from collections import Counter

@@ -1,4 +1,4 @@
-"""The start as it happened: phases and moments, in seconds since this process was executed. No torch."""
+"""Records the phases and moments of the start, in seconds since this process was executed. No torch."""
 
 import os
 import threading

@@ -1,4 +1,4 @@
-"""Compiled against eager: how far two results may be apart, and whether they are."""
+"""Compares compiled results with eager ones, within what rounding at their precision allows."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Device, precision and threads: set in one place, once, on the thread that will run the regions."""
+"""Sets device, precision and threads, in one place, once, on the thread that will run the regions."""
 
 import torch
 

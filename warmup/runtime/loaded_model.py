@@ -1,4 +1,4 @@
-"""A checkpoint on the device: what runs, what is compiled, and what both are checked with."""
+"""Loads a checkpoint onto the device: regions, weights and buffers, which compiled code is checked with too."""
 
 from dataclasses import dataclass
 from pathlib import Path

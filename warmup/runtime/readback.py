@@ -1,4 +1,4 @@
-"""What the host learns from the device without stopping it: the tokens of a step, and how long work took."""
+"""Copies the tokens of a step to the host without stopping the device, and times work on it."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Describes what a request puts into its slot. No torch."""
+"""Defines what a request puts into its slot: a prompt, and how its tokens are chosen. No torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

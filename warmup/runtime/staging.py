@@ -1,4 +1,4 @@
-"""Where images wait for the encoder: on the host, and on their way to the device."""
+"""Holds images for the encoder on the host, and copies them to the device."""
 
 from collections.abc import Sequence
 

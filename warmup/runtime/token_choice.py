@@ -1,4 +1,4 @@
-"""How a step's tokens are chosen where a row wants more than the most likely one: penalties, sampling, beams."""
+"""Chooses a step's tokens where a row wants more than the most likely one: penalties, sampling, beams."""
 
 from collections.abc import Sequence
 from functools import cached_property, partial

@@ -1,4 +1,4 @@
-"""Reading from S3: the client, its errors in one line each, listings, and parallel ranged downloads.
+"""Downloads objects from S3: the client, listings, and parallel ranged reads within a deadline.
 
 boto3 is imported by the functions that need it, so that a server with a local checkpoint never pays for it.
 """

@@ -1,4 +1,4 @@
-"""What goes wrong with S3, as one line that says what to do.
+"""Translates what goes wrong with S3 into one line that says what to do.
 
 S3Error
 └── ObjectChangedError

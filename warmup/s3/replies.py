@@ -1,4 +1,4 @@
-"""Limits on what an S3 server answers: botocore waits for each read of a reply, but not for its end."""
+"""Bounds what an S3 server answers: botocore waits for each read of a reply, but not for its end."""
 
 import contextlib
 import os

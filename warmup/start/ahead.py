@@ -1,4 +1,4 @@
-"""A GPU's kernels, launched once while torch is imported: those of packages, or else of torch's own operators.
+"""Launches a GPU's kernels once while torch is imported: those of packages, or else of torch's own operators.
 
 CUDA loads a kernel when it is first launched: on an H200 the products and the attention of one bucket take 0.1 s,
 and every bucket has its own. The driver needs no lock of Python's for that, nor do packages and operators that are

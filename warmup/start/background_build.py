@@ -1,4 +1,4 @@
-"""The build behind a server that started without artifacts: once per fleet, and swapped in while it serves.
+"""Builds behind a server that started without artifacts: once per fleet, and swapped in while it serves.
 
 lease held by us     build ─▶ each bucket is swapped in as it is ready ─▶ publish
 lease held by others wait for their artifacts ─▶ swap; a lease that expires is taken over

@@ -1,4 +1,4 @@
-"""The part of a start that needs no torch: bring the checkpoint, decide the plan, bring the artifacts."""
+"""Does the part of a start that needs no torch: brings the checkpoint, decides the plan, brings the artifacts."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor

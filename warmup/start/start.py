@@ -1,4 +1,4 @@
-"""The start: what overlaps what, from a bare process to a warm runner.
+"""Starts a model, from a bare process to a warm runner, and decides what overlaps what.
 
     thread          import torch ──────────────────────────────┐
     thread          checkpoint ─ plan ─┐                       │ (jit: and the compiler)

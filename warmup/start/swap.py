@@ -1,4 +1,4 @@
-"""Moving a serving bucket from eager to compiled: open, compare on the running weights, and only then switch.
+"""Moves a serving bucket from eager to compiled: opens, compares on the running weights, and only then switches.
 
 All of it runs on the device thread between two steps, on buffers of its own, so running rows notice nothing.
 """

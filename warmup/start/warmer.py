@@ -1,4 +1,4 @@
-"""From a checkpoint on disk to a runner whose every bucket has run once."""
+"""Warms a runner: puts every bucket on a backend, and runs each once through the callables that serve."""
 
 import logging
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Fetching an artifact set: verified files in the local folder, or the reason why not.
+"""Fetches an artifact set: verified files in the local folder, or the reason why there are none.
 
     local folder ─ built there, or signature ─ digests ──────────────────▶ hit
          └─ not so ─ remote manifest ─ signature ─ missing blobs ─ digests ─ local folder ─▶ hit

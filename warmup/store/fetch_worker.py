@@ -1,4 +1,4 @@
-"""Fetching from S3 in a process of its own.
+"""Fetches artifacts from S3 in a child process.
 
 Importing boto3 is half a second of Python that would hold the lock which ``import torch`` needs; a child process
 does it beside. The child brings the set to the local folder; the parent verifies it there again, and believes the

@@ -1,4 +1,4 @@
-"""The artifact store that is a folder: always there, and the cache in front of S3."""
+"""Stores artifacts in a folder: always there, and the cache in front of S3."""
 
 import contextlib
 import errno

@@ -1,8 +1,10 @@
-"""One builder per key. A lease saves work and nothing else: two builders make the same set, and one publishes it.
+"""Leases the build of a key to one builder at a time.
+
+A lease saves work and nothing else: two builders make the same set, and one publishes it.
 
 A builder that holds the lease renews it; one that was killed does not, and after the lease has expired another one
-takes it over. Who compares times has another clock than who wrote them, so a lease counts as expired only when it
-is ``CLOCK_SKEW`` seconds past its time; clocks that are further apart cost a second build, no more.
+takes it over. Times are compared on another machine's clock than they were written by, so a lease counts as expired
+only when it is ``CLOCK_SKEW`` seconds past its time; clocks that are further apart cost a second build, no more.
 """
 
 import contextlib

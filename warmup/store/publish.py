@@ -1,4 +1,4 @@
-"""Publishing an artifact set: blobs first, the manifest last, so that a set is never there in part."""
+"""Publishes an artifact set: blobs first, the manifest last, so that a set is never there in part."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Publishing to S3 in a process of its own, so that a server never imports boto3 while it serves.
+"""Publishes to S3 in a child process, so that a server never imports boto3 while it serves.
 
     stdin   {"store": …, "local": folder, "key": …, …}, then {} to publish
     stdout  {"result": …, "reason": …}

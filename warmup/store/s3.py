@@ -1,4 +1,4 @@
-"""The artifact store that is an S3 prefix."""
+"""Stores artifacts under an S3 prefix."""
 
 import contextlib
 import threading

@@ -1,4 +1,4 @@
-"""What an artifact store can do, and where in it things are.
+"""Defines the protocol of an artifact store, and where in it things are.
 
     manifests/<key>.json        written last: an artifact set is there when its manifest is
     blobs/sha256/<digest>       immutable

@@ -1,11 +1,11 @@
-"""Faults of clients, many at once and straight at one server: they stall, they leave, they flood."""
+"""Injects faults of clients, many at once and straight at one server: they stall, they leave, they flood."""
 
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from snapcap.benchmarks.harness.common import samples
-from snapcap.benchmarks.soak.asking import post
+from snapcap.benchmarks.soak.asking import lone_request
 from snapcap.benchmarks.soak.bad_clients import leave, status_of
 from snapcap.benchmarks.soak.replica import Replica
 from snapcap.benchmarks.soak.world import Fault, Healed, World
@@ -16,7 +16,7 @@ FLOOD = 400
 
 
 def good_request() -> bytes:
-    return post("/v1/caption", next(iter(samples().values()))[0], "image/png")
+    return lone_request("/v1/caption", next(iter(samples().values()))[0], "image/png")
 
 
 @asynccontextmanager

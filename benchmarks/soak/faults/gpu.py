@@ -1,4 +1,4 @@
-"""Faults of a GPU: a kernel that asserts in the engine's context, and memory that another process takes."""
+"""Injects faults of a GPU: a kernel that asserts in the engine's context, and memory that another process takes."""
 
 import asyncio
 import signal

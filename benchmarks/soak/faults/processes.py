@@ -1,24 +1,16 @@
-"""Faults of processes: stopped, so that they hang for ever, killed, and drained."""
+"""Injects faults of processes: stopped, so that they hang for ever, killed, and drained."""
 
 import os
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from pathlib import Path
 
+from snapcap.benchmarks.harness.processes import is_gone
 from snapcap.benchmarks.soak.replica import Replica
 from snapcap.benchmarks.soak.world import Fault, Healed, World
 
 ENGINE, DECODE_PARENT, FIRST_DECODE = 0, 1, 2  # of `Replica.parts`
 Injection = Callable[[World, Replica], AbstractAsyncContextManager[Healed]]
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return True
-    return state == "Z"
 
 
 def signalled(number: int, part: int | None) -> Injection:

@@ -1,4 +1,4 @@
-"""Faults of what a start needs: S3, and the disk of the cache folder. And of the clock of a server that runs."""
+"""Injects faults of S3 and the cache folder's disk, which a start needs, and of a running server's clock."""
 
 import asyncio
 import contextlib

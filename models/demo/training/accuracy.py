@@ -1,4 +1,4 @@
-"""Exact match of the demo model on held-out scenes, through transformers.
+"""Measures the demo model's exact match on held-out scenes, through transformers.
 
     python -m snapcap.models.demo.training.accuracy [--count 2000] [--device cuda]
 

@@ -1,4 +1,4 @@
-"""Training scenes, painted by other processes while training runs, and kept on the device."""
+"""Paints training scenes in other processes while training runs, and keeps them on the device."""
 
 from __future__ import annotations
 

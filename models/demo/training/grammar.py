@@ -1,4 +1,4 @@
-"""The captions of the demo model: words, phrases and an enumeration of every sentence.
+"""Defines the captions of the demo model: words, phrases and an enumeration of every sentence.
 
 caption = scene "on" background
 scene   = thing                                   one thing

@@ -1,4 +1,4 @@
-"""Decodes the base64 of images in JSON, a piece at a time: Python's lock is let go of in between."""
+"""Decodes the base64 of images in JSON a piece at a time, letting go of Python's lock in between."""
 
 import base64
 import binascii

@@ -1,4 +1,4 @@
-"""Stopping work whose client has left."""
+"""Cancels work whose client has left."""
 
 import asyncio
 from collections.abc import Coroutine

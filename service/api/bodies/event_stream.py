@@ -1,4 +1,4 @@
-"""A reply of server-sent events whose source is left as soon as the client leaves."""
+"""Sends a reply of server-sent events, and leaves their source as soon as the client leaves."""
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing

@@ -1,4 +1,4 @@
-"""Bodies of JSON: read under the limits of `body.py`, parsed where it does not hold up the event loop."""
+"""Reads JSON bodies under the limits of `body.py`, and parses them where that does not hold up the event loop."""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor

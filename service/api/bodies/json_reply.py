@@ -1,4 +1,4 @@
-"""Replies of JSON."""
+"""Writes replies of JSON."""
 
 from collections.abc import Mapping
 from typing import Any

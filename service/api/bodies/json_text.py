@@ -1,4 +1,4 @@
-"""Parses JSON in a time that holds up nobody: images in it stay where they are, and the rest is bounded.
+"""Parses JSON in bounded time: images in it stay where they are, and the size of the rest is limited.
 
 The parser of the standard library keeps Python's lock from the first to the last byte, and no other thread runs
 meanwhile. So what makes it slow is counted before: strings, and what is outside of strings.

@@ -1,4 +1,4 @@
-"""The forms in which images arrive: the raw body, multipart/form-data, or JSON with base64."""
+"""Reads images and options from the raw body, from multipart/form-data, or from JSON with base64."""
 
 from collections.abc import Iterable
 from concurrent.futures import Executor

@@ -1,4 +1,4 @@
-"""An image as clients of Hugging Face's inference API send it: the raw body, or base64 in JSON with parameters."""
+"""Reads an image as Hugging Face's clients send it: the raw body, or base64 in JSON with parameters."""
 
 from collections.abc import Mapping
 from concurrent.futures import Executor

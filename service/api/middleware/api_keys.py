@@ -1,4 +1,4 @@
-"""The keys that clients must show, when there are any."""
+"""Reads the file of API keys, and checks the keys that clients show."""
 
 import hashlib
 import hmac

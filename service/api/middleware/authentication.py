@@ -1,4 +1,4 @@
-"""Lets only those in who show a key."""
+"""Refuses requests without a valid API key before anything else of them is read."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Two applications on two ports of one server."""
+"""Routes each request to one of two applications by the port that it came to."""
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 

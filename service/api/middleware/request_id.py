@@ -1,4 +1,4 @@
-"""The id of a request: the client's if it is usable, else a new one."""
+"""Gives each request its id: the client's if it is usable, else a new one."""
 
 import random
 import re

@@ -1,4 +1,4 @@
-"""What surrounds every request: its id, the metrics, one log line, and a reply whatever happens."""
+"""Wraps every request: gives it an id, counts and logs it, and replies whatever happens."""
 
 import logging
 import time

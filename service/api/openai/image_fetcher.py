@@ -1,4 +1,4 @@
-"""Fetches images from URLs: the host's addresses are checked, and one of those is connected to."""
+"""Fetches images from URLs, connecting only to addresses of the host that were checked."""
 
 import asyncio
 import functools

@@ -1,4 +1,4 @@
-"""Which URLs of images may be fetched: of hosts that the operator has named, at public addresses only.
+"""Decides which image URLs may be fetched: those of hosts that the operator has named, at public addresses.
 
 A server that fetches what a client names can be made to read what only the server can reach. So the host must be on
 the list, every address that its name has must be public, and `image_fetcher.py` connects to one that was checked.

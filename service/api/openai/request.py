@@ -1,4 +1,4 @@
-"""A chat completion as OpenAI's clients ask for it, read as a caption: one image, and the text it continues."""
+"""Parses an OpenAI chat completion into a caption request: one image, and the text that it continues."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The static pages: their files put into one document, which needs nothing from anywhere else.
+"""Builds each static page as one document that needs nothing from anywhere else.
 
 A style and a script stand inline under a Content-Security-Policy that names their hashes; images become data URIs.
 Opened as files, without a server, the pages find their parts beside them.

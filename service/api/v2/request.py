@@ -1,4 +1,4 @@
-"""An inference request of the Open Inference Protocol v2: a batch of images in one tensor of BYTES.
+"""Parses an inference request of the Open Inference Protocol v2: a batch of images in one tensor of BYTES.
 
 In JSON an element is base64 text. With the binary tensor data extension the body goes on after the JSON with the
 elements as they are, each behind its length; that is what tritonclient sends unless it is told otherwise.

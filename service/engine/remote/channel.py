@@ -1,4 +1,4 @@
-"""The engine process's end of the socket to the HTTP process."""
+"""Carries messages at the engine process's end of the socket to the HTTP process, with blocking calls."""
 
 import socket
 import threading

@@ -1,4 +1,4 @@
-"""The engine as the HTTP process has it: requests go to another process, and what it says of them comes back."""
+"""Sends requests from the HTTP process to the engine process, and completes them with what comes back."""
 
 import threading
 import time

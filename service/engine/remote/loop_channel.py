@@ -1,4 +1,4 @@
-"""The HTTP process's end of the socket to the engine process."""
+"""Carries messages at the HTTP process's end of the socket to the engine process, on the event loop."""
 
 import asyncio
 import socket

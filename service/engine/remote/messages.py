@@ -1,4 +1,4 @@
-"""Defines what the HTTP process and the engine process say to each other."""
+"""Defines the messages between the HTTP process and the engine process."""
 
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The requests of the HTTP process on their way through the engine of this one."""
+"""Submits the HTTP process's requests to the engine of this process, and frees their slots of shared pixels."""
 
 from collections.abc import Callable
 from concurrent.futures import Future

@@ -1,4 +1,4 @@
-"""What the engine's turns come to, gathered on the device thread and sent at the end of a turn."""
+"""Batches the results of an engine's turn into one message, sent at its end."""
 
 from collections.abc import Callable
 from concurrent.futures import Future

@@ -1,4 +1,4 @@
-"""The HTTP process's end of the socket to a decode process."""
+"""Sends images to one decode process and receives its answers, on the HTTP process's event loop."""
 
 import asyncio
 import socket

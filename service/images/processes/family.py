@@ -1,4 +1,4 @@
-"""Follows the decode processes and their parent in the HTTP process: who is there, and whether one will be again.
+"""Follows the decode processes and their parent in the HTTP process, and says when none will be forked again.
 
 A parent that has ended takes the others with it; one that hangs replaces none that dies. Neither can be forked
 again from a process with threads, so it is said, and the server ends.

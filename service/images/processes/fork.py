@@ -1,4 +1,4 @@
-"""The fork of the process that forks the decode processes."""
+"""Forks the parent of the decode processes, and chooses how many there are to be."""
 
 import socket
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""What the HTTP process, the parent of the decode processes and these say to each other.
+"""Defines the messages between the HTTP process, the parent of the decode processes, and the decode processes.
 
 A decode process runs codecs on bytes from anywhere: what it says is a fixed structure, every field of which is
 checked, and is never unpickled. An image goes to it as its bytes behind a head. The parent sees no such bytes.

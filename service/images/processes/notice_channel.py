@@ -1,4 +1,4 @@
-"""The HTTP process's end of the socket to the parent of the decode processes."""
+"""Receives what the parent of the decode processes tells the HTTP process, with the sockets that it passes on."""
 
 import asyncio
 import logging

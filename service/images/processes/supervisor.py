@@ -1,8 +1,7 @@
-"""The parent of the decode processes: imports what decodes once for all of them, forks them, and forks another when
-one dies.
+"""Forks the decode processes from one parent, which has imported what decodes, and replaces those that die.
 
-It has one thread and no other work, so that it can fork safely at any time, as the HTTP process cannot. It ends
-when that one has closed the socket to it, and then that of each decode process.
+The parent has one thread and no other work, so that it can fork safely at any time, as the HTTP process cannot.
+When that has closed its sockets to the decode processes and to their parent, all of them end.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""A decode process: images come in, one at a time, and their pixels go into the shared memory."""
+"""Decodes images in a process of its own, one at a time, and writes their pixels into the shared memory."""
 
 import resource
 import socket

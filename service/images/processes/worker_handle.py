@@ -1,4 +1,4 @@
-"""A decode process as the HTTP process sees it: what it has, since when, and why it is to be ended."""
+"""Tracks one decode process for the HTTP process: its image, since when, and why it is to be killed."""
 
 import os
 import signal

@@ -1,5 +1,8 @@
-"""The fork of the engine process: it begins to import torch at once, while the HTTP process imports what answers,
-and each has a lock of its own for its Python code."""
+"""Forks the engine process.
+
+It begins to import torch at once, while the HTTP process imports what answers: each has a lock of its own for its
+Python code.
+"""
 
 import socket
 from collections.abc import Callable, Iterable

@@ -1,4 +1,4 @@
-"""The engine process as the HTTP process follows it, from its fork to its end, and the decode processes with it."""
+"""Follows the engine process and the decode processes in the HTTP process, from their fork to their end."""
 
 import asyncio
 import logging

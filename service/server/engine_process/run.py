@@ -1,4 +1,4 @@
-"""The engine process: the start, the device thread and the builds behind it, told what to do by the HTTP process.
+"""Runs the engine process: the start, the device thread and the builds behind it, as the HTTP process asks.
 
     socket ─▶ this thread ─▶ scheduler ─▶ device thread ─▶ Turns ─▶ socket
 

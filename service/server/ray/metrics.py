@@ -1,4 +1,4 @@
-"""The metrics of a replica, handed to Ray: it exports them on each node, with the replica's name as a label.
+"""Exports a replica's metrics through Ray, on each node, with the replica's name as a label.
 
 On /metrics of an application with several replicas a scraper would find now the one, now the other.
 """

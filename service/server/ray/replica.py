@@ -1,4 +1,4 @@
-"""snapcap as an application of Ray Serve: the same routes over one engine in each replica.
+"""Serves snapcap as an application of Ray Serve: the same routes over one engine in each replica.
 
     serve run snapcap.service.server.ray.replica:application model=demo store=/shared/snapcap
 

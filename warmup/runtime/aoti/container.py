@@ -1,4 +1,4 @@
-"""AOTInductor's packages through their C interface: opened and run without torch's Python module.
+"""Opens and runs AOTInductor's packages through their C interface, without torch's Python module.
 
 torch's own loader is part of that module, so it has to wait until torch is imported, and it holds Python's lock
 while it works. Here a package is mapped, and run, while another thread imports torch.

@@ -1,4 +1,6 @@
-"""What the eager regions launch on a GPU, as far as it takes the driver a while: operators and shapes, no torch.
+"""Lists the operators, with shapes, that the eager regions launch on a GPU and that the driver is slow to load.
+
+It imports no torch.
 
 CUDA loads a kernel when it is first launched, with all that was compiled beside it, and the products' library makes
 its handles with the first product: of a first caption's 0.4 s on an H200 nearly all is that. Each operator here is

@@ -1,4 +1,4 @@
-"""Operators of libtorch, run on zeros without torch's Python module.
+"""Runs operators of libtorch on zeros, without torch's Python module.
 
 Two ways lead there, both of which torch keeps stable. The dispatcher, for operators that take tensors, numbers and
 nothing: torch/csrc/inductor/aoti_torch/c/shim.h. And where one takes a Scalar or a list, the function that

@@ -1,4 +1,4 @@
-"""The shared library of a package, as a file that the dynamic linker can load and that no folder ever holds.
+"""Extracts the shared library of a package into a file in memory, which the dynamic linker can load.
 
 torch's own loader unpacks a package into a folder below the temporary one, and leaves it there when its process is
 killed. Here nothing is made that somebody would have to find again to remove it.

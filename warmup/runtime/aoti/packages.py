@@ -1,4 +1,4 @@
-"""The files of an aot artifact set: one package a region and bucket, and what each expects as inputs."""
+"""Names the packages of an aot artifact set, one a region and bucket, and checks what each expects as inputs."""
 
 import re
 import zipfile

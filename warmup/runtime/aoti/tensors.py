@@ -1,4 +1,4 @@
-"""Tensors as AOTInductor's C interface knows them: made without torch's Python module, or taken from it.
+"""Makes tensors for AOTInductor's C interface without torch's Python module, or takes them from it.
 
 An AtenTensorHandle belongs to whoever has it: to the one that it is given to, once it is given away.
 """

@@ -1,1 +1,1 @@
-"""Region + bucket -> callable, one module a backend, one signature."""
+"""Turns a region at a bucket into a callable, one module a backend, all called alike."""

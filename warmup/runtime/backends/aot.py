@@ -1,4 +1,4 @@
-"""The `aot` backend: packages that AOTInductor compiled ahead of time, opened without any compiler.
+"""Opens packages that AOTInductor compiled ahead of time, without any compiler: the `aot` backend.
 
 `torch._inductor.aoti_load_package` imports Dynamo and Inductor, which takes longer than everything else of a start
 together. So a CPU's packages are opened by the raw runner beneath it, whose calls are the fastest there are; and a

@@ -1,4 +1,4 @@
-"""What a backend is: region + bucket -> a callable with the region's own signature."""
+"""Defines the protocol of a backend: it turns a region at a bucket into a callable with the region's arguments."""
 
 from typing import Protocol
 

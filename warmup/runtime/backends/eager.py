@@ -1,4 +1,4 @@
-"""The `eager` backend: the region functions themselves. Always there, needs no compiler."""
+"""Returns the region functions themselves: the `eager` backend, always there, which needs no compiler."""
 
 from snapcap.models.regions.table import Region, RegionFunction
 from snapcap.warmup.plan.buckets import Bucket

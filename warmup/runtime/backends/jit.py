@@ -1,4 +1,4 @@
-"""The `jit` backend: `torch.compile` of each region at each bucket, in the process that serves.
+"""Compiles each region at each bucket with `torch.compile`, in the process that serves: the `jit` backend.
 
 After the warm-up nothing is compiled any more: a call that no compiled graph fits runs the region's own function.
 """

@@ -1,4 +1,4 @@
-"""What torch.compile keeps of its work, as the files of a `jit` artifact set.
+"""Saves and restores what torch.compile keeps of its work, as the files of a `jit` artifact set.
 
     jit/cache.bin        torch's own cache artifacts: graphs by key. A pickle, so loading it runs code
     jit/libraries.zip    the shared libraries compiled for them, which torch leaves out; without them a CPU start

@@ -1,4 +1,4 @@
-"""The compiler in a server that starts on the `jit` backend.
+"""Opens the compiler in a server that starts on the `jit` backend, and closes it once every bucket has run.
 
     import torch ─ import compiler ─ … ─ restore ─ warm: trace, look up or compile ─ no more compiling ─ publish
 
