@@ -28,11 +28,11 @@ class HuggingFaceRoutes:
 
     async def image_to_text(self, request: Request) -> Response:
         """The image is the body, or base64 in JSON with parameters."""
-        self._captioner.check_admission()
-        image, options = await read_huggingface(request, self._limits, self._captioner.pool)
-        scope = request.scope
-        work = self._captioner.caption(image, options, request_id(scope), body_account(scope))
-        result = await unless_disconnected(request.receive, work)
+        with self._captioner.admit() as permit:
+            image, options = await read_huggingface(request, self._limits, self._captioner.pool)
+            scope = request.scope
+            work = self._captioner.caption(image, options, request_id(scope), permit, body_account(scope))
+            result = await unless_disconnected(request.receive, work)
         return JsonReply([{"generated_text": result.caption}])
 
     async def image_to_text_of_model(self, request: Request) -> Response:
