@@ -23,8 +23,8 @@
     │       ├── ImageUrlRefused     422  image_url_refused
     │       └── ImageNotFetched     422  image_not_fetched
     ├── ClientDisconnected          499  client_disconnected    (nobody reads it; it is counted and logged)
-    ├── Overloaded                  429  overloaded             (Retry-After)
-    │   └── BodyMemoryFull          429  body_memory_full       (Retry-After; in memory/bodies.py)
+    ├── Overloaded                  429                         (Retry-After; each limit has its own, in its module)
+    │   └── …                       429  queue_full, body_memory_full, … (telemetry/reasons.py has all of them)
     ├── NotReady                    503  not_ready              (Retry-After, phase)
     │   └── BeamsNotReady           503  not_ready              (its batches failed to become ready)
     ├── DeadlineExceeded            504  deadline_exceeded
@@ -246,13 +246,13 @@ class _RetryLater(ServiceError):
 
 
 class Overloaded(_RetryLater):
-    """The bounded queue is full. `retry_after_s`: seconds until a place is likely to be free."""
+    """A limit of the server is reached; a subclass and its code say which. `what` begins the sentence for the
+    client. `retry_after_s`: seconds until there is likely to be room."""
 
     status = 429
-    code = "overloaded"
     title = "Too many requests"
 
-    def __init__(self, retry_after_s: float = 1.0, what: str = "The queue is full") -> None:
+    def __init__(self, what: str, retry_after_s: float = 1.0) -> None:
         super().__init__(f"{what}; retry after the time in Retry-After.", retry_after_s)
 
 

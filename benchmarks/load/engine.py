@@ -87,7 +87,7 @@ def open_engine(options: argparse.Namespace) -> Opened:
         opened.error = error
         opened.done.set()
 
-    opened.device = DeviceThread(start, Timeline.since_exec(), status, Silent(), 4096, ready, failed)
+    opened.device = DeviceThread(start, Timeline.since_exec(), status, Silent(), ready, failed)
     opened.device.start()
     opened.done.wait()
     if opened.error is not None:

@@ -77,7 +77,7 @@ def attach(services: Services, parts: Parts) -> tuple[Callable[[], None], Callab
             engine.take(message)
 
     channel = LoopChannel(parts.engine.end, loop, take)
-    engine = RemoteEngine(LIMITS, parts.pixels, slots, Settings().queue.size, channel.send, services.metrics)
+    engine = RemoteEngine(LIMITS, parts.pixels, slots, channel.send, services.metrics)
     room = DecodeRoom(decode_memory(Settings()), parts.decoding.count)
     processes = ProcessDecoder(parts.decoding, slots, room, 10.0, services.metrics, loop, ended)
     transform, words = ImageTransform(size=IMAGE_SIZE), cast("Any", Words())

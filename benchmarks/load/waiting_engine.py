@@ -1,7 +1,6 @@
 """Runs an engine process without a model: the real scheduler and engine over a device that only waits."""
 
 import socket
-import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -87,7 +86,7 @@ def serve_waiting(
     pixels.open(IMAGE_SIZE)
     channel = BlockingChannel(end)
     intake = Intake(pixels, channel.send)
-    engine = Engine(Scheduler(TABLE, LIMITS, sys.maxsize), intake.turns, intake.turns.end)
+    engine = Engine(Scheduler(TABLE, LIMITS), intake.turns, intake.turns.end)
     intake.attach(engine)
 
     def receive() -> None:

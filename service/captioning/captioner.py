@@ -15,6 +15,7 @@ from snapcap.service.captioning.options import CaptionOptions
 from snapcap.service.captioning.preparation import Decoding, Prepared
 from snapcap.service.captioning.stop_sequences import CaptionText
 from snapcap.service.captioning.stream import CaptionStream
+from snapcap.service.engine.admission import Admission, Permit
 from snapcap.service.errors import InvalidOption, ModelNotFound, NotReady
 from snapcap.service.images.decoder import Decoder, Encoded
 from snapcap.service.images.threads import ThreadDecoder, decode_threads
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CaptionLimits:
-    """`timeout`: seconds of a caption at most. `queue_size`: images that may wait to be decoded.
+    """`timeout`: seconds of a caption at most. `queue_size`: requests that may wait.
     `decode_threads`: as `images.threads.decode_threads` has it. `decode_room`: bytes of memory that an image may
     take on one of them; None: as many as it does."""
 
@@ -75,7 +76,10 @@ class Captioner:
         self._model: _Model | None = None
         self._captioned = False
         self._pool = ThreadPoolExecutor(decode_threads(limits.decode_threads), thread_name_prefix="decode")
-        self._decoding = Decoding(limits.queue_size, metrics)
+        self._decoding = Decoding(metrics)
+        self._admission = admission = Admission(limits.queue_size)
+        metrics.queue_capacity.set(admission.capacity)
+        metrics.queue_depth.set_function(lambda: admission.taken)
         self._arrivals_of_loop: Arrivals | None = None
 
     @property
@@ -109,20 +113,26 @@ class Captioner:
             raise ModelNotFound(str(name), model.name)
         return model.name, model.created
 
-    def check_admission(self) -> None:
-        """Refuses before any work is done, such as reading the body. Raises NotReady, Overloaded."""
+    def admit(self) -> Permit:
+        """A place in the queue: before any work is done, such as reading the body, and until the request is over.
+
+        Raises NotReady, QueueFull."""
         self._servable()
-        self._decoding.check_admission()
+        return self._admission.admit()
 
     async def caption(
-        self, image: bytes, options: CaptionOptions, request_id: str, account: BodyAccount | None = None
+        self,
+        image: bytes,
+        options: CaptionOptions,
+        request_id: str,
+        permit: Permit,
+        account: BodyAccount | None = None,
     ) -> CaptionResult:
-        """The caption of one encoded image, whose bytes the account has.
+        """The caption of one encoded image, for which the permit has a place, and whose bytes the account has.
 
-        Cancelling the call withdraws the request from the engine. Raises NotReady, Overloaded,
-        DeadlineExceeded, UnprocessableImage, PromptTooLong, InvalidOption, EngineFailed."""
+        Cancelling the call withdraws the request from the engine. Raises NotReady, ImageMemoryFull,
+        EngineChannelFull, DeadlineExceeded, UnprocessableImage, PromptTooLong, InvalidOption, EngineFailed."""
         started = time.monotonic()
-        self.check_admission()
         model, deadline = self._servable(), started + self._timeout(options)
         future: Future[Completion] = Future()
         preparations: list[Prepared] = []
@@ -130,15 +140,14 @@ class Captioner:
         def submit(prepared: Prepared) -> None:
             # From where it was decoded straight to the device: the coroutine has its turn at the end.
             preparations.append(prepared)
-            _submit(model, prepared, options, request_id, deadline, future)
+            _submit(model, prepared, options, request_id, deadline, future, permit)
 
         encoded = Encoded(image, request_id, deadline, future.cancelled, account)
         self._start(model, encoded, options, future, submit)
         completion = await self._arrivals().result(future, deadline)
         prepared, picture = preparations[0], preparations[0].picture
         text = model.tokenizer.decode([*prepared.prompt_ids, *completion.tokens])
-        if not self._captioned:
-            self._mark_first()
+        self._completed()
         return CaptionResult(
             caption=text,
             model=model.name,
@@ -159,6 +168,7 @@ class Captioner:
         image: bytes,
         options: CaptionOptions,
         request_id: str,
+        permit: Permit,
         stop: Sequence[str] = (),
         account: BodyAccount | None = None,
         *,
@@ -171,7 +181,6 @@ class Captioner:
         started = time.monotonic()
         if live and options.sampling.searches:
             raise InvalidOption("num_beams", "be 1 for a stream; a beam search has no token before its end")
-        self.check_admission()
         model, deadline, arrivals = self._servable(), started + self._timeout(options), self._arrivals()
         queued: Future[CaptionStream] = Future()
 
@@ -179,10 +188,10 @@ class Captioner:
             text = model.tokenizer.stream(prepared.prompt_ids)
             shown = CaptionText(stop, keep_leading_space=bool(prepared.prompt_ids))
             stream = CaptionStream(text.push, text.end, shown, len(prepared.prompt_ids), deadline, arrivals)
-            stream.future.add_done_callback(self._mark_first_of)
+            stream.future.add_done_callback(self._ended)
             # A stop sequence ends the generation at once, so it needs each token at once too. A search has none.
             on_token = stream.feed if live or (stop and not options.sampling.searches) else None
-            _submit(model, prepared, options, request_id, deadline, stream.future, on_token)
+            _submit(model, prepared, options, request_id, deadline, stream.future, permit, on_token)
             try:
                 queued.set_result(stream)
             except InvalidStateError:  # the client has left
@@ -221,13 +230,15 @@ class Captioner:
     def _timeout(self, options: CaptionOptions) -> float:
         return min(options.timeout or self._limits.timeout, self._limits.timeout)
 
-    def _mark_first(self) -> None:
-        self._timeline.mark("first_caption")
-        self._captioned = True
+    def _completed(self) -> None:
+        self._admission.completed()
+        if not self._captioned:
+            self._timeline.mark("first_caption")
+            self._captioned = True
 
-    def _mark_first_of(self, future: "Future[Completion]") -> None:
+    def _ended(self, future: "Future[Completion]") -> None:
         if not future.cancelled() and future.exception() is None:
-            self._mark_first()
+            self._completed()
 
     def _servable(self) -> _Model:
         if self._model is None or self._readiness.state is State.FAILED:
@@ -242,14 +253,16 @@ def _submit(
     request_id: str,
     deadline: float,
     future: "Future[Completion]",
+    permit: Permit,
     on_token: Callable[[int], None] | None = None,
 ) -> None:
     # Here, because it imports numpy, which the first second of the process must not wait for.
     from snapcap.service.engine.request import CaptionRequest  # noqa: PLC0415
 
     pixels, prompt_ids = prepared.picture.pixels, prepared.prompt_ids
+    sampling, admitted = options.sampling, permit.admitted
     model.engine.submit(
-        CaptionRequest(request_id, pixels, prompt_ids, options.sampling, deadline, future, on_token)
+        CaptionRequest(request_id, pixels, prompt_ids, sampling, deadline, future, on_token, admitted)
     )
 
 

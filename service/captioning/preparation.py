@@ -1,6 +1,5 @@
-"""Prepares a request for the device: an image decoded and a prompt tokenised, as far as the queue allows."""
+"""Prepares a request for the device: decodes its image and tokenises its prompt."""
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
@@ -9,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from snapcap.service.captioning.options import CaptionOptions
-from snapcap.service.errors import Overloaded, UnprocessableImage
+from snapcap.service.errors import UnprocessableImage
 from snapcap.service.images.decoder import Decoder, Done, Encoded, Outcome, Picture, Unreadable
 from snapcap.service.memory.bodies import BodyAccount
 from snapcap.service.telemetry.metrics import Metrics
@@ -28,18 +27,10 @@ class Prepared:
 
 
 class Decoding:
-    """`queue_size`: images that may wait or be decoded at a time."""
+    """Decodes images, and counts what came of each."""
 
-    def __init__(self, queue_size: int, metrics: Metrics) -> None:
-        self._queue_size = queue_size
+    def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self._lock = threading.Lock()
-        self._count = 0
-
-    def check_admission(self) -> None:
-        """Raises Overloaded."""
-        if self._count >= self._queue_size:
-            raise Overloaded
 
     def start(
         self,
@@ -51,8 +42,6 @@ class Decoding:
     ) -> None:
         """Decode elsewhere, and call `then` with it, which takes the pixels over unless it raises. An error of
         either goes to the future; once that is cancelled, nothing more is done for it."""
-        with self._lock:
-            self._count += 1
         decoder, tokenizer, limits = model
         done: Done = partial(self._done, options, tokenizer, limits, future, then)
         if encoded.account is not None:
@@ -69,8 +58,6 @@ class Decoding:
         outcome: Outcome,
     ) -> bool:
         """Whether the pixels were taken over."""
-        with self._lock:
-            self._count -= 1
         if future.cancelled():
             return False
         try:

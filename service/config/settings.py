@@ -127,7 +127,8 @@ class QueueSettings:
     size: int = option(
         "queue_size",
         256,
-        "requests that may wait; one more gets 429",
+        "requests that may wait, from their head until the device has their image, of which each counts; one more "
+        "gets 429",
         parse=parse_int(1, 1_000_000),
         metavar="N",
     )

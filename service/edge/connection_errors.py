@@ -61,7 +61,7 @@ class TooManyConnections(Overloaded):
     title = "Too many connections"
 
     def __init__(self) -> None:
-        super().__init__(what="The server has as many connections as it may have")
+        super().__init__("The server has as many connections as it may have")
 
 
 def last_reply(error: ServiceError) -> bytes:

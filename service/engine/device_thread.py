@@ -33,7 +33,6 @@ class DeviceThread:
         timeline: Timeline,
         status: StartupStatus,
         observer: EngineObserver,
-        queue_size: int,
         on_ready: Callable[[Loaded, Engine, Scheduler], None],
         on_failure: Callable[[Exception], None],
         rehearse: Callable[[Engine, "Checkpoint"], None] | None = None,
@@ -52,7 +51,6 @@ class DeviceThread:
         self._timeline = timeline
         self._status = status
         self._observer = observer
-        self._queue_size = queue_size
         self._on_ready = on_ready
         self._on_failure = on_failure
         self._rehearse = rehearse
@@ -76,7 +74,7 @@ class DeviceThread:
                 with self._timeline.phase("rehearsal"):
                     self._run_rehearsal(loaded, self._rehearse)
             cold = [bucket.size for bucket in loaded.cold]
-            scheduler = Scheduler(loaded.warm_table, limits(loaded, self._options), self._queue_size, cold=cold)
+            scheduler = Scheduler(loaded.warm_table, limits(loaded, self._options), cold=cold)
             engine = Engine(scheduler, self._observer, self._turn_ended)
             self._on_ready(loaded, engine, scheduler)
             if loaded.cold:  # on this thread, between two steps
@@ -86,7 +84,7 @@ class DeviceThread:
             self._on_failure(error)
 
     def _run_rehearsal(self, loaded: Loaded, rehearse: Callable[[Engine, "Checkpoint"], None]) -> None:
-        scheduler = Scheduler(loaded.warm_table, limits(loaded, self._options), 1)
+        scheduler = Scheduler(loaded.warm_table, limits(loaded, self._options))
         engine = Engine(scheduler, _Nobody(), self._turn_ended)
 
         def beside() -> None:

@@ -90,7 +90,6 @@ class Engine:
         """Queue a request; its result or exception arrives in ``request.future``.
 
         Raises:
-            Overloaded: the queue is full.
             NotReady: the engine has stopped.
         """
         self._scheduler.submit(request)

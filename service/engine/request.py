@@ -65,5 +65,5 @@ class CaptionEngine(Protocol):
     def limits(self) -> Limits: ...
 
     def submit(self, request: CaptionRequest) -> None:
-        """Takes the request and its pixels over. Raises Overloaded, NotReady; then it has not. What comes of the
-        request arrives in its future."""
+        """Takes the request and its pixels over. Raises EngineChannelFull, NotReady; then it has not. What comes of
+        the request arrives in its future."""

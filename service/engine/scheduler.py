@@ -13,11 +13,10 @@ from contextlib import suppress
 from types import MappingProxyType
 
 from snapcap.service.engine.limits import Limits
-from snapcap.service.engine.pace import Pace
 from snapcap.service.engine.request import CaptionRequest, Completion
 from snapcap.service.engine.running_request import Running
 from snapcap.service.engine.waiting import Line, Waiting
-from snapcap.service.errors import BeamsNotReady, DeadlineExceeded, NotReady, Overloaded
+from snapcap.service.errors import BeamsNotReady, DeadlineExceeded, NotReady
 from snapcap.warmup.plan.buckets import BucketTable
 
 Clock = Callable[[], float]
@@ -29,7 +28,7 @@ _LONGEST_WAIT_S = 3600.0
 
 
 class Scheduler:
-    """A bounded queue in front of the slots.
+    """A queue in front of the slots. Who may be in it is decided where clients are answered: see `Admission`.
 
     ``submit``, ``close`` and ``wake`` are called from any thread, the rest by the device thread.
     """
@@ -38,14 +37,12 @@ class Scheduler:
         self,
         table: BucketTable,
         limits: Limits,
-        capacity: int,
         clock: Clock = time.monotonic,
         cold: Iterable[int] = (),
     ) -> None:
         """``table``: the buckets that are ready. ``cold``: sizes of which ``warmed`` or ``give_up`` will tell."""
         self.table = table
         self.limits = limits
-        self.capacity = capacity
         self.running: list[Running] = []  # by slot: a beam search is in several places
         self._clock = clock
         self._waiting = Line(table.largest.size, cold)
@@ -55,7 +52,6 @@ class Scheduler:
         self._held = 0  # steps since a slot was left empty
         self._cancelled = False  # a request, since it was last looked for
         self._look_at = math.inf  # no deadline passes before
-        self._pace = Pace()
 
     @property
     def depth(self) -> int:
@@ -66,7 +62,6 @@ class Scheduler:
         """Queue a request.
 
         Raises:
-            Overloaded: the queue is full; carries when to try again.
             NotReady: the engine has stopped.
             BeamsNotReady: no batch here will ever have so many rows.
         """
@@ -75,8 +70,6 @@ class Scheduler:
                 raise NotReady("draining")
             if request.params.num_beams > self._waiting.most:
                 raise BeamsNotReady(request.params.num_beams, self._waiting.most)
-            if len(self._waiting) >= self.capacity:
-                raise Overloaded(self._pace.retry_after(self.capacity))
             self._waiting.append(Waiting(request, self._clock()))
             self._look_at = min(self._look_at, request.deadline)
             self._woken = True  # also where it stands aside: its deadline may be the next
@@ -288,7 +281,6 @@ class Scheduler:
             encode_s=row.encode_s,
             decode_s=now - row.admitted - row.encode_s,
         )
-        self._pace.completed(now)
         with suppress(InvalidStateError):  # the client left at this very moment
             row.request.future.set_result(completion)
 

@@ -12,6 +12,16 @@ from snapcap.service.memory.budget import MemoryBudget, memory_limit
 _MOST_WAITING = 16
 
 
+class ImageMemoryFull(Overloaded):
+    """As many large images wait for memory as may."""
+
+    code = "image_memory_full"
+    title = "Too many large images"
+
+    def __init__(self) -> None:
+        super().__init__("As many large images wait for memory to be decoded as may")
+
+
 def decode_memory(settings: Settings) -> int:
     """Bytes that images may take together while they are decoded: what was asked for, or the server's share of the
     memory that there is."""
@@ -30,9 +40,9 @@ class DecodeRoom:
         self._taken = 0
         self._takers = 0
 
-    def refusal(self, waiting: int) -> Overloaded | None:
+    def refusal(self, waiting: int) -> ImageMemoryFull | None:
         """Of one more image that takes more than a share, where so many wait already."""
-        return Overloaded() if waiting >= _MOST_WAITING else None
+        return ImageMemoryFull() if waiting >= _MOST_WAITING else None
 
     def fits(self, size: int) -> bool:
         """Whether there is room for so many bytes now, which are more than a share."""

@@ -19,7 +19,7 @@ class BodyMemoryFull(Overloaded):
     title = "Too much in flight"
 
     def __init__(self, limit: int) -> None:
-        super().__init__(what=f"The bodies of all requests together hold the {limit} bytes that they may")
+        super().__init__(f"The bodies of all requests together hold the {limit} bytes that they may")
 
 
 class BodyBudget:

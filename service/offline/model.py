@@ -13,8 +13,6 @@ from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.start.start import Loaded
 
-# No limit: whoever feeds the engine holds back what it has no room for.
-_QUEUE_SIZE = 1 << 30
 _LAST_WORDS_S = 5.0
 
 
@@ -54,7 +52,6 @@ class OfflineModel:
             Timeline.since_exec(),
             self._status,
             _Silent(),
-            _QUEUE_SIZE,
             self._ready,
             self._failed,
         )

@@ -41,7 +41,6 @@ def assemble(settings: Settings, timeline: Timeline) -> Services:
     """The shared objects, none of them started."""
     registry = CollectorRegistry()
     metrics = Metrics(registry)
-    metrics.queue_capacity.set(settings.queue.size)
     readiness = Readiness(lambda: timeline.current() or "starting")
     status = StartupStatus()
     threads = decode_threads(settings.images.decode_threads)

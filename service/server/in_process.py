@@ -31,7 +31,6 @@ def start(settings: Settings, services: "Services", stop: Callable[[], None]) ->
     outcome.log_phases()
 
     def ready(options: "StartOptions", loaded: "Loaded", engine: "Engine", scheduler: "Scheduler") -> None:
-        services.metrics.queue_depth.set_function(lambda: scheduler.depth)
         services.metrics.device_memory_allocated.set_function(loaded.runner.allocated_bytes)
         services.status.started()
         if outcome.ready(engine, loaded.checkpoint):
@@ -49,7 +48,6 @@ def start(settings: Settings, services: "Services", stop: Callable[[], None]) ->
                 services.timeline,
                 services.status,
                 services.metrics,
-                settings.queue.size,
                 partial(ready, options),
                 outcome.failed,
                 partial(_rehearse, services.captioner.pool),

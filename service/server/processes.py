@@ -32,7 +32,10 @@ def fork_parts(
         ForkError: this system cannot fork.
     """
     count = decode_processes(settings.decoding.processes)
-    # Two for each decode process: one that has died holds its own until that is heard.
+    # There is always a slot to take. A decode process has one while it has an image: two for each process, as one
+    # that has died has its own until that is heard. Then `RemoteEngine` has it until the request has its row or has
+    # ended, and gives it back before the request's place in the queue is free (`Admission`): as many as there are
+    # places. The rehearsal, which has a queue of its own with one place, is over before clients are served.
     pixels = SharedPixels(settings.queue.size + 2 * count)
     listeners = list(listeners)
     engine = fork_engine(settings, timeline, pixels, listeners, serve)

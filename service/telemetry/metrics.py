@@ -1,35 +1,18 @@
 """Records the metrics that code observes, on an injected registry; `start_metrics.py` has those read at scrapes.
 
 The engine writes, through the methods of `EngineObserver`, its steps, rows and tokens; the start sets
-`queue_*` and `device_memory_allocated`; the captioner `image_decode*`; the request scope the `request*`.
+`device_memory_allocated`; the captioner `queue_depth`, `queue_capacity` and `image_decode*`; the request scope the
+`request*`.
 """
 
 from typing import Any, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from snapcap.service.errors import (
-    BodyTimeout,
-    ClientDisconnected,
-    DeadlineExceeded,
-    NotReady,
-    Overloaded,
-    PayloadTooLarge,
-    ServiceError,
-)
-from snapcap.service.memory.bodies import BodyMemoryFull
-from snapcap.service.telemetry.reasons import CLOSED, WHYS
+from snapcap.service.errors import ServiceError
+from snapcap.service.telemetry.reasons import CLOSED, REJECTED, WHYS
 from snapcap.warmup.progress.status import COMPONENTS
 
-_REFUSALS = (
-    BodyMemoryFull,
-    BodyTimeout,
-    ClientDisconnected,
-    DeadlineExceeded,
-    NotReady,
-    Overloaded,
-    PayloadTooLarge,
-)
 _REQUEST_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _WAIT_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _DECODE_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
@@ -64,8 +47,7 @@ class Metrics:
         self.requests_in_flight = gauge("requests_in_flight", "Caption requests that are being processed.")
         self.requests_rejected = counter(
             "requests_rejected_total",
-            "Caption requests given up, by reason: overloaded, body_memory_full, not_ready, deadline_exceeded, "
-            "client_disconnected, payload_too_large, body_timeout.",
+            f"Caption requests given up, by reason: {', '.join(REJECTED)}.",
             "reason",
         )
         self.connections = gauge("http_connections", "Connections that are open.")
@@ -76,13 +58,16 @@ class Metrics:
         )
         self.body_memory = gauge("body_memory_bytes", "Bytes that request bodies hold.")
         self.body_memory_limit = gauge(
-            "body_memory_limit_bytes", "Bytes that request bodies may hold; one more gets 429."
+            "body_memory_limit_bytes", "Bytes that request bodies may hold; one more gets 429 body_memory_full."
         )
         self.queue_wait = histogram(
             "queue_wait_seconds", "Seconds a request waited before its image was encoded.", _WAIT_S
         )
-        self.queue_depth = gauge("queue_depth", "Requests that wait for the device.")
-        self.queue_capacity = gauge("queue_capacity", "Requests that may wait; one more gets 429.")
+        self.queue_depth = gauge(
+            "queue_depth",
+            "Requests that wait, from their head until the device has their image, of which each counts.",
+        )
+        self.queue_capacity = gauge("queue_capacity", "Requests that may wait; one more gets 429 queue_full.")
         self.engine_progress_age = gauge(
             "engine_progress_age_seconds",
             "Seconds in which the engine has not gone on though it should have: a step, or an answer when idle.",
@@ -125,8 +110,8 @@ class Metrics:
         )
         # A counter that appears with its first event hides that event from Prometheus, whose increase() and rate()
         # need a value before it.
-        for refusal in _REFUSALS:
-            self.requests_rejected.labels(refusal.code)
+        for code in REJECTED:
+            self.requests_rejected.labels(code)
         for why in WHYS:
             self.decode_processes_killed.labels(why)
         for reason in CLOSED:
@@ -178,5 +163,5 @@ class Metrics:
 
     def count_rejection(self, error: ServiceError) -> None:
         """Counts an error as a rejection if it is one: not the client's mistake in what it asked for."""
-        if isinstance(error, _REFUSALS):
+        if error.code in REJECTED:
             self.requests_rejected.labels(error.code).inc()

@@ -143,7 +143,7 @@ def test_pixels_stay_within_their_memory(small: Abused) -> None:
             found.extend(asked.result())
 
     damage = small.withstands(attack)
-    assert set(found) <= {(200, ""), (422, "too_large"), (429, "overloaded")}, found
+    assert set(found) <= {(200, ""), (422, "too_large"), (429, "queue_full"), (429, "image_memory_full")}, found
     assert (422, "too_large") in found
     assert (200, "") in found
     assert max(highest) - idle > budget // 4, "it was an attack"

@@ -66,6 +66,8 @@ class FakeEngine:
             self.gate.wait()
             if request.future.cancelled():
                 continue
+            if request.on_admitted is not None:
+                request.on_admitted()
             if self.fail is not None:
                 request.future.set_exception(self.fail)
             else:
@@ -210,4 +212,4 @@ def clock() -> Clock:
 
 @pytest.fixture
 def scheduler(clock: Clock) -> Scheduler:
-    return Scheduler(TABLE, LIMITS, capacity=6, clock=clock)
+    return Scheduler(TABLE, LIMITS, clock=clock)

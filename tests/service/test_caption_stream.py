@@ -15,8 +15,9 @@ from snapcap.service.captioning.loop_handoff import Arrivals
 from snapcap.service.captioning.options import CaptionOptions
 from snapcap.service.captioning.stop_sequences import CaptionText
 from snapcap.service.captioning.stream import CaptionStream
+from snapcap.service.engine.admission import QueueFull
 from snapcap.service.engine.request import Completion
-from snapcap.service.errors import DeadlineExceeded, EngineFailed, Overloaded
+from snapcap.service.errors import DeadlineExceeded, EngineFailed
 from snapcap.service.images.decoder import Done, Encoded, Picture
 
 PATIENCE = 30.0
@@ -147,7 +148,7 @@ def test_a_client_that_leaves_as_its_stream_begins_frees_the_slot(services: Serv
     engine.gate.clear()
 
     async def scenario() -> None:
-        beginning = asyncio.create_task(captioner.stream(b"x", CaptionOptions(), "1", live=True))
+        beginning = asyncio.create_task(captioner.stream(b"x", CaptionOptions(), "1", captioner.admit(), live=True))
         await asyncio.sleep(0)
         assert decoder.taken == [True]
         beginning.cancel()
@@ -163,7 +164,7 @@ def test_an_engine_that_refuses_a_stream_does_not_have_its_picture(services: Ser
     captioner, decoder = services.captioner, Immediate()
     model: Any = captioner._model
     captioner.attach(engine, None, model.tokenizer, "fake", decoder)  # type: ignore[arg-type]
-    engine.refuse = Overloaded()
-    with pytest.raises(Overloaded):
-        asyncio.run(captioner.stream(b"x", CaptionOptions(), "1", live=True))
+    engine.refuse = QueueFull()
+    with pytest.raises(QueueFull):
+        asyncio.run(captioner.stream(b"x", CaptionOptions(), "1", captioner.admit(), live=True))
     assert decoder.taken == [False]

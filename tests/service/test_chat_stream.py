@@ -13,8 +13,8 @@ from support.live_app import on_a_port
 
 from snapcap.service.api.app import Services, create_app
 from snapcap.service.api.bodies.body import BodyLimits
+from snapcap.service.engine.admission import QueueFull
 from snapcap.service.engine.request import CaptionRequest, Completion
-from snapcap.service.errors import Overloaded
 
 PATIENCE = 30.0
 
@@ -115,7 +115,7 @@ def test_a_failure_in_the_middle_is_an_event_and_the_last(
 
 
 def test_what_fails_before_the_first_token_has_its_status(client: OpenAI, engine, image) -> None:
-    engine.refuse = Overloaded(9)
+    engine.refuse = QueueFull(9)
     with pytest.raises(openai.RateLimitError) as refused:
         client.chat.completions.create(**request(image))
     assert (refused.value.type, refused.value.response.headers["retry-after"]) == ("rate_limit_error", "9")
@@ -128,7 +128,7 @@ def test_what_fails_before_the_first_token_has_its_status(client: OpenAI, engine
 
 def test_the_client_retries_what_passes(services: Services, client: OpenAI, engine, image) -> None:
     engine.gate.set()
-    engine.refuse = Overloaded(0)
+    engine.refuse = QueueFull(0)
     with ThreadPoolExecutor(1) as pool:
         reply = pool.submit(
             lambda: client.with_options(max_retries=5).chat.completions.create(**request(image) | {"stream": False})
@@ -136,7 +136,7 @@ def test_the_client_retries_what_passes(services: Services, client: OpenAI, engi
         until(
             lambda: (
                 (
-                    services.registry.get_sample_value("snapcap_requests_rejected_total", {"reason": "overloaded"})
+                    services.registry.get_sample_value("snapcap_requests_rejected_total", {"reason": "queue_full"})
                     or 0
                 )
                 >= 1

@@ -75,7 +75,6 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
         Timeline.since_exec(),
         StartupStatus(),
         observer,
-        queue_size=64,
         on_ready=lambda loaded, engine, _: started.set_result((loaded, engine)),
         on_failure=started.set_exception,
     )

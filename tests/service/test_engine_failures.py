@@ -7,7 +7,7 @@ from support.list_engine import PATIENCE, Served, result
 from support.server_process import wait_until
 
 from snapcap.service.engine.device_failures import MAX_CONSECUTIVE_FAILURES, DeviceFailedError
-from snapcap.service.errors import DeadlineExceeded, EngineFailed, NotReady, Overloaded
+from snapcap.service.errors import DeadlineExceeded, EngineFailed, NotReady
 
 
 def test_a_failed_step_fails_only_what_ran_and_the_engine_serves_on(served: Served) -> None:
@@ -171,18 +171,6 @@ def test_rows_that_run_have_a_step_between_two_calls(served: Served) -> None:
     for each in calls:
         each.result(PATIENCE)
     assert steps == sorted(set(steps)), "each after another step"
-
-
-def test_a_full_queue_refuses_at_once() -> None:
-    served = Served(capacity=2)
-    release = served.hold()
-    sent = [served.send(1), served.send(2)]
-    with pytest.raises(Overloaded):
-        served.send(3)
-    release.set()
-    assert [result(each).tokens[0] for each in sent] == [100, 200]
-    served.engine.stop()
-    served.outcome.result(PATIENCE)
 
 
 def test_a_lost_request_costs_no_device_time(served: Served) -> None:

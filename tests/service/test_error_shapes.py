@@ -8,7 +8,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from snapcap.service.api.app import Services
-from snapcap.service.errors import DeadlineExceeded, Overloaded
+from snapcap.service.engine.admission import QueueFull
+from snapcap.service.errors import DeadlineExceeded
 
 Png = Callable[..., bytes]
 PATHS = {
@@ -89,7 +90,7 @@ def test_not_ready(make_services, new_client, api: str, image: Png) -> None:
 
 
 def test_overloaded(client: TestClient, engine, api: str, image: Png) -> None:
-    engine.refuse = Overloaded(7.4)
+    engine.refuse = QueueFull(7.4)
     reply = post(client, api, image())
     assert (reply.status_code, reply.headers["retry-after"]) == (429, "7")
     assert "queue is full" in sentence(api, reply)

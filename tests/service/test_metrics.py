@@ -41,7 +41,7 @@ def test_counters_of_artifacts_are_there_before_anything_happened(client: TestCl
 def test_counters_of_requests_are_there_before_the_first_request(client: TestClient) -> None:
     rejected = values(client, "snapcap_requests_rejected")
     assert set(rejected.values()) == {0}
-    assert {("overloaded",), ("deadline_exceeded",), ("not_ready",)} < set(rejected)
+    assert {("queue_full",), ("deadline_exceeded",), ("not_ready",)} < set(rejected)
     for name in ("snapcap_rows", "snapcap_padding_rows"):
         assert values(client, name) == {("encoder",): 0, ("decoder",): 0}
 

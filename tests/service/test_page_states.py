@@ -15,7 +15,8 @@ from support.page import assert_accessible, give, phases
 from snapcap.service.api.app import Exposure, Services, create_app
 from snapcap.service.api.bodies.body import BodyLimits
 from snapcap.service.api.middleware.api_keys import ApiKeys
-from snapcap.service.errors import EngineFailed, Overloaded
+from snapcap.service.engine.admission import QueueFull
+from snapcap.service.errors import EngineFailed
 from snapcap.warmup.progress.timeline import Phase, Timeline
 
 OpenPage = Callable[..., Page]
@@ -96,7 +97,7 @@ def test_a_server_that_goes_and_comes_back_is_noticed(
 
 
 def test_a_full_queue_can_be_tried_again(engine, address: str, open_page: OpenPage, image) -> None:
-    engine.refuse = Overloaded(3)
+    engine.refuse = QueueFull(3)
     page = open_page(address, expected="status of 429")
     give(page, image())
     expect(page.get_by_role("alert")).to_contain_text("Too many requests")

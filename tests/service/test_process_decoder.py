@@ -4,9 +4,10 @@ import pytest
 from support.decode_world import COMPLETION, MEMORY, SLOTS, World, of, play, turns
 
 from snapcap.service.engine.remote.messages import Turn
-from snapcap.service.errors import Overloaded, UnprocessableImage
+from snapcap.service.errors import UnprocessableImage
 from snapcap.service.images.pool import DecodeError
 from snapcap.service.images.processes.messages import Broken, Ended, Needs, Refused, pack_notice
+from snapcap.service.images.room import ImageMemoryFull
 
 
 def test_an_image_goes_to_a_process_and_its_slot_to_the_engine() -> None:
@@ -226,7 +227,7 @@ def test_what_no_room_is_enough_for_is_refused_and_too_many_that_wait_are_for_la
             await turns()
             waiting.append(world.ask(2))
         (refused,) = [each for each in waiting if each.done()]
-        assert isinstance(refused.exception(0), Overloaded)
+        assert isinstance(refused.exception(0), ImageMemoryFull)
         assert len(waiting) > 10
         world.close()
 

@@ -12,7 +12,8 @@ from starlette.testclient import TestClient
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.service.api.app import Services, create_app
 from snapcap.service.api.bodies.body import BodyLimits
-from snapcap.service.errors import DeadlineExceeded, Overloaded
+from snapcap.service.engine.admission import QueueFull
+from snapcap.service.errors import DeadlineExceeded
 
 Png = Callable[..., bytes]
 
@@ -43,16 +44,16 @@ def test_a_draining_process_still_serves(client: TestClient, services: Services,
 
 
 def test_overload_carries_retry_after(client: TestClient, services: Services, engine, image: Png) -> None:
-    engine.refuse = Overloaded(7.4)
+    engine.refuse = QueueFull(7.4)
     reply = client.post("/v1/caption", content=image())
-    assert (reply.status_code, reply.headers["retry-after"], reply.json()["code"]) == (429, "7", "overloaded")
-    assert metric(services, "snapcap_requests_rejected_total", reason="overloaded") == 1
+    assert (reply.status_code, reply.headers["retry-after"], reply.json()["code"]) == (429, "7", "queue_full")
+    assert metric(services, "snapcap_requests_rejected_total", reason="queue_full") == 1
     engine.refuse = None
     assert client.post("/v1/caption", content=image()).status_code == 200
 
 
 def test_captions_fail_as_a_whole_when_every_image_was_refused(client: TestClient, engine, image: Png) -> None:
-    engine.refuse = Overloaded(3)
+    engine.refuse = QueueFull(3)
     reply = client.post("/v1/captions", files=[("image", ("a", image())), ("image", ("b", image()))])
     assert (reply.status_code, reply.headers["retry-after"]) == (429, "3")
 

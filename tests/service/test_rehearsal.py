@@ -40,7 +40,6 @@ class Start:
             self.timeline,
             StartupStatus(),
             self.observer,
-            queue_size=4,
             on_ready=lambda loaded, engine, _: ready.set_result((loaded, engine)),
             on_failure=ready.set_exception,
             rehearse=rehearsal,

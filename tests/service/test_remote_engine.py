@@ -1,9 +1,10 @@
-"""An engine behind messages: the same replies, one message a step, and a queue that is full without being asked."""
+"""An engine behind messages: the same replies, and one message a step."""
 
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,12 @@ from support.list_engine import LIMITS, PATIENCE, ListRunner, Observer, result
 
 from snapcap.service.engine.device_failures import DeviceFailedError
 from snapcap.service.engine.engine import Engine
-from snapcap.service.engine.remote.client import RemoteEngine
+from snapcap.service.engine.remote.client import EngineChannelFull, RemoteEngine
 from snapcap.service.engine.remote.messages import Cancel, Message, Submit, Turn
 from snapcap.service.engine.remote.server import Intake
 from snapcap.service.engine.request import CaptionRequest, Completion
 from snapcap.service.engine.scheduler import Scheduler
-from snapcap.service.errors import DeadlineExceeded, EngineFailed, NotReady, Overloaded
+from snapcap.service.errors import DeadlineExceeded, EngineFailed, NotReady
 from snapcap.service.ipc.framing import Unpacker, pack
 from snapcap.service.ipc.shared_pixels import SharedPixels, Slots
 from snapcap.warmup.plan.buckets import BucketTable
@@ -44,7 +45,7 @@ class Sent:
         self.pixels.open((2, 2))
         self.observer = Observer()
         self.slots = Slots(SLOTS + 1)
-        self.engine = RemoteEngine(LIMITS, self.pixels, self.slots, SLOTS, self.messages.append, self.observer)
+        self.engine = RemoteEngine(LIMITS, self.pixels, self.slots, self.messages.append, self.observer)
 
     def submit(self, image: int) -> tuple[CaptionRequest, Submit]:
         sent = request(image)
@@ -87,15 +88,17 @@ def test_observations_are_handed_on(sent: Sent) -> None:
     assert (seen.waited, seen.encodes, seen.steps, seen.generated) == ([0.5, 0.6], [(4, 2)], [(4, 3)], 5)
 
 
-def test_a_full_queue_refuses_without_a_message(sent: Sent) -> None:
-    messages = [sent.submit(image)[1] for image in range(SLOTS)]
-    assert sent.engine.depth == SLOTS
-    with pytest.raises(Overloaded):
-        sent.engine.submit(request(9))
-    assert len(sent.messages) == SLOTS
-    sent.engine.take(turn(admitted=[messages[1].number]))
-    assert sent.submit(9)[1].slot == messages[1].slot
-    assert sent.engine.depth == SLOTS
+def test_a_request_that_is_admitted_frees_its_slot_and_then_says_so(sent: Sent) -> None:
+    free: list[int] = []
+    waiting = replace(request(1), on_admitted=lambda: free.append(len(sent.slots)))
+    sent.engine.submit(waiting)
+    (message,) = sent.messages
+    assert isinstance(message, Submit)
+    assert (len(sent.slots), free) == (SLOTS, [])
+    for _ in range(2):  # the second is for nobody
+        sent.engine.take(turn(admitted=[message.number], completed=[(message.number, COMPLETION)]))
+    assert free == [SLOTS + 1]
+    assert sent.submit(9)[1].slot == message.slot
 
 
 @pytest.mark.parametrize("how", ["completed", "failed", "cancelled"])
@@ -107,12 +110,10 @@ def test_a_request_that_ends_frees_its_slot_once(sent: Sent, how: str) -> None:
     else:
         value: Any = COMPLETION if how == "completed" else EngineFailed()
         sent.engine.take(turn(**{how: [(message.number, value)]}))
-    assert sent.engine.depth == 0
+    assert len(sent.slots) == SLOTS + 1
     # The engine had already given the device the pixels, and says so now.
     sent.engine.take(turn(admitted=[message.number], completed=[(message.number, COMPLETION)]))
-    assert len({sent.submit(image)[1].slot for image in range(SLOTS)}) == SLOTS
-    with pytest.raises(Overloaded):
-        sent.engine.submit(request(9))
+    assert len({sent.submit(image)[1].slot for image in range(SLOTS + 1)}) == SLOTS + 1
 
 
 def test_a_result_that_arrives_after_its_client_has_left_goes_nowhere(sent: Sent) -> None:
@@ -135,13 +136,11 @@ def test_an_engine_that_has_ended_fails_what_was_sent_and_takes_nothing_more(sen
 def test_an_engine_that_does_not_read_is_sent_only_so_much(sent: Sent) -> None:
     """Clients that leave free their slots, and others come: their messages would pile up for ever."""
     room = [True]
-    engine = RemoteEngine(
-        LIMITS, sent.pixels, sent.slots, SLOTS, sent.messages.append, sent.observer, lambda: room[0]
-    )
+    engine = RemoteEngine(LIMITS, sent.pixels, sent.slots, sent.messages.append, sent.observer, lambda: room[0])
     waiting = request(1)
     engine.submit(waiting)
     room[0] = False
-    with pytest.raises(Overloaded):
+    with pytest.raises(EngineChannelFull):
         engine.submit(request(2))
     assert len(sent.messages) == 1
     assert engine.waiting
@@ -161,11 +160,11 @@ class Behind:
         self.pixels = SharedPixels(16)
         self.pixels.open((2, 2))
         self.observer = Observer()
-        self.remote = RemoteEngine(LIMITS, self.pixels, Slots(16), 16, self._to_engine, self.observer)
+        self.remote = RemoteEngine(LIMITS, self.pixels, Slots(16), self._to_engine, self.observer)
         self.intake = Intake(self.pixels, self._to_http)
         table = BucketTable.of((1, 4, 8))
         self.runner = Images(table.largest.size)
-        self.scheduler = Scheduler(table, LIMITS, 1000)
+        self.scheduler = Scheduler(table, LIMITS)
         turns = self.intake.turns
         self.engine = Engine(self.scheduler, turns, turns.end)
         self.intake.attach(self.engine)
@@ -219,7 +218,7 @@ def test_each_request_gets_the_tokens_of_its_own_pixels(behind: Behind) -> None:
         behind.remote.submit(each)
     for image, each in enumerate(sent, start=1):
         assert result(each).tokens == tuple(range(100 * image, 100 * image + 4))
-    assert behind.remote.depth == 0
+    assert not behind.remote.waiting
     assert len(behind.observer.waited) == 12
     assert behind.observer.generated == 48
 

@@ -9,7 +9,7 @@ from support.scheduling import EOS, TABLE, Clock, names, request, submit
 from snapcap.service.engine.limits import Limits
 from snapcap.service.engine.request import Completion
 from snapcap.service.engine.scheduler import Scheduler
-from snapcap.service.errors import DeadlineExceeded, EngineFailed, NotReady, Overloaded
+from snapcap.service.errors import DeadlineExceeded, EngineFailed, NotReady
 from snapcap.warmup.plan.buckets import BucketTable
 
 
@@ -35,40 +35,6 @@ def test_a_table_that_grows_gives_more_slots(scheduler: Scheduler) -> None:
     scheduler.table = BucketTable.of((1, 4, 6))
     submitted = scheduler.admit() + scheduler.admit()
     assert [row.request.id for row in submitted] == ["e", "f"]
-
-
-def test_a_full_queue_refuses_and_says_when_it_will_have_gone(scheduler: Scheduler, clock: Clock) -> None:
-    submit(scheduler, *(request(limit) for limit in range(6)))
-    with pytest.raises(Overloaded) as unknown_rate:
-        scheduler.submit(request())
-    assert unknown_rate.value.retry_after_s == 1.0
-    assert scheduler.depth == scheduler.capacity == 6
-
-    # One completion every two seconds: six that wait have gone in twelve.
-    for _ in range(3):
-        scheduler.admit()
-        clock.now += 2.0
-        scheduler.advance(scheduler.running, [EOS] + [5] * (len(scheduler.running) - 1), "eager")
-    while scheduler.depth < 6:
-        scheduler.submit(request())
-    with pytest.raises(Overloaded) as known_rate:
-        scheduler.submit(request())
-    assert known_rate.value.retry_after_s == pytest.approx(12.0)
-
-
-@pytest.mark.parametrize(("seconds", "expected"), [(0.001, 1.0), (1000.0, 60.0)])
-def test_retry_after_is_between_a_second_and_a_minute(
-    scheduler: Scheduler, clock: Clock, seconds: float, expected: float
-) -> None:
-    for _ in range(2):
-        scheduler.submit(request())
-        scheduler.admit()
-        clock.now += seconds
-        scheduler.advance(scheduler.running, [EOS], "eager")
-    submit(scheduler, *(request() for _ in range(6)))
-    with pytest.raises(Overloaded) as refused:
-        scheduler.submit(request())
-    assert refused.value.retry_after_s == expected
 
 
 def test_a_completion_has_the_tokens_without_the_end_and_where_the_time_went(
@@ -145,7 +111,7 @@ def test_the_last_token_is_handed_out_before_the_result(scheduler: Scheduler) ->
 
 
 def test_a_model_without_an_end_token_runs_to_the_length(clock: Clock) -> None:
-    scheduler = Scheduler(TABLE, Limits(20, 3, frozenset()), 6, clock)
+    scheduler = Scheduler(TABLE, Limits(20, 3, frozenset()), clock)
     sent = request()
     scheduler.submit(sent)
     scheduler.admit()

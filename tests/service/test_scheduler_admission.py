@@ -17,7 +17,7 @@ LIMITS = Limits(cache_length=200, default_new_tokens=150, eos_ids=frozenset({EOS
 
 @pytest.fixture
 def scheduler() -> Scheduler:
-    return Scheduler(BucketTable.of((1, 4, 8)), LIMITS, capacity=100)
+    return Scheduler(BucketTable.of((1, 4, 8)), LIMITS)
 
 
 def submit(scheduler: Scheduler, count: int) -> None:
@@ -74,12 +74,12 @@ def test_a_slot_that_becomes_free_later_waits_anew(scheduler: Scheduler) -> None
 
 
 def test_an_empty_device_is_given_what_there_is_at_once() -> None:
-    scheduler = Scheduler(BucketTable.of((4, 8)), LIMITS, capacity=100)
+    scheduler = Scheduler(BucketTable.of((4, 8)), LIMITS)
     submit(scheduler, 5)
     assert step(scheduler, ending=0) > 0
 
 
 def test_one_bucket_holds_nobody_back() -> None:
-    scheduler = Scheduler(BucketTable.of((8,)), LIMITS, capacity=100)
+    scheduler = Scheduler(BucketTable.of((8,)), LIMITS)
     submit(scheduler, 30)
     assert [step(scheduler, ending=1) for _ in range(4)] == [8, 1, 1, 1]

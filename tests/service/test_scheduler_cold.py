@@ -7,7 +7,7 @@ import pytest
 from support.scheduling import EOS, LIMITS, Clock, request, submit
 
 from snapcap.service.engine.scheduler import Scheduler
-from snapcap.service.errors import BeamsNotReady, DeadlineExceeded, Overloaded
+from snapcap.service.errors import BeamsNotReady, DeadlineExceeded
 from snapcap.warmup.plan.buckets import BucketTable
 
 PATIENCE = 30.0
@@ -16,7 +16,7 @@ PATIENCE = 30.0
 @pytest.fixture
 def cold(clock: Clock) -> Scheduler:
     """One row is ready; four and eight are to follow."""
-    return Scheduler(BucketTable.of((1,)), LIMITS, 6, clock, cold=(4, 8))
+    return Scheduler(BucketTable.of((1,)), LIMITS, clock, cold=(4, 8))
 
 
 def step(scheduler: Scheduler) -> list[str]:
@@ -130,7 +130,7 @@ def test_who_stands_aside_has_a_deadline_and_may_leave(cold: Scheduler, clock: C
 
 def test_an_engine_that_waits_wakes_at_the_deadline_of_who_stands_aside() -> None:
     """On the real clock, as nothing else would wake it."""
-    scheduler = Scheduler(BucketTable.of((1,)), LIMITS, 6, cold=(4,))
+    scheduler = Scheduler(BucketTable.of((1,)), LIMITS, cold=(4,))
     thread = threading.Thread(target=lambda: [scheduler.wait() for _ in range(2)], daemon=True)
     thread.start()
     scheduler.submit(request(deadline=time.monotonic() + 0.2, num_beams=4))
@@ -138,12 +138,6 @@ def test_an_engine_that_waits_wakes_at_the_deadline_of_who_stands_aside() -> Non
     assert not thread.is_alive()
     scheduler.drop_lost()
     assert scheduler.depth == 0
-
-
-def test_who_stands_aside_counts_for_the_queue(cold: Scheduler) -> None:
-    submit(cold, *(request(num_beams=4) for _ in range(6)))
-    with pytest.raises(Overloaded):
-        cold.submit(request())
 
 
 def test_the_engine_fails_who_stands_aside_too(cold: Scheduler) -> None:

@@ -8,7 +8,7 @@ from support.scheduling import EOS, LIMITS, Clock, request
 from snapcap.service.engine.request import CaptionRequest
 from snapcap.service.engine.running_request import Running
 from snapcap.service.engine.scheduler import Scheduler
-from snapcap.service.errors import DeadlineExceeded, Overloaded
+from snapcap.service.errors import DeadlineExceeded
 from snapcap.warmup.plan.buckets import BucketTable
 
 
@@ -66,10 +66,9 @@ class ListDevice:
 def test_in_a_random_history_every_request_gets_exactly_its_own_tokens(seed: int, ahead: bool) -> None:
     luck, clock = random.Random(seed), Clock()
     table = BucketTable.of((1, 3, 7))
-    scheduler = Scheduler(table, LIMITS, capacity=9, clock=clock)
+    scheduler = Scheduler(table, LIMITS, clock=clock)
     device = ListDevice(table.largest.size)
     sent: list[CaptionRequest] = []
-    refused = 0
     step: tuple[list[Running], list[int], dict[int, list[int]]] | None = None  # launched, but not yet read
     for event in range(500):
         clock.now += 1.0
@@ -83,11 +82,9 @@ def test_in_a_random_history_every_request_gets_exactly_its_own_tokens(seed: int
                 max_new_tokens=luck.choice((None, 1, room)),
                 num_beams=luck.choice((1, 1, 1, 2, 4, 7)),
             )
-            try:
+            if scheduler.depth < 9:
                 scheduler.submit(new)
                 sent.append(new)
-            except Overloaded:
-                refused += 1
         if luck.random() < 0.1 and sent:
             luck.choice(sent[-8:]).future.cancel()
         device.move(scheduler.drop_lost())
@@ -119,4 +116,4 @@ def test_in_a_random_history_every_request_gets_exactly_its_own_tokens(seed: int
             completion = each.future.result()
             assert (completion.tokens, completion.finish_reason) == own_tokens(each)
             outcomes["completed" if each.params.num_beams == 1 else "searched"] += 1
-    assert min(*outcomes.values(), refused) > 0, "the history must hold every kind of event"
+    assert min(outcomes.values()) > 0, "the history must hold every kind of event"

@@ -16,7 +16,7 @@ def test_a_search_takes_as_many_slots_as_it_has_beams_behind_the_others_first_on
 
 
 def test_searches_that_are_admitted_together_have_their_first_rows_in_order(clock: Clock) -> None:
-    scheduler = Scheduler(BucketTable.of((2, 8)), LIMITS, 6, clock)
+    scheduler = Scheduler(BucketTable.of((2, 8)), LIMITS, clock)
     submit(scheduler, request("a", num_beams=3), request("b"), request("c", num_beams=2))
     scheduler.admit()
     scheduler.admit()

@@ -138,7 +138,7 @@ def test_full_queue_is_429_and_a_passed_deadline_504(tmp_path: Path, samples: di
         process.wait_for(lambda: statuses.append(process.call("/v1/caption", data)[0]) or statuses[-1] == 200)
         assert set(statuses) == {200, 429}
         rejected = process.metrics()
-    assert rejected['snapcap_requests_rejected_total{reason="overloaded"}'] == statuses.count(429)
+    assert rejected['snapcap_requests_rejected_total{reason="queue_full"}'] == statuses.count(429)
     assert rejected['snapcap_requests_rejected_total{reason="deadline_exceeded"}'] == 1
 
 

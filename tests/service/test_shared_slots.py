@@ -1,14 +1,16 @@
 """The slots of the shared pixels, whatever happens in whatever order to clients, decode processes and engine."""
 
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.decode_world import COMPLETION, QUEUE, SLOTS, World, play, turns
 
+from snapcap.service.engine.admission import QueueFull
 from snapcap.service.engine.remote.messages import Cancel, Submit, Turn
-from snapcap.service.errors import NotReady, Overloaded, UnprocessableImage
+from snapcap.service.errors import NotReady, UnprocessableImage
 from snapcap.service.images.processes.messages import Refused
 
 
@@ -43,13 +45,15 @@ class History:
         self.world.engine.fail()
         for future in self.asked:
             error = None if future.cancelled() else future.exception(0)
-            assert error is None or isinstance(error, Overloaded | UnprocessableImage | NotReady)
+            assert error is None or isinstance(error, UnprocessableImage | NotReady)
         assert len(self.world.slots) == SLOTS
-        assert self.world.decoding._count == 0
+        assert self.world.admission.taken == 0
         self.world.close()
 
     def ask(self, _which: int) -> None:
-        self.asked.append(self.world.ask(len(self.asked) + 1))
+        with suppress(QueueFull):
+            permit = self.world.admission.admit()
+            self.asked.append(self.world.ask(len(self.asked) + 1, permit=permit))
 
     def answer(self, which: int) -> None:
         for process in chosen(self.world.working(), which):

@@ -54,7 +54,8 @@ def test_captions_are_served_once_it_is_ready(tmp_path: Path, exits: ExitStack, 
     services = started.services
     assert services.readiness.state is State.READY
     path, caption = next(iter(samples.items()))
-    result = asyncio.run(services.captioner.caption(path.read_bytes(), CaptionOptions(), "1"))
+    with services.captioner.admit() as permit:
+        result = asyncio.run(services.captioner.caption(path.read_bytes(), CaptionOptions(), "1", permit))
     assert (result.caption, result.backend) == (caption, "eager")
     assert services.status.tier == "eager"
     assert {"ready", "first_caption"} <= services.timeline.marks().keys()
@@ -75,8 +76,8 @@ def test_a_device_thread_that_hangs_fails_the_replica(
     assert services.readiness.state is State.READY, "an idle one is left alone"
     monkeypatch.setattr(Runner, "decode_step", lambda *_: release.wait(PATIENCE))
     path = next(iter(samples))
-    with pytest.raises(DeadlineExceeded):
-        asyncio.run(services.captioner.caption(path.read_bytes(), CaptionOptions(timeout=6), "1"))
+    with services.captioner.admit() as permit, pytest.raises(DeadlineExceeded):
+        asyncio.run(services.captioner.caption(path.read_bytes(), CaptionOptions(timeout=6), "1", permit))
     assert started.stopped.wait(PATIENCE)
     error = services.readiness.error
     assert error is not None

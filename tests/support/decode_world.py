@@ -16,6 +16,7 @@ from support.list_engine import LIMITS, Observer
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.service.captioning.options import CaptionOptions
 from snapcap.service.captioning.preparation import Decoding, Prepared
+from snapcap.service.engine.admission import Admission, Permit
 from snapcap.service.engine.remote.client import RemoteEngine
 from snapcap.service.engine.remote.messages import Submit
 from snapcap.service.engine.request import CaptionRequest, Completion
@@ -85,7 +86,7 @@ class World:
         self.pixels, self.slots = SharedPixels(SLOTS), Slots(SLOTS)
         self.pixels.open((2, 2))
         self.messages: list[Any] = []
-        self.engine = RemoteEngine(LIMITS, self.pixels, self.slots, QUEUE, self.messages.append, Observer())
+        self.engine = RemoteEngine(LIMITS, self.pixels, self.slots, self.messages.append, Observer())
         ours, self.control = socket.socketpair()
         # To be waited for at the end, as the process that forks the others is.
         self.parent = subprocess.Popen([sys.executable, "-S", "-c", "import sys; sys.stdin.read()"], stdin=-1)
@@ -100,7 +101,8 @@ class World:
             asyncio.get_running_loop(),
             self.failures.append,
         )
-        self.decoding = Decoding(100, self.metrics)
+        self.decoding = Decoding(self.metrics)
+        self.admission = Admission(QUEUE)
         self.processes: list[Played] = []
 
     async def begin(self, count: int = PROCESSES) -> None:
@@ -119,18 +121,22 @@ class World:
         ours.close()
         self.processes.append(Played(number, theirs, self.pixels))
 
-    def ask(self, value: int, size: int = 10, seconds: float = 1e9) -> "Future[Any]":
-        """Decode an image whose pixels will all be of this value, and submit it. `seconds`: until its deadline."""
+    def ask(self, value: int, size: int = 10, seconds: float = 1e9, permit: Permit | None = None) -> "Future[Any]":
+        """Decode an image whose pixels will all be of this value, and submit it. `seconds`: until its deadline. A
+        `permit` is released as the request ends."""
         future: Future[Any] = Future()
+        admitted = None if permit is None else permit.admitted
 
         def submit(prepared: Prepared) -> None:
             params, pixels = SamplingParams(), prepared.picture.pixels
-            self.engine.submit(CaptionRequest(str(value), pixels, (), params, 1e12, future))
+            self.engine.submit(CaptionRequest(str(value), pixels, (), params, 1e12, future, None, admitted))
 
         model: Any = (self.decoder, None, LIMITS)
         deadline = time.monotonic() + seconds
         encoded = Encoded(bytes([value]) * size, f"request-{value}", deadline, future.cancelled)
         self.decoding.start(encoded, CaptionOptions(), model, future, submit)
+        if permit is not None:
+            future.add_done_callback(lambda _: permit.release())
         return future
 
     def working(self) -> list[Played]:

@@ -149,13 +149,13 @@ class Observer:
 class Served:
     """An engine on a thread of its own. ``held`` keeps it between two steps while requests are sent."""
 
-    def __init__(self, capacity: int = 64, runs_ahead: bool = False, cold: tuple[int, ...] = ()) -> None:
+    def __init__(self, runs_ahead: bool = False, cold: tuple[int, ...] = ()) -> None:
         """``cold``: those of the buckets 1, 4, 8 that are not ready yet."""
         sizes = (1, 4, 8)
         self.runner = ListRunner(max(sizes), runs_ahead)
         self.observer = Observer()
         table = BucketTable.of(size for size in sizes if size not in cold)
-        self.scheduler = Scheduler(table, LIMITS, capacity, cold=cold)
+        self.scheduler = Scheduler(table, LIMITS, cold=cold)
         self.engine = Engine(self.scheduler, self.observer)
         self.outcome: Future[None] = Future()
         self.thread = threading.Thread(target=self._run, daemon=True)

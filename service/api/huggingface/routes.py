@@ -7,6 +7,7 @@ from starlette.routing import Route
 from snapcap.service.api.bodies.body import BodyLimits
 from snapcap.service.api.bodies.disconnect import unless_disconnected
 from snapcap.service.api.bodies.json_reply import JsonReply
+from snapcap.service.api.bodies.place import Receiving
 from snapcap.service.api.huggingface.request import read_huggingface
 from snapcap.service.api.middleware.request_id import request_id
 from snapcap.service.api.problems import HUGGING_FACE
@@ -31,11 +32,12 @@ class HuggingFaceRoutes:
 
     async def image_to_text(self, request: Request) -> Response:
         """The image is the body, or base64 in JSON with parameters."""
-        self._captioner.check_admission()
-        image, options = await read_huggingface(request, self._limits, self._captioner.pool)
-        scope = request.scope
-        work = self._captioner.caption(image, options, request_id(scope), body_account(scope))
-        result = await unless_disconnected(request.receive, work)
+        with self._captioner.admit() as permit:
+            async with Receiving(permit):
+                image, options = await read_huggingface(request, self._limits, self._captioner.pool)
+            scope = request.scope
+            work = self._captioner.caption(image, options, request_id(scope), permit, body_account(scope))
+            result = await unless_disconnected(request.receive, work)
         return JsonReply([{"generated_text": result.caption}])
 
     async def image_to_text_of_model(self, request: Request) -> Response:

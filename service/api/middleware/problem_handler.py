@@ -31,6 +31,7 @@ class ProblemHandler:
         """Count it, log it if it is our fault, and say what the client may know."""
         failure = as_service_error(error)
         self._metrics.count_rejection(failure)
+        request.scope["state"]["code"] = failure.code  # for the log's line
         if isinstance(failure, EngineFailed):
             identity = request_id(request.scope)
             _logger.error("request failed", exc_info=error, extra={"fields": {"request_id": identity}})

@@ -76,6 +76,9 @@ class RequestScope:
                 "ms": round(seconds * 1000, 1),
                 "request_id": identity,
             }
+            code = scope["state"].get("code")
+            if code is not None:
+                fields["code"] = code
             _logger.log(level, "request", extra={"fields": fields})
 
 

@@ -16,13 +16,24 @@ if TYPE_CHECKING:
     import h11
 
 MAX_REDIRECTS = 3
-# Each may hold an image of the largest size.
+# Each has a file open, of those that `server/http_limits.py` sets aside: it is the queue that bounds requests, and
+# the memory of bodies what they hold.
 MAX_CONCURRENT = 64
 _CHUNK = 64 << 10
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+
+
+class ImageFetchesFull(Overloaded):
+    """As many images are fetched from URLs as may be at a time."""
+
+    code = "image_fetches_full"
+    title = "Too many image URLs"
+
+    def __init__(self) -> None:
+        super().__init__("As many images are being fetched from URLs as may be at a time")
 
 
 async def resolve(host: str, port: int) -> list[str]:
@@ -55,10 +66,10 @@ class ImageFetcher:
     async def fetch(self, url: str, account: BodyAccount | None = None) -> bytes:
         """The image at the URL, which the account then has.
 
-        Raises ImageUrlRefused, ImageNotFetched, Overloaded, BodyMemoryFull."""
+        Raises ImageUrlRefused, ImageNotFetched, ImageFetchesFull, BodyMemoryFull."""
         target = self._hosts.target(url)
         if self._running >= MAX_CONCURRENT:
-            raise Overloaded
+            raise ImageFetchesFull
         self._running += 1
         try:
             async with asyncio.timeout(self._limits.timeout) as deadline:

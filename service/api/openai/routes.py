@@ -14,6 +14,7 @@ from snapcap.service.api.bodies.disconnect import unless_disconnected
 from snapcap.service.api.bodies.event_stream import EventStream
 from snapcap.service.api.bodies.json_body import read_json
 from snapcap.service.api.bodies.json_reply import JsonReply
+from snapcap.service.api.bodies.place import Receiving
 from snapcap.service.api.caption.request import JSON, media_type
 from snapcap.service.api.middleware.problem_handler import ProblemHandler
 from snapcap.service.api.middleware.request_id import request_id
@@ -23,6 +24,7 @@ from snapcap.service.api.problems import OPENAI, openai_error
 from snapcap.service.api.routing import Api, RouteGroup
 from snapcap.service.captioning.captioner import Captioner
 from snapcap.service.captioning.stream import CaptionStream
+from snapcap.service.engine.admission import Permit
 from snapcap.service.errors import UnsupportedMediaType
 from snapcap.service.memory.bodies import body_account
 
@@ -60,28 +62,33 @@ class OpenAIRoutes:
 
         Decoding is greedy unless a temperature is given. A bound on the tokens above what the model holds means as
         many as it holds. A field that would need what is not served is refused."""
-        self._captioner.check_admission()
-        if media_type(request) not in ("", JSON):
-            raise UnsupportedMediaType(f"Send {JSON}.")
-        wanted = await read_json(request, self._limits, self._captioner.pool, parse_chat)
-        model, _ = self._captioner.served_model(wanted.model)
-        identity = f"chatcmpl-{request_id(request.scope)}"
-        head = {"id": identity, "created": int(time.time()), "model": model}
-        if wanted.stream:
-            return await self._streamed(request, wanted, head)
-        return JsonReply(await unless_disconnected(request.receive, self._whole(request, wanted, head)))
+        with self._captioner.admit() as permit:
+            if media_type(request) not in ("", JSON):
+                raise UnsupportedMediaType(f"Send {JSON}.")
+            async with Receiving(permit):
+                wanted = await read_json(request, self._limits, self._captioner.pool, parse_chat)
+            model, _ = self._captioner.served_model(wanted.model)
+            identity = f"chatcmpl-{request_id(request.scope)}"
+            head = {"id": identity, "created": int(time.time()), "model": model}
+            if wanted.stream:
+                return await self._streamed(request, wanted, permit, head)
+            return JsonReply(await unless_disconnected(request.receive, self._whole(request, wanted, permit, head)))
 
     def _model(self, name: str | None) -> dict[str, Any]:
         name, created = self._captioner.served_model(name)
         return {"id": name, "object": "model", "created": int(created), "owned_by": "snapcap"}
 
-    async def _open(self, request: Request, chat: ChatRequest) -> CaptionStream:
+    async def _open(self, request: Request, chat: ChatRequest, permit: Permit) -> CaptionStream:
         identity, account = request_id(request.scope), body_account(request.scope)
         image = chat.image if isinstance(chat.image, bytes) else await self._fetcher.fetch(chat.image, account)
-        return await self._captioner.stream(image, chat.options, identity, chat.stop, account, live=chat.stream)
+        return await self._captioner.stream(
+            image, chat.options, identity, permit, chat.stop, account, live=chat.stream
+        )
 
-    async def _whole(self, request: Request, chat: ChatRequest, head: dict[str, Any]) -> dict[str, Any]:
-        stream = await self._open(request, chat)
+    async def _whole(
+        self, request: Request, chat: ChatRequest, permit: Permit, head: dict[str, Any]
+    ) -> dict[str, Any]:
+        stream = await self._open(request, chat, permit)
         try:
             message = {"role": "assistant", "content": await stream.rest(), "refusal": None}
         finally:
@@ -89,17 +96,19 @@ class OpenAIRoutes:
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": stream.finish_reason}
         return {**head, "object": "chat.completion", "choices": [choice], "usage": _usage(stream)}
 
-    async def _streamed(self, request: Request, chat: ChatRequest, head: dict[str, Any]) -> Response:
+    async def _streamed(
+        self, request: Request, chat: ChatRequest, permit: Permit, head: dict[str, Any]
+    ) -> Response:
         # The head of the reply waits for the first text: until then an error can still have its status.
-        stream, first = await unless_disconnected(request.receive, self._begin(request, chat))
+        stream, first = await unless_disconnected(request.receive, self._begin(request, chat, permit))
         return EventStream(
             self._events(request, stream, first, head, chat.include_usage),
             stream.close,
             lambda error: self._handler.note(request, error),
         )
 
-    async def _begin(self, request: Request, chat: ChatRequest) -> tuple[CaptionStream, str | None]:
-        stream = await self._open(request, chat)
+    async def _begin(self, request: Request, chat: ChatRequest, permit: Permit) -> tuple[CaptionStream, str | None]:
+        stream = await self._open(request, chat, permit)
         try:
             return stream, await stream.next()
         except BaseException:

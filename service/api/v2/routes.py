@@ -14,11 +14,13 @@ from snapcap.service.api.bodies.body import BodyLimits
 from snapcap.service.api.bodies.disconnect import unless_disconnected
 from snapcap.service.api.bodies.json_body import read_json
 from snapcap.service.api.bodies.json_reply import JsonReply
+from snapcap.service.api.bodies.place import Receiving
 from snapcap.service.api.middleware.request_id import request_id
 from snapcap.service.api.problems import V2
 from snapcap.service.api.routing import Api, RouteGroup
 from snapcap.service.api.v2.request import INPUT, OUTPUT, InferRequest, bytes_elements, parse_infer
 from snapcap.service.captioning.captioner import Captioner
+from snapcap.service.engine.admission import Permit
 from snapcap.service.errors import NotFound, NotReady
 from snapcap.service.memory.bodies import body_account
 from snapcap.service.readiness import Readiness
@@ -103,18 +105,22 @@ class V2Routes:
         """A batch of up to 16 images in one tensor; it fails as a whole. Elements of JSON are base64; those of
         binary tensor data are the bytes of the image files."""
         name = self._model(request)
-        self._captioner.check_admission()
-        length = request.headers.get(HEADER_LENGTH)
-        wanted = await read_json(
-            request, self._limits, self._captioner.pool, lambda body: parse_infer(body, length)
-        )
-        captions = await unless_disconnected(request.receive, self._captions(request, wanted))
+        with self._captioner.admit() as permit:
+            length = request.headers.get(HEADER_LENGTH)
+            async with Receiving(permit):
+                wanted = await read_json(
+                    request, self._limits, self._captioner.pool, lambda body: parse_infer(body, length)
+                )
+            permit.cover(len(wanted.images))
+            captions = await unless_disconnected(request.receive, self._captions(request, wanted, permit))
         return _reply(name, wanted, captions)
 
-    async def _captions(self, request: Request, wanted: InferRequest) -> list[str]:
+    async def _captions(self, request: Request, wanted: InferRequest, permit: Permit) -> list[str]:
         identity, account = request_id(request.scope), body_account(request.scope)
         tasks = [
-            asyncio.ensure_future(self._captioner.caption(image, wanted.options, f"{identity}/{index}", account))
+            asyncio.ensure_future(
+                self._captioner.caption(image, wanted.options, f"{identity}/{index}", permit, account)
+            )
             for index, image in enumerate(wanted.images)
         ]
         try:
@@ -122,6 +128,7 @@ class V2Routes:
         finally:
             for task in tasks:  # after the first failure nobody wants the others
                 task.cancel()
+            await asyncio.wait(tasks)  # they hold what the permit's places stand for
 
     def _model(self, request: Request) -> str:
         """The name of the model. Raises NotReady, ModelNotFound, NotFound."""

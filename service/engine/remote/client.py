@@ -1,7 +1,6 @@
 """Sends requests from the HTTP process to the engine process, and completes them with what comes back."""
 
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
@@ -10,7 +9,6 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from snapcap.service.engine.limits import Limits
-from snapcap.service.engine.pace import Pace
 from snapcap.service.engine.remote.messages import Cancel, Submit, ToEngine, Turn
 from snapcap.service.engine.request import CaptionRequest, Completion
 from snapcap.service.errors import NotReady, Overloaded
@@ -20,9 +18,18 @@ if TYPE_CHECKING:
     from snapcap.service.engine.engine import EngineObserver
 
 
+class EngineChannelFull(Overloaded):
+    """As many messages wait for the engine process to read them as may."""
+
+    code = "engine_channel_full"
+    title = "Engine does not keep up"
+
+    def __init__(self, retry_after_s: float = 1.0) -> None:
+        super().__init__("The engine does not read what it is sent", retry_after_s)
+
+
 class RemoteEngine:
-    """A `CaptionEngine`. Each request that waits for the device holds a slot of the shared pixels: when
-    ``capacity`` do, the queue is full, which nobody has to be asked for. There must be so many slots.
+    """A `CaptionEngine`. Each request that waits for the device holds a slot of the shared pixels.
 
     ``submit`` from any thread, ``take`` and ``fail`` on the event loop.
     """
@@ -32,7 +39,6 @@ class RemoteEngine:
         limits: Limits,
         pixels: SharedPixels,
         slots: Slots,
-        capacity: int,
         send: Callable[[ToEngine], object],
         observer: "EngineObserver",
         has_room: Callable[[], bool] = lambda: True,
@@ -41,7 +47,6 @@ class RemoteEngine:
         self.limits = limits
         self._pixels = pixels
         self._slots = slots
-        self._capacity = capacity
         self._send = send
         self._observer = observer
         self._has_room = has_room
@@ -49,13 +54,7 @@ class RemoteEngine:
         self._numbers = count()
         self._sent: dict[int, CaptionRequest] = {}
         self._holding: dict[int, int] = {}  # slots, by request
-        self._pace = Pace()
         self._failed = False
-
-    @property
-    def depth(self) -> int:
-        """Requests that wait for the device."""
-        return len(self._holding)
 
     @property
     def waiting(self) -> bool:
@@ -66,15 +65,15 @@ class RemoteEngine:
         """Send a request; its result or exception arrives in ``request.future``.
 
         Raises:
-            Overloaded: the queue is full; carries when to try again.
+            EngineChannelFull: the engine does not read what it is sent.
             NotReady: the engine has ended.
         """
         with self._lock:
             if self._failed:
                 raise NotReady("failed")
             # One that hears nothing leaves the messages of requests whose clients have left long ago.
-            if len(self._holding) >= self._capacity or not self._has_room():
-                raise Overloaded(self._pace.retry_after(self._capacity))
+            if not self._has_room():
+                raise EngineChannelFull
             number = next(self._numbers)
             pixels = request.pixels
             slot = pixels.number if isinstance(pixels, FilledSlot) else self._slots.take()
@@ -90,14 +89,15 @@ class RemoteEngine:
         """What a turn of the engine has come to."""
         self._observe(turn)
         for number in turn.admitted:
-            self._free_slot(number)
+            self._free_slot(number)  # first: who gets the place in the queue needs the slot
+            admitted = self._sent.get(number)
+            if admitted is not None and admitted.on_admitted is not None:
+                admitted.on_admitted()
         for number, token in turn.tokens:
             request = self._sent.get(number)
             if request is not None and request.on_token is not None:
                 request.on_token(token)
-        now = time.monotonic()
         for number, completion in turn.completed:
-            self._pace.completed(now)
             ended = self._forget(number)
             if ended is not None:
                 with suppress(InvalidStateError):  # the client left at this very moment

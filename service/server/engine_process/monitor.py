@@ -111,7 +111,6 @@ class EngineClient:
         services, pid = self._services, self._process.pid
         self._outcome.log_phases()
         ProcessCollector("snapcap_engine", lambda: pid, registry=services.registry)
-        services.metrics.queue_depth.set_function(lambda: 0 if self._engine is None else self._engine.depth)
         services.metrics.engine_progress_age.set_function(lambda: self._watch.silent_s)
         print_stacks_on_signal()
         self._loop.call_later(self._start.tick_s, self._tick_start)
@@ -156,7 +155,6 @@ class EngineClient:
                 limits,
                 self._pixels,
                 self._slots,
-                settings.queue.size,
                 self._channel.send,
                 self._services.metrics,
                 lambda: self._channel.has_room,

@@ -8,7 +8,6 @@ It ends when the other end of the socket is closed.
 import logging
 import os
 import socket
-import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -48,8 +47,6 @@ if TYPE_CHECKING:
     from snapcap.warmup.start.start import Loaded as LoadedModel
 
 _USAGE_S = 1.0
-# The other process sends no more than its queue holds.
-_UNBOUNDED = sys.maxsize
 _logger = logging.getLogger("snapcap.start")
 
 
@@ -105,7 +102,6 @@ class _EngineProcess:
                 self._timeline,
                 self._status,
                 self._intake.turns,
-                _UNBOUNDED,
                 partial(self._ready, options),
                 self._failed,
                 self._rehearse,

@@ -1,0 +1,157 @@
+"""Places of the queue: how many there are, who gets them, and that each comes back once."""
+
+import random
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+import pytest
+from support.list_engine import PATIENCE
+from support.scheduling import Clock
+
+from snapcap.service.edge.connection_errors import TooManyConnections
+from snapcap.service.engine.admission import PATIENCE_S, Admission, Permit, QueueFull
+from snapcap.service.errors import Overloaded, ServiceError, TooManyImages
+from snapcap.service.telemetry.reasons import LIMITS, REJECTED
+
+
+@pytest.fixture
+def admission(clock: Clock) -> Admission:
+    return Admission(3, clock)
+
+
+def test_one_more_than_there_are_places_is_refused(admission: Admission) -> None:
+    permits = [admission.admit() for _ in range(3)]
+    with pytest.raises(QueueFull):
+        admission.admit()
+    permits[1].release()
+    with admission.admit(), pytest.raises(QueueFull):
+        admission.admit()
+    assert admission.taken == 2
+
+
+@pytest.mark.parametrize("how", [Permit.release, Permit.admitted, lambda permit: permit.__exit__(None, None, None)])
+def test_a_place_comes_back_once(admission: Admission, how) -> None:
+    other = admission.admit()
+    with admission.admit() as permit:
+        for _ in range(3):
+            how(permit)
+            assert (permit.places, admission.taken) == (0, 1)
+    other.release()
+    assert admission.taken == 0
+
+
+def test_a_place_for_each_image_or_none_more(admission: Admission) -> None:
+    other = admission.admit()
+    with admission.admit() as permit:
+        with pytest.raises(QueueFull):
+            permit.cover(3)
+        assert (permit.places, admission.taken) == (1, 2)
+        permit.cover(2)
+        permit.admitted()
+        assert (permit.places, admission.taken) == (1, 2)
+    assert admission.taken == 1
+    other.release()
+
+
+def test_the_slowest_body_gives_its_place_to_the_next_request(admission: Admission, clock: Clock) -> None:
+    permits, stopped = [admission.admit() for _ in range(3)], []
+    for number, permit in enumerate(permits[:2]):
+        permit.receiving(lambda number=number: stopped.append(number))
+        clock.now += 0.1
+    with pytest.raises(QueueFull):  # both are no slower than most
+        admission.admit()
+    clock.now += PATIENCE_S
+    admission.admit()
+    assert (stopped, admission.taken, permits[0].withdrawn) == ([0], 3, True)
+    with pytest.raises(QueueFull):
+        permits[0].received()
+    permits[1].received()
+    with pytest.raises(QueueFull):  # nobody's body is on its way any more
+        admission.admit()
+    for permit in permits:
+        permit.release()
+    assert (stopped, admission.taken) == ([0], 1)
+
+
+def test_more_images_than_all_of_the_queue_are_no_matter_of_time(admission: Admission) -> None:
+    with admission.admit() as permit:
+        with pytest.raises(TooManyImages, match="4 images; send at most 3"):
+            permit.cover(4)
+        permit.cover(3)
+    assert admission.taken == 0
+
+
+def refused(admission: Admission) -> float:
+    with pytest.raises(QueueFull) as refusal:
+        admission.admit()
+    return refusal.value.retry_after_s
+
+
+def test_who_is_refused_is_told_when_the_queue_will_have_gone(admission: Admission, clock: Clock) -> None:
+    for _ in range(3):
+        admission.admit()
+    assert refused(admission) == 1.0, "nobody knows yet"
+    for _ in range(3):
+        clock.now += 2.0
+        admission.completed()
+    assert refused(admission) == pytest.approx(6.0), "three that wait, and one goes in two seconds"
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(0.001, 1.0), (1000.0, 60.0)])
+def test_retry_after_is_between_a_second_and_a_minute(
+    admission: Admission, clock: Clock, seconds: float, expected: float
+) -> None:
+    for _ in range(3):
+        admission.admit()
+        clock.now += seconds
+        admission.completed()
+    assert refused(admission) == expected
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_from_many_threads_no_place_is_lost_or_made(seed: int) -> None:
+    """Requests of several images that are admitted to rows by one thread while they end on another."""
+    admission, over = Admission(7), threading.Event()
+    seen: list[int] = []
+
+    def look() -> None:
+        while not over.wait(0.0001):
+            seen.append(admission.taken)
+
+    def requests(number: int) -> None:
+        luck, served = random.Random(seed * 100 + number), 0
+        with ThreadPoolExecutor(1) as device:
+            while served < 100:
+                with suppress(QueueFull), admission.admit() as permit:
+                    images = luck.randint(1, 4)
+                    permit.cover(images)
+                    rows = [device.submit(permit.admitted) for _ in range(luck.randint(0, images))]
+                    if rows and luck.random() < 0.5:
+                        rows[-1].result(PATIENCE)
+                    served += 1
+
+    with ThreadPoolExecutor(9) as pool:
+        looking = pool.submit(look)
+        list(pool.map(requests, range(8)))
+        over.set()
+        looking.result(PATIENCE)
+    assert admission.taken == 0
+    assert 0 <= min(seen) <= max(seen) <= 7
+
+
+def below(kind: type[ServiceError]) -> Iterator[type[ServiceError]]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from below(each)
+
+
+def test_each_limit_that_answers_429_has_its_own_code_and_is_counted() -> None:
+    import snapcap.service.server.http_process  # noqa: F401  all that answers
+
+    limits = [kind for kind in below(Overloaded) if kind is not TooManyConnections]
+    assert {kind.status for kind in limits} == {429}
+    assert sorted(kind.code for kind in limits) == sorted(LIMITS)
+    assert len({kind.title for kind in limits}) == len(limits)
+    assert set(REJECTED) <= {kind.code for kind in below(ServiceError)}
