@@ -11,7 +11,7 @@ from snapcap.service.engine.engine import Engine
 from snapcap.service.engine.limits import Limits
 from snapcap.service.engine.remote.channel import BlockingChannel
 from snapcap.service.engine.remote.messages import Cancel, Submit
-from snapcap.service.engine.remote.server import Intake
+from snapcap.service.engine.remote.server import EngineServer
 from snapcap.service.engine.scheduler import Scheduler
 from snapcap.service.ipc.shared_pixels import SharedPixels
 from snapcap.warmup.plan.buckets import Bucket, BucketTable
@@ -85,7 +85,7 @@ def serve_waiting(
     """An engine process whose device only waits. Its main thread is the device thread."""
     pixels.open(IMAGE_SIZE)
     channel = BlockingChannel(end)
-    intake = Intake(pixels, channel.send)
+    intake = EngineServer(pixels, channel.send)
     engine = Engine(Scheduler(TABLE, LIMITS), intake.turns, intake.turns.end)
     intake.attach(engine)
 

@@ -10,14 +10,14 @@ from concurrent.futures import Executor, Future, InvalidStateError, ThreadPoolEx
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from snapcap.service.captioning.loop_handoff import Arrivals
+from snapcap.service.captioning.loop_handoff import LoopHandoff
 from snapcap.service.captioning.options import CaptionOptions
-from snapcap.service.captioning.preparation import Decoding, Prepared
+from snapcap.service.captioning.preparation import Preparation, Prepared
 from snapcap.service.captioning.stop_sequences import CaptionText
 from snapcap.service.captioning.stream import CaptionStream
 from snapcap.service.engine.admission import Admission, Permit
 from snapcap.service.errors import InvalidOption, ModelNotFound, NotReady
-from snapcap.service.images.decoder import Decoder, Encoded
+from snapcap.service.images.decoder import Decoder, EncodedImage
 from snapcap.service.images.threads import ThreadDecoder, decode_threads
 from snapcap.service.memory.bodies import BodyAccount
 from snapcap.service.readiness import Readiness, State
@@ -76,11 +76,11 @@ class Captioner:
         self._model: _Model | None = None
         self._captioned = False
         self._pool = ThreadPoolExecutor(decode_threads(limits.decode_threads), thread_name_prefix="decode")
-        self._decoding = Decoding(metrics)
+        self._preparation = Preparation(metrics)
         self._admission = admission = Admission(limits.queue_size)
         metrics.queue_capacity.set(admission.capacity)
         metrics.queue_depth.set_function(lambda: admission.taken)
-        self._arrivals_of_loop: Arrivals | None = None
+        self._handoff_of_loop: LoopHandoff | None = None
 
     @property
     def pool(self) -> Executor:
@@ -142,10 +142,10 @@ class Captioner:
             preparations.append(prepared)
             _submit(model, prepared, options, request_id, deadline, future, permit)
 
-        encoded = Encoded(image, request_id, deadline, future.cancelled, account)
+        encoded = EncodedImage(image, request_id, deadline, future.cancelled, account)
         self._start(model, encoded, options, future, submit)
-        completion = await self._arrivals().result(future, deadline)
-        prepared, picture = preparations[0], preparations[0].picture
+        completion = await self._handoff().result(future, deadline)
+        prepared, decoded = preparations[0], preparations[0].image
         text = model.tokenizer.decode([*prepared.prompt_ids, *completion.tokens])
         self._completed()
         return CaptionResult(
@@ -155,8 +155,8 @@ class Captioner:
             finish_reason=completion.finish_reason,
             backend=completion.backend,
             timings={
-                "queue": _ms(picture.began - started + completion.queue_s),
-                "decode_image": _ms(picture.seconds),
+                "queue": _ms(decoded.began - started + completion.queue_s),
+                "decode_image": _ms(decoded.seconds),
                 "encode": _ms(completion.encode_s),
                 "decode": _ms(completion.decode_s),
                 "total": _ms(time.monotonic() - started),
@@ -181,13 +181,13 @@ class Captioner:
         started = time.monotonic()
         if live and options.sampling.searches:
             raise InvalidOption("num_beams", "be 1 for a stream; a beam search has no token before its end")
-        model, deadline, arrivals = self._servable(), started + self._timeout(options), self._arrivals()
+        model, deadline, handoff = self._servable(), started + self._timeout(options), self._handoff()
         queued: Future[CaptionStream] = Future()
 
         def submit(prepared: Prepared) -> None:
             text = model.tokenizer.stream(prepared.prompt_ids)
             shown = CaptionText(stop, keep_leading_space=bool(prepared.prompt_ids))
-            stream = CaptionStream(text.push, text.end, shown, len(prepared.prompt_ids), deadline, arrivals)
+            stream = CaptionStream(text.push, text.end, shown, len(prepared.prompt_ids), deadline, handoff)
             stream.future.add_done_callback(self._ended)
             # A stop sequence ends the generation at once, so it needs each token at once too. A search has none.
             on_token = stream.feed if live or (stop and not options.sampling.searches) else None
@@ -197,10 +197,10 @@ class Captioner:
             except InvalidStateError:  # the client has left
                 stream.close()
 
-        encoded = Encoded(image, request_id, deadline, queued.cancelled, account)
+        encoded = EncodedImage(image, request_id, deadline, queued.cancelled, account)
         self._start(model, encoded, options, queued, submit)
         try:
-            return await arrivals.result(queued, deadline)
+            return await handoff.result(queued, deadline)
         except BaseException:
             queued.add_done_callback(_close_unused)
             raise
@@ -212,20 +212,20 @@ class Captioner:
     def _start(
         self,
         model: _Model,
-        encoded: Encoded,
+        encoded: EncodedImage,
         options: CaptionOptions,
         future: "Future[Any]",
         then: Callable[[Prepared], object],
     ) -> None:
         parts = (model.decoder, model.tokenizer, model.engine.limits)
-        self._decoding.start(encoded, options, parts, future, then)
+        self._preparation.start(encoded, options, parts, future, then)
 
-    def _arrivals(self) -> Arrivals:
+    def _handoff(self) -> LoopHandoff:
         """Those of the event loop that runs this."""
         loop = asyncio.get_running_loop()
-        if self._arrivals_of_loop is None or self._arrivals_of_loop.loop is not loop:
-            self._arrivals_of_loop = Arrivals(loop)
-        return self._arrivals_of_loop
+        if self._handoff_of_loop is None or self._handoff_of_loop.loop is not loop:
+            self._handoff_of_loop = LoopHandoff(loop)
+        return self._handoff_of_loop
 
     def _timeout(self, options: CaptionOptions) -> float:
         return min(options.timeout or self._limits.timeout, self._limits.timeout)
@@ -259,7 +259,7 @@ def _submit(
     # Here, because it imports numpy, which the first second of the process must not wait for.
     from snapcap.service.engine.request import CaptionRequest  # noqa: PLC0415
 
-    pixels, prompt_ids = prepared.picture.pixels, prepared.prompt_ids
+    pixels, prompt_ids = prepared.image.pixels, prepared.prompt_ids
     sampling, admitted = options.sampling, permit.admitted
     model.engine.submit(
         CaptionRequest(request_id, pixels, prompt_ids, sampling, deadline, future, on_token, admitted)

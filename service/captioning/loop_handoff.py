@@ -14,7 +14,7 @@ from snapcap.service.errors import DeadlineExceeded
 T = TypeVar("T")
 
 
-class Arrivals:
+class LoopHandoff:
     """Belongs to one event loop, which is woken once for all that arrives before it looks: a decode step may end
     many captions, and to wake the loop costs a system call and a turn with Python's lock."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from snapcap.service.captioning.options import CaptionOptions
 from snapcap.service.errors import UnprocessableImage
-from snapcap.service.images.decoder import Decoder, Done, Encoded, Outcome, Picture, Unreadable
+from snapcap.service.images.decoder import DecodedImage, Decoder, DecodeResult, Done, EncodedImage, UnreadableImage
 from snapcap.service.memory.bodies import BodyAccount
 from snapcap.service.telemetry.metrics import Metrics
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 class Prepared:
     """What the device needs."""
 
-    picture: Picture
+    image: DecodedImage
     prompt_ids: tuple[int, ...]
 
 
-class Decoding:
+class Preparation:
     """Decodes images, and counts what came of each."""
 
     def __init__(self, metrics: Metrics) -> None:
@@ -34,7 +34,7 @@ class Decoding:
 
     def start(
         self,
-        encoded: Encoded,
+        encoded: EncodedImage,
         options: CaptionOptions,
         model: tuple[Decoder, "Tokenizer", "Limits"],
         future: "Future[Any]",
@@ -55,35 +55,35 @@ class Decoding:
         limits: "Limits",
         future: "Future[Any]",
         then: Callable[[Prepared], object],
-        outcome: Outcome,
+        outcome: DecodeResult,
     ) -> bool:
         """Whether the pixels were taken over."""
         if future.cancelled():
             return False
         try:
-            picture = self._picture(outcome)
+            image = self._image(outcome)
             prompt_ids = tuple(tokenizer.encode(options.prompt)) if options.prompt else ()
             sampling = options.sampling
             limits.check(len(prompt_ids), None if options.clamp else sampling.max_new_tokens, sampling.num_beams)
-            then(Prepared(picture, prompt_ids))
+            then(Prepared(image, prompt_ids))
         except Exception as error:
             with suppress(InvalidStateError):  # the client has left
                 future.set_exception(error)
             return False
         return True
 
-    def _picture(self, outcome: Outcome) -> Picture:
+    def _image(self, outcome: DecodeResult) -> DecodedImage:
         """Raises UnprocessableImage, and whatever else went wrong."""
-        if isinstance(outcome, Picture):
+        if isinstance(outcome, DecodedImage):
             self._metrics.image_decoded(outcome.format, outcome.seconds)
             return outcome
-        if isinstance(outcome, Unreadable):
+        if isinstance(outcome, UnreadableImage):
             self._metrics.image_decode_failures.labels(outcome.reason).inc()
             sentence = outcome.sentence
             raise UnprocessableImage(f"{sentence[:1].upper()}{sentence[1:]}.", outcome.reason)
         raise outcome
 
 
-def _released(account: BodyAccount, done: Done, outcome: Outcome) -> bool:
+def _released(account: BodyAccount, done: Done, outcome: DecodeResult) -> bool:
     account.release()
     return done(outcome)

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING
 
-from snapcap.service.captioning.loop_handoff import Arrivals
+from snapcap.service.captioning.loop_handoff import LoopHandoff
 from snapcap.service.captioning.stop_sequences import CaptionText
 from snapcap.service.errors import DeadlineExceeded
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class CaptionStream:
-    """Belongs to the event loop of its `arrivals`. `push` gives the text of one more token, `end` of what was held
+    """Belongs to the event loop of its `handoff`. `push` gives the text of one more token, `end` of what was held
     back.
 
     `deadline` is a moment of `time.monotonic`."""
@@ -28,7 +28,7 @@ class CaptionStream:
         text: CaptionText,
         prompt_tokens: int,
         deadline: float,
-        arrivals: Arrivals,
+        handoff: LoopHandoff,
     ) -> None:
         self.prompt_tokens = prompt_tokens
         self.completion_tokens = 0
@@ -37,8 +37,8 @@ class CaptionStream:
         self._push = push
         self._end = end
         self._text = text
-        self._arrivals = arrivals
-        self._deadline = arrivals.loop.time() + deadline - time.monotonic()
+        self._handoff = handoff
+        self._deadline = handoff.loop.time() + deadline - time.monotonic()
         self._arrived: asyncio.Queue[int | None] = asyncio.Queue()
         self.future.add_done_callback(lambda _: self._hand_over(None))
 
@@ -68,7 +68,7 @@ class CaptionStream:
         self.future.cancel()
 
     def _hand_over(self, token: int | None) -> None:
-        self._arrivals.call(partial(self._arrived.put_nowait, token))
+        self._handoff.call(partial(self._arrived.put_nowait, token))
 
     async def _next_token(self) -> int | None:
         try:

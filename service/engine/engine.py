@@ -20,7 +20,7 @@ from snapcap.service.engine.device_failures import DeviceFailedError, DeviceFail
 from snapcap.service.engine.limits import Limits
 from snapcap.service.engine.remote.messages import Pulse
 from snapcap.service.engine.request import CaptionRequest
-from snapcap.service.engine.running_request import Running
+from snapcap.service.engine.running_request import RunningRequest
 from snapcap.service.engine.scheduler import Scheduler
 from snapcap.service.errors import EngineFailed
 from snapcap.warmup.runtime.slot_request import Needs, Row
@@ -49,7 +49,7 @@ class EngineObserver(Protocol):
 class _Encoded:
     """Images that the device has been given."""
 
-    rows: list[Running]
+    rows: list[RunningRequest]
     bucket: int
     timer: "DeviceTimer"
 
@@ -58,7 +58,7 @@ class _Encoded:
 class _Step:
     """A decode step that the device has been given, after some encodes."""
 
-    rows: list[Running]  # by slot: a search is in several
+    rows: list[RunningRequest]  # by slot: a search is in several
     bucket: int
     tokens: "PendingTokens"
     timer: "DeviceTimer"
@@ -185,7 +185,7 @@ class Engine:
             runner.move(scheduler.advance(step.rows, tokens, backend_of(step.bucket), hypotheses))
         return step is not None
 
-    def _encode(self, runner: "Runner", admitted: list[Running]) -> _Encoded:
+    def _encode(self, runner: "Runner", admitted: list[RunningRequest]) -> _Encoded:
         scheduler = self._scheduler
         bucket = scheduler.table.fit(len(admitted))
         first = len(scheduler.running) - sum(row.slots for row in admitted)
@@ -234,7 +234,7 @@ class Engine:
         self._observer.tokens_generated(generated)
         return tokens, hypotheses
 
-    def _row(self, running: Running) -> Row:
+    def _row(self, running: RunningRequest) -> Row:
         request, params = running.request, running.request.params
         uniforms: list[float] = []
         if params.samples:

@@ -7,7 +7,7 @@ from snapcap.service.engine.request import CaptionRequest, FinishReason
 
 
 @dataclass(eq=False)
-class Running:
+class RunningRequest:
     """A request in its slot, or, if it is a beam search, in as many as it has beams."""
 
     request: CaptionRequest

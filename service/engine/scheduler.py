@@ -1,6 +1,6 @@
 """Schedules requests: which wait, which run in which slot, and when they leave. Pure Python, no torch.
 
-Continuous batching: between two decode steps waiting requests take free slots. Running rows always fill the
+Continuous batching: between two decode steps waiting requests take free slots. RunningRequest rows always fill the
 slots from 0 without a gap, so the smallest bucket that holds them is the one to run.
 """
 
@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from snapcap.service.engine.limits import Limits
 from snapcap.service.engine.request import CaptionRequest, Completion
-from snapcap.service.engine.running_request import Running
+from snapcap.service.engine.running_request import RunningRequest
 from snapcap.service.engine.waiting import Line, Waiting
 from snapcap.service.errors import BeamsNotReady, DeadlineExceeded, NotReady
 from snapcap.warmup.plan.buckets import BucketTable
@@ -43,7 +43,7 @@ class Scheduler:
         """``table``: the buckets that are ready. ``cold``: sizes of which ``warmed`` or ``give_up`` will tell."""
         self.table = table
         self.limits = limits
-        self.running: list[Running] = []  # by slot: a beam search is in several places
+        self.running: list[RunningRequest] = []  # by slot: a beam search is in several places
         self._clock = clock
         self._waiting = Line(table.largest.size, cold)
         self._changed = threading.Condition()
@@ -125,7 +125,7 @@ class Scheduler:
             self._look_at = min((each.deadline for each in requests if each.deadline > now), default=math.inf)
         return self._compact([row for row in running if self._is_lost(row.request, now)])
 
-    def admit(self) -> list[Running]:
+    def admit(self) -> list[RunningRequest]:
         """Give waiting requests the next free slots, first come first served; they run from now on.
 
         One that needs more slots than are free waits for them, and those behind it wait as well: else it might
@@ -141,7 +141,7 @@ class Scheduler:
             entries = self._waiting.take(self.table.admit(fitting) if fitting else 0)
         now = self._clock()
         admitted = [
-            Running(
+            RunningRequest(
                 request=entry.request,
                 limit=self.limits.new_tokens(len(entry.request.prompt_ids), entry.request.params.max_new_tokens),
                 submitted=entry.submitted,
@@ -167,7 +167,7 @@ class Scheduler:
         self._held += 1
         return self._held <= MOST_STEPS_HELD
 
-    def slots_of(self, row: Running) -> list[int]:
+    def slots_of(self, row: RunningRequest) -> list[int]:
         """Where a request runs."""
         return [slot for slot, each in enumerate(self.running) if each is row]
 
@@ -175,7 +175,7 @@ class Scheduler:
         """Whether a row may still be without its last token once the steps that were launched are through."""
         return any(row.steps < row.total for row in self.running)
 
-    def launched(self) -> list[Running]:
+    def launched(self) -> list[RunningRequest]:
         """Count a step that the device has been given for all running rows; returns these, in slot order."""
         for row in dict.fromkeys(self.running):
             row.steps += 1
@@ -183,7 +183,7 @@ class Scheduler:
 
     def advance(
         self,
-        rows: Sequence[Running],
+        rows: Sequence[RunningRequest],
         tokens: Sequence[int],
         backend: str,
         hypotheses: Mapping[int, Sequence[int]] = MappingProxyType({}),
@@ -257,7 +257,7 @@ class Scheduler:
         _set_exception(request, DeadlineExceeded())
         return True
 
-    def _compact(self, gone: list[Running]) -> list[tuple[int, int]]:
+    def _compact(self, gone: list[RunningRequest]) -> list[tuple[int, int]]:
         """Fill each freed slot with one of the last running rows, so that rows stay contiguous."""
         if not gone:
             return []
@@ -272,7 +272,7 @@ class Scheduler:
         del self.running[count:]
         return moves
 
-    def _complete(self, row: Running, backend: str, now: float) -> None:
+    def _complete(self, row: RunningRequest, backend: str, now: float) -> None:
         completion = Completion(
             tokens=tuple(row.tokens),
             finish_reason=row.finish_reason or "stop",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedImage:
     """A picture to decode. `deadline`: a moment of `time.monotonic` after which nobody waits for it. `left`:
     whether nobody does already. `account` has its bytes, which are held until the decoder is done with it."""
 
@@ -31,7 +31,7 @@ class Encoded:
 
 
 @dataclass(frozen=True)
-class Picture:
+class DecodedImage:
     """A picture for the encoder: uint8 [H, W, 3] here or in a slot of the shared pixels, and its file's format.
     `began` is a moment of `time.monotonic`, `seconds` what it took."""
 
@@ -41,7 +41,7 @@ class Picture:
     seconds: float
 
 
-class Unreadable(NamedTuple):
+class UnreadableImage(NamedTuple):
     """An image that cannot be used: a label for metrics, and what to do, without capital and full stop."""
 
     reason: str
@@ -52,26 +52,26 @@ class NotWanted(Exception):  # noqa: N818  not an error
     """Nobody waits for this picture, so it was not decoded, or not to its end."""
 
 
-Outcome: TypeAlias = Picture | Unreadable | Exception
-Done: TypeAlias = Callable[[Outcome], bool]
+DecodeResult: TypeAlias = DecodedImage | UnreadableImage | Exception
+Done: TypeAlias = Callable[[DecodeResult], bool]
 
 
 class Decoder(Protocol):
     """There are two: `ThreadDecoder` and `ProcessDecoder`."""
 
-    def decode(self, encoded: Encoded, done: Done) -> None:
+    def decode(self, encoded: EncodedImage, done: Done) -> None:
         """Return at once, and call `done` with what comes of it, once, on whatever thread that is known.
 
         `done` says whether it has taken the pixels over, which are the decoder's to use again otherwise."""
 
 
-def too_large(needed: int, most: int) -> Unreadable:
+def too_large(needed: int, most: int) -> UnreadableImage:
     """Of an image that takes more bytes of memory than any may."""
     sentence = (
         f"the image takes about {_mebibytes(needed)} MiB of memory to be decoded, over the limit of "
         f"{_mebibytes(most)} MiB; scale it down, or send it as baseline JPEG"
     )
-    return Unreadable("too_large", sentence)
+    return UnreadableImage("too_large", sentence)
 
 
 def _mebibytes(size: int) -> int:

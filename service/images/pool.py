@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING
 
 from snapcap.models.errors import UserError
 from snapcap.service.errors import DeadlineExceeded, NotReady
-from snapcap.service.images.decoder import Done, Encoded, Outcome, Picture, Unreadable, too_large
+from snapcap.service.images.decoder import (
+    DecodedImage,
+    DecodeResult,
+    Done,
+    EncodedImage,
+    UnreadableImage,
+    too_large,
+)
 from snapcap.service.images.processes.channel import DecodeChannel
 from snapcap.service.images.processes.family import DecodeFamily
 from snapcap.service.images.processes.fork import DecodeProcesses
@@ -42,10 +49,10 @@ if TYPE_CHECKING:
 
 _LOOK_S = 0.25  # how often what is late is looked for, while there is anything
 _ATTEMPTS = 2
-_CRASHED = Unreadable(
+_CRASHED = UnreadableImage(
     "crashed", "the image ended the process that decoded it, and then another; send it in another format"
 )
-_TOO_COMPLEX = Unreadable("too_complex", "the image takes too long to decode; save it anew, as baseline JPEG")
+_TOO_COMPLEX = UnreadableImage("too_complex", "the image takes too long to decode; save it anew, as baseline JPEG")
 
 
 class DecodeError(RuntimeError):
@@ -95,7 +102,7 @@ class ProcessDecoder:
         """Whether a process has answered."""
         return self._answered_once
 
-    def decode(self, encoded: Encoded, done: Done) -> None:
+    def decode(self, encoded: EncodedImage, done: Done) -> None:
         if self._family.over:
             done(NotReady("failed"))
             return
@@ -169,7 +176,7 @@ class ProcessDecoder:
             self._idle.append(worker)
         self._feed()
 
-    def _wait_for_room(self, job: Job, size: int) -> Outcome | None:
+    def _wait_for_room(self, job: Job, size: int) -> DecodeResult | None:
         """The outcome if it need not wait."""
         if size > self._room.most:
             return too_large(size, self._room.most)
@@ -247,13 +254,13 @@ class ProcessDecoder:
             worker.job.done(_TOO_COMPLEX if why == "too_complex" else DeadlineExceeded())
 
 
-def _outcome(answer: Answer, slot: int, since: float) -> Outcome:
+def _outcome(answer: Answer, slot: int, since: float) -> DecodeResult:
     """`since`: when it was handed out, before which nothing of it can have begun."""
     if isinstance(answer, Decoded):
         took = time.monotonic() - since
         began = min(max(answer.began, since), since + took)
-        return Picture(FilledSlot(slot), answer.format, began, min(answer.seconds, took))
+        return DecodedImage(FilledSlot(slot), answer.format, began, min(answer.seconds, took))
     if isinstance(answer, Refused):
-        return Unreadable(*answer)
+        return UnreadableImage(*answer)
     trace = answer.trace if isinstance(answer, Broken) else ""
     return DecodeError(f"in a decode process:\n{trace}")

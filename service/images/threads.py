@@ -7,7 +7,14 @@ import time
 from concurrent.futures import Executor
 from typing import TYPE_CHECKING
 
-from snapcap.service.images.decoder import Done, Encoded, Outcome, Picture, Unreadable, too_large
+from snapcap.service.images.decoder import (
+    DecodedImage,
+    DecodeResult,
+    Done,
+    EncodedImage,
+    UnreadableImage,
+    too_large,
+)
 from snapcap.warmup.machine.cpus import available_cpus
 
 if TYPE_CHECKING:
@@ -32,24 +39,24 @@ class ThreadDecoder:
         self._transform = transform
         self._room = room
 
-    def decode(self, encoded: Encoded, done: Done) -> None:
+    def decode(self, encoded: EncodedImage, done: Done) -> None:
         self._pool.submit(self._run, encoded, done)
 
-    def _run(self, encoded: Encoded, done: Done) -> None:
+    def _run(self, encoded: EncodedImage, done: Done) -> None:
         try:
-            outcome: Outcome = encoded.given_up(time.monotonic()) or self._decode(encoded.data)
+            outcome: DecodeResult = encoded.given_up(time.monotonic()) or self._decode(encoded.data)
         except Exception as error:
             outcome = error
         done(outcome)
 
-    def _decode(self, image: bytes) -> Outcome:
+    def _decode(self, image: bytes) -> DecodeResult:
         from snapcap.models.processing.image_error import ImageError, NeedsMemory  # noqa: PLC0415  imported by now
 
         began = time.monotonic()
         try:
             decoded = self._transform.decode(image, self._room)
         except ImageError as error:
-            return Unreadable(error.reason, str(error))
+            return UnreadableImage(error.reason, str(error))
         except NeedsMemory as needs:
             return too_large(needs.size, self._room or 0)
-        return Picture(decoded.pixels, decoded.format, began, time.monotonic() - began)
+        return DecodedImage(decoded.pixels, decoded.format, began, time.monotonic() - began)

@@ -9,7 +9,7 @@ from types import FrameType
 
 from snapcap.service.captioning.options import CaptionOptions
 from snapcap.service.offline.failure import Failure, OutputError, reason_of
-from snapcap.service.offline.feed import Asked, Feed, Outcome
+from snapcap.service.offline.feed import Asked, Feed, FeedResult
 from snapcap.service.offline.model import Model
 from snapcap.service.offline.outputs import Outputs
 from snapcap.service.offline.progress import Progress
@@ -57,7 +57,7 @@ def caption_images(
     )
     tally = Tally()
 
-    def write(outcome: Outcome) -> str:
+    def write(outcome: FeedResult) -> str:
         """The reason why there is no caption, or nothing."""
         if outcome.completion is None:
             return outcome.reason

@@ -32,7 +32,7 @@ _LOOK_EVERY_S = 0.03
 
 
 @dataclass(frozen=True)
-class Outcome:
+class FeedResult:
     """What became of an image: a completion, or the reason why there is none."""
 
     index: int
@@ -85,14 +85,14 @@ class Feed:
         self._under_way: dict[int, Future[Completion]] = {}
         self._stopped = False
         # May be put into from a signal handler: SimpleQueue is reentrant, locks and conditions are not.
-        self._outcomes: queue.SimpleQueue[Outcome | None] = queue.SimpleQueue()
+        self._outcomes: queue.SimpleQueue[FeedResult | None] = queue.SimpleQueue()
 
     def stop(self) -> None:
         """Let `outcomes` end with what is done. From any thread, and from a signal handler."""
         self._stopped = True
         self._outcomes.put(None)
 
-    def outcomes(self, paths: Sequence[str]) -> Generator[Outcome, None, None]:
+    def outcomes(self, paths: Sequence[str]) -> Generator[FeedResult, None, None]:
         """The outcome of each image, in order; after `stop` those that are there by then, in order. Called once."""
         for number in range(min(self._threads, len(paths))):
             arguments = (paths, number > 0)
@@ -102,8 +102,8 @@ class Feed:
         finally:
             self._end()
 
-    def _in_order(self, count: int) -> Iterator[Outcome]:
-        early: dict[int, Outcome] = {}
+    def _in_order(self, count: int) -> Iterator[FeedResult]:
+        early: dict[int, FeedResult] = {}
         due = 0
         while due < count:
             if self._outcomes.empty() and count - due > self._ahead:
@@ -156,7 +156,7 @@ class Feed:
                 self.stop()
                 return
             except Exception as error:
-                self._outcomes.put(Outcome(index, paths[index], reason=self._reason(paths[index], error)))
+                self._outcomes.put(FeedResult(index, paths[index], reason=self._reason(paths[index], error)))
 
     def _submit(self, index: int, path: str) -> None:
         pixels = self._decode(Path(path).read_bytes())
@@ -171,9 +171,9 @@ class Feed:
             return
         error = future.exception()
         if error is None:
-            self._outcomes.put(Outcome(index, path, future.result()))
+            self._outcomes.put(FeedResult(index, path, future.result()))
         else:
-            self._outcomes.put(Outcome(index, path, reason=self._reason(path, error)))
+            self._outcomes.put(FeedResult(index, path, reason=self._reason(path, error)))
 
     def _reason(self, path: str, error: BaseException) -> str:
         """In a folder of a million there is one that trips a decoder in a new way; it must not end the run."""

@@ -69,9 +69,9 @@ def run(
     exits = ExitStack()
 
     def failed(error: Exception) -> None:
-        from snapcap.service.server.start_result import Outcome  # noqa: PLC0415 - once it has failed
+        from snapcap.service.server.start_result import StartResult  # noqa: PLC0415 - once it has failed
 
-        Outcome(settings, services, server.begin_exit).failed(error)
+        StartResult(settings, services, server.begin_exit).failed(error)
 
     def import_the_rest(loop: asyncio.AbstractEventLoop) -> None:
         try:

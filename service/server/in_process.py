@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from snapcap.service.config.settings import Settings
 from snapcap.service.images.threads import ThreadDecoder
 from snapcap.service.server.background_build import start_build
-from snapcap.service.server.start_result import Outcome
+from snapcap.service.server.start_result import StartResult
 from snapcap.service.watch.engine_watch import EngineWatch
 
 if TYPE_CHECKING:
@@ -27,15 +27,15 @@ def start(settings: Settings, services: "Services", stop: Callable[[], None]) ->
     """Start the device thread and return what ends the work behind it, for when the server has ended.
 
     When the model cannot be served, say so and call ``stop``."""
-    outcome, exits = Outcome(settings, services, stop), ExitStack()
-    outcome.log_phases()
+    result, exits = StartResult(settings, services, stop), ExitStack()
+    result.log_phases()
 
     def ready(options: "StartOptions", loaded: "Loaded", engine: "Engine", scheduler: "Scheduler") -> None:
         services.metrics.device_memory_allocated.set_function(loaded.runner.allocated_bytes)
         services.status.started()
-        if outcome.ready(engine, loaded.checkpoint):
+        if result.ready(engine, loaded.checkpoint):
             exits.callback(start_build(options, loaded, services.status, engine))
-            exits.callback(_watch(settings, services, engine, scheduler, outcome))
+            exits.callback(_watch(settings, services, engine, scheduler, result))
 
     def begin() -> None:
         try:
@@ -49,11 +49,11 @@ def start(settings: Settings, services: "Services", stop: Callable[[], None]) ->
                 services.status,
                 services.metrics,
                 partial(ready, options),
-                outcome.failed,
+                result.failed,
                 partial(_rehearse, services.captioner.pool),
             ).start()
         except Exception as error:
-            outcome.failed(error)
+            result.failed(error)
 
     # On a thread already for what the start imports before torch: who asks is answered meanwhile.
     threading.Thread(target=begin, name="start", daemon=True).start()
@@ -61,7 +61,7 @@ def start(settings: Settings, services: "Services", stop: Callable[[], None]) ->
 
 
 def _watch(
-    settings: Settings, services: "Services", engine: "Engine", scheduler: "Scheduler", outcome: Outcome
+    settings: Settings, services: "Services", engine: "Engine", scheduler: "Scheduler", result: StartResult
 ) -> Callable[[], object]:
     """Fail when the device thread does not go on. Returns what ends the watch. When all of this process stands
     still, it is for Ray to find, which asks each replica how it is."""
@@ -70,7 +70,7 @@ def _watch(
         settings.watchdog.timeout,
         lambda: watch.take(engine.pulse()),
         lambda: bool(scheduler.running or scheduler.depth),
-        outcome.failed,
+        result.failed,
     )
     services.metrics.engine_progress_age.set_function(lambda: watch.silent_s)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("snapcap.start")
 
 
-class Outcome:
+class StartResult:
     """`stop` ends a server whose model cannot be served."""
 
     def __init__(self, settings: "Settings", services: "Services", stop: Callable[[], None]) -> None:

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from snapcap.service.api.app import Services
-from snapcap.service.captioning.loop_handoff import Arrivals
+from snapcap.service.captioning.loop_handoff import LoopHandoff
 from snapcap.service.captioning.options import CaptionOptions
 from snapcap.service.captioning.stop_sequences import CaptionText
 from snapcap.service.captioning.stream import CaptionStream
 from snapcap.service.engine.admission import QueueFull
 from snapcap.service.engine.request import Completion
 from snapcap.service.errors import DeadlineExceeded, EngineFailed
-from snapcap.service.images.decoder import Done, Encoded, Picture
+from snapcap.service.images.decoder import DecodedImage, Done, EncodedImage
 
 PATIENCE = 30.0
 
@@ -30,8 +30,8 @@ def completion(*tokens: int, reason: Any = "stop") -> Completion:
 def stream(*stop: str, seconds: float = PATIENCE, end: str = "") -> CaptionStream:
     """Each token is the word of its number; `end` is what the detokeniser held back."""
     text = SimpleNamespace(push=lambda token: f" {token}", end=lambda: end)
-    arrivals = Arrivals(asyncio.get_running_loop())
-    return CaptionStream(text.push, text.end, CaptionText(stop), 3, time.monotonic() + seconds, arrivals)
+    handoff = LoopHandoff(asyncio.get_running_loop())
+    return CaptionStream(text.push, text.end, CaptionText(stop), 3, time.monotonic() + seconds, handoff)
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:
@@ -136,8 +136,8 @@ class Immediate:
     def __init__(self) -> None:
         self.taken: list[bool] = []
 
-    def decode(self, encoded: Encoded, done: Done) -> None:
-        self.taken.append(done(Picture(np.zeros((8, 8, 3), np.uint8), "png", 0.0, 0.0)))
+    def decode(self, encoded: EncodedImage, done: Done) -> None:
+        self.taken.append(done(DecodedImage(np.zeros((8, 8, 3), np.uint8), "png", 0.0, 0.0)))
 
 
 def test_a_client_that_leaves_as_its_stream_begins_frees_the_slot(services: Services, engine: Any) -> None:

@@ -9,7 +9,7 @@ from support.list_engine import PATIENCE
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.service.errors import DeadlineExceeded
 from snapcap.service.images import threads as thread_decoder
-from snapcap.service.images.decoder import Encoded, Outcome, Picture, Unreadable
+from snapcap.service.images.decoder import DecodedImage, DecodeResult, EncodedImage, UnreadableImage
 from snapcap.service.images.processes import fork as decode_fork
 from snapcap.service.images.processes.fork import decode_processes
 from snapcap.service.images.sample import picture
@@ -39,21 +39,21 @@ def test_processes_leave_three_of_eight_cpus_and_are_always_there(
     ("room", "seconds"), [(None, PATIENCE), (1 << 30, PATIENCE), (1000, PATIENCE), (None, -1.0)]
 )
 def test_a_thread_refuses_what_takes_too_much_memory_and_what_is_late(room: int | None, seconds: float) -> None:
-    done: Future[Outcome] = Future()
+    done: Future[DecodeResult] = Future()
 
-    def take(outcome: Outcome) -> bool:
+    def take(outcome: DecodeResult) -> bool:
         done.set_result(outcome)
         return True
 
     with ThreadPoolExecutor(1) as pool:
         decoder = ThreadDecoder(pool, ImageTransform((8, 8)), room)
-        decoder.decode(Encoded(picture(), "1", time.monotonic() + seconds, lambda: False), take)
+        decoder.decode(EncodedImage(picture(), "1", time.monotonic() + seconds, lambda: False), take)
         outcome = done.result(PATIENCE)
     if seconds < 0:
         assert isinstance(outcome, DeadlineExceeded)
     elif room == 1000:
-        assert isinstance(outcome, Unreadable)
+        assert isinstance(outcome, UnreadableImage)
         assert outcome.reason == "too_large"
         assert "MiB of memory to be decoded, over the limit of 1 MiB" in outcome.sentence
     else:
-        assert isinstance(outcome, Picture)
+        assert isinstance(outcome, DecodedImage)

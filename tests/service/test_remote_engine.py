@@ -15,7 +15,7 @@ from snapcap.service.engine.device_failures import DeviceFailedError
 from snapcap.service.engine.engine import Engine
 from snapcap.service.engine.remote.client import EngineChannelFull, RemoteEngine
 from snapcap.service.engine.remote.messages import Cancel, Message, Submit, Turn
-from snapcap.service.engine.remote.server import Intake
+from snapcap.service.engine.remote.server import EngineServer
 from snapcap.service.engine.request import CaptionRequest, Completion
 from snapcap.service.engine.scheduler import Scheduler
 from snapcap.service.errors import DeadlineExceeded, EngineFailed, NotReady
@@ -161,7 +161,7 @@ class Behind:
         self.pixels.open((2, 2))
         self.observer = Observer()
         self.remote = RemoteEngine(LIMITS, self.pixels, Slots(16), self._to_engine, self.observer)
-        self.intake = Intake(self.pixels, self._to_http)
+        self.intake = EngineServer(self.pixels, self._to_http)
         table = BucketTable.of((1, 4, 8))
         self.runner = Images(table.largest.size)
         self.scheduler = Scheduler(table, LIMITS)

@@ -6,7 +6,7 @@ import pytest
 from support.scheduling import EOS, LIMITS, Clock, request
 
 from snapcap.service.engine.request import CaptionRequest
-from snapcap.service.engine.running_request import Running
+from snapcap.service.engine.running_request import RunningRequest
 from snapcap.service.engine.scheduler import Scheduler
 from snapcap.service.errors import DeadlineExceeded
 from snapcap.warmup.plan.buckets import BucketTable
@@ -69,7 +69,7 @@ def test_in_a_random_history_every_request_gets_exactly_its_own_tokens(seed: int
     scheduler = Scheduler(table, LIMITS, clock=clock)
     device = ListDevice(table.largest.size)
     sent: list[CaptionRequest] = []
-    step: tuple[list[Running], list[int], dict[int, list[int]]] | None = None  # launched, but not yet read
+    step: tuple[list[RunningRequest], list[int], dict[int, list[int]]] | None = None  # launched, but not yet read
     for event in range(500):
         clock.now += 1.0
         for _ in range(luck.choice((0, 0, 1, 3, 12 if event % 10 == 0 else 1)) if event < 350 else 0):

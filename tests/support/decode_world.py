@@ -15,12 +15,12 @@ from support.list_engine import LIMITS, Observer
 
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.service.captioning.options import CaptionOptions
-from snapcap.service.captioning.preparation import Decoding, Prepared
+from snapcap.service.captioning.preparation import Preparation, Prepared
 from snapcap.service.engine.admission import Admission, Permit
 from snapcap.service.engine.remote.client import RemoteEngine
 from snapcap.service.engine.remote.messages import Submit
 from snapcap.service.engine.request import CaptionRequest, Completion
-from snapcap.service.images.decoder import Encoded
+from snapcap.service.images.decoder import EncodedImage
 from snapcap.service.images.pool import ProcessDecoder
 from snapcap.service.images.processes.fork import DecodeProcesses
 from snapcap.service.images.processes.messages import (
@@ -101,7 +101,7 @@ class World:
             asyncio.get_running_loop(),
             self.failures.append,
         )
-        self.decoding = Decoding(self.metrics)
+        self.decoding = Preparation(self.metrics)
         self.admission = Admission(QUEUE)
         self.processes: list[Played] = []
 
@@ -133,7 +133,7 @@ class World:
 
         model: Any = (self.decoder, None, LIMITS)
         deadline = time.monotonic() + seconds
-        encoded = Encoded(bytes([value]) * size, f"request-{value}", deadline, future.cancelled)
+        encoded = EncodedImage(bytes([value]) * size, f"request-{value}", deadline, future.cancelled)
         self.decoding.start(encoded, CaptionOptions(), model, future, submit)
         if permit is not None:
             future.add_done_callback(lambda _: permit.release())

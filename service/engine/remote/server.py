@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from snapcap.service.engine.engine import Engine
 
 
-class Intake:
+class EngineServer:
     """`turns` must be told the end of each turn of the engine. `submit` and `cancel` are called by one thread."""
 
     def __init__(self, pixels: SharedPixels, send: Callable[[Turn], object]) -> None:

@@ -6,7 +6,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from snapcap.service.images.decoder import Done, Encoded
+from snapcap.service.images.decoder import Done, EncodedImage
 from snapcap.service.images.processes.channel import DecodeChannel
 from snapcap.service.telemetry.reasons import Why
 
@@ -20,7 +20,7 @@ HUNG_S = 5.0
 class Job:
     """An image on its way. `size`: bytes of memory that it takes where that is more than a share, else 0."""
 
-    encoded: Encoded
+    encoded: EncodedImage
     done: Done
     attempts: int = 0
     size: int = 0

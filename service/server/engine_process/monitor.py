@@ -39,7 +39,7 @@ from snapcap.service.ipc.fork import how_it_ended
 from snapcap.service.ipc.shared_pixels import Slots
 from snapcap.service.readiness import State
 from snapcap.service.server.processes import Parts
-from snapcap.service.server.start_result import Outcome
+from snapcap.service.server.start_result import StartResult
 from snapcap.service.watch.engine_watch import EngineWatch
 from snapcap.service.watch.last_words import STACKS, end_on_signal, print_stacks_on_signal
 from snapcap.service.watch.watchdog import StalledError, Watchdog
@@ -84,7 +84,7 @@ class EngineClient:
         self._slots = Slots(parts.pixels.slots)
         self._settings = settings
         self._services = services
-        self._outcome = Outcome(settings, services, stop)
+        self._result = StartResult(settings, services, stop)
         self._loop = loop
         self._channel = LoopChannel(parts.engine.end, loop, self._take)
         self._decoders = parts.decoding.count
@@ -95,7 +95,7 @@ class EngineClient:
             settings.images.decode_timeout,
             services.metrics,
             loop,
-            self._outcome.failed,
+            self._result.failed,
         )
         self._waiter = threading.Thread(target=self._wait, name="engine-process", daemon=True)
         self._folder: Future[Path] = Future()
@@ -109,7 +109,7 @@ class EngineClient:
 
     def start(self) -> None:
         services, pid = self._services, self._process.pid
-        self._outcome.log_phases()
+        self._result.log_phases()
         ProcessCollector("snapcap_engine", lambda: pid, registry=services.registry)
         services.metrics.engine_progress_age.set_function(lambda: self._watch.silent_s)
         print_stacks_on_signal()
@@ -160,7 +160,7 @@ class EngineClient:
                 lambda: self._channel.has_room,
             )
         except Exception as error:
-            self._outcome.failed(error)
+            self._result.failed(error)
             return
         self._rehearse(partial(rehearse, engine, checkpoint, self._decoder, self._run))
         self._channel.send(Rehearsed())
@@ -181,7 +181,7 @@ class EngineClient:
         try:
             self._follow(message)
         except Exception as error:
-            self._outcome.failed(error)
+            self._result.failed(error)
 
     def _follow(self, message: Message) -> None:
         services = self._services
@@ -202,10 +202,10 @@ class EngineClient:
             case Loaded(limits):
                 self._limits.set_result(limits)
             case Ready() if self._engine is not None and self._checkpoint is not None:
-                self._outcome.ready(self._engine, self._checkpoint, self._decoder)
+                self._result.ready(self._engine, self._checkpoint, self._decoder)
                 self._tick()
             case Failed(sentence):
-                self._outcome.told_failed(sentence)
+                self._result.told_failed(sentence)
 
     def _beat(self) -> None:
         if self._channel.has_room:
@@ -232,7 +232,7 @@ class EngineClient:
         self._stalled = True
         if self._engine is not None:
             self._engine.fail()
-        self._outcome.failed(error)
+        self._result.failed(error)
         self._signal(STACKS)
         self._loop.call_later(_STACKS_S, self._signal, signal.SIGKILL)
 
@@ -259,4 +259,4 @@ class EngineClient:
         self._channel.receive()  # its last words
         if self._engine is not None:
             self._engine.fail()
-        self._outcome.failed(EngineEndedError(f"the engine process ended {how}"))
+        self._result.failed(EngineEndedError(f"the engine process ended {how}"))

@@ -29,7 +29,7 @@ from snapcap.service.engine.remote.messages import (
     Submit,
     Usage,
 )
-from snapcap.service.engine.remote.server import Intake
+from snapcap.service.engine.remote.server import EngineServer
 from snapcap.service.ipc.fork import settle
 from snapcap.service.ipc.shared_pixels import SharedPixels
 from snapcap.service.watch.last_words import print_stacks_on_signal
@@ -65,7 +65,7 @@ class _EngineProcess:
         self._pixels = pixels
         self._timeline = Timeline(origin)
         self._status = StartupStatus()
-        self._intake = Intake(pixels, channel.send)
+        self._intake = EngineServer(pixels, channel.send)
         self._rehearsed = threading.Event()
         self._ended = threading.Event()
         self._loop_watch = LoopWatch(settings.watchdog.timeout, os.getppid())

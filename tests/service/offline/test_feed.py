@@ -10,7 +10,7 @@ from support.list_engine import LIMITS, PATIENCE, Served
 
 from snapcap.models.processing.image_error import ImageError
 from snapcap.service.captioning.options import CaptionOptions
-from snapcap.service.offline.feed import Asked, Feed, Outcome
+from snapcap.service.offline.feed import Asked, Feed, FeedResult
 
 AHEAD = 6
 ASKED = Asked((), CaptionOptions())
@@ -28,7 +28,7 @@ def feed(served: Served, decode: Callable[[bytes], object] = int) -> Feed:
     return Feed(served.engine, decode, ASKED, threads=2, ahead=AHEAD)  # type: ignore[arg-type]
 
 
-def first_tokens(outcomes: list[Outcome]) -> list[int]:
+def first_tokens(outcomes: list[FeedResult]) -> list[int]:
     return [outcome.completion.tokens[0] for outcome in outcomes if outcome.completion]
 
 
@@ -61,7 +61,7 @@ def test_a_slow_image_holds_up_none_after_it(served: Served, paths: list[str]) -
         decoded.append(int(data))
         return int(data)
 
-    outcomes: list[Outcome] = []
+    outcomes: list[FeedResult] = []
     reader = threading.Thread(target=lambda: outcomes.extend(feed(served, decode).outcomes(paths)))
     reader.start()
     wait_for(lambda: served.observer.generated == 39 * LIMITS.default_new_tokens)
@@ -80,7 +80,7 @@ def test_no_more_images_are_held_than_was_said(served: Served, paths: list[str])
         return int(data)
 
     release = served.hold()
-    outcomes: list[Outcome] = []
+    outcomes: list[FeedResult] = []
     reader = threading.Thread(target=lambda: outcomes.extend(feed(served, decode).outcomes(paths)))
     reader.start()
     wait_for(lambda: served.scheduler.depth == AHEAD)
@@ -141,7 +141,7 @@ def test_what_cannot_be_read_has_a_reason(
 
 def test_stop_ends_with_what_is_done(served: Served, paths: list[str]) -> None:
     fed = feed(served)
-    outcomes: Iterator[Outcome] = fed.outcomes(paths)
+    outcomes: Iterator[FeedResult] = fed.outcomes(paths)
     got = [next(outcomes) for _ in range(5)]
     fed.stop()
     got += outcomes

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from snapcap.service.captioning.loop_handoff import Arrivals
+from snapcap.service.captioning.loop_handoff import LoopHandoff
 from snapcap.service.errors import DeadlineExceeded
 
 
@@ -36,8 +36,8 @@ def test_a_step_that_ends_many_wakes_the_loop_once() -> None:
     async def scenario() -> tuple[list[int], int]:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, CountingLoop)
-        arrivals = Arrivals(loop)
-        waiting = [asyncio.ensure_future(arrivals.result(future, later())) for future in futures]
+        handoff = LoopHandoff(loop)
+        waiting = [asyncio.ensure_future(handoff.result(future, later())) for future in futures]
         await asyncio.sleep(0)
         device = threading.Thread(target=lambda: [future.set_result(n) for n, future in enumerate(futures)])
         device.start()
@@ -55,11 +55,11 @@ def test_nothing_that_arrives_is_left_lying() -> None:
     taken: list[tuple[int, int]] = []
 
     async def scenario() -> None:
-        arrivals = Arrivals(asyncio.get_running_loop())
+        handoff = LoopHandoff(asyncio.get_running_loop())
 
         def put(thread: int) -> None:
             for turn in range(2000):
-                arrivals.call(partial(taken.append, (thread, turn)))
+                handoff.call(partial(taken.append, (thread, turn)))
 
         threads = [threading.Thread(target=put, args=(each,)) for each in range(3)]
         for thread in threads:
@@ -77,7 +77,7 @@ def test_an_error_is_raised_where_it_is_waited_for() -> None:
     future.set_exception(KeyError("x"))
 
     async def scenario() -> int:
-        return await Arrivals(asyncio.get_running_loop()).result(future, later())
+        return await LoopHandoff(asyncio.get_running_loop()).result(future, later())
 
     with pytest.raises(KeyError):
         asyncio.run(scenario())
@@ -87,7 +87,7 @@ def test_the_deadline_withdraws_the_request() -> None:
     future: Future[int] = Future()
 
     async def scenario() -> int:
-        return await Arrivals(asyncio.get_running_loop()).result(future, time.monotonic() + 0.01)
+        return await LoopHandoff(asyncio.get_running_loop()).result(future, time.monotonic() + 0.01)
 
     with pytest.raises(DeadlineExceeded):
         asyncio.run(scenario())
@@ -98,7 +98,7 @@ def test_who_stops_waiting_withdraws_the_request() -> None:
     future: Future[int] = Future()
 
     async def scenario() -> None:
-        task = asyncio.ensure_future(Arrivals(asyncio.get_running_loop()).result(future, later()))
+        task = asyncio.ensure_future(LoopHandoff(asyncio.get_running_loop()).result(future, later()))
         await asyncio.sleep(0)
         task.cancel()
         await asyncio.wait([task])
@@ -110,6 +110,6 @@ def test_who_stops_waiting_withdraws_the_request() -> None:
 
 def test_a_result_for_a_loop_that_is_closed_is_nobodys() -> None:
     loop = asyncio.new_event_loop()
-    arrivals = Arrivals(loop)
+    handoff = LoopHandoff(loop)
     loop.close()
-    arrivals.call(lambda: None)
+    handoff.call(lambda: None)
