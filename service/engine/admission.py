@@ -24,7 +24,6 @@ class QueueFull(Overloaded):
     """As many requests wait as may."""
 
     code = "queue_full"
-    title = "Queue full"
 
     def __init__(self, retry_after_s: float = 1.0) -> None:
         super().__init__("The queue is full", retry_after_s)
