@@ -34,7 +34,6 @@ def test_without_their_parent_the_server_ends_and_nothing_waits() -> None:
         assert isinstance(error, DecodersEndedError)
         assert str(error).endswith("the process that starts those that decode has ended")
         assert len(world.slots) == SLOTS
-        assert world.decoding._count == 0
         world.close()
 
     play(scene())
