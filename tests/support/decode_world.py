@@ -128,7 +128,7 @@ class World:
         admitted = None if permit is None else permit.admitted
 
         def submit(prepared: Prepared) -> None:
-            params, pixels = SamplingParams(), prepared.picture.pixels
+            params, pixels = SamplingParams(), prepared.image.pixels
             self.engine.submit(CaptionRequest(str(value), pixels, (), params, 1e12, future, None, admitted))
 
         model: Any = (self.decoder, None, LIMITS)
