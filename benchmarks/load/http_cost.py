@@ -49,7 +49,7 @@ from snapcap.service.images.room import DecodeRoom, decode_memory
 from snapcap.service.ipc.shared_pixels import Slots
 from snapcap.service.server.bind import bind
 from snapcap.service.server.http_process import assemble
-from snapcap.service.server.processes import Parts, fork_parts
+from snapcap.service.server.processes import ServerProcesses, fork_processes
 from snapcap.service.server.uvicorn_server import Server, make_server
 from snapcap.service.telemetry import logs
 from snapcap.warmup.progress.timeline import Timeline
@@ -66,7 +66,7 @@ def assembled() -> Services:
     return assemble(Settings(), Timeline.since_exec())
 
 
-def attach(services: Services, parts: Parts) -> tuple[Callable[[], None], Callable[[], None]]:
+def attach(services: Services, parts: ServerProcesses) -> tuple[Callable[[], None], Callable[[], None]]:
     """Make them ready to caption; on the event loop. Returns what to call then on another thread, which waits until
     they are, and what ends the other processes."""
     parts.pixels.open(IMAGE_SIZE)
@@ -123,7 +123,7 @@ def clock_of(thread: threading.Thread) -> Callable[[], float]:
 def run(options: argparse.Namespace, images: Path, processes: int) -> list[list[float]]:
     """The rounds, on a thread beside the server, which has this process's main thread, as it has in production."""
     settings = Settings(decoding=DecodingSettings(processes))
-    parts = fork_parts(settings, Timeline.since_exec(), (), partial(serve_waiting, options.step / 1000))
+    parts = fork_processes(settings, Timeline.since_exec(), (), partial(serve_waiting, options.step / 1000))
     engine = parts.engine.pid
     services = assembled()
     clocks: list[Callable[[], float]] = [

@@ -4,7 +4,7 @@ Only the campaign of faults starts servers this way.
 
     python -m snapcap.benchmarks.soak.launcher serve …
 
-The shipped server has no such way in: the handler is put around `engine_process.fork._serve_engine` here. A device
+The shipped server has no such way in: the handler is put around `processes._serve_engine` here. A device
 assertion is sticky: whatever the process asks of its context from then on fails, on every stream and thread.
 """
 
@@ -15,9 +15,9 @@ from types import FrameType
 from snapcap.service.cli.main import main
 from snapcap.service.config.settings import Settings
 from snapcap.service.ipc.shared_pixels import SharedPixels
-from snapcap.service.server.engine_process import fork as engine_fork
+from snapcap.service.server import processes
 
-_serve_engine = engine_fork._serve_engine
+_serve_engine = processes._serve_engine
 
 
 def assert_on_device(_number: int, _frame: FrameType | None) -> None:
@@ -32,5 +32,5 @@ def serve_engine(settings: Settings, end: socket.socket, pixels: SharedPixels, o
 
 
 if __name__ == "__main__":
-    engine_fork._serve_engine = serve_engine
+    processes._serve_engine = serve_engine
     raise SystemExit(main())

@@ -1,15 +1,18 @@
-"""Ends a command by its first Ctrl-C or SIGTERM: what it holds is put away, what it has made stays."""
+"""Ends a command by its first Ctrl-C or SIGTERM, with all processes below it: what it has made stays."""
 
+import contextlib
+import ctypes
 import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
-from snapcap.service.ipc.descendants import adopt_orphans, end_descendants
-
+_PR_SET_CHILD_SUBREAPER = 36
+_PASSES = 3  # what is found may start another before it is ended
 _NUMBERS = (signal.SIGINT, signal.SIGTERM)
 _SHOW_CURSOR = b"\x1b[?25h\n"
 
@@ -33,11 +36,11 @@ class Interrupted(BaseException):
 def interruptible(grace_s: float = 10.0) -> Iterator[None]:
     """Raise ``Interrupted`` in the block at the first signal, and end what this process has started when it leaves
     the block. A second signal, or ``grace_s`` seconds, end the process at once. Main thread only."""
-    adopt_orphans()
+    _adopt_orphans()
     seen: list[int] = []
 
     def cut_short(number: int) -> None:
-        end_descendants()
+        _end_descendants()
         if sys.stderr.isatty():
             os.write(2, _SHOW_CURSOR)  # a progress bar hides it
         os._exit(128 + number)
@@ -56,7 +59,30 @@ def interruptible(grace_s: float = 10.0) -> Iterator[None]:
         yield
     finally:
         if seen:  # the process is about to end, and a second signal means now
-            end_descendants()
+            _end_descendants()
         else:
             for number, handler in zip(_NUMBERS, before, strict=True):
                 signal.signal(number, handler)
+
+
+def _adopt_orphans() -> None:
+    """From now on, a process below this one whose parent ends becomes this one's: a compiler's driver that is ended
+    leaves the compiler behind. Linux; elsewhere nothing."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _end_descendants() -> None:
+    """SIGKILL for every process below this one. Linux; elsewhere nothing."""
+    for _ in range(_PASSES):
+        for pid in list(_below(os.getpid())):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _below(pid: int) -> Iterator[int]:
+    for each in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # it has ended
+            for child in map(int, each.read_text().split()):
+                yield child
+                yield from _below(child)

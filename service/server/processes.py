@@ -1,19 +1,21 @@
 """Forks the engine process and the parent of the decode processes, with the memory that all of them share."""
 
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from snapcap.service.config.settings import Settings
 from snapcap.service.images.processes.fork import DecodeProcesses, decode_processes, fork_decoding
-from snapcap.service.ipc.fork import ChildProcess
+from snapcap.service.ipc.fork import ChildProcess, fork_child
 from snapcap.service.ipc.shared_pixels import SharedPixels
-from snapcap.service.server.engine_process.fork import Serve, fork_engine
 from snapcap.warmup.progress.timeline import Timeline
+
+Serve: TypeAlias = Callable[[Settings, socket.socket, SharedPixels, float], int]
 
 
 @dataclass(frozen=True)
-class Parts:
+class ServerProcesses:
     """As the HTTP process has them."""
 
     engine: ChildProcess
@@ -21,9 +23,9 @@ class Parts:
     pixels: SharedPixels
 
 
-def fork_parts(
+def fork_processes(
     settings: Settings, timeline: Timeline, listeners: Iterable[socket.socket], serve: Serve | None = None
-) -> Parts:
+) -> ServerProcesses:
     """Fork them: as early as can be, since each begins with imports of its own.
 
     `listeners`: what they must not hold open. `serve`: what the engine process does, if not that.
@@ -38,5 +40,11 @@ def fork_parts(
     # places. The rehearsal, which has a queue of its own with one place, is over before clients are served.
     pixels = SharedPixels(settings.queue.size + 2 * count)
     listeners = list(listeners)
-    engine = fork_engine(settings, timeline, pixels, listeners, serve)
-    return Parts(engine, fork_decoding(count, pixels, [*listeners, engine.end]), pixels)
+    engine = fork_child(lambda end: (serve or _serve_engine)(settings, end, pixels, timeline.origin), listeners)
+    return ServerProcesses(engine, fork_decoding(count, pixels, [*listeners, engine.end]), pixels)
+
+
+def _serve_engine(settings: Settings, end: socket.socket, pixels: SharedPixels, origin: float) -> int:
+    from snapcap.service.server.engine_process.run import serve_engine  # noqa: PLC0415  in the child only
+
+    return serve_engine(settings, end, pixels, origin)

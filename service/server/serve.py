@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 from snapcap.service.config.settings import Settings
 from snapcap.service.ipc.fork import ForkError
 from snapcap.service.server.bind import BindError, bind
-from snapcap.service.server.processes import Parts, fork_parts
+from snapcap.service.server.processes import ServerProcesses, fork_processes
 from snapcap.service.telemetry import logs
 from snapcap.warmup.progress.timeline import Timeline
 
@@ -47,7 +47,7 @@ def serve(settings: Settings) -> int:
             if http.metrics_port is not None:
                 listeners.append(bind(http.host, http.metrics_port, "--metrics-port"))
         # Before the first import that takes long, of which there is none before a probe can wait in the backlog.
-        parts = fork_parts(settings, timeline, listeners)
+        parts = fork_processes(settings, timeline, listeners)
     except (BindError, ForkError) as error:
         print(f"snapcap: {error}", file=sys.stderr)
         return 1
@@ -59,7 +59,7 @@ def serve(settings: Settings) -> int:
     return run(settings, listeners, keys, timeline, partial(_load_start, parts))
 
 
-def _load_start(parts: Parts) -> "Start":
+def _load_start(parts: ServerProcesses) -> "Start":
     from snapcap.service.server.engine_process.monitor import follow  # noqa: PLC0415 - once /livez answers
 
     return partial(follow, parts)

@@ -13,7 +13,7 @@ import pytest
 from support.server_process import ServerProcess, is_gone, python, wait_until
 
 from snapcap.service.config.settings import Settings
-from snapcap.service.server.processes import fork_parts
+from snapcap.service.server.processes import fork_processes
 from snapcap.warmup.progress.timeline import Timeline
 
 PATIENCE = 60.0
@@ -171,7 +171,7 @@ def test_a_second_thread_forbids_the_fork() -> None:
     thread.start()
     try:
         with pytest.raises(RuntimeError, match="a thread was started before the fork"):
-            fork_parts(Settings(), Timeline.since_exec(), [])
+            fork_processes(Settings(), Timeline.since_exec(), [])
     finally:
         over.set()
         thread.join()

@@ -10,8 +10,8 @@ from starlette.routing import Route
 
 from snapcap.service.api.bodies.body import BodyLimits
 from snapcap.service.api.bodies.disconnect import unless_disconnected
-from snapcap.service.api.bodies.json_reply import JsonReply
 from snapcap.service.api.bodies.place import Receiving
+from snapcap.service.api.bodies.replies import JsonReply
 from snapcap.service.api.caption.request import NamedImage, read_image, read_images
 from snapcap.service.api.middleware.request_id import request_id
 from snapcap.service.api.problems import as_service_error, forget_frames, problem

@@ -6,8 +6,8 @@ from starlette.routing import Route
 
 from snapcap.service.api.bodies.body import BodyLimits
 from snapcap.service.api.bodies.disconnect import unless_disconnected
-from snapcap.service.api.bodies.json_reply import JsonReply
 from snapcap.service.api.bodies.place import Receiving
+from snapcap.service.api.bodies.replies import JsonReply
 from snapcap.service.api.huggingface.request import read_huggingface
 from snapcap.service.api.middleware.request_id import request_id
 from snapcap.service.api.problems import HUGGING_FACE

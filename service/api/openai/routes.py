@@ -11,10 +11,9 @@ from starlette.routing import Route
 
 from snapcap.service.api.bodies.body import BodyLimits
 from snapcap.service.api.bodies.disconnect import unless_disconnected
-from snapcap.service.api.bodies.event_stream import EventStream
 from snapcap.service.api.bodies.json_body import read_json
-from snapcap.service.api.bodies.json_reply import JsonReply
 from snapcap.service.api.bodies.place import Receiving
+from snapcap.service.api.bodies.replies import EventStream, JsonReply
 from snapcap.service.api.caption.request import JSON, media_type
 from snapcap.service.api.middleware.problem_handler import ProblemHandler
 from snapcap.service.api.middleware.request_id import request_id

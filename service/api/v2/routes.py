@@ -13,8 +13,8 @@ from starlette.types import Scope
 from snapcap.service.api.bodies.body import BodyLimits
 from snapcap.service.api.bodies.disconnect import unless_disconnected
 from snapcap.service.api.bodies.json_body import read_json
-from snapcap.service.api.bodies.json_reply import JsonReply
 from snapcap.service.api.bodies.place import Receiving
+from snapcap.service.api.bodies.replies import JsonReply
 from snapcap.service.api.middleware.request_id import request_id
 from snapcap.service.api.problems import V2
 from snapcap.service.api.routing import Api, RouteGroup

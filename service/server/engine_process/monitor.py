@@ -38,7 +38,7 @@ from snapcap.service.images.room import DecodeRoom, decode_memory
 from snapcap.service.ipc.fork import how_it_ended
 from snapcap.service.ipc.shared_pixels import Slots
 from snapcap.service.readiness import State
-from snapcap.service.server.processes import Parts
+from snapcap.service.server.processes import ServerProcesses
 from snapcap.service.server.start_result import StartResult
 from snapcap.service.watch.engine_watch import EngineWatch
 from snapcap.service.watch.last_words import STACKS, end_on_signal, print_stacks_on_signal
@@ -58,7 +58,7 @@ class EngineEndedError(UserError):
 
 
 def follow(
-    parts: Parts, settings: Settings, services: "Services", stop: Callable[[], None]
+    parts: ServerProcesses, settings: Settings, services: "Services", stop: Callable[[], None]
 ) -> Callable[[], object]:
     """Follow the other processes; called on the event loop. Returns what ends them, for when the server has ended.
 
@@ -73,7 +73,7 @@ class EngineClient:
 
     def __init__(
         self,
-        parts: Parts,
+        parts: ServerProcesses,
         settings: Settings,
         services: "Services",
         stop: Callable[[], None],

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from starlette.responses import JSONResponse
 
-from snapcap.service.api.bodies.json_reply import JsonReply
+from snapcap.service.api.bodies.replies import JsonReply
 
 CONTENTS: list[Any] = [
     {"caption": 'a "quoted" \\ caption\n', "tokens": 9, "timings": {"total": 12.345, "queue": 0.0, "small": 1e-07}},
