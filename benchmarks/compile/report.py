@@ -32,11 +32,6 @@ def fill(
         _steady(out, results, buckets, eager, "_graph", "Later steps, replayed as CUDA graphs")
 
 
-def problem_table(out: Report, problems: Mapping[str, str]) -> None:
-    """Which cases did not run, and why."""
-    out.add("Not measured", ["case", "because"], [[CASES[name].title, why] for name, why in problems.items()])
-
-
 def _first(
     out: Report,
     results: Mapping[str, Samples],
