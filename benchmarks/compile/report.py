@@ -33,11 +33,7 @@ def fill(
 
 
 def _first(
-    out: Report,
-    results: Mapping[str, Samples],
-    tokens: Mapping[str, Sequence[int]],
-    eager: Samples,
-    note: str,
+    out: Report, results: Mapping[str, Samples], tokens: Mapping[str, Sequence[int]], eager: Samples, note: str
 ) -> None:
     cuda = any(case.median("device_peak_mib") is not None for case in results.values())
     rows = []
@@ -86,12 +82,7 @@ def _compile_seconds(samples: Samples, component: str) -> float | None:
 
 
 def _steady(
-    out: Report,
-    results: Mapping[str, Samples],
-    buckets: Sequence[int],
-    eager: Samples,
-    suffix: str,
-    title: str,
+    out: Report, results: Mapping[str, Samples], buckets: Sequence[int], eager: Samples, suffix: str, title: str
 ) -> None:
     cells = [(component, size) for component in COMPONENTS for size in buckets]
     rows = []

@@ -150,15 +150,7 @@ def _http_table(report: Report, http: Mapping[str, Any]) -> None:
         ]
         for name, case in http.items()
     ]
-    columns = [
-        "",
-        "first ms",
-        "steady ms",
-        "first /steady",
-        "compiles after READY",
-        "padded: encoder",
-        "decoder",
-    ]
+    columns = ["", "first ms", "steady ms", "first /steady", "compiles after READY", "padded: encoder", "decoder"]
     report.add("First request after READY, compiles, padding at 70 % load", columns, facts)
 
 

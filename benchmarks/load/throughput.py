@@ -105,12 +105,7 @@ def _engine_table(report: Report, engine: Mapping[str, Any]) -> None:
     report.add("Without HTTP", ["", "clients", "captions/s", "p50 ms"], rows, note)
 
 
-def _http_table(
-    report: Report,
-    http: Mapping[str, Samples],
-    options: argparse.Namespace,
-    clients: int,
-) -> None:
+def _http_table(report: Report, http: Mapping[str, Samples], options: argparse.Namespace, clients: int) -> None:
     peers = [case.need("captions_per_s") for name, case in http.items() if name not in BACKENDS]
     best = max(peers, default=None)
     rows = []

@@ -163,11 +163,7 @@ def _targets(report: Report, results: Sequence[CaseResult], samples: Mapping[str
         ["empty store, first caption, to the floor", ratio(median("cold", "total"), floor), "≤ 1.3 ×"],
         ["empty store, everything compiled", _seconds(median("cold", "all_compiled")), "≤ 90 s on 16 CPUs"],
         ["empty store, failed requests", _failed(results), "0"],
-        [
-            "aot, first request after READY, to steady",
-            ratio(median("aot", "first_to_steady"), 1.0),
-            "≤ 1.05 ×",
-        ],
+        ["aot, first request after READY, to steady", ratio(median("aot", "first_to_steady"), 1.0), "≤ 1.05 ×"],
         ["aot, graphs compiled after READY", number(median("aot", "compiles_serving"), 0), "0"],
         ["eager /livez, to `import torch`", ratio(median("eager", "live"), torch), "≤ 0.5 ×"],
     ]
