@@ -33,9 +33,7 @@ CASES = {
     "tuned-decoder": Case("regional, decoder max-autotune", ("regional", "--decoder-mode", _TUNED)),
     "tuned": Case("regional, both max-autotune", ("regional", "--encoder-mode", _TUNED, "--decoder-mode", _TUNED)),
     "reduce-overhead": Case(
-        "full model, reduce-overhead",
-        ("full", "--encoder-mode", _REDUCED, "--decoder-mode", _REDUCED),
-        cuda=True,
+        "full model, reduce-overhead", ("full", "--encoder-mode", _REDUCED, "--decoder-mode", _REDUCED), cuda=True
     ),
 }
 

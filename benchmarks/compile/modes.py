@@ -84,14 +84,14 @@ def run(options: argparse.Namespace, device: str) -> int:
         end = time.monotonic() + options.time_limit
         results = measure_all(with_needed(options.cases), options.runs, setup, work, end)
     modes_report.fill(report, results.samples, results.tokens, options.buckets, options.runs)
-    modes_report.problem_table(report, results.problems)
+    status = report.add_problems({CASES[name].title: why for name, why in results.problems.items()})
     if options.png is not None and results.samples:
         seconds = {CASES[name].title: case.need("until_all_buckets") for name, case in results.samples.items()}
         draw_bars(seconds, options.png, "seconds from exec until every bucket is compiled", digits=1)
     raw = {"benchmark": "modes", "model": options.model, "device": device, "problems": results.problems}
     samples = {name: case.values for name, case in results.samples.items()}
     report.write(options.json, {**raw, "samples": samples, "tokens": results.tokens})
-    return int(any(problem.startswith("failed") for problem in results.problems.values()))
+    return status
 
 
 def measure_all(names: Sequence[str], runs: int, setup: Setup, kept: Path, end: float) -> Results:

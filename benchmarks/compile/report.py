@@ -32,17 +32,8 @@ def fill(
         _steady(out, results, buckets, eager, "_graph", "Later steps, replayed as CUDA graphs")
 
 
-def problem_table(out: Report, problems: Mapping[str, str]) -> None:
-    """Which cases did not run, and why."""
-    out.add("Not measured", ["case", "because"], [[CASES[name].title, why] for name, why in problems.items()])
-
-
 def _first(
-    out: Report,
-    results: Mapping[str, Samples],
-    tokens: Mapping[str, Sequence[int]],
-    eager: Samples,
-    note: str,
+    out: Report, results: Mapping[str, Samples], tokens: Mapping[str, Sequence[int]], eager: Samples, note: str
 ) -> None:
     cuda = any(case.median("device_peak_mib") is not None for case in results.values())
     rows = []
@@ -91,12 +82,7 @@ def _compile_seconds(samples: Samples, component: str) -> float | None:
 
 
 def _steady(
-    out: Report,
-    results: Mapping[str, Samples],
-    buckets: Sequence[int],
-    eager: Samples,
-    suffix: str,
-    title: str,
+    out: Report, results: Mapping[str, Samples], buckets: Sequence[int], eager: Samples, suffix: str, title: str
 ) -> None:
     cells = [(component, size) for component in COMPONENTS for size in buckets]
     rows = []

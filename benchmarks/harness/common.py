@@ -52,19 +52,20 @@ def serve_command(*options: str) -> tuple[str, ...]:
     return (*SNAPCAP, "serve", "--host", "127.0.0.1", *options)
 
 
+def run_snapcap(*arguments: str, extra: Mapping[str, str] | None = None) -> None:
+    """Run a command to its end, which must be a good one."""
+    environ, nowhere = environment(**(extra or {})), subprocess.DEVNULL
+    subprocess.run([*SNAPCAP, *arguments], cwd=ROOT, env=environ, stdout=nowhere, check=True)
+
+
 def build_store(cache: Path, *options: str, extra: Mapping[str, str] | None = None) -> None:
     """`snapcap build` into the store of a cache folder; nothing to do when it is there. Options that only a server
     has are left out."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     add_arguments(parser, BUILD_GROUPS)
     _, of_servers = parser.parse_known_args(options)
-    subprocess.run(
-        [*SNAPCAP, "build", "--cache-dir", str(cache), *(each for each in options if each not in of_servers)],
-        cwd=ROOT,
-        env=environment(**(extra or {})),
-        stdout=subprocess.DEVNULL,
-        check=True,
-    )
+    kept = [each for each in options if each not in of_servers]
+    run_snapcap("build", "--cache-dir", str(cache), *kept, extra=extra)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from snapcap.benchmarks.harness.common import ROOT, SNAPCAP, build_store, environment, free_port
+from snapcap.benchmarks.harness.common import build_store, environment, free_port, run_snapcap
 
 _CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "key",
@@ -65,8 +65,7 @@ def s3_artifacts(cache: Path, folder: Path, options: tuple[str, ...] = ()) -> It
             aws_secret_access_key="secret",
         ).create_bucket(Bucket=_BUCKET)
         if not key.exists():
-            command = [*SNAPCAP, "keygen", str(key)]
-            subprocess.run(command, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, check=True)
+            run_snapcap("keygen", str(key))
         store = ("--store", f"s3://{_BUCKET}/snapcap", "--s3-endpoint-url", endpoint)
         trusted = ("--trusted-key", f"{key}.pub")
         build_store(cache, *options, *store, "--sign-key", str(key), *trusted, extra=_CREDENTIALS)

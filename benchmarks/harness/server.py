@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TextIO
+from typing import IO, Any, NamedTuple, TextIO
 
 from snapcap.benchmarks.harness.common import ROOT, environment, free_port
 from snapcap.benchmarks.harness.http_probe import BINARY, Connection, Reply
@@ -43,21 +43,28 @@ class Measured(NamedTuple):
     lines: list[str]
 
 
+def spawn(
+    command: Sequence[str], log: IO[Any], extra: Mapping[str, str] | None = None
+) -> "subprocess.Popen[bytes]":
+    """Start a process that leads a group of its own and writes to a file."""
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment(**(extra or {})),
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+    )
+
+
 class Process:
     """A child whose output goes to a file; seconds are counted from just before it was spawned."""
 
     def __init__(self, command: Sequence[str], extra: Mapping[str, str] | None = None) -> None:
         self._log: TextIO = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  closed by stop
         self.spawned = time.monotonic()
-        self._process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=environment(**(extra or {})),
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
-            start_new_session=True,
-        )
+        self._process = spawn(command, self._log, extra)
 
     @property
     def pid(self) -> int:

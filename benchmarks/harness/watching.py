@@ -71,11 +71,7 @@ class ServerWatch:
 
     def __enter__(self) -> "ServerWatch":
         self._process = subprocess.Popen(
-            self._command,
-            cwd=ROOT,
-            env=environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            self._command, cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

@@ -122,15 +122,9 @@ class Contenders:
             self.problems[name] = f"failed: {lines[0][:200]}"
             print(f"{name}: {error}", file=sys.stderr)
 
-    def problem_table(self, report: Report) -> None:
-        """Who was not measured, and why."""
-        rows = [[TITLES[name], problem] for name, problem in self.problems.items()]
-        report.add("Not measured, or not to be trusted", ["", "because"], rows)
-
-    @property
-    def exit_status(self) -> int:
-        """1 where something failed that could have been measured here."""
-        return int(any(problem.startswith("failed") for problem in self.problems.values()))
+    def add_problems(self, report: Report) -> int:
+        """Who was not measured, and why; returns the exit status."""
+        return report.add_problems({TITLES[name]: problem for name, problem in self.problems.items()})
 
     @staticmethod
     def _measured(module: list[str]) -> dict[str, Any]:

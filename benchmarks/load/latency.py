@@ -15,9 +15,9 @@ from rich.console import Console
 from snapcap.benchmarks.harness.arguments import counts, seconds
 from snapcap.benchmarks.load import contenders as contending
 from snapcap.benchmarks.load.contenders import BACKENDS, TITLES, Contenders, engine_title
-from snapcap.benchmarks.load.http_load import HttpLoad
+from snapcap.benchmarks.load.http_load import COMPONENTS, HttpLoad
 from snapcap.benchmarks.report.charts import Line, draw_latency
-from snapcap.benchmarks.report.tables import Report, number, ratio
+from snapcap.benchmarks.report.tables import Report, number, percent, ratio
 from snapcap.benchmarks.startup.start import steady_caption
 
 DEFAULT = ("aot", "eager", "transformers-eager")
@@ -89,13 +89,13 @@ def run(options: argparse.Namespace, device: str) -> int:
     _engine_table(report, engine)
     _steps_table(report, engine)
     _http_table(report, http)
-    contenders.problem_table(report)
+    status = contenders.add_problems(report)
     _targets(report, engine, http)
     if options.png is not None:
         draw_latency(_lines(engine, http), options.png, f"{options.model} on {device}")
     raw = {"benchmark": "latency", "model": options.model, "device": device, "problems": contenders.problems}
     report.write(options.json, {**raw, "engine": engine, "http": http})
-    return contenders.exit_status
+    return status
 
 
 def _percentiles(measured: Mapping[str, float]) -> list[str]:
@@ -146,25 +146,12 @@ def _http_table(report: Report, http: Mapping[str, Any]) -> None:
             number(case["steady_ms"], 1),
             ratio(case["first_to_steady"], 1.0),
             number(case["at_70_percent"].get("compiles_serving"), 0),
-            *(_share(case, f"{component}_padding") for component in ("encoder", "decoder")),
+            *(percent(case["at_70_percent"].get(f"{component}_padding")) for component in COMPONENTS),
         ]
         for name, case in http.items()
     ]
-    columns = [
-        "",
-        "first ms",
-        "steady ms",
-        "first /steady",
-        "compiles after READY",
-        "padded: encoder",
-        "decoder",
-    ]
+    columns = ["", "first ms", "steady ms", "first /steady", "compiles after READY", "padded: encoder", "decoder"]
     report.add("First request after READY, compiles, padding at 70 % load", columns, facts)
-
-
-def _share(case: Mapping[str, Any], name: str) -> str:
-    share = case["at_70_percent"].get(name)
-    return "" if share is None else f"{share:.1%}"
 
 
 def _targets(report: Report, engine: Mapping[str, Any], http: Mapping[str, Any]) -> None:

@@ -18,9 +18,9 @@ from snapcap.benchmarks.harness.measurements import Samples, interleave
 from snapcap.benchmarks.harness.server import Server
 from snapcap.benchmarks.load import contenders as contending
 from snapcap.benchmarks.load.contenders import BACKENDS, TITLES, Contenders, engine_title
-from snapcap.benchmarks.load.http_load import HttpLoad
+from snapcap.benchmarks.load.http_load import COMPONENTS, HttpLoad
 from snapcap.benchmarks.report.charts import draw_bars
-from snapcap.benchmarks.report.tables import Report, number, ratio
+from snapcap.benchmarks.report.tables import Report, number, per_second, percent, ratio
 
 DEFAULT = ("aot", "eager", "transformers-eager", "transformers-1-thread")
 DEFAULT_CLIENTS = {"cuda": 128, "cpu": 16}
@@ -85,46 +85,39 @@ def run(options: argparse.Namespace, device: str) -> int:
             http = servers.run(load, options.rounds)
     _engine_table(report, engine)
     _http_table(report, http, options, clients)
-    contenders.problem_table(report)
+    status = contenders.add_problems(report)
     if options.png is not None:
         rates = {TITLES[name]: case.need("captions_per_s") for name, case in http.items()}
         draw_bars(rates, options.png, "captions/s over HTTP")
     raw = {"benchmark": "throughput", "model": options.model, "device": device, "problems": contenders.problems}
     samples = {name: case.values for name, case in http.items()}
     report.write(options.json, {**raw, "engine": engine, "samples": samples})
-    return contenders.exit_status
+    return status
 
 
 def _engine_table(report: Report, engine: Mapping[str, Any]) -> None:
     rows = []
     for name, case in engine.items():
         ((size, measured),) = case["concurrency"].items()
-        rate = measured["captions_per_s"]
-        digits = 0 if rate >= 100 else 1
-        rows.append([engine_title(name), size, number(rate, digits), number(measured["p50_ms"], 1)])
+        rate = per_second(measured["captions_per_s"])
+        rows.append([engine_title(name), size, rate, number(measured["p50_ms"], 1)])
     note = "In one process, images decoded before; of transformers, whole batches of that size."
     report.add("Without HTTP", ["", "clients", "captions/s", "p50 ms"], rows, note)
 
 
-def _http_table(
-    report: Report,
-    http: Mapping[str, Samples],
-    options: argparse.Namespace,
-    clients: int,
-) -> None:
+def _http_table(report: Report, http: Mapping[str, Samples], options: argparse.Namespace, clients: int) -> None:
     peers = [case.need("captions_per_s") for name, case in http.items() if name not in BACKENDS]
     best = max(peers, default=None)
     rows = []
     for name, case in http.items():
         rate = case.need("captions_per_s")
-        padding = [case.median(f"{component}_padding") for component in ("encoder", "decoder")]
         rows.append(
             [
                 TITLES[name],
-                number(rate, 0 if rate >= 100 else 1),
+                per_second(rate),
                 ratio(rate, best),
                 *(number(case.need(f"p{share}_ms"), 1) for share in (50, 90, 99)),
-                *("" if share is None else f"{share:.1%}" for share in padding),
+                *(percent(case.median(f"{component}_padding")) for component in COMPONENTS),
                 number(case.need("cpu_ms_per_caption"), 2),
                 number(case.need("server_cpus")),
                 number(case.need("client_cpus")),

@@ -103,11 +103,7 @@ def files(shapes: Shapes) -> Files:
             "encoder": encoder,
             "decoder": decoder,
         },
-        "generation_config.json": {
-            "decoder_start_token_id": last,
-            "max_new_tokens": shapes.new_tokens,
-            **no_end,
-        },
+        "generation_config.json": {"decoder_start_token_id": last, "max_new_tokens": shapes.new_tokens, **no_end},
         "preprocessor_config.json": processor_config(
             "ViTImageProcessor", shapes, resample=2, image_mean=[0.5, 0.5, 0.5], image_std=[0.5, 0.5, 0.5]
         ),

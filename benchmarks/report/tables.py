@@ -43,6 +43,12 @@ class Report:
             {"title": title, "columns": list(columns), "rows": [list(row) for row in rows], "note": note}
         )
 
+    def add_problems(self, problems: Mapping[str, str]) -> int:
+        """What was not measured, and why. Returns the exit status: 1 where something failed that could have been
+        measured here."""
+        self.add("Not measured, or not to be trusted", ["", "because"], [list(each) for each in problems.items()])
+        return int(any(why.startswith("failed") for why in problems.values()))
+
     def write(self, file: Path | None, raw: Mapping[str, Any]) -> None:
         """Print everything, and keep it with the raw samples where a file is named."""
         about = {**setting(), "load_average": f"{self.load_before:.1f} before, {os.getloadavg()[0]:.1f} after"}
@@ -101,6 +107,14 @@ def ratio(value: float | None, base: float | None) -> str:
 
 def number(value: float | None, digits: int = 2) -> str:
     return "" if value is None else f"{value:.{digits}f}"
+
+
+def percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.1%}"
+
+
+def per_second(rate: float) -> str:
+    return number(rate, 0 if rate >= 100 else 1)
 
 
 def _git(*arguments: str) -> str:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 
+from snapcap.benchmarks.harness.http_probe import content_length
 from snapcap.benchmarks.soak.asking import CutError, Reply, ask
 from snapcap.benchmarks.soak.replica import Replica
 
@@ -107,8 +108,4 @@ def _passes(reply: Reply) -> bool:
 
 async def _request(reader: asyncio.StreamReader) -> bytes:
     head = await reader.readuntil(b"\r\n\r\n")
-    length = 0
-    for line in head.lower().split(b"\r\n"):
-        if line.startswith(b"content-length:"):
-            length = int(line.partition(b":")[2])
-    return head + await reader.readexactly(length)
+    return head + await reader.readexactly(content_length(head, 0))

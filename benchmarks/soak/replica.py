@@ -14,8 +14,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from snapcap.benchmarks.harness.common import ROOT, environment, free_port
+from snapcap.benchmarks.harness.common import free_port
 from snapcap.benchmarks.harness.processes import own_parts, tree_memory
+from snapcap.benchmarks.harness.server import spawn
 from snapcap.benchmarks.soak.asking import ask, lone_request
 
 LIVENESS_PERIOD_S = 10.0
@@ -108,15 +109,7 @@ class Replica:
     async def _supervise(self) -> None:
         while not self._over:
             self.cache.mkdir(parents=True, exist_ok=True)
-            self._process = subprocess.Popen(  # noqa: ASYNC220  a millisecond
-                self._command,
-                cwd=ROOT,
-                env=environment(**self.extra),
-                stdin=subprocess.DEVNULL,
-                stdout=self._log,
-                stderr=self._log,
-                start_new_session=True,
-            )
+            self._process = spawn(self._command, self._log, self.extra)
             self.starts += 1
             group = self._process.pid
             code = await asyncio.to_thread(self._process.wait)

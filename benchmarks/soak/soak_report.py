@@ -36,12 +36,7 @@ def row(strike: Strike) -> list[str]:
 def write(file: Path | None, strikes: list[Strike], totals: dict[str, Any], skipped: dict[str, str]) -> None:
     """Print the tables, and keep everything where a file is named."""
     report = Report()
-    report.add(
-        "Faults, in the order in which they were injected",
-        _COLUMNS,
-        [row(each) for each in strikes],
-        _NOTE,
-    )
+    report.add("Faults, in the order in which they were injected", _COLUMNS, [row(each) for each in strikes], _NOTE)
     report.add("Not injected", ["fault", "why"], [[name, why] for name, why in skipped.items()])
     report.add("The whole campaign", ["", "value"], [[name, str(value)] for name, value in totals.items()])
     report.write(file, {"strikes": [asdict(each) for each in strikes], "totals": totals, "skipped": skipped})

@@ -22,14 +22,7 @@ from snapcap.benchmarks.harness.processes import (
 )
 from snapcap.benchmarks.harness.server import SNAPCAP_API, START_LIMIT_S, Endpoint, Server, run_measured, serving
 from snapcap.benchmarks.harness.workload import Workload
-from snapcap.benchmarks.report.segments import (
-    CAPTION,
-    HTTP,
-    Segment,
-    from_marks,
-    from_startup,
-    seconds_by_name,
-)
+from snapcap.benchmarks.report.segments import CAPTION, HTTP, Segment, from_marks, from_startup, seconds_by_name
 
 STEADY_CAPTIONS = 20
 STEADY_LIMIT_S = 5.0
