@@ -45,18 +45,6 @@ class Opened:
         self.device.join()
 
 
-class Silent:
-    """An observer for a process that nobody scrapes."""
-
-    def queue_waited(self, seconds: float) -> None: ...
-
-    def encoded(self, bucket: int, rows: int, seconds: float) -> None: ...
-
-    def decode_stepped(self, bucket: int, rows: int, seconds: float) -> None: ...
-
-    def tokens_generated(self, count: int) -> None: ...
-
-
 def open_engine(options: argparse.Namespace) -> Opened:
     """Start the device thread on a checkpoint; returns when it is ready.
 
@@ -64,6 +52,7 @@ def open_engine(options: argparse.Namespace) -> Opened:
         RuntimeError: the start failed, or served another backend than was asked for.
     """
     from snapcap.service.engine.device_thread import DeviceThread
+    from snapcap.service.engine.engine import NoObserver
     from snapcap.warmup.progress.status import StartupStatus
     from snapcap.warmup.progress.timeline import Timeline
 
@@ -87,7 +76,7 @@ def open_engine(options: argparse.Namespace) -> Opened:
         opened.error = error
         opened.done.set()
 
-    opened.device = DeviceThread(start, Timeline.since_exec(), status, Silent(), ready, failed)
+    opened.device = DeviceThread(start, Timeline.since_exec(), status, NoObserver(), ready, failed)
     opened.device.start()
     opened.done.wait()
     if opened.error is not None:

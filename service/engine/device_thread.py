@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from snapcap.models.dimensions import MAX_BEAMS
-from snapcap.service.engine.engine import Engine, EngineObserver
+from snapcap.service.engine.engine import Engine, EngineObserver, NoObserver
 from snapcap.service.engine.limits import Limits
 from snapcap.service.engine.scheduler import Scheduler
 from snapcap.service.readiness import after_ready
@@ -85,7 +85,7 @@ class DeviceThread:
 
     def _run_rehearsal(self, loaded: Loaded, rehearse: Callable[[Engine, "Checkpoint"], None]) -> None:
         scheduler = Scheduler(loaded.warm_table, limits(loaded, self._options))
-        engine = Engine(scheduler, _Nobody(), self._turn_ended)
+        engine = Engine(scheduler, NoObserver(), self._turn_ended)
 
         def beside() -> None:
             try:
@@ -117,18 +117,6 @@ class DeviceThread:
             scheduler.give_up(bucket.size)
             raise  # the engine looks whether the device is lost
         scheduler.warmed(bucket.size)
-
-
-class _Nobody:
-    """An observer for what is nobody's request."""
-
-    def queue_waited(self, seconds: float) -> None: ...
-
-    def encoded(self, bucket: int, rows: int, seconds: float) -> None: ...
-
-    def decode_stepped(self, bucket: int, rows: int, seconds: float) -> None: ...
-
-    def tokens_generated(self, count: int) -> None: ...
 
 
 def limits(loaded: Loaded, options: StartOptions) -> Limits:

@@ -45,6 +45,18 @@ class EngineObserver(Protocol):
     def tokens_generated(self, count: int) -> None: ...
 
 
+class NoObserver:
+    """An `EngineObserver` for an engine whose steps nobody counts."""
+
+    def queue_waited(self, seconds: float) -> None: ...
+
+    def encoded(self, bucket: int, rows: int, seconds: float) -> None: ...
+
+    def decode_stepped(self, bucket: int, rows: int, seconds: float) -> None: ...
+
+    def tokens_generated(self, count: int) -> None: ...
+
+
 @dataclass(frozen=True)
 class _Encoded:
     """Images that the device has been given."""

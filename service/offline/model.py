@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from snapcap.service.config.settings import Settings
 from snapcap.service.config.start_options import start_options
 from snapcap.service.engine.device_thread import DeviceThread
-from snapcap.service.engine.engine import Engine
+from snapcap.service.engine.engine import Engine, NoObserver
 from snapcap.service.engine.scheduler import Scheduler
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.progress.status import StartupStatus
@@ -14,18 +14,6 @@ from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.start.start import Loaded
 
 _LAST_WORDS_S = 5.0
-
-
-class _Silent:
-    """An observer for a process that nobody scrapes."""
-
-    def queue_waited(self, seconds: float) -> None: ...
-
-    def encoded(self, bucket: int, rows: int, seconds: float) -> None: ...
-
-    def decode_stepped(self, bucket: int, rows: int, seconds: float) -> None: ...
-
-    def tokens_generated(self, count: int) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -51,7 +39,7 @@ class OfflineModel:
             start_options(settings),
             Timeline.since_exec(),
             self._status,
-            _Silent(),
+            NoObserver(),
             self._ready,
             self._failed,
         )
