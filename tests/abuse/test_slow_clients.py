@@ -42,7 +42,9 @@ def test_stalled_senders_are_told(impatient: Abused) -> None:
                 answers.append(read_reply(client)[0])
                 if answers[-1] == 408:
                     assert client.recv(1) == b""
-            assert (answers.count(408), answers.count(429)) == (PLACES, CLIENTS - PLACES)
+            # More of the first where the last came when a place was free again.
+            assert answers.count(408) >= PLACES
+            assert answers.count(408) + answers.count(429) == CLIENTS
 
     impatient.withstands(attack)
 
