@@ -70,8 +70,8 @@ class Feed:
     def __init__(
         self, engine: Engine, decode: Callable[[bytes], "Pixels"], asked: Asked, threads: int, ahead: int
     ) -> None:
-        """``ahead`` should be the largest bucket, which runs, and as much again, which waits; the engine's queue
-        must hold them."""
+        """``ahead`` should be the largest bucket, which runs, and as much again, which waits: the engine's queue
+        has no bound of its own, and who fills it waits here instead of being refused."""
         self._engine = engine
         self._decode = decode
         self._asked = asked
