@@ -12,6 +12,9 @@ from starlette.types import Receive, Scope, Send
 from snapcap.service.api.problems import OPENAI, PROBLEM, V2, ErrorShape
 from snapcap.service.errors import MethodNotAllowed, NotFound, NotReady
 
+# A longer path is nowhere: to look for a model's name in it would take the event loop milliseconds.
+_LONGEST_PATTERN = 1024
+
 
 @dataclass(frozen=True)
 class Api:
@@ -58,15 +61,17 @@ class Apis:
         methods = self._fixed.get(path)
         if methods is not None:
             return methods.get(method) or next(iter(methods.values()))
-        for pattern, _, api in self._patterns:
-            if pattern.match(path):
-                return api
+        if len(path) <= _LONGEST_PATTERN:
+            for pattern, _, api in self._patterns:
+                if pattern.match(path):
+                    return api
         return next(api for prefix, api in _NEIGHBOURS if path.startswith(prefix))
 
     def methods(self, path: str) -> list[str]:
         """The methods that a path answers, HEAD where there is GET; none where there is nothing."""
         found = set(self._fixed.get(path, ()))
-        matching = [(pattern, methods) for pattern, methods, _ in self._patterns if pattern.match(path)]
+        patterns = self._patterns if len(path) <= _LONGEST_PATTERN else ()
+        matching = [(pattern, methods) for pattern, methods, _ in patterns if pattern.match(path)]
         if matching and not found:
             # The first that matches is the one that is meant: others take its last words for the name of a model.
             found = {each for pattern, methods in matching if pattern == matching[0][0] for each in methods}
@@ -111,12 +116,11 @@ class Dispatch:
         await response(scope, receive, send)
 
     def _route(self, scope: Scope) -> Route:
-        # A host may have this application under a prefix.
-        path: str = scope["path"].removeprefix(scope.get("root_path", "")) or "/"
+        path: str = scope["path"]
         route = self._fixed.get((scope["method"], path))
         if route is not None:
             return route
-        for route in self._patterns:
+        for route in self._patterns if len(path) <= _LONGEST_PATTERN else ():
             match, child = route.matches(scope)
             if match is Match.FULL:
                 scope.update(child)

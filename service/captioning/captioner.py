@@ -114,7 +114,8 @@ class Captioner:
         return model.name, model.created
 
     def admit(self) -> Permit:
-        """A place in the queue: before any work is done, such as reading the body, and until the request is over.
+        """A permit for a request whose image is still to come. Refuses before any work is done, such as reading the
+        body.
 
         Raises NotReady, QueueFull."""
         self._servable()

@@ -127,8 +127,7 @@ class QueueSettings:
     size: int = option(
         "queue_size",
         256,
-        "requests that may wait, from their head until the device has their image, of which each counts; one more "
-        "gets 429",
+        "images that may wait, from when they are here until the device has them; one more gets 429",
         parse=parse_int(1, 1_000_000),
         metavar="N",
     )

@@ -2,11 +2,12 @@
 
 The process that answers clients does so, and nothing behind it counts again.
 
-    head of a request ─▶ permit ─▶ body ─▶ image fetched, decoded ─▶ waits for the device ─▶ row
-                         a place in the queue, for each image ······························┘ free again
+    head of a request ─▶ permit ─▶ body, image fetched ─▶ decoded ─▶ waits for the device ─▶ row
+                         refused if no place is free      a place for each image ············┘ free again
 
-A client that sends its body slowly cannot keep a place from others: when the queue is full, the request whose body
-has been on its way for longest gives up its own, unless that is no longer than most bodies take.
+A request has its place once its image is here, and not while its client sends it: else a hundred clients a second
+who send a head and no more would have all places. What is on its way is bounded by connections and by the memory of
+bodies. One that finds the queue full by then is refused after all.
 """
 
 import threading
@@ -16,8 +17,8 @@ from collections.abc import Callable
 
 from snapcap.service.errors import Overloaded, TooManyImages
 
-# Seconds that a body may be on its way before its request's place may go to another.
-PATIENCE_S = 2.0
+# Seconds after which a completion says nothing any more about how fast the queue is served.
+_RECENT_S = 30.0
 
 
 class QueueFull(Overloaded):
@@ -38,9 +39,9 @@ class Pace:
     def completed(self, moment: float) -> None:
         self._completed.append(moment)
 
-    def retry_after(self, waiting: int) -> float:
+    def retry_after(self, waiting: int, now: float) -> float:
         """Seconds until so many requests have gone at the rate of the last; 1 when that is not known."""
-        moments = list(self._completed)
+        moments = [moment for moment in self._completed if now - moment <= _RECENT_S]
         if len(moments) < 2 or moments[-1] <= moments[0]:
             return 1.0
         rate = (len(moments) - 1) / (moments[-1] - moments[0])
@@ -56,7 +57,6 @@ class Admission:
         self._lock = threading.Lock()
         self._taken = 0
         self._pace = Pace()
-        self._receiving: dict[Permit, float] = {}  # since when, the longest first
 
     @property
     def taken(self) -> int:
@@ -64,23 +64,16 @@ class Admission:
         return self._taken
 
     def admit(self) -> "Permit":
-        """A permit with one place. Raises QueueFull, which says when to try again."""
-        permit = Permit(self)
-        try:
-            self.take(permit, 1)
-        except QueueFull:
-            slowest = self._slowest()
-            if slowest is None:
-                raise
-            slowest.withdraw()
-            self.take(permit, 1)
-        return permit
+        """A permit that has no place yet. Raises QueueFull where none is free."""
+        if self._taken >= self.capacity:
+            raise self._full()
+        return Permit(self)
 
     def take(self, permit: "Permit", places: int) -> None:
         """So many more for a permit, all or none. Raises QueueFull."""
         with self._lock:
             if self._taken + places > self.capacity:
-                raise QueueFull(self._pace.retry_after(self.capacity))
+                raise self._full()
             self._taken += places
             permit.places += places
 
@@ -91,66 +84,29 @@ class Admission:
             permit.places -= places
             self._taken -= places
 
-    def receiving(self, permit: "Permit") -> None:
-        """The body of a request is on its way from now on."""
-        with self._lock:
-            self._receiving[permit] = self._clock()
-
-    def received(self, permit: "Permit") -> None:
-        with self._lock:
-            self._receiving.pop(permit, None)
-
-    def _slowest(self) -> "Permit | None":
-        """The request whose body has been on its way for longest, if that is longer than it may."""
-        with self._lock:
-            permit, since = next(iter(self._receiving.items()), (None, 0.0))
-            if permit is None or self._clock() - since < PATIENCE_S:
-                return None
-            del self._receiving[permit]
-            return permit
-
     def completed(self) -> None:
         """A request has its caption: the next who is refused is told to come again at this pace."""
         self._pace.completed(self._clock())
 
+    def _full(self) -> QueueFull:
+        return QueueFull(self._pace.retry_after(self.capacity, self._clock()))
+
 
 class Permit:
-    """A request's places in the queue: one for each image that has no row yet. A context manager: what it has at
-    the end, however the request has ended, is free again. `places`: how many it has.
-    `withdrawn`: it has lost them to another request."""
+    """A request's places in the queue: one for each image that is here and has no row yet. A context manager: what
+    it has at the end, however the request has ended, is free again. `places`: how many it has."""
 
-    __slots__ = ("_admission", "_stop_receiving", "places", "withdrawn")
+    __slots__ = ("_admission", "places")
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
-        self._stop_receiving: Callable[[], object] | None = None
         self.places = 0
-        self.withdrawn = False
 
-    def receiving(self, stop: Callable[[], object]) -> None:
-        """The body is on its way, until `received`. `stop` is called should the place go to another request, from
-        the thread that admits that one."""
-        self._stop_receiving = stop
-        self._admission.receiving(self)
-
-    def received(self) -> None:
-        """Raises QueueFull: the place has gone to another request."""
-        self._admission.received(self)
-        if self.withdrawn:
-            raise QueueFull
-
-    def withdraw(self) -> None:
-        """The place is another's from now on."""
-        self.withdrawn = True
-        self.release()
-        if self._stop_receiving is not None:
-            self._stop_receiving()
-
-    def cover(self, images: int) -> None:
-        """Have a place for each of so many images, of which none has been admitted.
+    def take(self, images: int = 1) -> None:
+        """So many images are here.
 
         Raises:
-            TooManyImages: the whole queue has not as many.
+            TooManyImages: the whole queue has not as many places.
             QueueFull: not as many are free; the permit has those that it had.
         """
         if images > self._admission.capacity:
@@ -158,7 +114,7 @@ class Permit:
                 f"There are {images} images; send at most {self._admission.capacity} in one request, the size of "
                 "this server's queue."
             )
-        self._admission.take(self, images - self.places)
+        self._admission.take(self, images)
 
     def admitted(self) -> None:
         """One of the images has its row on the device: its place is free."""

@@ -68,17 +68,24 @@ def run(
     application = create_operations_app(services, exposure)
     exits = ExitStack()
 
-    def failed(error: Exception) -> None:
-        from snapcap.service.server.start_result import StartResult  # noqa: PLC0415 - once it has failed
+    def failed(error: BaseException) -> None:
+        try:
+            from snapcap.service.server.start_result import StartResult  # noqa: PLC0415 - once it has failed
 
-        StartResult(settings, services, server.begin_exit).failed(error)
+            if not isinstance(error, Exception):
+                raise error
+            StartResult(settings, services, server.begin_exit).failed(error)
+        except BaseException:  # what cannot be imported may be what this needs
+            _logger.error("failed", exc_info=error)
+            services.readiness.fail("the start failed: the log has the cause")
+            server.begin_exit()
 
     def import_the_rest(loop: asyncio.AbstractEventLoop) -> None:
         try:
             from snapcap.service.api.captioning_apis import add_captioning_apis  # noqa: PLC0415 - once /livez answers
 
             start = load_start()
-        except Exception as error:
+        except BaseException as error:  # also what a compiled module raises as it is loaded
             failed(error)
             return
 

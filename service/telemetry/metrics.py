@@ -65,9 +65,9 @@ class Metrics:
         )
         self.queue_depth = gauge(
             "queue_depth",
-            "Requests that wait, from their head until the device has their image, of which each counts.",
+            "Images that wait, from when they are here until the device has them.",
         )
-        self.queue_capacity = gauge("queue_capacity", "Requests that may wait; one more gets 429 queue_full.")
+        self.queue_capacity = gauge("queue_capacity", "Images that may wait; one more gets 429 queue_full.")
         self.engine_progress_age = gauge(
             "engine_progress_age_seconds",
             "Seconds in which the engine has not gone on though it should have: a step, or an answer when idle.",

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from support.abuse import Abused
 from support.raw_http import connected, post, read_reply, reset, statuses
 
-CLIENTS, PLACES = 100, 16
+CLIENTS = 100
 HEAD = b"POST /v1/caption HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\n"
 
 
@@ -30,21 +30,16 @@ def test_slow_senders(abused: Abused) -> None:
 
 
 def test_stalled_senders_are_told(impatient: Abused) -> None:
-    """A body that stalls is answered 408, and its connection is closed; there are sixteen at a time."""
+    """A body that stalls is answered 408, and its connection is closed."""
 
     def attack() -> None:
         with ExitStack() as exits:
             clients = [exits.enter_context(connected(impatient.port)) for _ in range(CLIENTS)]
             for client in clients:
                 client.sendall(HEAD)
-            answers = []
             for client in clients:
-                answers.append(read_reply(client)[0])
-                if answers[-1] == 408:
-                    assert client.recv(1) == b""
-            # More of the first where the last came when a place was free again.
-            assert answers.count(408) >= PLACES
-            assert answers.count(408) + answers.count(429) == CLIENTS
+                assert read_reply(client)[0] == 408
+                assert client.recv(1) == b""
 
     impatient.withstands(attack)
 

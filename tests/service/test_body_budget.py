@@ -253,8 +253,8 @@ def run_apart(scenario: Callable[[], Any]) -> Any:
         loop.close()
 
 
-def test_a_body_one_byte_short_does_not_stay(make_services, serve_with) -> None:
-    budget, services = BodyBudget(), serve_with(make_services(queue_size=10))
+def test_a_body_one_byte_short_does_not_stay(services) -> None:
+    budget = BodyBudget()
     with BoundedServer(services, bodies=limits(budget, timeout=0.5)) as server, ExitStack() as exits:
         clients = [exits.enter_context(server.connect()) for _ in range(10)]
         began = time.monotonic()

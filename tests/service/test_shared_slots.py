@@ -53,6 +53,7 @@ class History:
     def ask(self, _which: int) -> None:
         with suppress(QueueFull):
             permit = self.world.admission.admit()
+            permit.take()
             self.asked.append(self.world.ask(len(self.asked) + 1, permit=permit))
 
     def answer(self, which: int) -> None:

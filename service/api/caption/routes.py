@@ -10,7 +10,6 @@ from starlette.routing import Route
 
 from snapcap.service.api.bodies.body import BodyLimits
 from snapcap.service.api.bodies.disconnect import unless_disconnected
-from snapcap.service.api.bodies.place import Receiving
 from snapcap.service.api.bodies.replies import JsonReply
 from snapcap.service.api.caption.request import NamedImage, read_image, read_images
 from snapcap.service.api.middleware.request_id import request_id
@@ -18,7 +17,6 @@ from snapcap.service.api.problems import as_service_error, forget_frames, proble
 from snapcap.service.api.routing import Api, RouteGroup
 from snapcap.service.captioning.captioner import Captioner, CaptionResult
 from snapcap.service.captioning.options import CaptionOptions
-from snapcap.service.engine.admission import Permit
 from snapcap.service.errors import EngineFailed, ServiceError
 from snapcap.service.memory.bodies import body_account
 from snapcap.service.telemetry.metrics import Metrics
@@ -46,8 +44,8 @@ class CaptionRoutes:
         """The image is the body, a part of a form, or base64 in JSON. Options in the body win over those in the
         query."""
         with self._captioner.admit() as permit:
-            async with Receiving(permit):
-                image, options = await read_image(request, self._limits, self._captioner.pool)
+            image, options = await read_image(request, self._limits, self._captioner.pool)
+            permit.take()
             scope = request.scope
             work = self._captioner.caption(image, options, request_id(scope), permit, body_account(scope))
             result = await unless_disconnected(request.receive, work)
@@ -57,15 +55,11 @@ class CaptionRoutes:
         """The file parts are named image or images; the options hold for all. The reply has, in order, a caption
         or a problem for each image.
 
-        The request fails as a whole only when it is itself bad, when the queue has no place for all of its images,
-        or when every image was refused for a reason that passes (429, 503, 504), so that clients and load balancers
-        retry it."""
-        with self._captioner.admit() as permit:
-            async with Receiving(permit):
-                images, options = await read_images(request, self._limits, self._captioner.pool, MAX_IMAGES)
-            permit.cover(len(images))
-            work = self._caption_all(request, images, options, permit)
-            outcomes = await unless_disconnected(request.receive, work)
+        The request fails as a whole only when it is itself bad, or when every image was refused for a reason
+        that passes (429, 503, 504), so that clients and load balancers retry it."""
+        self._captioner.admit()  # each image has a permit of its own, once all are here
+        images, options = await read_images(request, self._limits, self._captioner.pool, MAX_IMAGES)
+        outcomes = await unless_disconnected(request.receive, self._caption_all(request, images, options))
         errors = [outcome for outcome in outcomes if isinstance(outcome, ServiceError)]
         if len(errors) == len(outcomes) and all(error.status in (429, 503, 504) for error in errors):
             raise errors[0]
@@ -76,18 +70,20 @@ class CaptionRoutes:
         return JsonReply({"captions": items})
 
     async def _caption_all(
-        self, request: Request, images: list[NamedImage], options: CaptionOptions, permit: Permit
+        self, request: Request, images: list[NamedImage], options: CaptionOptions
     ) -> list[CaptionResult | ServiceError]:
         return await asyncio.gather(
-            *(self._caption_one(request, index, image, options, permit) for index, image in enumerate(images))
+            *(self._caption_one(request, index, image, options) for index, image in enumerate(images))
         )
 
     async def _caption_one(
-        self, request: Request, index: int, image: NamedImage, options: CaptionOptions, permit: Permit
+        self, request: Request, index: int, image: NamedImage, options: CaptionOptions
     ) -> CaptionResult | ServiceError:
         identity, account = f"{request_id(request.scope)}/{index}", body_account(request.scope)
         try:
-            return await self._captioner.caption(image.data, options, identity, permit, account)
+            with self._captioner.admit() as permit:
+                permit.take()
+                return await self._captioner.caption(image.data, options, identity, permit, account)
         except Exception as error:
             failure = as_service_error(error)
             if isinstance(failure, EngineFailed):

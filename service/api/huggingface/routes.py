@@ -6,7 +6,6 @@ from starlette.routing import Route
 
 from snapcap.service.api.bodies.body import BodyLimits
 from snapcap.service.api.bodies.disconnect import unless_disconnected
-from snapcap.service.api.bodies.place import Receiving
 from snapcap.service.api.bodies.replies import JsonReply
 from snapcap.service.api.huggingface.request import read_huggingface
 from snapcap.service.api.middleware.request_id import request_id
@@ -33,8 +32,8 @@ class HuggingFaceRoutes:
     async def image_to_text(self, request: Request) -> Response:
         """The image is the body, or base64 in JSON with parameters."""
         with self._captioner.admit() as permit:
-            async with Receiving(permit):
-                image, options = await read_huggingface(request, self._limits, self._captioner.pool)
+            image, options = await read_huggingface(request, self._limits, self._captioner.pool)
+            permit.take()
             scope = request.scope
             work = self._captioner.caption(image, options, request_id(scope), permit, body_account(scope))
             result = await unless_disconnected(request.receive, work)

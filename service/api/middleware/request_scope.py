@@ -34,8 +34,8 @@ class RequestScope:
             return
         started = time.perf_counter()
         identity = identify(scope)
-        routed = _as_get(scope)
-        api = self._handler.apis.of(routed["method"], scope["path"])
+        routed = _routed(scope)
+        api = self._handler.apis.of(routed["method"], routed["path"])
         status: int | None = None
 
         async def send_with_id(message: Message) -> None:
@@ -82,6 +82,11 @@ class RequestScope:
             _logger.log(level, "request", extra={"fields": fields})
 
 
-def _as_get(scope: Scope) -> Scope:
-    """HEAD is GET whose body the server leaves out."""
-    return {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
+def _routed(scope: Scope) -> Scope:
+    """As routes know it: HEAD is GET whose body the server leaves out, and a host may have the application under a
+    prefix."""
+    prefix = scope.get("root_path", "").rstrip("/")
+    if not prefix and scope["method"] != "HEAD":
+        return scope
+    method = "GET" if scope["method"] == "HEAD" else scope["method"]
+    return {**scope, "method": method, "path": scope["path"].removeprefix(prefix) or "/", "root_path": ""}

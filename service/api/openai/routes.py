@@ -12,7 +12,6 @@ from starlette.routing import Route
 from snapcap.service.api.bodies.body import BodyLimits
 from snapcap.service.api.bodies.disconnect import unless_disconnected
 from snapcap.service.api.bodies.json_body import read_json
-from snapcap.service.api.bodies.place import Receiving
 from snapcap.service.api.bodies.replies import EventStream, JsonReply
 from snapcap.service.api.caption.request import JSON, media_type
 from snapcap.service.api.middleware.problem_handler import ProblemHandler
@@ -64,8 +63,7 @@ class OpenAIRoutes:
         with self._captioner.admit() as permit:
             if media_type(request) not in ("", JSON):
                 raise UnsupportedMediaType(f"Send {JSON}.")
-            async with Receiving(permit):
-                wanted = await read_json(request, self._limits, self._captioner.pool, parse_chat)
+            wanted = await read_json(request, self._limits, self._captioner.pool, parse_chat)
             model, _ = self._captioner.served_model(wanted.model)
             identity = f"chatcmpl-{request_id(request.scope)}"
             head = {"id": identity, "created": int(time.time()), "model": model}
@@ -80,6 +78,7 @@ class OpenAIRoutes:
     async def _open(self, request: Request, chat: ChatRequest, permit: Permit) -> CaptionStream:
         identity, account = request_id(request.scope), body_account(request.scope)
         image = chat.image if isinstance(chat.image, bytes) else await self._fetcher.fetch(chat.image, account)
+        permit.take()
         return await self._captioner.stream(
             image, chat.options, identity, permit, chat.stop, account, live=chat.stream
         )

@@ -4,7 +4,6 @@ import asyncio
 import json
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
@@ -22,13 +21,15 @@ def page_routes(
     # Read when first asked for, and once: few processes are ever asked, and a start reads nothing for it.
     load = cache(load_page)
 
-    @cache
-    def written() -> bytes:
+    document: list[bytes] = []
+    writing = asyncio.Lock()  # once, whoever asks meanwhile
+
+    def write() -> bytes:
         # FastAPI and pydantic: 0.2 s of imports, which no other request needs.
         from snapcap.service.api.openapi.document import openapi_document  # noqa: PLC0415
 
-        document: dict[str, Any] = openapi_document(groups, apis, keys=keys, image_urls=image_urls)
-        return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+        described = openapi_document(groups, apis, keys=keys, image_urls=image_urls)
+        return json.dumps(described, ensure_ascii=False, separators=(",", ":")).encode()
 
     async def page(request: Request) -> Response:
         """One document that loads nothing else. It is there before the model is."""
@@ -40,7 +41,10 @@ def page_routes(
 
     async def openapi(request: Request) -> Response:
         """Written when it is first asked for."""
-        return Response(await asyncio.to_thread(written), media_type="application/json")
+        async with writing:
+            if not document:
+                document.append(await asyncio.to_thread(write))
+        return Response(document[0], media_type="application/json")
 
     return RouteGroup("documentation", [Route("/", page), Route("/docs", docs), Route("/openapi.json", openapi)])
 

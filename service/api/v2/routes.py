@@ -13,7 +13,6 @@ from starlette.types import Scope
 from snapcap.service.api.bodies.body import BodyLimits
 from snapcap.service.api.bodies.disconnect import unless_disconnected
 from snapcap.service.api.bodies.json_body import read_json
-from snapcap.service.api.bodies.place import Receiving
 from snapcap.service.api.bodies.replies import JsonReply
 from snapcap.service.api.middleware.request_id import request_id
 from snapcap.service.api.problems import V2
@@ -107,11 +106,10 @@ class V2Routes:
         name = self._model(request)
         with self._captioner.admit() as permit:
             length = request.headers.get(HEADER_LENGTH)
-            async with Receiving(permit):
-                wanted = await read_json(
-                    request, self._limits, self._captioner.pool, lambda body: parse_infer(body, length)
-                )
-            permit.cover(len(wanted.images))
+            wanted = await read_json(
+                request, self._limits, self._captioner.pool, lambda body: parse_infer(body, length)
+            )
+            permit.take(len(wanted.images))
             captions = await unless_disconnected(request.receive, self._captions(request, wanted, permit))
         return _reply(name, wanted, captions)
 
