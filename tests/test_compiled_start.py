@@ -127,7 +127,7 @@ def test_a_wrong_package_and_one_that_crashes_fail_the_self_check(built_cache: P
     from snapcap.warmup.build.builder import Builder
     from snapcap.warmup.build.worker import job_of
     from snapcap.warmup.machine.child import Child, ChildError
-    from snapcap.warmup.options import StartOptions, StoreOptions
+    from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
     from snapcap.warmup.plan.plan import make_plan
     from snapcap.warmup.start.preparation import read_checkpoint
 
@@ -137,7 +137,7 @@ def test_a_wrong_package_and_one_that_crashes_fail_the_self_check(built_cache: P
     shutil.copy(packages / "aot" / "decoder_before.b4.pt2", packages / "aot" / "decoder_before.b1.pt2")
     damaged = packages / "aot" / "encoder_before.b1.pt2"
     damaged.write_bytes(damaged.read_bytes()[:-5000])
-    options = StartOptions("demo", tmp_path, StoreOptions(tmp_path), buckets=(1, 4))
+    options = StartOptions(ModelOptions(cache_dir=tmp_path), ComputeOptions(buckets=(1, 4)))
     checkpoint = read_checkpoint(options)
     plan = make_plan(checkpoint.config, options)
     assert not [task for task in Builder(checkpoint, plan, packages).tasks if task.size not in (1, 4)]

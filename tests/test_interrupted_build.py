@@ -17,7 +17,7 @@ from support.server_process import ServerProcess, clean_environment, descendants
 
 from snapcap.warmup.build.worker import job_of
 from snapcap.warmup.machine.child import Child, ChildError
-from snapcap.warmup.options import StartOptions, StoreOptions
+from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 from snapcap.warmup.plan.plan import make_plan
 from snapcap.warmup.start.preparation import read_checkpoint
 
@@ -72,7 +72,7 @@ def test_a_package_that_crashes_its_process_is_told_by_its_signal(built_cache: P
         for member in source.infolist():
             data = (tmp_path / "abort.so").read_bytes() if member.filename in libraries else source.read(member)
             target.writestr(member, data)
-    options = StartOptions("demo", tmp_path, StoreOptions(tmp_path), buckets=(1, 4))
+    options = StartOptions(ModelOptions(cache_dir=tmp_path), ComputeOptions(buckets=(1, 4)))
     checkpoint = read_checkpoint(options)
     job = job_of(checkpoint.folder, make_plan(checkpoint.config, options), packages)
     checker = Child("snapcap.warmup.build.check_worker", job, {"AOTI_RUNTIME_CHECK_INPUTS": "1"})

@@ -25,12 +25,12 @@ PROGRAM = """
 import json, sys, threading
 from pathlib import Path
 from snapcap.warmup.start.ahead import open_ahead
-from snapcap.warmup.options import StartOptions, StoreOptions
+from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 from snapcap.warmup.plan.plan import make_plan
 from snapcap.warmup.start.preparation import find_artifacts, read_checkpoint
 
 cache, beside = Path(sys.argv[1]), sys.argv[2] == "beside"
-options = StartOptions("demo", cache, StoreOptions(cache / "store"), device="cpu", buckets=(1, 4))
+options = StartOptions(ModelOptions(cache_dir=cache), ComputeOptions("cpu", buckets=(1, 4)))
 checkpoint = read_checkpoint(options)
 plan = make_plan(checkpoint.config, options)
 found = find_artifacts(checkpoint.config, plan, options, "aot")

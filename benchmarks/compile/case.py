@@ -21,7 +21,7 @@ from typing import Any
 
 from snapcap.benchmarks.compile.steps import COMPONENTS, MODES, WAYS, CompiledSteps, How
 from snapcap.benchmarks.harness.marks import mark, memory, result
-from snapcap.service.config.option import parse_buckets
+from snapcap.warmup.option import parse_buckets
 
 REPEATS = 30
 CAPTIONS = 10
@@ -30,20 +30,20 @@ TOKENS = 20
 
 def load(options: argparse.Namespace) -> tuple[Any, Any, Any, Any]:
     """Model, device and plan, as the server has them, and the pixels of the image."""
-    from snapcap.warmup.options import StartOptions, StoreOptions
+    from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
     from snapcap.warmup.plan.plan import make_plan
     from snapcap.warmup.runtime.device import open_device
     from snapcap.warmup.runtime.loaded_model import load_model
     from snapcap.warmup.start.preparation import read_checkpoint
 
     start = StartOptions(
-        options.model,
-        Path(),
-        StoreOptions(Path()),
-        device=options.device,
-        backend="eager",
-        buckets=parse_buckets(options.buckets),
-        threads=options.threads,
+        ModelOptions(options.model),
+        ComputeOptions(
+            device=options.device,
+            backend="eager",
+            buckets=parse_buckets(options.buckets),
+            threads=options.threads,
+        ),
     )
     checkpoint = read_checkpoint(start)
     plan = make_plan(checkpoint.config, start)

@@ -31,7 +31,7 @@ CHECKED_TOKENS = 16
 
 def start(workload: Workload, options: argparse.Namespace, cache: Path) -> "Loaded":
     """The model as a server has it when it is ready."""
-    from snapcap.warmup.options import StartOptions, StoreOptions
+    from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
     from snapcap.warmup.progress.status import StartupStatus
     from snapcap.warmup.progress.timeline import Timeline
     from snapcap.warmup.start.start import load
@@ -41,13 +41,8 @@ def start(workload: Workload, options: argparse.Namespace, cache: Path) -> "Load
         chosen = ("--buckets", options.buckets) if sizes else ()
         build_store(cache, "--model", str(workload.folder), "--device", options.device, *chosen)
     given = StartOptions(
-        str(workload.folder),
-        cache,
-        StoreOptions(cache / "store"),
-        device=options.device,
-        backend=options.backend,
-        buckets=sizes,
-        strict=True,
+        ModelOptions(str(workload.folder), cache),
+        ComputeOptions(device=options.device, backend=options.backend, buckets=sizes, strict=True),
     )
     return load(given, Timeline.since_exec(), StartupStatus())
 

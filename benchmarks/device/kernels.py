@@ -122,7 +122,7 @@ def main() -> None:
 
 
 def _variant(variant: str, options: argparse.Namespace, folder: Path) -> dict[int, dict[str, Any]]:
-    from snapcap.warmup.options import StartOptions, StoreOptions
+    from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
     from snapcap.warmup.plan.plan import make_plan
     from snapcap.warmup.runtime.backends.eager import EagerBackend
     from snapcap.warmup.runtime.device import open_device
@@ -132,7 +132,7 @@ def _variant(variant: str, options: argparse.Namespace, folder: Path) -> dict[in
 
     sizes = tuple(int(size) for size in options.buckets.split(","))
     start = StartOptions(
-        str(open_workload(options.model, folder).folder), folder, StoreOptions(folder / "store"), buckets=sizes
+        ModelOptions(str(open_workload(options.model, folder).folder), folder), ComputeOptions(buckets=sizes)
     )
     checkpoint = read_checkpoint(start)
     plan = make_plan(checkpoint.config, start)

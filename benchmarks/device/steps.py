@@ -20,7 +20,7 @@ LEAST_FASTER = 1.5
 def measure(cache: Path, threads: int, repeats: int) -> tuple[dict[tuple[str, int, str], list[float]], int]:
     """Seconds by component, bucket and backend; and the threads they ran with."""
     from snapcap.models.processing.transform import ImageTransform
-    from snapcap.warmup.options import StartOptions, StoreOptions
+    from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
     from snapcap.warmup.plan.buckets import Bucket
     from snapcap.warmup.plan.plan import make_plan
     from snapcap.warmup.progress.status import COMPONENTS
@@ -34,7 +34,7 @@ def measure(cache: Path, threads: int, repeats: int) -> tuple[dict[tuple[str, in
     from snapcap.warmup.start.preparation import find_artifacts, read_checkpoint
 
     options = StartOptions(
-        str(DEMO), cache, StoreOptions(cache / "store"), device="cpu", backend="aot", threads=threads
+        ModelOptions(str(DEMO), cache), ComputeOptions(device="cpu", backend="aot", threads=threads)
     )
     checkpoint = read_checkpoint(options)
     plan = make_plan(checkpoint.config, options)

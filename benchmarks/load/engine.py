@@ -22,7 +22,7 @@ from typing import Any, cast
 from snapcap.benchmarks.harness.marks import mark, memory, result
 from snapcap.benchmarks.harness.measurements import percentiles_ms
 from snapcap.benchmarks.harness.workload import read_images
-from snapcap.service.config.option import parse_buckets
+from snapcap.warmup.option import parse_buckets
 
 FOREVER_S = 600.0
 STEPS = 20
@@ -63,19 +63,19 @@ def open_engine(options: argparse.Namespace) -> Opened:
         RuntimeError: the start failed, or served another backend than was asked for.
     """
     from snapcap.service.engine.device_thread import DeviceThread
-    from snapcap.warmup.options import BackendChoice, StartOptions, StoreOptions
+    from snapcap.warmup.options import BackendChoice, ComputeOptions, ModelOptions, StartOptions
     from snapcap.warmup.progress.status import StartupStatus
     from snapcap.warmup.progress.timeline import Timeline
 
     start = StartOptions(
-        str(options.model),
-        options.cache,
-        StoreOptions(options.cache / "store"),
-        device=options.device,
-        backend=cast("BackendChoice", options.backend),
-        buckets=parse_buckets(options.buckets),
-        threads=options.threads,
-        strict=True,
+        ModelOptions(str(options.model), options.cache),
+        ComputeOptions(
+            device=options.device,
+            backend=cast("BackendChoice", options.backend),
+            buckets=parse_buckets(options.buckets),
+            threads=options.threads,
+            strict=True,
+        ),
     )
     opened, status = Opened(), StartupStatus()
 

@@ -16,7 +16,6 @@ from rich.progress import (
 
 from snapcap.service.cli.interrupt import Interrupted
 from snapcap.service.config.settings import Settings
-from snapcap.service.config.start_options import start_options
 from snapcap.service.telemetry import logs
 from snapcap.warmup.build.builder import Builder, Built, Event
 from snapcap.warmup.build.release import publish_built, publish_in_child, signer_of
@@ -37,9 +36,8 @@ def build(settings: Settings) -> int:
 
     An Interrupted that passes through says how many packages are kept."""
     logs.configure(settings.log.format, settings.log.level)
-    options = start_options(settings)
     try:
-        return _build(options)
+        return _build(settings)
     except Exception as error:
         print(f"snapcap: {one_line(error)}", file=sys.stderr)
         return 1
@@ -63,7 +61,7 @@ def _build(options: StartOptions) -> int:
         console.print(f"nothing to do: {artifacts.fetched.reason}")
         return 0
     started = time.monotonic()
-    if options.backend == "jit":
+    if options.compute.backend == "jit":
         return _build_jit(options, artifacts, console)
     if artifacts.hit:  # at hand, and perhaps not yet in the remote store
         built = Built(artifacts.fetched.entries, artifacts.signatures, {}, complete=True)
@@ -92,7 +90,8 @@ def _build(options: StartOptions) -> int:
 def _build_jit(options: StartOptions, artifacts: Artifacts, console: Console) -> int:
     """Start as a server on the jit backend does, which publishes what was compiled; then go."""
     with console.status("compiling every bucket"):
-        loaded = load(replace(options, strict=True), Timeline.since_exec(), StartupStatus())
+        strict = replace(options, compute=replace(options.compute, strict=True))
+        loaded = load(strict, Timeline.since_exec(), StartupStatus())
     published = [] if loaded.publication is None else loaded.publication.result()
     if options.store.remote is not None and len(published) < 2:  # all was at hand, or nobody signs
         published.append(publish_in_child(artifacts.key, options, artifacts.fetched.unusable))
@@ -112,7 +111,7 @@ def _compile(
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    environment = remote_cache_environment(options.remote_cache, plan.device)
+    environment = remote_cache_environment(options.store.remote_cache, plan.device)
     if environment and plan.device_type == "cpu":
         console.print(
             "the remote cache has nothing for this build: torch keeps only Triton's autotuning of it there"
@@ -132,11 +131,11 @@ def _compile(
         builder = Builder(
             checkpoint,
             plan,
-            options.store.folder / "builds" / artifacts.key,
-            workers=options.build_workers,
+            options.store_folder / "builds" / artifacts.key,
+            workers=options.store.build_workers,
             on_event=show,
             environment=environment,
-            timeout=options.build_timeout,
+            timeout=options.store.build_timeout,
         )
         progress.update(bar, total=len(builder.tasks))
         try:

@@ -139,7 +139,7 @@ def limits(loaded: Loaded, options: StartOptions) -> Limits:
     return Limits(
         cache_length=loaded.runner.state.cache_length,
         # transformers' max_length counts the start token
-        default_new_tokens=options.max_new_tokens or max(generation.max_length - 1, 1),
+        default_new_tokens=options.model.max_new_tokens or max(generation.max_length - 1, 1),
         eos_ids=frozenset(generation.eos_ids),
         max_beams=min(MAX_BEAMS, loaded.plan.table.largest.size),
     )

@@ -13,7 +13,7 @@ import pytest
 from snapcap.warmup.build.builder import Builder, Event
 from snapcap.warmup.build.environment import compiler_environment
 from snapcap.warmup.machine.child import ChildError, ChildTimeoutError
-from snapcap.warmup.options import StartOptions, StoreOptions
+from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 from snapcap.warmup.plan.plan import make_plan
 from snapcap.warmup.start.preparation import read_checkpoint
 from snapcap.warmup.store.blobs import describe
@@ -67,7 +67,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def make(device: str = "cpu", timeout: float = 60, **behaviour: Any) -> tuple[Builder, list[Event], Path]:
         monkeypatch.setattr("snapcap.warmup.build.children.Child", type("Child", (FakeChild,), behaviour))
         monkeypatch.setattr("snapcap.warmup.build.builder.require_compiler", lambda: "g++")
-        options = StartOptions("demo", tmp_path, StoreOptions(tmp_path), buckets=(1,))
+        options = StartOptions(ModelOptions(cache_dir=tmp_path), ComputeOptions(buckets=(1,)))
         checkpoint = read_checkpoint(options)
         events: list[Event] = []
         plan = replace(make_plan(checkpoint.config, options), device=device)

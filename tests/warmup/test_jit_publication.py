@@ -10,7 +10,7 @@ import pytest
 from snapcap.warmup.artifacts.key import artifact_key
 from snapcap.warmup.artifacts.signing import OWNER, Signer, Trust
 from snapcap.warmup.build.release import publish_in_child
-from snapcap.warmup.options import S3Options, StartOptions, StoreOptions
+from snapcap.warmup.options import ComputeOptions, ModelOptions, S3Options, StartOptions, StoreOptions
 from snapcap.warmup.plan.checkpoint import Artifacts
 from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.progress.compile_events import CacheCounts
@@ -41,7 +41,7 @@ class Compiled(CompileCache):
 
 @pytest.fixture
 def options(tmp_path: Path) -> StartOptions:
-    return StartOptions("demo", tmp_path, StoreOptions(tmp_path / "store"), backend="jit")
+    return StartOptions(ModelOptions(cache_dir=tmp_path), ComputeOptions(backend="jit"))
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def finish(cache: Compiled, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def stored(options: StartOptions) -> Fetched:
-    return fetch(None, FolderStore.open(options.store.folder), KEY, JIT, OWNER, 60)
+    return fetch(None, FolderStore.open(options.store_folder), KEY, JIT, OWNER, 60)
 
 
 def test_a_start_without_a_miss_publishes_nothing(finish: Any, options: StartOptions) -> None:
@@ -99,7 +99,7 @@ def test_what_cannot_be_published_is_counted_and_serving_goes_on(
     finish: Any, options: StartOptions, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
-    unusable = replace(options, store=StoreOptions(tmp_path / "file" / "store"))
+    unusable = replace(options, store=StoreOptions(str(tmp_path / "file" / "store")))
     assert finish(unusable, "miss", misses=1) == (["error"], {("error",): 1})
     bad_key = replace(options, store=replace(options.store, sign_key=tmp_path / "file"))
     assert finish(bad_key, "miss", misses=1) == (["error"], {("error",): 1})

@@ -79,7 +79,7 @@ def _publish_locally(
 ) -> Published:
     """Publish to the local folder, and vouch there for what was made here, signed by whomever; but not for what was
     made from somebody else's set, which must not outlive the trust in that."""
-    folder, signer, name = FolderStore.open(options.store.folder), signer_of(options), manifest_name(manifest.key)
+    folder, signer, name = FolderStore.open(options.store_folder), signer_of(options), manifest_name(manifest.key)
     try:
         used = folder.read(name, MAX_ENVELOPE_BYTES) if found.result == "hit" else None
         own = used is None or folder.is_vouched(used.data)
@@ -115,18 +115,18 @@ def publish_in_child(key: str, options: StartOptions, replace: bool) -> Publishe
     store = options.store
     job = {
         "store": store.remote,
-        "local": str(store.folder),
+        "local": str(options.store_folder),
         "key": key,
         "sign_key": str(store.sign_key) if store.sign_key else None,
-        "trusted_keys": [str(path) for path in store.trusted_keys],
+        "trusted_keys": [str(path) for path in store.accepted_keys],
         "allow_unsigned": store.allow_unsigned,
         "s3": dataclasses.asdict(options.s3),
         "replace": replace,
     }
     child = Child("snapcap.warmup.store.publish_worker", job)
     try:
-        child.start(options.build_timeout)
-        answer = child.ask({}, options.build_timeout)
+        child.start(options.store.build_timeout)
+        answer = child.ask({}, options.store.build_timeout)
     except (ChildError, OSError) as error:
         return Published("error", str(error))
     finally:

@@ -96,7 +96,7 @@ class BackgroundBuild:
     def _make(self) -> None:
         options, key = self._options, self._artifacts.key
         publishing = options.store.publishes_to_remote
-        if options.store.remote is not None and not publishing and options.build == "auto":
+        if options.store.remote is not None and not publishing and options.store.build == "auto":
             self._decline("this server has no key to sign with")
             return
         require_compiler()
@@ -104,20 +104,19 @@ class BackgroundBuild:
             shared: ArtifactStore = (
                 open_store(options.store.remote, options.s3, trust_of(options.store))
                 if publishing and options.store.remote is not None
-                else FolderStore.open(options.store.folder)
+                else FolderStore.open(options.store_folder)
             )
             self._build_or_wait(shared, key, publishing)
         except StoreDeniedError as error:
-            if options.build == "auto":
+            if options.store.build == "auto":
                 self._decline(str(error))
                 return
-            self._build_or_wait(FolderStore.open(options.store.folder), key, publishing=False)
+            self._build_or_wait(FolderStore.open(options.store_folder), key, publishing=False)
 
     def _decline(self, reason: str) -> None:
         """Publishing is impossible, and a build for this server alone was not asked for."""
-        command = (
-            f"snapcap build --model {self._options.model} --store {self._options.store.remote} --sign-key FILE"
-        )
+        model, store = self._options.model.source, self._options.store.remote
+        command = f"snapcap build --model {model} --store {store} --sign-key FILE"
         self._report(state="declined", reason=reason, command=command)
         _logger.warning(
             "not building: %s; run this once where it may publish, or start with --build local: %s",
@@ -160,12 +159,12 @@ class BackgroundBuild:
         builder = Builder(
             loaded.checkpoint,
             loaded.plan,
-            options.store.folder / "builds" / key,
-            workers=options.build_workers or default_threads(),
+            options.store_folder / "builds" / key,
+            workers=options.store.build_workers or default_threads(),
             nice=LOWEST_PRIORITY,
             on_event=lambda event: self._on_event(event, builder),
-            environment=remote_cache_environment(options.remote_cache, loaded.plan.device),
-            timeout=options.build_timeout,
+            environment=remote_cache_environment(options.store.remote_cache, loaded.plan.device),
+            timeout=options.store.build_timeout,
         )
         self._builder = builder
         if self._stopped.is_set():  # before there was a builder to stop

@@ -44,14 +44,14 @@ def open_compiler(options: StartOptions, timeline: Timeline, status: StartupStat
     try:
         require_compiler()
     except BuildError as error:
-        if options.strict:
+        if options.compute.strict:
             raise StartError(f"the jit backend cannot compile: {error}") from error
         status.building(state="failed", error=str(error))
         _logger.error("the jit backend cannot compile", extra={"fields": {"error": str(error), "serving": "eager"}})
         yield None
         return
-    device = resolve_device(options.device)
-    remote = remote_cache_environment(options.remote_cache, device)
+    device = resolve_device(options.compute.device)
+    remote = remote_cache_environment(options.store.remote_cache, device)
     with CompileCache.private(remote) as cache:
         with timeline.phase("import_compiler"):
             importlib.import_module("torch._dynamo")
