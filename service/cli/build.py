@@ -18,7 +18,7 @@ from snapcap.service.cli.interrupt import Interrupted
 from snapcap.service.config.settings import Settings
 from snapcap.service.telemetry import logs
 from snapcap.warmup.build.builder import Builder, Built, Event
-from snapcap.warmup.build.release import publish_built, publish_in_child, signer_of
+from snapcap.warmup.build.release import publish_built, signer_of
 from snapcap.warmup.build.remote_cache import remote_cache_environment
 from snapcap.warmup.errors import BuildError, StartError, one_line
 from snapcap.warmup.options import StartOptions
@@ -29,6 +29,7 @@ from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.start.preparation import find_artifacts, read_checkpoint
 from snapcap.warmup.start.start import load
 from snapcap.warmup.store.store import StoreError
+from snapcap.warmup.store.worker import publish_in_worker
 
 
 def build(settings: Settings) -> int:
@@ -94,7 +95,7 @@ def _build_jit(options: StartOptions, artifacts: Artifacts, console: Console) ->
         loaded = load(strict, Timeline.since_exec(), StartupStatus())
     published = [] if loaded.publication is None else loaded.publication.result()
     if options.store.remote is not None and len(published) < 2:  # all was at hand, or nobody signs
-        published.append(publish_in_child(artifacts.key, options, artifacts.fetched.unusable))
+        published.append(publish_in_worker(artifacts.key, options, artifacts.fetched.unusable))
     for each in published:
         console.print(f"{each.result}: {each.reason}", highlight=False)
     return 0 if published and all(each.done for each in published) else 1

@@ -9,7 +9,6 @@ import pytest
 
 from snapcap.warmup.artifacts.key import artifact_key
 from snapcap.warmup.artifacts.signing import OWNER, Signer, Trust
-from snapcap.warmup.build.release import publish_in_child
 from snapcap.warmup.options import ComputeOptions, ModelOptions, S3Options, StartOptions, StoreOptions
 from snapcap.warmup.plan.checkpoint import Artifacts
 from snapcap.warmup.plan.plan import Plan
@@ -20,6 +19,7 @@ from snapcap.warmup.start.jit.start import Jit
 from snapcap.warmup.store.fetch import Fetched, Result, fetch
 from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.open import open_store
+from snapcap.warmup.store.worker import publish_in_worker
 
 JIT = {"kind": "jit", "format": 1}
 KEY = artifact_key(JIT)
@@ -129,8 +129,8 @@ def test_a_child_that_cannot_publish_says_why(
 ) -> None:
     store = replace(options.store, address="s3://bucket/a", allow_unsigned=True)
     asked = replace(options, store=store, s3=S3Options(endpoint_url=s3_server, region="us-east-1"))
-    nothing = publish_in_child(KEY, asked, replace=False)
+    nothing = publish_in_worker(KEY, asked, replace=False)
     assert nothing.result == "error"
     assert "no artifacts for key" in nothing.reason
     lost = replace(asked, store=replace(store, sign_key=tmp_path / "lost"))
-    assert "cannot read the key" in publish_in_child(KEY, lost, replace=False).reason
+    assert "cannot read the key" in publish_in_worker(KEY, lost, replace=False).reason

@@ -10,15 +10,15 @@ from snapcap.warmup.artifacts.key import artifact_key
 from snapcap.warmup.artifacts.manifest import Manifest, seal
 from snapcap.warmup.artifacts.signing import OWNER, Signer, Trust, generate_key, load_signer
 from snapcap.warmup.build.builder import Built
-from snapcap.warmup.build.release import publish_built, publish_in_child, publish_jit
+from snapcap.warmup.build.release import publish_built, publish_jit
 from snapcap.warmup.options import ModelOptions, S3Options, StartOptions, StoreOptions
 from snapcap.warmup.start.jit.compile_cache import PAYLOAD
 from snapcap.warmup.store.blobs import VerifiedFile
 from snapcap.warmup.store.fetch import Fetched, fetch
-from snapcap.warmup.store.fetch_worker import FetchRequest, fetch_in_child
 from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.publish import new_manifest, publish
 from snapcap.warmup.store.store import ArtifactStore, manifest_name
+from snapcap.warmup.store.worker import StoreJob, fetch_in_worker, publish_in_worker
 
 JIT = {"kind": "jit", "format": 1}
 
@@ -185,7 +185,7 @@ def test_nobody_signs_for_a_set_that_is_not_trusted(
     theirs = new_manifest("jit", JIT, files, "1")
     assert publish(local, theirs, files, signer).result == "published"
     signing = replace(options, store=replace(options.store, sign_key=tmp_path / "b"))
-    published = publish_in_child(artifact_key(JIT), signing, replace=False)
+    published = publish_in_worker(artifact_key(JIT), signing, replace=False)
     assert published.result == "error"
     assert "--trusted-key" in published.reason
 
@@ -193,17 +193,8 @@ def test_nobody_signs_for_a_set_that_is_not_trusted(
 def test_the_parent_of_the_process_that_fetches_trusts_no_more_than_it(
     options: StartOptions, files: dict[str, Path], manifest: Manifest, signer: Signer, trust: Trust, revoked: Trust
 ) -> None:
-    store = options.store
     local = FolderStore.open(options.store_folder)
     assert publish(local, manifest, files, signer).result == "published"
-    request = FetchRequest(
-        "s3://bucket/store",
-        options.store_folder,
-        manifest.key,
-        manifest.factors,
-        options.s3,
-        store.trusted_keys,
-        deadline=60,
-    )
-    assert fetch_in_child(request, trust).result == "hit"
-    assert_untrusted(fetch_in_child(request, revoked))
+    job = StoreJob.of(options, manifest.key, manifest.factors)
+    assert fetch_in_worker(job, trust).result == "hit"
+    assert_untrusted(fetch_in_worker(job, revoked))

@@ -1,4 +1,4 @@
-"""The compiler: a child process that exports and compiles one region at a bucket for each line it is sent.
+"""The compiler: a worker process that exports and compiles one region at a bucket for each line it is sent.
 
     stdin   {"checkpoint": folder, "plan": {…}, "folder": where packages go}, then {"region": …, "size": …} a line
     stdout  {"entry": …, "signature": […], "seconds": …} or {"entry": …, "error": …} a line

@@ -12,7 +12,6 @@ from snapcap.warmup.artifacts.manifest import Manifest, seal
 from snapcap.warmup.artifacts.signing import KeyFileError, Signer, load_signer
 from snapcap.warmup.build.builder import Built
 from snapcap.warmup.errors import StartError
-from snapcap.warmup.machine.child import Child, ChildError
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.store.fetch import Fetched
@@ -107,28 +106,3 @@ def publish_jit(files: Mapping[str, Path], factors: Factors, options: StartOptio
     """
     manifest = new_manifest("jit", factors, files, snapcap_version())
     return _publish_locally(manifest, files, options, found)
-
-
-def publish_in_child(key: str, options: StartOptions, replace: bool) -> Published:
-    """Publish the set of a key that is in the local folder to the remote store, without importing boto3 here; a
-    remote that takes longer than ``build_timeout`` is given up."""
-    store = options.store
-    job = {
-        "store": store.remote,
-        "local": str(options.store_folder),
-        "key": key,
-        "sign_key": str(store.sign_key) if store.sign_key else None,
-        "trusted_keys": [str(path) for path in store.accepted_keys],
-        "allow_unsigned": store.allow_unsigned,
-        "s3": dataclasses.asdict(options.s3),
-        "replace": replace,
-    }
-    child = Child("snapcap.warmup.store.publish_worker", job)
-    try:
-        child.start(options.store.build_timeout)
-        answer = child.ask({}, options.store.build_timeout)
-    except (ChildError, OSError) as error:
-        return Published("error", str(error))
-    finally:
-        child.kill()
-    return Published(answer["result"], answer["reason"])

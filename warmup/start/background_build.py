@@ -9,11 +9,12 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from snapcap.warmup.build.builder import Builder, Built, Event, require_compiler
-from snapcap.warmup.build.release import publish_built, publish_in_child, report
+from snapcap.warmup.build.builder import Builder, Built, Event
+from snapcap.warmup.build.release import publish_built, report
 from snapcap.warmup.build.remote_cache import remote_cache_environment
 from snapcap.warmup.errors import BuildError, StartError
 from snapcap.warmup.machine.cpus import default_threads
+from snapcap.warmup.machine.cxx import require_compiler
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.progress.status import COMPONENTS, ComponentName, StartupStatus
@@ -26,6 +27,7 @@ from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.lease import Held, Lease, acquire
 from snapcap.warmup.store.open import open_store, trust_of
 from snapcap.warmup.store.store import ArtifactStore, StoreDeniedError, StoreError
+from snapcap.warmup.store.worker import publish_in_worker
 
 OnDevice = Callable[[Callable[[], None]], "Future[None]"]
 
@@ -223,7 +225,7 @@ class BackgroundBuild:
         local = publish_built(built, artifacts.factors, options, to_remote=False, found=artifacts.fetched).local
         report(local, self._status)
         if publishing and local.done and not self._stopped.is_set():
-            remote = publish_in_child(artifacts.key, options, artifacts.fetched.unusable)
+            remote = publish_in_worker(artifacts.key, options, artifacts.fetched.unusable)
             report(remote, self._status)
         self._report(state="published")
 

@@ -14,10 +14,10 @@ from snapcap.warmup.plan.plan import Plan, make_plan
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.store.fetch import Fetched, fetch
-from snapcap.warmup.store.fetch_worker import FetchRequest, fetch_in_child
 from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.open import trust_of
 from snapcap.warmup.store.store import StoreError
+from snapcap.warmup.store.worker import StoreJob, fetch_in_worker
 
 if TYPE_CHECKING:
     from snapcap.models.config import ModelConfig
@@ -71,17 +71,7 @@ def find_artifacts(config: "ModelConfig", plan: Plan, options: StartOptions, kin
     store = options.store
     try:
         if store.remote is not None:
-            request = FetchRequest(
-                store=store.remote,
-                local=options.store_folder,
-                key=key,
-                factors=factors,
-                s3=options.s3,
-                trusted_keys=store.accepted_keys,
-                allow_unsigned=store.allow_unsigned,
-                deadline=store.deadline,
-            )
-            fetched = fetch_in_child(request, trust)
+            fetched = fetch_in_worker(StoreJob.of(options, key, factors), trust)
         else:
             fetched = fetch(None, FolderStore.open(options.store_folder), key, factors, trust, store.deadline)
     except StoreError as error:  # the local folder: without it nothing can be loaded, but eager can be served

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from snapcap.warmup.errors import StartError
-from snapcap.warmup.machine.child import one_line
+from snapcap.warmup.errors import StartError, first_line
 from snapcap.warmup.plan.buckets import Bucket, BucketTable
 from snapcap.warmup.progress.status import COMPONENTS, BucketState, ComponentName, StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
@@ -56,7 +55,7 @@ class Warmer:
             self.status.update(component, bucket.size, "pending", backend.name)
 
     def _stay_eager(self, component: ComponentName, bucket: Bucket, backend: str, error: Exception) -> None:
-        reason = one_line(error)
+        reason = first_line(error)
         if self.strict:
             raise StartError(f"the {backend} backend cannot serve: {reason}") from error
         fields = {"component": component, "bucket": bucket.size, "error": reason}

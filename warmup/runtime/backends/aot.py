@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from snapcap.models.regions.table import Region, RegionFunction
-from snapcap.warmup.machine.child import one_line
+from snapcap.warmup.errors import first_line
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.runtime.aoti.container import AotiError, Container
 from snapcap.warmup.runtime.aoti.package_library import library_file
@@ -51,7 +51,7 @@ def open_package(package: VerifiedFile, device: torch.device) -> RegionFunction:
         with library_file(io.BytesIO(package.read())) as name:
             run = torch._C._aoti.AOTIModelContainerRunnerCpu(name, 1).run
     except (RuntimeError, OSError, zipfile.BadZipFile, zlib.error) as error:
-        raise PackageError(f"{package.path.name} cannot be opened: {one_line(error)}") from error
+        raise PackageError(f"{package.path.name} cannot be opened: {first_line(error)}") from error
 
     def call(*inputs: Tensor) -> Tensor:
         outputs: list[Tensor] = run(list(inputs))
