@@ -65,7 +65,7 @@ def _build(options: StartOptions) -> int:
     if options.compute.backend == "jit":
         return _build_jit(options, artifacts, console)
     if artifacts.hit:  # at hand, and perhaps not yet in the remote store
-        built = Built(artifacts.fetched.entries, artifacts.signatures, {}, complete=True)
+        built = Built(artifacts.fetched.entries, artifacts.input_specs, {}, complete=True)
     else:
         built = _compile(checkpoint, plan, artifacts, options, console)
     for entry, reason in built.failures.items():

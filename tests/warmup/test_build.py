@@ -54,7 +54,7 @@ class FakeWorker:
             path = self.folder / entry
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(entry.encode())
-        return {"entry": entry, "signature": [["float32", [1], [1]]], "seconds": 1.0}
+        return {"entry": entry, "inputs": [["float32", [1], [1]]], "seconds": 1.0}
 
     def stop(self) -> None: ...
 
@@ -83,7 +83,7 @@ def test_all_packages_are_made_and_a_second_run_keeps_them(build: Any) -> None:
     builder, events, _ = build()
     built = builder.run()
     assert built.complete
-    assert set(built.files) == {task.entry for task in builder.tasks} == set(built.signatures)
+    assert set(built.files) == {task.entry for task in builder.tasks} == set(built.input_specs)
     assert [event.kind for event in events].count("built") == len(builder.tasks) == 7
     again, events, _ = build(write=False)
     assert again.run().complete

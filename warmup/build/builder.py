@@ -32,7 +32,7 @@ from snapcap.warmup.options import BUILD_TIMEOUT
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.progress.status import ComponentName
-from snapcap.warmup.runtime.aoti.packages import Signature
+from snapcap.warmup.runtime.aoti.packages import InputSpecs
 from snapcap.warmup.store.blobs import VerifiedFile
 
 EventKind = Literal["kept", "compiled", "built", "failed"]
@@ -61,7 +61,7 @@ class _Compiled:
 
     task: Task
     seconds: float
-    signature: Signature
+    specs: InputSpecs
 
 
 # What checkers take; None ends the one that takes it.
@@ -80,11 +80,11 @@ class Event:
 
 @dataclass(frozen=True)
 class Built:
-    """What a build made: files and their input signatures by entry name, and what failed and why; ``complete`` when
+    """What a build made: files and their input specs by entry name, and what failed and why; ``complete`` when
     everything is there that every start needs."""
 
     files: Mapping[str, VerifiedFile]
-    signatures: Mapping[str, Signature]
+    input_specs: Mapping[str, InputSpecs]
     failures: Mapping[str, str]
     complete: bool
 
@@ -92,7 +92,7 @@ class Built:
 @dataclass
 class _Progress:
     files: dict[str, VerifiedFile] = field(default_factory=dict)
-    signatures: dict[str, Signature] = field(default_factory=dict)
+    input_specs: dict[str, InputSpecs] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
     moved: float = field(default_factory=time.monotonic)  # when something was made last, or failed by itself
@@ -145,10 +145,10 @@ class Builder:
     def tasks(self) -> list[Task]:
         return list(self._tasks)
 
-    def made(self) -> tuple[dict[str, VerifiedFile], dict[str, Signature]]:
-        """Files and signatures of what is done so far, by entry name."""
+    def made(self) -> tuple[dict[str, VerifiedFile], dict[str, InputSpecs]]:
+        """Files and specs of what is done so far, by entry name."""
         with self._progress.lock:
-            return dict(self._progress.files), dict(self._progress.signatures)
+            return dict(self._progress.files), dict(self._progress.input_specs)
 
     def is_settled(self, component: ComponentName, size: int) -> bool:
         """Whether a bucket of a component has every package that it is going to have, and all that it needs."""
@@ -181,9 +181,9 @@ class Builder:
             except OSError as error:
                 raise BuildError(f"cannot write to {self._folder.path}: {os_error_text(error)}") from error
             self._make(missing, count)
-        files, signatures = self.made()
+        files, specs = self.made()
         needed = {task.entry for task in self._tasks if not task.on_demand}
-        return Built(files, signatures, dict(self._progress.failures), complete=needed <= files.keys())
+        return Built(files, specs, dict(self._progress.failures), complete=needed <= files.keys())
 
     def stop(self) -> None:
         """End the workers' processes; ``run`` returns with what is done."""
@@ -249,7 +249,7 @@ class Builder:
                 with self._failing(task, "compile"):
                     compiled = compiler.ask({"region": task.region, "size": task.size}, self._timeout)
                     self._tell(Event("compiled", task, compiled["seconds"]))
-                    checks.put(_Compiled(task, compiled["seconds"], compiled["signature"]))
+                    checks.put(_Compiled(task, compiled["seconds"], compiled["inputs"]))
 
     def _check_all(self, checker: Worker, checks: _Checks) -> None:
         """Until it is told that nothing more will come."""
@@ -260,8 +260,8 @@ class Builder:
                     checked = checker.ask({"region": task.region, "size": task.size}, self._timeout)
                     blob = Blob(checked["digest"], checked["size"])
                     with self._failing(task, "record"):
-                        package = self._folder.record(task.entry, compiled.signature, blob)
-                        self._done(task, package, compiled.signature)
+                        package = self._folder.record(task.entry, compiled.specs, blob)
+                        self._done(task, package, compiled.specs)
                         self._tell(Event("built", task, compiled.seconds))
 
     @contextlib.contextmanager
@@ -282,7 +282,7 @@ class Builder:
             self._progress.moved = time.monotonic()
         self._on_event(event)
 
-    def _done(self, task: Task, package: VerifiedFile, signature: Signature) -> None:
+    def _done(self, task: Task, package: VerifiedFile, specs: InputSpecs) -> None:
         with self._progress.lock:
             self._progress.files[task.entry] = package
-            self._progress.signatures[task.entry] = signature
+            self._progress.input_specs[task.entry] = specs

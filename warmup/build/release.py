@@ -60,7 +60,7 @@ def publish_built(
     """
     files = {name: file.path for name, file in built.files.items()}
     manifest = dataclasses.replace(
-        new_manifest("aot", factors, files, snapcap_version(), {"signatures": dict(built.signatures)}),
+        new_manifest("aot", factors, files, snapcap_version(), {"signatures": dict(built.input_specs)}),
         entries={name: file.blob for name, file in built.files.items()},  # what was checked, and nothing else
     )
     if found.result == "hit":

@@ -48,7 +48,7 @@ def open_ahead(artifacts: Artifacts, device: str, sizes: Sequence[int]) -> Mappi
             }
             zeros = Zeros.on(libtorch, device)
             for entry, container in opening.items():
-                run_on_zeros(container.result(), artifacts.signatures[entry], zeros)
+                run_on_zeros(container.result(), artifacts.input_specs[entry], zeros)
                 opened[entry] = container.result()
     except (AotiError, KeyError, TypeError, ValueError) as error:
         _logger.warning("packages not opened ahead", extra={"fields": {"error": first_line(error)}})

@@ -149,7 +149,7 @@ class BackgroundBuild:
         if not artifacts.hit:
             return False
         self._status.fetched(artifacts)
-        backend = AotBackend(artifacts.fetched.entries, artifacts.signatures, loaded.model)
+        backend = AotBackend(artifacts.fetched.entries, artifacts.input_specs, loaded.model)
         for size in loaded.plan.buckets:
             for component in COMPONENTS:
                 self._swap(component, size, backend)
@@ -189,11 +189,11 @@ class BackgroundBuild:
         if event.kind == "compiled" or (event.kind == "failed" and not event.task.on_demand):
             return
         with self._lock:  # so that the count only grows
-            files, signatures = builder.made()
+            files, specs = builder.made()
             self._report(state="building", done=len(files), of=len(builder.tasks))
         component, size = event.task.component, event.task.size
         if builder.is_settled(component, size):
-            self._swap(component, size, AotBackend(files, signatures, self._loaded.model))
+            self._swap(component, size, AotBackend(files, specs, self._loaded.model))
 
     def _swap(self, component: ComponentName, size: int, backend: AotBackend) -> None:
         """Switch one bucket on the device thread, once; a mismatch keeps eager and says so."""

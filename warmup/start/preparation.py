@@ -76,8 +76,8 @@ def find_artifacts(config: "ModelConfig", plan: Plan, options: StartOptions, kin
             fetched = fetch(None, FolderStore.open(options.store_folder), key, factors, trust, store.deadline)
     except StoreError as error:  # the local folder: without it nothing can be loaded, but eager can be served
         fetched = Fetched("error", str(error))
-    signatures = fetched.manifest.metadata.get("signatures") if fetched.manifest else None
-    return Artifacts(key, factors, fetched, signatures if isinstance(signatures, dict) else {})
+    specs = fetched.manifest.metadata.get("signatures") if fetched.manifest else None
+    return Artifacts(key, factors, fetched, specs if isinstance(specs, dict) else {})
 
 
 def _model(

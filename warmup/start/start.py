@@ -197,7 +197,7 @@ def _backend(
         return None
     from snapcap.warmup.runtime.backends.aot import AotBackend  # noqa: PLC0415  imports torch
 
-    return AotBackend(artifacts.fetched.entries, artifacts.signatures, model, opened)
+    return AotBackend(artifacts.fetched.entries, artifacts.input_specs, model, opened)
 
 
 def _report_missing(artifacts: Artifacts, options: StartOptions) -> None:

@@ -10,7 +10,7 @@ from snapcap.warmup.errors import StartError, first_line
 from snapcap.warmup.plan.buckets import Bucket, BucketTable
 from snapcap.warmup.progress.status import COMPONENTS, BucketState, ComponentName, StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
-from snapcap.warmup.runtime.aoti.packages import SignatureError
+from snapcap.warmup.runtime.aoti.packages import InputSpecError
 from snapcap.warmup.runtime.backends.aot import PackageError
 from snapcap.warmup.runtime.backends.base import Backend
 from snapcap.warmup.runtime.backends.eager import EagerBackend
@@ -48,7 +48,7 @@ class Warmer:
         runner = self.runner
         try:
             callables = open_callables(runner.regions, component, bucket, backend)
-        except (PackageError, SignatureError) as error:
+        except (PackageError, InputSpecError) as error:
             self._stay_eager(component, bucket, backend.name, error)
         else:
             runner.bind(component, bucket, callables)
