@@ -5,17 +5,10 @@ import time
 from dataclasses import replace
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from snapcap.service.cli.interrupt import Interrupted
 from snapcap.service.config.settings import Settings
+from snapcap.service.offline.progress import open_bar
 from snapcap.service.telemetry import logs
 from snapcap.warmup.build.builder import Builder, Built, Event
 from snapcap.warmup.build.release import publish_built, signer_of
@@ -104,20 +97,12 @@ def _build_jit(options: StartOptions, artifacts: Artifacts, console: Console) ->
 def _compile(
     checkpoint: Checkpoint, plan: Plan, artifacts: Artifacts, options: StartOptions, console: Console
 ) -> Built:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
     environment = remote_cache_environment(options.store.remote_cache, plan.device)
     if environment and plan.device_type == "cpu":
         console.print(
             "the remote cache has nothing for this build: torch keeps only Triton's autotuning of it there"
         )
-    with Progress(*columns, console=console) as progress:
+    with open_bar(console, rate=False) as progress:
         bar = progress.add_task("compiling", total=None)
 
         def show(event: Event) -> None:

@@ -87,7 +87,7 @@ class DeviceThread:
 
     def _run_rehearsal(self, loaded: Loaded, rehearse: Callable[[Engine, "Checkpoint"], None]) -> None:
         scheduler = Scheduler(loaded.warm_table, limits(loaded, self._options), 1)
-        engine = Engine(scheduler, _Nobody(), self._turn_ended)
+        engine = Engine(scheduler, Unobserved(), self._turn_ended)
 
         def beside() -> None:
             try:
@@ -121,8 +121,8 @@ class DeviceThread:
         scheduler.warmed(bucket.size)
 
 
-class _Nobody:
-    """An observer for what is nobody's request."""
+class Unobserved:
+    """An observer for what is nobody's request, and for a process that nobody scrapes."""
 
     def queue_waited(self, seconds: float) -> None: ...
 

@@ -4,7 +4,7 @@ import threading
 from dataclasses import dataclass
 
 from snapcap.service.config.settings import Settings
-from snapcap.service.engine.device_thread import DeviceThread
+from snapcap.service.engine.device_thread import DeviceThread, Unobserved
 from snapcap.service.engine.engine import Engine
 from snapcap.service.engine.scheduler import Scheduler
 from snapcap.warmup.plan.checkpoint import Checkpoint
@@ -15,18 +15,6 @@ from snapcap.warmup.start.start import Loaded
 # No limit: whoever feeds the engine holds back what it has no room for.
 _QUEUE_SIZE = 1 << 30
 _LAST_WORDS_S = 5.0
-
-
-class _Silent:
-    """An observer for a process that nobody scrapes."""
-
-    def queue_waited(self, seconds: float) -> None: ...
-
-    def encoded(self, bucket: int, rows: int, seconds: float) -> None: ...
-
-    def decode_stepped(self, bucket: int, rows: int, seconds: float) -> None: ...
-
-    def tokens_generated(self, count: int) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -52,7 +40,7 @@ class OfflineModel:
             settings,
             Timeline.since_exec(),
             self._status,
-            _Silent(),
+            Unobserved(),
             _QUEUE_SIZE,
             self._ready,
             self._failed,
