@@ -125,9 +125,9 @@ def test_an_interrupted_build_keeps_what_is_done(built_cache: Path, tmp_path: Pa
 
 def test_a_wrong_package_and_one_that_crashes_fail_the_self_check(built_cache: Path, tmp_path: Path) -> None:
     from snapcap.warmup.build.builder import Builder
-    from snapcap.warmup.build.worker import job_of
-    from snapcap.warmup.machine.child import Child, ChildError
-    from snapcap.warmup.options import StartOptions, StoreOptions
+    from snapcap.warmup.build.worker import BuildJob
+    from snapcap.warmup.machine.worker import Worker, WorkerError
+    from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
     from snapcap.warmup.plan.plan import make_plan
     from snapcap.warmup.start.preparation import read_checkpoint
 
@@ -137,23 +137,16 @@ def test_a_wrong_package_and_one_that_crashes_fail_the_self_check(built_cache: P
     shutil.copy(packages / "aot" / "decoder_before.b4.pt2", packages / "aot" / "decoder_before.b1.pt2")
     damaged = packages / "aot" / "encoder_before.b1.pt2"
     damaged.write_bytes(damaged.read_bytes()[:-5000])
-    options = StartOptions("demo", tmp_path, StoreOptions(tmp_path), buckets=(1, 4))
+    options = StartOptions(ModelOptions(cache_dir=tmp_path), ComputeOptions(buckets=(1, 4)))
     checkpoint = read_checkpoint(options)
     plan = make_plan(checkpoint.config, options)
     assert not [task for task in Builder(checkpoint, plan, packages).tasks if task.size not in (1, 4)]
-    child = Child(
-        "snapcap.warmup.build.check_worker",
-        job_of(checkpoint.folder, plan, packages),
-        {"AOTI_RUNTIME_CHECK_INPUTS": "1"},
-    )
-    child.start(120)
-    try:
-        assert child.ask({"region": "decoder_block", "size": 1}, 120)["difference"] < 1e-4
+    job, checked = BuildJob(checkpoint.folder, plan, packages), {"AOTI_RUNTIME_CHECK_INPUTS": "1"}
+    with Worker("snapcap.warmup.build.check_worker", job, checked) as worker:
+        assert worker.ask({"region": "decoder_block", "size": 1}, 120)["difference"] < 1e-4
         for region in ("decoder_before", "encoder_before"):
-            with pytest.raises(ChildError):
-                child.ask({"region": region, "size": 1}, 120)
-    finally:
-        child.kill()
+            with pytest.raises(WorkerError):
+                worker.ask({"region": region, "size": 1}, 120)
 
 
 def test_ready_when_first_serves_and_the_other_buckets_follow(built_cache: Path, samples: dict[Path, str]) -> None:

@@ -8,7 +8,7 @@ from support.server_process import ServerProcess, snapcap
 from support.small_disk import SMALL
 
 from snapcap.warmup.artifacts.signing import Signer, load_signer
-from snapcap.warmup.options import S3Options, StartOptions, StoreOptions
+from snapcap.warmup.options import ComputeOptions, ModelOptions, S3Options, StartOptions
 from snapcap.warmup.plan.plan import make_plan
 from snapcap.warmup.s3.download import client
 from snapcap.warmup.start.preparation import read_checkpoint
@@ -32,7 +32,7 @@ def test_artifacts_that_find_no_space_leave_a_server_that_is_eager_and_says_why(
     signer: Signer,
     samples: dict[Path, str],
 ) -> None:
-    options = StartOptions("demo", tmp_path, StoreOptions(tmp_path), device="cpu", buckets=(1,))
+    options = StartOptions(ModelOptions(cache_dir=tmp_path), ComputeOptions("cpu", buckets=(1,)))
     config = read_checkpoint(options).config
     factors = make_plan(config, options).factors(config, "aot")
     store = S3Store.open("s3://full/store", S3Options(endpoint_url=s3_server, region="us-east-1"))

@@ -15,9 +15,9 @@ from support.build_folders import nearly_built
 from support.compilers import HangingCompiler
 from support.server_process import ServerProcess, clean_environment, descendants, is_gone, snapcap, wait_until
 
-from snapcap.warmup.build.worker import job_of
-from snapcap.warmup.machine.child import Child, ChildError
-from snapcap.warmup.options import StartOptions, StoreOptions
+from snapcap.warmup.build.worker import BuildJob
+from snapcap.warmup.machine.worker import Worker, WorkerError
+from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 from snapcap.warmup.plan.plan import make_plan
 from snapcap.warmup.start.preparation import read_checkpoint
 
@@ -72,18 +72,15 @@ def test_a_package_that_crashes_its_process_is_told_by_its_signal(built_cache: P
         for member in source.infolist():
             data = (tmp_path / "abort.so").read_bytes() if member.filename in libraries else source.read(member)
             target.writestr(member, data)
-    options = StartOptions("demo", tmp_path, StoreOptions(tmp_path), buckets=(1, 4))
+    options = StartOptions(ModelOptions(cache_dir=tmp_path), ComputeOptions(buckets=(1, 4)))
     checkpoint = read_checkpoint(options)
-    job = job_of(checkpoint.folder, make_plan(checkpoint.config, options), packages)
-    checker = Child("snapcap.warmup.build.check_worker", job, {"AOTI_RUNTIME_CHECK_INPUTS": "1"})
-    checker.start(120)
-    try:
+    job = BuildJob(checkpoint.folder, make_plan(checkpoint.config, options), packages)
+    with Worker("snapcap.warmup.build.check_worker", job, {"AOTI_RUNTIME_CHECK_INPUTS": "1"}) as checker:
         assert checker.ask({"region": "decoder_before", "size": 1}, 120)["difference"] < 1e-4
-        with pytest.raises(ChildError, match="ended with signal 6"):
+        with pytest.raises(WorkerError, match="ended with signal 6"):
             checker.ask({"region": "decoder_block", "size": 1}, 120)
         assert not checker.alive
-    finally:
-        checker.kill()
+        assert checker.ask({"region": "decoder_before", "size": 1}, 120)["difference"] < 1e-4  # by another process
 
 
 class HungBuild:

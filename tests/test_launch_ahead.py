@@ -24,12 +24,12 @@ import ctypes, json, logging, sys
 from pathlib import Path
 from snapcap.warmup.start.ahead import launch_ahead
 from snapcap.warmup.runtime.aoti.eager_launches import eager_launches
-from snapcap.warmup.options import StartOptions, StoreOptions
+from snapcap.warmup.options import ComputeOptions, StartOptions
 from snapcap.warmup.plan.plan import make_plan
 from snapcap.warmup.start.preparation import read_checkpoint
 
 logging.basicConfig(format="%(message)s")
-options = StartOptions("demo", Path(), StoreOptions(Path()), device="cpu")
+options = StartOptions(compute=ComputeOptions(device="cpu"))
 config = read_checkpoint(options).config
 launches = list(eager_launches(config, make_plan(config, options), 2))
 here = [launch for launch in launches if "attention" not in launch.operator]

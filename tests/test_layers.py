@@ -25,7 +25,7 @@ ROOMS: dict[str, tuple[str | tuple[str, ...], ...]] = {
         "demo",
     ),
     "warmup": (
-        ("errors", "version"),
+        ("errors", "version", "option"),
         "options",
         "machine",
         "s3",
@@ -157,12 +157,13 @@ def test_a_caption_on_eager_imports_no_compiler_and_no_transformers() -> None:
     program = """
 import json, sys
 from pathlib import Path
-from snapcap.warmup.options import StartOptions, StoreOptions
+from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 from snapcap.warmup.start.start import load
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 folder = Path(sys.argv[1])
-load(StartOptions("demo", folder, StoreOptions(folder), backend="eager"), Timeline.since_exec(), StartupStatus())
+options = StartOptions(ModelOptions(cache_dir=folder), ComputeOptions(backend="eager"))
+load(options, Timeline.since_exec(), StartupStatus())
 print(json.dumps(sorted(sys.modules)))
 """
     run = python("-c", program, "cache")

@@ -15,7 +15,7 @@ from support.server_process import python
 
 from snapcap.warmup.plan.checkpoint import Artifacts
 from snapcap.warmup.runtime.aoti.container import AotiError, Container
-from snapcap.warmup.runtime.aoti.packages import Signature
+from snapcap.warmup.runtime.aoti.packages import InputSpecs
 from snapcap.warmup.start.ahead import open_ahead
 from snapcap.warmup.store.blobs import VerifiedFile
 from snapcap.warmup.store.fetch import Fetched
@@ -25,12 +25,12 @@ PROGRAM = """
 import json, sys, threading
 from pathlib import Path
 from snapcap.warmup.start.ahead import open_ahead
-from snapcap.warmup.options import StartOptions, StoreOptions
+from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 from snapcap.warmup.plan.plan import make_plan
 from snapcap.warmup.start.preparation import find_artifacts, read_checkpoint
 
 cache, beside = Path(sys.argv[1]), sys.argv[2] == "beside"
-options = StartOptions("demo", cache, StoreOptions(cache / "store"), device="cpu", buckets=(1, 4))
+options = StartOptions(ModelOptions(cache_dir=cache), ComputeOptions("cpu", buckets=(1, 4)))
 checkpoint = read_checkpoint(options)
 plan = make_plan(checkpoint.config, options)
 found = find_artifacts(checkpoint.config, plan, options, "aot")
@@ -51,7 +51,7 @@ from snapcap.warmup.plan.buckets import Bucket
 
 device, dtype = open_device(plan)
 model = load_model(checkpoint.folder, checkpoint.config, checkpoint.transform, plan, device, dtype)
-backend = AotBackend(dict.fromkeys(opened, "nowhere"), found.signatures, model, opened)
+backend = AotBackend(dict.fromkeys(opened, "nowhere"), found.input_specs, model, opened)
 worst = {}
 for region in model.regions:
     for bucket in (Bucket(1), Bucket(4)):
@@ -86,17 +86,17 @@ def test_packages_run_without_torchs_module_and_then_with_its_tensors(
     assert list(tmp_path.iterdir()) == []
 
 
-def built(cache: Path) -> tuple[dict[str, Path], dict[str, Signature]]:
-    """The packages and signatures of a build, by entry name."""
+def built(cache: Path) -> tuple[dict[str, Path], dict[str, InputSpecs]]:
+    """The packages and specs of a build, by entry name."""
     (folder,) = (cache / "store" / "builds").iterdir()
     files = {f"aot/{path.name}": path for path in sorted((folder / "aot").glob("*.pt2"))}
     records = {entry: json.loads(path.with_suffix(".json").read_text()) for entry, path in files.items()}
     return files, {entry: record["signature"] for entry, record in records.items()}
 
 
-def artifacts(files: Mapping[str, Path], signatures: Mapping[str, Any]) -> Artifacts:
+def artifacts(files: Mapping[str, Path], specs: Mapping[str, Any]) -> Artifacts:
     entries = {entry: VerifiedFile.of(path) for entry, path in files.items()}
-    return Artifacts("key", {}, cast(Fetched, SimpleNamespace(entries=entries)), signatures)
+    return Artifacts("key", {}, cast(Fetched, SimpleNamespace(entries=entries)), specs)
 
 
 def test_only_the_sizes_that_are_asked_for_are_opened(built_cache: Path) -> None:
@@ -105,23 +105,23 @@ def test_only_the_sizes_that_are_asked_for_are_opened(built_cache: Path) -> None
     assert all(".b4." in entry for entry in opened)
 
 
-@pytest.mark.parametrize("damage", ["file", "signature", "dtype", "shape"])
+@pytest.mark.parametrize("damage", ["file", "inputs", "dtype", "shape"])
 def test_what_cannot_be_opened_is_left_to_the_usual_way(
     damage: str, built_cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    files, signatures = built(built_cache)
+    files, specs = built(built_cache)
     entry = "aot/decoder_before.b1.pt2"
     if damage == "file":
         files[entry] = tmp_path / "cut.pt2"
         files[entry].write_bytes(b"no package")
-    elif damage == "signature":
-        del signatures[entry]
+    elif damage == "inputs":
+        del specs[entry]
     elif damage == "dtype":
-        signatures[entry] = [["float3", [1], [1]]]
+        specs[entry] = [["float3", [1], [1]]]
     else:
-        signatures[entry] = [["float32", [1 << 60], [1]]]
+        specs[entry] = [["float32", [1 << 60], [1]]]
     with caplog.at_level(logging.WARNING, "snapcap.start"):
-        opened = open_ahead(artifacts(files, signatures), "cpu", (1,))
+        opened = open_ahead(artifacts(files, specs), "cpu", (1,))
     assert list(opened) == ["aot/decoder_after.b1.pt2"], "those before it"
     assert [record.message for record in caplog.records] == ["packages not opened ahead"]
 

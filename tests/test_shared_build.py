@@ -103,13 +103,13 @@ import sys, threading
 from concurrent.futures import Future
 from pathlib import Path
 from snapcap.warmup.start.background_build import BackgroundBuild
-from snapcap.warmup.options import StartOptions, StoreOptions
+from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 from snapcap.warmup.start.start import load
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 
 cache, status = Path(sys.argv[1]), StartupStatus()
-options = StartOptions("demo", cache, StoreOptions(cache / "store"), buckets=(1, 4))
+options = StartOptions(ModelOptions(cache_dir=cache), ComputeOptions(buckets=(1, 4)))
 loaded = load(options, Timeline.since_exec(), status)
 
 def on_device(work):

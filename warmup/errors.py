@@ -40,3 +40,12 @@ def one_line(error: Exception) -> str:
 def unexpected(error: Exception) -> Exception | None:
     """The error when it is not for the user to mend: then the log must have its trace."""
     return None if isinstance(error, UserError) else error
+
+
+def first_line(error: BaseException) -> str:
+    """What a compiler's error says: its first line, and the line of ours that it is about."""
+    text = str(error).strip()
+    # Export errors are pages long; their first line says what, and "from user code" shows the region's line.
+    place = text[text.rfind("File ") :].splitlines()[:2] if "File " in text else []
+    first = text.splitlines()[0] if text else type(error).__name__
+    return " — ".join([first, *(" ".join(part.split()) for part in place)])[:2000]

@@ -1,8 +1,23 @@
-"""Defines the options of a start and of its artifact store: the warm-up's own configuration."""
+"""Defines what a start is told: each option of the warm-up once, with how it is written, checked and described.
 
+To add an option of the warm-up, add a field here; the command line, the environment, the help and the README table
+follow.
+"""
+
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, get_args
+
+from snapcap.warmup.option import (
+    option,
+    parse_buckets,
+    parse_device,
+    parse_int,
+    parse_paths,
+    parse_seconds,
+    parse_switch,
+)
 
 BackendChoice = Literal["auto", "aot", "jit", "eager"]
 BuildChoice = Literal["auto", "local", "off"]
@@ -10,7 +25,7 @@ ReadyWhen = Literal["all", "first"]
 Kind = Literal["aot", "jit"]  # of artifacts
 T = TypeVar("T")
 
-BUILD_TIMEOUT = 1800.0
+BUILD_TIMEOUT = 1800.0  # seconds
 
 
 def is_remote(address: str) -> bool:
@@ -18,36 +33,224 @@ def is_remote(address: str) -> bool:
     return "://" in address
 
 
+def default_cache_dir() -> Path:
+    """The user cache folder, as the XDG base directory specification has it."""
+    root = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(root) if os.path.isabs(root) else Path.home() / ".cache") / "snapcap"
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which model, and the limits of its captions."""
+
+    source: str = option(
+        "model",
+        "demo",
+        "demo, a folder, a hub id, or s3://bucket/prefix",
+        metavar="MODEL",
+    )
+    cache_dir: Path = option(
+        "cache_dir",
+        default_cache_dir,
+        "folder for downloaded checkpoints and artifacts",
+        parse=lambda text: Path(text).expanduser(),
+        metavar="FOLDER",
+        default_text="~/.cache/snapcap",
+    )
+    max_new_tokens: int = option(
+        "max_new_tokens",
+        0,
+        "tokens of a caption at most, when the request does not say; 0: what the model says",
+        parse=parse_int(0, 65536),
+        metavar="N",
+    )
+    cache_length: int = option(
+        "cache_length",
+        0,
+        "tokens of prompt and caption together that the KV cache holds for each row; 0: what the model says",
+        parse=parse_int(0, 65536),
+        metavar="N",
+    )
+
+
+@dataclass(frozen=True)
+class ComputeOptions:
+    """Where and how the model runs."""
+
+    device: str = option(
+        "device",
+        "auto",
+        "auto (cuda, else cpu), cpu, cuda or cuda:N",
+        parse=parse_device,
+        metavar="DEVICE",
+    )
+    dtype: str = option(
+        "dtype",
+        "auto",
+        "precision of weights and activations; auto: bfloat16 on cuda, float32 on cpu",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+    backend: BackendChoice = option(
+        "backend",
+        "auto",
+        "how the regions of the model run; auto: aot where there are artifacts, else eager until they are built",
+        choices=get_args(BackendChoice),
+    )
+    encoder_mode: str = option(
+        "encoder_mode", "default", "how the encoder is compiled", choices=("default", "max-autotune")
+    )
+    decoder_mode: str = option(
+        "decoder_mode", "default", "how the decoder is compiled", choices=("default", "max-autotune")
+    )
+    ready_when: ReadyWhen = option(
+        "ready_when",
+        "all",
+        "ready when all buckets are warm, or the first; the others follow while it serves",
+        choices=get_args(ReadyWhen),
+    )
+    buckets: tuple[int, ...] = option(
+        "buckets",
+        (),
+        "batch sizes to make ready; auto: 1,4,16,64 on cuda, 1,4,8 on cpu",
+        parse=parse_buckets,
+        metavar="N,N,…",
+        default_text="auto",
+    )
+    threads: int = option(
+        "threads",
+        0,
+        "CPU threads of one operation (intra-op); 0: one for each CPU but one",
+        parse=parse_int(0, 1024),
+        metavar="N",
+    )
+    strict: bool = option(
+        "strict",
+        False,
+        "exit when the warm-up of the chosen backend fails, instead of serving eager",
+        parse=parse_switch,
+        default_text="off",
+    )
+
+
+@dataclass(frozen=True)
+class ImageOptions:
+    """The limit of images that a checkpoint's transform keeps."""
+
+    max_pixels: int = option(
+        "max_pixels",
+        50_000_000,
+        "largest image that is decoded, in pixels",
+        parse=parse_int(1),
+        metavar="N",
+    )
+
+
 @dataclass(frozen=True)
 class S3Options:
-    """Where S3 is and how long to wait for it; what is None comes from the AWS environment and files.
+    """Access to s3:// sources. Credentials come from the usual AWS places."""
 
-    connect_timeout, read_timeout: seconds of one attempt; there are at most three.
-    deadline: seconds that a listing with all its downloads may take.
-    """
-
-    endpoint_url: str | None = None
-    region: str | None = None
-    profile: str | None = None
-    connect_timeout: float = 2.0
-    read_timeout: float = 10.0
-    deadline: float = 120.0
+    endpoint_url: str | None = option(
+        "s3_endpoint_url", None, "endpoint of an S3-compatible server", metavar="URL", default_text="AWS"
+    )
+    region: str | None = option(
+        "s3_region", None, "region", metavar="REGION", default_text="the AWS configuration's"
+    )
+    profile: str | None = option(
+        "s3_profile", None, "profile of the AWS configuration", metavar="NAME", default_text="none"
+    )
+    connect_timeout: float = option(
+        "s3_connect_timeout",
+        2.0,
+        "time limit of a connection",
+        parse=parse_seconds(above=True),
+        metavar="SECONDS",
+    )
+    read_timeout: float = option(
+        "s3_read_timeout",
+        10.0,
+        "time limit of one read",
+        parse=parse_seconds(above=True),
+        metavar="SECONDS",
+    )
+    deadline: float = option(
+        "s3_deadline",
+        120.0,
+        "time limit of a whole download, retries included",
+        parse=parse_seconds(above=True),
+        metavar="SECONDS",
+    )
 
 
 @dataclass(frozen=True)
 class StoreOptions:
-    """Where artifacts are, whose are accepted, and who may add to them.
+    """Compiled artifacts: where they are, whose are accepted, and what happens when there are none."""
 
-    ``address``: a folder or s3://bucket/prefix; "" is the folder ``local``, which is also the cache in front of S3.
-    ``deadline``: seconds a fetch may take in all. ``sign_key``: private key to sign what is published with.
-    """
-
-    local: Path
-    address: str = ""
-    trusted_keys: tuple[Path, ...] = ()
-    allow_unsigned: bool = False
-    sign_key: Path | None = None
-    deadline: float = 30.0
+    address: str = option(
+        "store",
+        "",
+        "artifact store: a folder, or s3://bucket/prefix",
+        metavar="STORE",
+        default_text="store in the cache folder",
+    )
+    trusted_keys: tuple[Path, ...] = option(
+        "trusted_key",
+        (),
+        "public keys, separated by commas: no artifacts are loaded but what one of them signed or was built here",
+        parse=parse_paths,
+        metavar="FILE,…",
+        default_text="none",
+    )
+    allow_unsigned: bool = option(
+        "allow_unsigned",
+        False,
+        "accept artifacts from S3 that nobody signed: whoever can write there can run code here",
+        parse=parse_switch,
+        default_text="off",
+    )
+    sign_key: Path | None = option(
+        "sign_key",
+        None,
+        "private key that artifacts are signed with when they are published",
+        parse=lambda text: Path(text).expanduser(),
+        metavar="FILE",
+        default_text="none",
+    )
+    deadline: float = option(
+        "store_deadline",
+        30.0,
+        "time limit of fetching artifacts at the start; past it the server starts eager",
+        parse=parse_seconds(above=True),
+        metavar="SECONDS",
+    )
+    build: BuildChoice = option(
+        "build",
+        "auto",
+        "without artifacts, build them in the background; local: also where they cannot be published",
+        choices=get_args(BuildChoice),
+    )
+    build_workers: int = option(
+        "build_workers",
+        0,
+        "compilers that run at once; 0: one for each CPU, and one less in the background",
+        parse=parse_int(0, 256),
+        metavar="N",
+    )
+    build_timeout: float = option(
+        "build_timeout",
+        BUILD_TIMEOUT,
+        "in which a package must be compiled, checked or published, else it has failed; a build that makes none in "
+        "twice that time is given up",
+        parse=parse_seconds(above=True),
+        metavar="SECONDS",
+    )
+    remote_cache: str = option(
+        "remote_cache",
+        "",
+        "redis://host:port that shares torch's own compile caches, for builds and jit: whoever can write there "
+        "can run code here",
+        metavar="URL",
+        default_text="none",
+    )
 
     @property
     def remote(self) -> str | None:
@@ -55,49 +258,43 @@ class StoreOptions:
         return self.address if is_remote(self.address) else None
 
     @property
-    def folder(self) -> Path:
-        """The folder that artifacts are loaded from."""
-        return Path(self.address).expanduser() if self.address and not self.remote else self.local
-
-    @property
     def publishes_to_remote(self) -> bool:
         """Whether what is made here goes to S3: only signed, as nobody would accept it otherwise."""
         return self.remote is not None and self.sign_key is not None
 
+    @property
+    def accepted_keys(self) -> tuple[Path, ...]:
+        """The public keys whose signatures are accepted.
+
+        Who signs accepts what he has signed: the public key that `snapcap keygen` writes beside the private one."""
+        if self.trusted_keys or self.sign_key is None:
+            return self.trusted_keys
+        public = self.sign_key.with_name(f"{self.sign_key.name}.pub")
+        return (public,) if public.is_file() else ()
+
 
 @dataclass(frozen=True)
 class StartOptions:
-    """Model source and how to run it. 0, () and "auto" mean: decide from the model and the machine.
+    """Which model, and how to run it. 0, () and "auto" mean: decide from the model and the machine."""
 
-    ``build_timeout``: seconds in which a child of a build must have answered.
-    """
-
-    model: str
-    cache_dir: Path
-    store: StoreOptions
-    device: str = "auto"
-    dtype: str = "auto"
-    backend: BackendChoice = "auto"
-    encoder_mode: str = "default"
-    decoder_mode: str = "default"
-    buckets: tuple[int, ...] = ()
-    cache_length: int = 0
-    max_new_tokens: int = 0
-    threads: int = 0
-    max_pixels: int = 50_000_000
-    ready_when: ReadyWhen = "all"
-    strict: bool = False
-    build: BuildChoice = "auto"
-    build_workers: int = 0
-    build_timeout: float = BUILD_TIMEOUT
-    remote_cache: str = ""
+    model: ModelOptions = field(default_factory=ModelOptions)
+    compute: ComputeOptions = field(default_factory=ComputeOptions)
+    images: ImageOptions = field(default_factory=ImageOptions)
+    store: StoreOptions = field(default_factory=StoreOptions)
     s3: S3Options = field(default_factory=S3Options)
 
     @property
     def kind(self) -> Kind:
         """The kind of artifacts that a start with these options looks for, where it looks for any."""
-        return "jit" if self.backend == "jit" else "aot"
+        return "jit" if self.compute.backend == "jit" else "aot"
+
+    @property
+    def store_folder(self) -> Path:
+        """The folder that artifacts are loaded from: the store, or the cache in front of one in S3."""
+        if self.store.address and self.store.remote is None:
+            return Path(self.store.address).expanduser()
+        return self.model.cache_dir / "store"
 
     def before_ready(self, buckets: tuple[T, ...]) -> tuple[T, ...]:
         """Those of an artifact set's buckets, given in ascending order, that READY waits for."""
-        return buckets[:1] if self.ready_when == "first" else buckets
+        return buckets[:1] if self.compute.ready_when == "first" else buckets

@@ -22,7 +22,7 @@ from snapcap.benchmarks.compile.steps import COMPONENTS, MODES, WAYS, CompiledSt
 from snapcap.benchmarks.harness.arguments import make_parser
 from snapcap.benchmarks.harness.marks import mark, memory, result
 from snapcap.benchmarks.harness.workload import open_model, start_options
-from snapcap.service.config.option import parse_buckets
+from snapcap.warmup.option import parse_buckets
 
 REPEATS = 30
 CAPTIONS = 10

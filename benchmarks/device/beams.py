@@ -17,7 +17,7 @@ from snapcap.benchmarks.harness.arguments import add_files, make_parser
 from snapcap.benchmarks.harness.common import build_store, scratch
 from snapcap.benchmarks.harness.workload import MODELS, Workload, open_workload, start_options
 from snapcap.benchmarks.report.tables import Report, number
-from snapcap.service.config.option import parse_buckets
+from snapcap.warmup.option import parse_buckets
 
 if TYPE_CHECKING:
     from snapcap.warmup.plan.buckets import Bucket

@@ -21,7 +21,7 @@ from snapcap.benchmarks.harness.common import scratch
 from snapcap.benchmarks.harness.random_checkpoint import RANDOM_MODELS
 from snapcap.benchmarks.harness.workload import open_model, open_workload, start_options
 from snapcap.benchmarks.report.tables import Report, number
-from snapcap.service.config.option import parse_buckets
+from snapcap.warmup.option import parse_buckets
 from snapcap.warmup.progress.status import COMPONENTS
 
 if TYPE_CHECKING:

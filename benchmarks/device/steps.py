@@ -37,7 +37,7 @@ def measure(cache: Path, threads: int, repeats: int) -> tuple[dict[tuple[str, in
         raise SystemExit(f"no artifacts: {artifacts.fetched.reason}")
     backends: dict[str, Backend] = {
         "eager": EagerBackend(),
-        "aot": AotBackend(artifacts.fetched.entries, artifacts.signatures, model),
+        "aot": AotBackend(artifacts.fetched.entries, artifacts.input_specs, model),
     }
     runners = {name: Runner(model.config, model.regions, model.weights, model.state).twin() for name in backends}
     transform: ImageTransform = checkpoint.transform

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from snapcap.benchmarks.harness.common import DEMO, ROOT, environment, samples
 from snapcap.benchmarks.harness.random_checkpoint import RANDOM_MODELS
-from snapcap.warmup.options import StartOptions, StoreOptions
+from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 
 if TYPE_CHECKING:
     from snapcap.warmup.plan.checkpoint import Checkpoint
@@ -80,9 +80,9 @@ def open_workload(name: str, cache: Path) -> Workload:
     return Workload(name, folder, images, RANDOM_MODELS[name].shapes.new_tokens)
 
 
-def start_options(model: Path, cache: Path, **further: Any) -> StartOptions:
+def start_options(model: Path, cache: Path, **compute: Any) -> StartOptions:
     """As `snapcap serve` has them, with the artifact store in ``cache``."""
-    return StartOptions(str(model), cache, StoreOptions(cache / "store"), **further)
+    return StartOptions(ModelOptions(str(model), cache), ComputeOptions(**compute))
 
 
 def open_model(

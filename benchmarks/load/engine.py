@@ -23,7 +23,7 @@ from snapcap.benchmarks.harness.arguments import make_parser
 from snapcap.benchmarks.harness.marks import mark, memory, result
 from snapcap.benchmarks.harness.measurements import percentiles_ms
 from snapcap.benchmarks.harness.workload import read_images, start_options
-from snapcap.service.config.option import parse_buckets
+from snapcap.warmup.option import parse_buckets
 
 FOREVER_S = 600.0
 STEPS = 20

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-# What a snapcap server does on other threads; the start waits for these only where nothing else runs.
-BESIDE = frozenset({"fetch_weights", "fetch_artifacts", "open_packages", "launch_operators"})
+from snapcap.warmup.progress.timeline import BESIDE
+
 HTTP, WAIT, CAPTION = "http", "other", "first_caption"
 
 

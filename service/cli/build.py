@@ -5,21 +5,13 @@ import time
 from dataclasses import replace
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
 
 from snapcap.service.cli.interrupt import Interrupted
 from snapcap.service.config.settings import Settings
-from snapcap.service.config.start_options import start_options
+from snapcap.service.offline.progress import open_bar
 from snapcap.service.telemetry import logs
 from snapcap.warmup.build.builder import Builder, Built, Event
-from snapcap.warmup.build.release import publish_built, publish_in_child, signer_of
+from snapcap.warmup.build.release import publish_built, signer_of
 from snapcap.warmup.build.remote_cache import remote_cache_environment
 from snapcap.warmup.errors import BuildError, StartError, one_line
 from snapcap.warmup.options import StartOptions
@@ -30,6 +22,7 @@ from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.start.preparation import find_artifacts, read_checkpoint
 from snapcap.warmup.start.start import load
 from snapcap.warmup.store.store import StoreError
+from snapcap.warmup.store.worker import publish_in_worker
 
 
 def build(settings: Settings) -> int:
@@ -37,9 +30,8 @@ def build(settings: Settings) -> int:
 
     An Interrupted that passes through says how many packages are kept."""
     logs.configure(settings.log.format, settings.log.level)
-    options = start_options(settings)
     try:
-        return _build(options)
+        return _build(settings)
     except Exception as error:
         print(f"snapcap: {one_line(error)}", file=sys.stderr)
         return 1
@@ -63,10 +55,10 @@ def _build(options: StartOptions) -> int:
         console.print(f"nothing to do: {artifacts.fetched.reason}")
         return 0
     started = time.monotonic()
-    if options.backend == "jit":
+    if options.compute.backend == "jit":
         return _build_jit(options, artifacts, console)
     if artifacts.hit:  # at hand, and perhaps not yet in the remote store
-        built = Built(artifacts.fetched.entries, artifacts.signatures, {}, complete=True)
+        built = Built(artifacts.fetched.entries, artifacts.input_specs, {}, complete=True)
     else:
         built = _compile(checkpoint, plan, artifacts, options, console)
     for entry, reason in built.failures.items():
@@ -92,10 +84,11 @@ def _build(options: StartOptions) -> int:
 def _build_jit(options: StartOptions, artifacts: Artifacts, console: Console) -> int:
     """Start as a server on the jit backend does, which publishes what was compiled; then go."""
     with console.status("compiling every bucket"):
-        loaded = load(replace(options, strict=True), Timeline.since_exec(), StartupStatus())
+        strict = replace(options, compute=replace(options.compute, strict=True))
+        loaded = load(strict, Timeline.since_exec(), StartupStatus())
     published = [] if loaded.publication is None else loaded.publication.result()
     if options.store.remote is not None and len(published) < 2:  # all was at hand, or nobody signs
-        published.append(publish_in_child(artifacts.key, options, artifacts.fetched.unusable))
+        published.append(publish_in_worker(artifacts.key, options, artifacts.fetched.unusable))
     for each in published:
         console.print(f"{each.result}: {each.reason}", highlight=False)
     return 0 if published and all(each.done for each in published) else 1
@@ -104,20 +97,12 @@ def _build_jit(options: StartOptions, artifacts: Artifacts, console: Console) ->
 def _compile(
     checkpoint: Checkpoint, plan: Plan, artifacts: Artifacts, options: StartOptions, console: Console
 ) -> Built:
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    environment = remote_cache_environment(options.remote_cache, plan.device)
+    environment = remote_cache_environment(options.store.remote_cache, plan.device)
     if environment and plan.device_type == "cpu":
         console.print(
             "the remote cache has nothing for this build: torch keeps only Triton's autotuning of it there"
         )
-    with Progress(*columns, console=console) as progress:
+    with open_bar(console, rate=False) as progress:
         bar = progress.add_task("compiling", total=None)
 
         def show(event: Event) -> None:
@@ -132,11 +117,11 @@ def _compile(
         builder = Builder(
             checkpoint,
             plan,
-            options.store.folder / "builds" / artifacts.key,
-            workers=options.build_workers,
+            options.store_folder / "builds" / artifacts.key,
+            workers=options.store.build_workers,
             on_event=show,
             environment=environment,
-            timeout=options.build_timeout,
+            timeout=options.store.build_timeout,
         )
         progress.update(bar, total=len(builder.tasks))
         try:

@@ -6,7 +6,6 @@ from rich.console import Console
 from rich.table import Table
 
 from snapcap.service.config.settings import Settings
-from snapcap.service.config.start_options import start_options
 from snapcap.service.telemetry import logs
 from snapcap.warmup.artifacts.describe import describe_model
 from snapcap.warmup.artifacts.key import ABSENT
@@ -18,11 +17,10 @@ from snapcap.warmup.start.preparation import find_artifacts, read_checkpoint
 def explain(settings: Settings) -> int:
     """Exit status 0 on a hit and 1 on anything else."""
     logs.configure(settings.log.format, settings.log.level)
-    options = start_options(settings)
     try:
-        checkpoint = read_checkpoint(options)
-        plan = make_plan(checkpoint.config, options)
-        artifacts = find_artifacts(checkpoint.config, plan, options, options.kind)
+        checkpoint = read_checkpoint(settings)
+        plan = make_plan(checkpoint.config, settings)
+        artifacts = find_artifacts(checkpoint.config, plan, settings, settings.kind)
     except Exception as error:
         print(f"snapcap: {one_line(error)}", file=sys.stderr)
         return 1

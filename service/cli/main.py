@@ -4,16 +4,15 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
 from snapcap.service.cli import help as texts
-from snapcap.service.config.option import options_of
 from snapcap.service.config.reader import BUILD_GROUPS, SettingsError, add_arguments, read_settings, suggestion
 from snapcap.service.config.settings import GROUPS
 from snapcap.service.errors import ServiceError
 from snapcap.warmup.machine.own_imports import import_only_what_is_installed
+from snapcap.warmup.option import options_of
 
 _VERSION = "--version"
 _BENCH = "bench"
@@ -144,12 +143,9 @@ def _import(arguments: argparse.Namespace) -> int:
     from snapcap.models.config import ConfigError  # noqa: PLC0415
     from snapcap.warmup.checkpoints.importer import import_checkpoint  # noqa: PLC0415
     from snapcap.warmup.checkpoints.patterns import CheckpointError  # noqa: PLC0415
-    from snapcap.warmup.options import S3Options  # noqa: PLC0415
 
     try:
-        written = import_checkpoint(
-            arguments.source, Path(arguments.destination), S3Options(**asdict(settings.s3)), arguments.force
-        )
+        written = import_checkpoint(arguments.source, Path(arguments.destination), settings.s3, arguments.force)
     except (CheckpointError, ConfigError) as error:
         print(f"snapcap: {error}", file=sys.stderr)
         return 1

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from snapcap.service.config.option import (
+from snapcap.warmup.option import (
     option,
     parse_auto,
     parse_hosts,
@@ -44,7 +44,7 @@ class HttpSettings:
         metavar="PORT",
         default_text="the main port",
     )
-    api_key_file: Path | None = option(  # noqa: RUF009 - a field, not a shared value
+    api_key_file: Path | None = option(
         "api_key_file",
         None,
         "file of keys, one a line; all but probes and pages then need one as `Authorization: Bearer KEY`",

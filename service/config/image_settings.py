@@ -2,20 +2,14 @@
 
 from dataclasses import dataclass
 
-from snapcap.service.config.option import option, parse_auto, parse_int, parse_seconds, parse_size
+from snapcap.warmup.option import option, parse_auto, parse_int, parse_seconds, parse_size
+from snapcap.warmup.options import ImageOptions
 
 
 @dataclass(frozen=True)
-class ImageSettings:
+class ImageSettings(ImageOptions):
     """Decoding of images."""
 
-    max_pixels: int = option(
-        "max_pixels",
-        50_000_000,
-        "largest image that is decoded, in pixels",
-        parse=parse_int(1),
-        metavar="N",
-    )
     decode_threads: int = option(
         "decode_threads",
         0,

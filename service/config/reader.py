@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from snapcap.models.errors import UserError
-from snapcap.service.config.option import Option, options_of
 from snapcap.service.config.settings import GROUPS, Settings
+from snapcap.warmup.option import Option, options_of
 
 # What `build` and `explain` are told: all that decides about artifacts and where they are.
 BUILD_GROUPS = ("model", "compute", "store", "s3", "log")

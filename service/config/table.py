@@ -1,7 +1,7 @@
 """Prints the README's table of options: `python -m snapcap.service.config.table`."""
 
-from snapcap.service.config.option import options_of
 from snapcap.service.config.settings import GROUPS
+from snapcap.warmup.option import options_of
 
 
 def markdown() -> str:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from snapcap.service.config.option import option, parse_seconds
+from snapcap.warmup.option import option, parse_seconds
 
 
 @dataclass(frozen=True)

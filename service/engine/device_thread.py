@@ -11,7 +11,7 @@ from snapcap.service.engine.engine import Engine, EngineObserver, NoObserver
 from snapcap.service.engine.limits import Limits
 from snapcap.service.engine.scheduler import Scheduler
 from snapcap.service.readiness import after_ready
-from snapcap.warmup.machine.child import one_line
+from snapcap.warmup.errors import first_line
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.progress.status import COMPONENTS, StartupStatus
@@ -112,7 +112,7 @@ class DeviceThread:
                     component, bucket.size, "failed", self._status.bucket(component, bucket.size).backend
                 )
             _logger.exception(
-                "bucket cannot be made ready", extra={"fields": {"bucket": bucket.size, "error": one_line(error)}}
+                "bucket cannot be made ready", extra={"fields": {"bucket": bucket.size, "error": first_line(error)}}
             )
             scheduler.give_up(bucket.size)
             raise  # the engine looks whether the device is lost
@@ -125,7 +125,7 @@ def limits(loaded: Loaded, options: StartOptions) -> Limits:
     return Limits(
         cache_length=loaded.runner.state.cache_length,
         # transformers' max_length counts the start token
-        default_new_tokens=options.max_new_tokens or max(generation.max_length - 1, 1),
+        default_new_tokens=options.model.max_new_tokens or max(generation.max_length - 1, 1),
         eos_ids=frozenset(generation.eos_ids),
         max_beams=min(MAX_BEAMS, loaded.plan.table.largest.size),
     )

@@ -4,7 +4,6 @@ import threading
 from dataclasses import dataclass
 
 from snapcap.service.config.settings import Settings
-from snapcap.service.config.start_options import start_options
 from snapcap.service.engine.device_thread import DeviceThread
 from snapcap.service.engine.engine import Engine, NoObserver
 from snapcap.service.engine.scheduler import Scheduler
@@ -36,7 +35,7 @@ class OfflineModel:
         self._changed = threading.Event()
         self._status = StartupStatus()
         self._device = DeviceThread(
-            start_options(settings),
+            settings,
             Timeline.since_exec(),
             self._status,
             NoObserver(),

@@ -3,41 +3,71 @@
 import logging
 import sys
 import time
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress as Bar
 
 _logger = logging.getLogger("snapcap.caption")
 _SECONDS_BETWEEN_LINES = 10.0
 
 
-class Progress(Protocol):
+class Progress:
+    """Shows nothing; the base of those that do."""
+
     def begin(self, total: int, what: str) -> None:
         """The model is ready; `total` images are to be captioned."""
 
     def advance(self, failed: bool) -> None:
         """One image more has its outcome."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Nothing more follows."""
 
 
 def open_progress(captions_on_terminal: bool) -> Progress:
     """A bar where it has the terminal for itself: captions that scroll by there show how far the run is."""
     if not sys.stderr.isatty():
         return LoggedProgress()
-    return NoProgress() if captions_on_terminal else BarProgress()
+    return Progress() if captions_on_terminal else BarProgress()
 
 
-class NoProgress:
-    def begin(self, total: int, what: str) -> None:
-        pass
+def open_bar(console: "Console", *, rate: bool) -> "Bar":
+    """A bar for standard error: done of all, with `rate` how many a second, time taken and left."""
+    from rich.progress import (  # noqa: PLC0415  only for a terminal
+        BarColumn,
+        MofNCompleteColumn,
+        ProgressColumn,
+        Task,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+    from rich.progress import Progress as Bar  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
 
-    def advance(self, failed: bool) -> None:
-        pass
+    class Rate(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            speed = task.finished_speed or task.speed
+            return Text("" if speed is None else f"{speed:.1f}/s")
 
-    def close(self) -> None:
-        pass
+    return Bar(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        *([Rate()] if rate else []),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=console,
+        # Standard output is for captions; it is not to be drawn above the bar.
+        redirect_stdout=False,
+        speed_estimate_period=60,
+    )
 
 
-class LoggedProgress:
+class LoggedProgress(Progress):
     """A line every ten seconds: images done, all, failed, images a second, seconds left."""
 
     def __init__(self) -> None:
@@ -67,44 +97,15 @@ class LoggedProgress:
         }
         _logger.info("captioning", extra={"fields": fields})
 
-    def close(self) -> None:
-        pass
 
-
-class BarProgress:
+class BarProgress(Progress):
     """Done of all, rate, time taken and left; it pulses while the model loads."""
 
     def __init__(self) -> None:
         from rich.console import Console  # noqa: PLC0415  only for a terminal
-        from rich.progress import (  # noqa: PLC0415
-            BarColumn,
-            MofNCompleteColumn,
-            ProgressColumn,
-            Task,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
-        from rich.progress import Progress as Bar  # noqa: PLC0415
-        from rich.text import Text  # noqa: PLC0415
 
-        class Rate(ProgressColumn):
-            def render(self, task: Task) -> Text:
-                speed = task.finished_speed or task.speed
-                return Text("" if speed is None else f"{speed:.1f}/s")
-
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            Rate(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-        )
         self._failed = 0
-        # Standard output is the captions'; it is not to be drawn above the bar.
-        self._bar = Bar(*columns, console=Console(stderr=True), redirect_stdout=False, speed_estimate_period=60)
+        self._bar = open_bar(Console(stderr=True), rate=True)
         self._what = ""
         self._task = self._bar.add_task("starting", total=None)
         self._bar.start()

@@ -27,7 +27,7 @@ def start_build(
     after_s: float = AFTER_READY_S,
 ) -> Callable[[], object]:
     """Start the build a moment later, if there is something to build, and return what ends it."""
-    if loaded.compiled or options.backend not in ("auto", "aot") or options.build == "off":
+    if loaded.compiled or options.compute.backend not in ("auto", "aot") or options.store.build == "off":
         return lambda: None
     builds: list[BackgroundBuild] = []
 

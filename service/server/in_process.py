@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from snapcap.service.api.app import Services
     from snapcap.service.engine.engine import Engine
     from snapcap.service.engine.scheduler import Scheduler
-    from snapcap.warmup.options import StartOptions
     from snapcap.warmup.plan.checkpoint import Checkpoint
     from snapcap.warmup.start.start import Loaded
 
@@ -30,25 +29,23 @@ def start(settings: Settings, services: "Services", stop: Callable[[], None]) ->
     result, exits = StartResult(settings, services, stop), ExitStack()
     result.log_phases()
 
-    def ready(options: "StartOptions", loaded: "Loaded", engine: "Engine", scheduler: "Scheduler") -> None:
+    def ready(loaded: "Loaded", engine: "Engine", scheduler: "Scheduler") -> None:
         services.metrics.device_memory_allocated.set_function(loaded.runner.allocated_bytes)
         services.status.started()
         if result.ready(engine, loaded.checkpoint):
-            exits.callback(start_build(options, loaded, services.status, engine))
+            exits.callback(start_build(settings, loaded, services.status, engine))
             exits.callback(_watch(settings, services, engine, scheduler, result))
 
     def begin() -> None:
         try:
-            from snapcap.service.config.start_options import start_options  # noqa: PLC0415
             from snapcap.service.engine.device_thread import DeviceThread  # noqa: PLC0415
 
-            options = start_options(settings)
             DeviceThread(
-                options,
+                settings,
                 services.timeline,
                 services.status,
                 services.metrics,
-                partial(ready, options),
+                ready,
                 result.failed,
                 partial(_rehearse, services.captioner.pool),
             ).start()

@@ -12,9 +12,9 @@ import yaml
 from support.dockerfile import Dockerfile
 from support.manifests import Manifest, build, container, environment, one, pod, workload
 
-from snapcap.service.config.option import options_of
 from snapcap.service.config.reader import read_settings
 from snapcap.service.config.settings import GROUPS, Settings
+from snapcap.warmup.option import options_of
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "kubernetes"
 SERVERS = ("cpu", "gpu")

@@ -91,7 +91,7 @@ class Packages:
     def backend(self, family: str, dtype: str, model: LoadedModel) -> AotBackend:
         """What opens the set for a model."""
         built = self._of(family, dtype)
-        return AotBackend(built.files, built.signatures, model)
+        return AotBackend(built.files, built.input_specs, model)
 
     def stop(self) -> None:
         for builder in self._builders.values():

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from snapcap.service.server.background_build import start_build
+from snapcap.warmup.options import StartOptions
 from snapcap.warmup.start import background_build as background
 
 PATIENCE = 30.0
@@ -41,7 +42,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeBuild]]:
 
 def begin(after_s: float, *, compiled: bool = False, status: Any = None) -> Any:
     loaded: Any = SimpleNamespace(compiled=compiled)
-    options: Any = SimpleNamespace(backend="auto", build="auto")
+    options = StartOptions()
     engine: Any = SimpleNamespace(call=None)
     return start_build(options, loaded, status, engine, after_s)
 

@@ -7,8 +7,8 @@ from importlib.metadata import version
 import pytest
 
 from snapcap.service.cli import main as cli
-from snapcap.service.config.option import options_of
 from snapcap.service.config.settings import GROUPS
+from snapcap.warmup.option import options_of
 
 
 @pytest.fixture(autouse=True)

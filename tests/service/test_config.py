@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from snapcap.service.config.option import options_of
 from snapcap.service.config.reader import SettingsError, add_arguments, read_settings
 from snapcap.service.config.settings import GROUPS, Settings
 from snapcap.service.config.table import markdown
+from snapcap.warmup.option import options_of
 
 
 def read(*argv: str, **environ: str) -> Settings:

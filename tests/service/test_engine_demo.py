@@ -13,7 +13,7 @@ import pytest
 from snapcap.service.engine.device_thread import DeviceThread
 from snapcap.service.engine.engine import Engine
 from snapcap.service.engine.request import CaptionRequest, Completion
-from snapcap.warmup.options import StartOptions, StoreOptions
+from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.runtime.slot_request import SamplingParams
@@ -67,7 +67,7 @@ class Demo:
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
     folder = tmp_path_factory.mktemp("cache")
-    options = StartOptions("demo", folder, StoreOptions(folder), device="cpu", backend="eager", threads=1)
+    options = StartOptions(ModelOptions(cache_dir=folder), ComputeOptions("cpu", backend="eager", threads=1))
     started: Future[tuple[Loaded, Engine]] = Future()
     observer = Observer()
     thread = DeviceThread(

@@ -19,7 +19,7 @@ from snapcap.service.images.sample import picture
 from snapcap.service.images.threads import ThreadDecoder
 from snapcap.service.ipc.shared_pixels import FilledSlot, Slots
 from snapcap.service.server.rehearsal import AnswersAtOnce, rehearse
-from snapcap.warmup.options import StartOptions, StoreOptions
+from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
@@ -31,7 +31,7 @@ class Start:
     """A start of the demo model with a rehearsal, until it is ready."""
 
     def __init__(self, folder: Path, rehearsal=rehearse) -> None:
-        options = StartOptions("demo", folder, StoreOptions(folder), device="cpu", backend="eager", threads=1)
+        options = StartOptions(ModelOptions(cache_dir=folder), ComputeOptions("cpu", backend="eager", threads=1))
         ready: Future[tuple[Loaded, Engine]] = Future()
         self.timeline = Timeline.since_exec()
         self.observer = Observer()

@@ -12,12 +12,13 @@ import pytest
 
 from snapcap.service.api.app import Services
 from snapcap.service.captioning.options import CaptionOptions
-from snapcap.service.config.settings import ComputeSettings, ModelSettings, Settings
+from snapcap.service.config.settings import Settings
 from snapcap.service.config.watchdog_settings import WatchdogSettings
 from snapcap.service.errors import DeadlineExceeded
 from snapcap.service.readiness import State
 from snapcap.service.server.http_process import assemble
 from snapcap.service.server.in_process import start
+from snapcap.warmup.options import ComputeOptions, ModelOptions
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.runtime.runner import Runner
 
@@ -45,8 +46,8 @@ def exits() -> Iterator[ExitStack]:
 
 
 def settings(folder: Path, model: str = "demo") -> Settings:
-    compute = ComputeSettings(device="cpu", backend="eager", buckets=(1,), threads=1)
-    return Settings(model=ModelSettings(source=model, cache_dir=folder), compute=compute)
+    compute = ComputeOptions(device="cpu", backend="eager", buckets=(1,), threads=1)
+    return Settings(model=ModelOptions(source=model, cache_dir=folder), compute=compute)
 
 
 def test_captions_are_served_once_it_is_ready(tmp_path: Path, exits: ExitStack, samples: dict[Path, str]) -> None:

@@ -28,7 +28,7 @@ ENGINE = """
 import json, sys
 import snapcap.service.server.serve
 import snapcap.service.server.engine_process.run, snapcap.service.engine.device_thread
-import snapcap.service.config.start_options, snapcap.models.config, snapcap.models.processing.transform
+import snapcap.models.config, snapcap.models.processing.transform
 web = ("fastapi", "pydantic", "starlette", "uvicorn", "asyncio", "prometheus_client", "PIL", "tokenizers", "torch")
 print(json.dumps([name for name in web if name in sys.modules]))
 """

@@ -43,7 +43,7 @@ def main() -> None:
     import torch
 
     from snapcap.models.regions.table import Region
-    from snapcap.warmup.options import StartOptions, StoreOptions
+    from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions, StoreOptions
     from snapcap.warmup.plan.buckets import Bucket
     from snapcap.warmup.plan.checkpoint import Artifacts
     from snapcap.warmup.plan.plan import Plan
@@ -56,7 +56,9 @@ def main() -> None:
     torch.set_grad_enabled(False)
     kept, status = _Kept(), StartupStatus()
     logging.getLogger("snapcap.jit").addHandler(kept)
-    options = StartOptions("demo", folder, StoreOptions(folder / "store"), backend="jit", remote_cache=remote_cache)
+    options = StartOptions(
+        ModelOptions(cache_dir=folder), ComputeOptions(backend="jit"), store=StoreOptions(remote_cache=remote_cache)
+    )
     plan = Plan("cpu", "float32", (2, 3), 8, 1, encoder_mode="default", decoder_mode="max-autotune")
     out: dict[str, Any] = {}
 

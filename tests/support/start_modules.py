@@ -10,13 +10,13 @@ import json, subprocess, sys
 from pathlib import Path
 def refuse(*a, **k): raise AssertionError(f"a process was started: {a}")
 subprocess.Popen.__init__ = refuse
-from snapcap.warmup.options import StartOptions, StoreOptions
+from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 from snapcap.warmup.start.start import load
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 cache, status = Path(sys.argv[1]), StartupStatus()
 options = StartOptions(
-    "demo", cache, StoreOptions(cache / "store"), device=sys.argv[2], backend="aot", buckets=(1, 4), strict=True
+    ModelOptions(cache_dir=cache), ComputeOptions(device=sys.argv[2], backend="aot", buckets=(1, 4), strict=True)
 )
 load(options, Timeline.since_exec(), status)
 print(json.dumps([status.backend, sorted(sys.modules)]))

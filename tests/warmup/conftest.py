@@ -12,7 +12,7 @@ from botocore.exceptions import ClientError
 
 from snapcap.warmup.artifacts.manifest import Manifest
 from snapcap.warmup.artifacts.signing import Signer, Trust, generate_key, load_signer
-from snapcap.warmup.options import S3Options, StartOptions, StoreOptions
+from snapcap.warmup.options import ComputeOptions, ModelOptions, S3Options, StartOptions
 from snapcap.warmup.plan.plan import make_plan
 from snapcap.warmup.runtime.loaded_model import LoadedModel, load_model
 from snapcap.warmup.s3.download import client
@@ -141,7 +141,7 @@ def remote(store: ArtifactStore, manifest: Manifest, files: dict[str, Path], sig
 def demo_model(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     """The demo model in fp32 on the CPU, with slots for four rows."""
     folder = tmp_path_factory.mktemp("cache")
-    options = StartOptions("demo", folder, StoreOptions(folder), device="cpu", buckets=(1, 4), threads=1)
+    options = StartOptions(ModelOptions(cache_dir=folder), ComputeOptions("cpu", buckets=(1, 4), threads=1))
     checkpoint = read_checkpoint(options)
     plan = make_plan(checkpoint.config, options)
     cpu = torch.device("cpu")

@@ -1,4 +1,4 @@
-"""The builder over children that only say they compile: what they leave out must not look made."""
+"""The builder over workers that only say they compile: what they leave out must not look made."""
 
 import os
 import threading
@@ -12,14 +12,15 @@ import pytest
 
 from snapcap.warmup.build.builder import Builder, Event
 from snapcap.warmup.build.environment import compiler_environment
-from snapcap.warmup.machine.child import ChildError, ChildTimeoutError
-from snapcap.warmup.options import StartOptions, StoreOptions
+from snapcap.warmup.build.worker import BuildJob
+from snapcap.warmup.machine.worker import WorkerError, WorkerTimeoutError
+from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 from snapcap.warmup.plan.plan import make_plan
 from snapcap.warmup.start.preparation import read_checkpoint
 from snapcap.warmup.store.blobs import describe
 
 
-class FakeChild:
+class FakeWorker:
     """Stands for compiler and checker; writes a package where ``write`` says so."""
 
     write = True
@@ -29,35 +30,33 @@ class FakeChild:
     environments: ClassVar[dict[str, dict[str, str]]] = {}
     compilers: ClassVar[list[dict[str, str]]] = []
 
-    def __init__(self, module: str, job: Mapping[str, Any], environment: Mapping[str, str], _nice: int) -> None:
-        self.module, self.folder = module, Path(job["folder"])
+    def __init__(self, module: str, job: BuildJob, environment: Mapping[str, str], nice: int) -> None:
+        self.module, self.folder = module, job.folder
         self.environments[module] = dict(environment)
         if module == "snapcap.warmup.build.compile_worker":
             self.compilers.append(dict(environment))
-        self.alive = False
 
-    def start(self, limit: float) -> None:
-        self.alive = True
+    def __enter__(self) -> "FakeWorker":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
 
     def ask(self, task: Mapping[str, Any], limit: float) -> dict[str, Any]:
         entry = f"aot/{task['region']}.b{task['size']}.pt2"
         if self.module == "snapcap.warmup.build.check_worker":
             if entry == self.crash:
-                self.alive = False
-                raise ChildError("ended with signal 11")
+                raise WorkerError("ended with signal 11")
             return {"entry": entry, "difference": 0.0, **asdict(describe(self.folder / entry))}
         if entry in self.hang:
-            self.alive = False
             time.sleep(limit)
-            raise ChildTimeoutError(f"took more than {limit:g} s and was ended")
+            raise WorkerTimeoutError(f"took more than {limit:g} s and was ended")
         if self.write:
             path = self.folder / entry
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(entry.encode())
-        return {"entry": entry, "signature": [["float32", [1], [1]]], "seconds": 1.0}
+        return {"entry": entry, "inputs": [["float32", [1], [1]]], "seconds": 1.0}
 
-    def kill(self) -> None:
-        self.alive = False
+    def stop(self) -> None: ...
 
 
 @pytest.fixture
@@ -65,9 +64,9 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """``build(device, timeout, write=True, …)`` -> a builder of the demo's bucket 1, its events, its folder."""
 
     def make(device: str = "cpu", timeout: float = 60, **behaviour: Any) -> tuple[Builder, list[Event], Path]:
-        monkeypatch.setattr("snapcap.warmup.build.children.Child", type("Child", (FakeChild,), behaviour))
+        monkeypatch.setattr("snapcap.warmup.build.builder.Worker", type("Worker", (FakeWorker,), behaviour))
         monkeypatch.setattr("snapcap.warmup.build.builder.require_compiler", lambda: "g++")
-        options = StartOptions("demo", tmp_path, StoreOptions(tmp_path), buckets=(1,))
+        options = StartOptions(ModelOptions(cache_dir=tmp_path), ComputeOptions(buckets=(1,)))
         checkpoint = read_checkpoint(options)
         events: list[Event] = []
         plan = replace(make_plan(checkpoint.config, options), device=device)
@@ -84,7 +83,7 @@ def test_all_packages_are_made_and_a_second_run_keeps_them(build: Any) -> None:
     builder, events, _ = build()
     built = builder.run()
     assert built.complete
-    assert set(built.files) == {task.entry for task in builder.tasks} == set(built.signatures)
+    assert set(built.files) == {task.entry for task in builder.tasks} == set(built.input_specs)
     assert [event.kind for event in events].count("built") == len(builder.tasks) == 7
     again, events, _ = build(write=False)
     assert again.run().complete
@@ -158,7 +157,7 @@ def test_a_build_that_makes_nothing_any_more_is_given_up(build: Any) -> None:
     assert "nothing was made in 2 s" in built.failures[given_up[0]]
 
 
-def test_what_waits_for_something_else_than_its_child_holds_no_build_up(
+def test_what_waits_for_something_else_than_its_worker_holds_no_build_up(
     build: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a swap on a device thread that hangs, or a disk that is gone."""
@@ -172,7 +171,7 @@ def test_what_waits_for_something_else_than_its_child_holds_no_build_up(
         released.set()
 
 
-def test_a_build_that_is_stopped_while_it_begins_starts_no_child(build: Any) -> None:
+def test_a_build_that_is_stopped_while_it_begins_starts_no_worker(build: Any) -> None:
     builder, events, _ = build()
     builder.stop()
     built = builder.run()
@@ -213,7 +212,7 @@ def test_an_error_of_a_listener_is_not_swallowed(build: Any) -> None:
 
 def test_more_variables_are_for_the_compilers_alone(build: Any) -> None:
     build()[0].run()
-    environments = FakeChild.environments
+    environments = FakeWorker.environments
     assert environments["snapcap.warmup.build.compile_worker"]["MORE"] == "1"
     assert environments["snapcap.warmup.build.compile_worker"]["TORCHINDUCTOR_COMPILE_THREADS"] == "1"
     assert set(environments["snapcap.warmup.build.check_worker"]) == {"AOTI_RUNTIME_CHECK_INPUTS", "TMPDIR"}
@@ -222,10 +221,10 @@ def test_more_variables_are_for_the_compilers_alone(build: Any) -> None:
 def test_few_packages_are_made_without_a_precompiled_header(build: Any, tmp_path: Path) -> None:
     """It takes as long as two or three of them."""
     builder, _, _ = build()
-    FakeChild.compilers.clear()
+    FakeWorker.compilers.clear()
     assert len(builder.run().files) == 7
     more = compiler_environment(tmp_path, "cpu", 8, {})
-    chosen = [each["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] for each in (*FakeChild.compilers, more)]
+    chosen = [each["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] for each in (*FakeWorker.compilers, more)]
     assert {*chosen[:-1]} == {"0"}
     assert chosen[-1] == "1"
 
@@ -238,13 +237,13 @@ def test_compilers_for_a_gpu_have_cache_folders_of_their_own_which_end_with_them
     def on_event(event: Event) -> None:
         if event.kind == "compiled" and not seen:
             both.wait(30)  # each compiler has begun
-            folders = {Path(each["TMPDIR"]) for each in FakeChild.compilers}
+            folders = {Path(each["TMPDIR"]) for each in FakeWorker.compilers}
             assert all(folder.is_dir() for folder in folders)
             both.wait(30)
             seen.update(folders)
 
     builder._on_event = on_event
-    FakeChild.compilers.clear()
+    FakeWorker.compilers.clear()
     assert builder.run().complete
-    assert len(seen) == len(FakeChild.compilers) == 2
+    assert len(seen) == len(FakeWorker.compilers) == 2
     assert not any(folder.exists() for folder in seen)

@@ -11,7 +11,7 @@ import pytest
 
 from snapcap.warmup.artifacts.key import artifact_key
 from snapcap.warmup.artifacts.signing import OWNER
-from snapcap.warmup.options import StartOptions, StoreOptions
+from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions, StoreOptions
 from snapcap.warmup.plan.checkpoint import Artifacts
 from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.progress.status import StartupStatus
@@ -101,7 +101,9 @@ def test_a_flipped_byte_is_corrupt_and_never_given_to_torch(
     artifacts = look(store)
     assert artifacts.fetched.result == "corrupt"
     with CompileCache.private({}) as cache:
-        options = StartOptions("demo", tmp_path, StoreOptions(store.root), backend="jit")
+        options = StartOptions(
+            ModelOptions(cache_dir=tmp_path), ComputeOptions(backend="jit"), store=StoreOptions(str(store.root))
+        )
         Jit(options, StartupStatus(), cache).backend(PLAN, artifacts)
     assert loaded == []
 
@@ -114,7 +116,9 @@ def test_a_file_that_changes_after_it_was_verified_is_corrupt_and_never_given_to
     assert artifacts.hit
     flip(artifacts.fetched.entries[name].path)
     with CompileCache.private({}) as cache:
-        options = StartOptions("demo", tmp_path, StoreOptions(store.root), backend="jit")
+        options = StartOptions(
+            ModelOptions(cache_dir=tmp_path), ComputeOptions(backend="jit"), store=StoreOptions(str(store.root))
+        )
         Jit(options, status, cache).backend(PLAN, artifacts)
         assert list(cache.folder.iterdir()) == []
     assert loaded == []

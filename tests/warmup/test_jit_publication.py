@@ -9,8 +9,7 @@ import pytest
 
 from snapcap.warmup.artifacts.key import artifact_key
 from snapcap.warmup.artifacts.signing import OWNER, Signer, Trust
-from snapcap.warmup.build.release import publish_in_child
-from snapcap.warmup.options import S3Options, StartOptions, StoreOptions
+from snapcap.warmup.options import ComputeOptions, ModelOptions, S3Options, StartOptions, StoreOptions
 from snapcap.warmup.plan.checkpoint import Artifacts
 from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.progress.compile_events import CacheCounts
@@ -20,6 +19,7 @@ from snapcap.warmup.start.jit.start import Jit
 from snapcap.warmup.store.fetch import Fetched, Result, fetch
 from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.open import open_store
+from snapcap.warmup.store.worker import publish_in_worker
 
 JIT = {"kind": "jit", "format": 1}
 KEY = artifact_key(JIT)
@@ -41,7 +41,7 @@ class Compiled(CompileCache):
 
 @pytest.fixture
 def options(tmp_path: Path) -> StartOptions:
-    return StartOptions("demo", tmp_path, StoreOptions(tmp_path / "store"), backend="jit")
+    return StartOptions(ModelOptions(cache_dir=tmp_path), ComputeOptions(backend="jit"))
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def finish(cache: Compiled, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def stored(options: StartOptions) -> Fetched:
-    return fetch(None, FolderStore.open(options.store.folder), KEY, JIT, OWNER, 60)
+    return fetch(None, FolderStore.open(options.store_folder), KEY, JIT, OWNER, 60)
 
 
 def test_a_start_without_a_miss_publishes_nothing(finish: Any, options: StartOptions) -> None:
@@ -99,7 +99,7 @@ def test_what_cannot_be_published_is_counted_and_serving_goes_on(
     finish: Any, options: StartOptions, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
-    unusable = replace(options, store=StoreOptions(tmp_path / "file" / "store"))
+    unusable = replace(options, store=StoreOptions(str(tmp_path / "file" / "store")))
     assert finish(unusable, "miss", misses=1) == (["error"], {("error",): 1})
     bad_key = replace(options, store=replace(options.store, sign_key=tmp_path / "file"))
     assert finish(bad_key, "miss", misses=1) == (["error"], {("error",): 1})
@@ -129,8 +129,8 @@ def test_a_child_that_cannot_publish_says_why(
 ) -> None:
     store = replace(options.store, address="s3://bucket/a", allow_unsigned=True)
     asked = replace(options, store=store, s3=S3Options(endpoint_url=s3_server, region="us-east-1"))
-    nothing = publish_in_child(KEY, asked, replace=False)
+    nothing = publish_in_worker(KEY, asked, replace=False)
     assert nothing.result == "error"
     assert "no artifacts for key" in nothing.reason
     lost = replace(asked, store=replace(store, sign_key=tmp_path / "lost"))
-    assert "cannot read the key" in publish_in_child(KEY, lost, replace=False).reason
+    assert "cannot read the key" in publish_in_worker(KEY, lost, replace=False).reason

@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 from snapcap.models.config import ModelConfig
 from snapcap.models.regions.table import Region, RegionFunction
 from snapcap.warmup.errors import StartError
-from snapcap.warmup.options import BackendChoice, ReadyWhen, StartOptions, StoreOptions
+from snapcap.warmup.options import BackendChoice, ComputeOptions, ModelOptions, ReadyWhen, StartOptions
 from snapcap.warmup.plan.buckets import Bucket, BucketTable
-from snapcap.warmup.plan.plan import DEFAULT_BUCKETS, make_plan
+from snapcap.warmup.plan.plan import DEFAULT_BUCKETS, Plan, make_plan
 from snapcap.warmup.progress.status import COMPONENTS, StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.runtime.backends.aot import PackageError
@@ -35,9 +35,9 @@ def on_device() -> Iterator[Callable[..., Any]]:
         yield lambda function, *arguments: pool.submit(function, *arguments).result()
 
 
-def options_of(folder: Path, **changes: Any) -> StartOptions:
-    options = StartOptions("demo", folder, StoreOptions(folder), device="cpu", backend="eager", threads=1)
-    return replace(options, buckets=SIZES, **changes)
+def options_of(folder: Path, model: dict[str, Any] | None = None, **compute: Any) -> StartOptions:
+    given = {"device": "cpu", "backend": "eager", "threads": 1, "buckets": SIZES} | compute
+    return StartOptions(ModelOptions(**{"cache_dir": folder, **(model or {})}), ComputeOptions(**given))
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_the_cache_holds_the_models_length_and_room_for_a_prompt(config: ModelCo
             generation=replace(config.generation, max_length=max_length),
             decoder=replace(config.decoder, n_positions=positions),
         )
-        return make_plan(changed, options_of(tmp_path, **changes)).cache_length
+        return make_plan(changed, options_of(tmp_path, changes)).cache_length
 
     assert length(20, 1024) == 64
     assert length(100, 1024) == 100
@@ -72,21 +72,23 @@ def test_a_cache_that_the_model_cannot_have_stops_the_start(
 ) -> None:
     says = rf"cache_length {length}: this model has positions for 2 to {config.decoder.n_positions} tokens"
     with pytest.raises(StartError, match=says):
-        make_plan(config, options_of(tmp_path, cache_length=length))
+        make_plan(config, options_of(tmp_path, {"cache_length": length}))
 
 
 def test_bad_buckets_stop_the_start(config: ModelConfig, tmp_path: Path) -> None:
     with pytest.raises(StartError, match=r"^buckets: .*distinct positive numbers, not \[4, 4\]"):
-        make_plan(config, replace(options_of(tmp_path), buckets=(4, 4)))
+        make_plan(config, options_of(tmp_path, buckets=(4, 4)))
 
 
 def test_what_the_options_leave_open_is_decided_by_the_device(config: ModelConfig, tmp_path: Path) -> None:
-    open_options = replace(options_of(tmp_path), buckets=(), threads=0)
-    cpu, cuda = make_plan(config, open_options), make_plan(config, replace(open_options, device="cuda:1"))
+    def plan(**compute: Any) -> Plan:
+        return make_plan(config, options_of(tmp_path, buckets=(), threads=0, **compute))
+
+    cpu, cuda = plan(), plan(device="cuda:1")
     assert (cpu.dtype, cpu.buckets, cpu.device_type) == ("float32", DEFAULT_BUCKETS["cpu"], "cpu")
     assert (cuda.dtype, cuda.buckets, cuda.device_type) == ("bfloat16", DEFAULT_BUCKETS["cuda"], "cuda")
     assert cpu.threads >= 1
-    assert make_plan(config, replace(open_options, dtype="float16")).dtype == "float16"
+    assert plan(dtype="float16").dtype == "float16"
 
 
 def test_a_device_that_is_not_there_is_named(config: ModelConfig, tmp_path: Path, on_device: Any) -> None:
@@ -138,7 +140,7 @@ def test_what_ready_waits_for(
     backend: str, asked: BackendChoice, when: ReadyWhen, device: str, count: int, tmp_path: Path
 ) -> None:
     buckets = (Bucket(1), Bucket(2), Bucket(4))
-    options = replace(options_of(tmp_path, ready_when=when), backend=asked)
+    options = options_of(tmp_path, ready_when=when, backend=asked)
     assert before_ready(backend, buckets, options, device) == buckets[:count]
 
 
@@ -270,6 +272,6 @@ def test_the_self_test_notices_damaged_weights(
     tensors = load_file(folder / "model.safetensors")
     tensors[tensor].view(-1)[0] = value
     save_file(tensors, folder / "model.safetensors")
-    options = replace(options_of(tmp_path), model=str(folder))
+    options = options_of(tmp_path, {"source": str(folder)})
     with pytest.raises(StartError, match="logits are not finite: the weights or the device are damaged"):
         on_device(load, options, Timeline.since_exec(), StartupStatus())

@@ -9,7 +9,7 @@ import torch
 
 from snapcap.warmup.build.check_worker import example_inputs
 from snapcap.warmup.plan.buckets import Bucket
-from snapcap.warmup.runtime.aoti.packages import entry_name, signature
+from snapcap.warmup.runtime.aoti.packages import entry_name, input_specs
 from snapcap.warmup.runtime.backends.aot import AotBackend
 from snapcap.warmup.runtime.compare import compare_call
 from snapcap.warmup.runtime.loaded_model import LoadedModel
@@ -31,10 +31,10 @@ def test_what_cannot_be_opened_stays_eager_and_says_so_once(
         path.unlink()
     if damage == "changed":
         path.write_bytes(b"other code")
-    built_for = signature(demo_model.inputs(region, FOUR))
-    signatures = {ENTRY: built_for[:-1] if damage == "of other inputs" else built_for}
+    built_for = input_specs(demo_model.inputs(region, FOUR))
+    specs = {ENTRY: built_for[:-1] if damage == "of other inputs" else built_for}
     entries = {} if damage == "not in the set" else {ENTRY: package}
-    run = AotBackend(entries, signatures, demo_model).callable(region, FOUR)
+    run = AotBackend(entries, specs, demo_model).callable(region, FOUR)
     assert caplog.records == []
     inputs = example_inputs(demo_model, region, FOUR, padding=False)
     with caplog.at_level(logging.ERROR), torch.no_grad():
@@ -52,9 +52,9 @@ def test_a_package_is_opened_from_the_bytes_that_were_verified(
     (build,) = (built_cache / "store" / "builds").iterdir()
     region, path = demo_model.regions.decoder_beams, tmp_path / "package.pt2"
     path.write_bytes((build / ENTRY).read_bytes())
-    package, signatures = VerifiedFile.of(path), {ENTRY: signature(demo_model.inputs(region, FOUR))}
-    opened = AotBackend({ENTRY: package}, signatures, demo_model).callable(region, FOUR)
-    late = AotBackend({ENTRY: package}, signatures, demo_model).callable(region, FOUR)
+    package, specs = VerifiedFile.of(path), {ENTRY: input_specs(demo_model.inputs(region, FOUR))}
+    opened = AotBackend({ENTRY: package}, specs, demo_model).callable(region, FOUR)
+    late = AotBackend({ENTRY: package}, specs, demo_model).callable(region, FOUR)
     inputs = example_inputs(demo_model, region, FOUR, padding=False)
     with torch.no_grad():
         assert compare_call(region.function, opened, inputs, demo_model.dtype) < 1e-4

@@ -10,15 +10,15 @@ from snapcap.warmup.artifacts.key import artifact_key
 from snapcap.warmup.artifacts.manifest import Manifest, seal
 from snapcap.warmup.artifacts.signing import OWNER, Signer, Trust, generate_key, load_signer
 from snapcap.warmup.build.builder import Built
-from snapcap.warmup.build.release import publish_built, publish_in_child, publish_jit
-from snapcap.warmup.options import S3Options, StartOptions, StoreOptions
+from snapcap.warmup.build.release import publish_built, publish_jit
+from snapcap.warmup.options import ModelOptions, S3Options, StartOptions, StoreOptions
 from snapcap.warmup.start.jit.compile_cache import PAYLOAD
 from snapcap.warmup.store.blobs import VerifiedFile
 from snapcap.warmup.store.fetch import Fetched, fetch
-from snapcap.warmup.store.fetch_worker import FetchRequest, fetch_in_child
 from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.publish import new_manifest, publish
 from snapcap.warmup.store.store import ArtifactStore, manifest_name
+from snapcap.warmup.store.worker import StoreJob, fetch_in_worker, publish_in_worker
 
 JIT = {"kind": "jit", "format": 1}
 
@@ -44,8 +44,10 @@ def a_set(request: pytest.FixtureRequest, files: dict[str, Path], factors: dict[
 @pytest.fixture
 def options(tmp_path: Path, s3: Any, s3_server: str, successor: Signer) -> StartOptions:
     """A server that trusts B, with an empty bucket."""
-    store = StoreOptions(tmp_path / "local", "s3://bucket/store", trusted_keys=(tmp_path / "b.pub",))
-    return StartOptions("demo", tmp_path, store, s3=S3Options(endpoint_url=s3_server, region="us-east-1"))
+    store = StoreOptions("s3://bucket/store", trusted_keys=(tmp_path / "b.pub",))
+    return StartOptions(
+        ModelOptions(cache_dir=tmp_path), store=store, s3=S3Options(endpoint_url=s3_server, region="us-east-1")
+    )
 
 
 def get(remote: ArtifactStore | None, local: FolderStore, trust: Trust, manifest: Manifest) -> Fetched:
@@ -110,14 +112,14 @@ def test_what_was_built_here_needs_no_signature(
     built = Built(checked(files), {}, {}, complete=True)
     publication = publish_built(built, manifest.factors, options, to_remote=False, found=Fetched("miss", ""))
     assert publication.local.result == "published"
-    local = FolderStore.open(options.store.folder)
+    local = FolderStore.open(options.store_folder)
     assert get(None, local, revoked, manifest).result == "hit"
 
 
 def test_a_build_takes_the_place_of_what_is_not_trusted(
     options: StartOptions, files: dict[str, Path], manifest: Manifest, signer: Signer, revoked: Trust
 ) -> None:
-    local = FolderStore.open(options.store.folder)
+    local = FolderStore.open(options.store_folder)
     assert publish(local, manifest, files, signer).result == "published"
     for hidden in (get(None, local, revoked, manifest), Fetched("error", "the store did not answer")):
         built = Built(checked(files), {}, {}, complete=True)
@@ -130,7 +132,7 @@ def test_a_fetched_set_does_not_become_the_owner_s_by_a_build_that_finds_it(
     options: StartOptions, files: dict[str, Path], manifest: Manifest, signer: Signer, trust: Trust, revoked: Trust
 ) -> None:
     """`snapcap build` publishes to the remote store what is at hand."""
-    local = FolderStore.open(options.store.folder)
+    local = FolderStore.open(options.store_folder)
     local.write(manifest_name(manifest.key), seal(manifest, signer))
     publish(local, manifest, files, signer, replace=True)
     found = get(None, local, trust, manifest)
@@ -154,7 +156,7 @@ def test_what_jit_makes_from_another_s_set_does_not_outlive_the_trust_in_it(
         options.store, trusted_keys=(tmp_path / "key.pub",), sign_key=tmp_path / "key" if signs else None
     )
     options = replace(options, store=store)
-    local, made = FolderStore.open(store.folder), {PAYLOAD: files["blocks.pt2"]}
+    local, made = FolderStore.open(options.store_folder), {PAYLOAD: files["blocks.pt2"]}
     theirs = new_manifest("jit", JIT, made, "1")
     assert publish(local, theirs, made, signer).result == "published"
     found = get(None, local, trust, theirs)
@@ -179,11 +181,11 @@ def test_a_package_that_changed_after_its_self_check_is_not_published(
 def test_nobody_signs_for_a_set_that_is_not_trusted(
     options: StartOptions, tmp_path: Path, files: dict[str, Path], signer: Signer
 ) -> None:
-    local = FolderStore.open(options.store.folder)
+    local = FolderStore.open(options.store_folder)
     theirs = new_manifest("jit", JIT, files, "1")
     assert publish(local, theirs, files, signer).result == "published"
     signing = replace(options, store=replace(options.store, sign_key=tmp_path / "b"))
-    published = publish_in_child(artifact_key(JIT), signing, replace=False)
+    published = publish_in_worker(artifact_key(JIT), signing, replace=False)
     assert published.result == "error"
     assert "--trusted-key" in published.reason
 
@@ -191,17 +193,8 @@ def test_nobody_signs_for_a_set_that_is_not_trusted(
 def test_the_parent_of_the_process_that_fetches_trusts_no_more_than_it(
     options: StartOptions, files: dict[str, Path], manifest: Manifest, signer: Signer, trust: Trust, revoked: Trust
 ) -> None:
-    store = options.store
-    local = FolderStore.open(store.folder)
+    local = FolderStore.open(options.store_folder)
     assert publish(local, manifest, files, signer).result == "published"
-    request = FetchRequest(
-        "s3://bucket/store",
-        store.folder,
-        manifest.key,
-        manifest.factors,
-        options.s3,
-        store.trusted_keys,
-        deadline=60,
-    )
-    assert fetch_in_child(request, trust).result == "hit"
-    assert_untrusted(fetch_in_child(request, revoked))
+    job = StoreJob.of(options, manifest.key, manifest.factors)
+    assert fetch_in_worker(job, trust).result == "hit"
+    assert_untrusted(fetch_in_worker(job, revoked))

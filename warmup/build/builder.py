@@ -1,6 +1,6 @@
-"""Builds every region at every bucket: compiled and checked by child processes, in parallel and resumable.
+"""Builds every region at every bucket: compiled and checked by worker processes, in parallel and resumable.
 
-    compiler children ─▶ packages ─▶ checker children ─▶ kept beside their records ─▶ (all done) ─▶ manifest
+    compilers ─▶ packages ─▶ checkers ─▶ kept beside their records ─▶ (all done) ─▶ manifest
 
 A check is short beside a compilation, so a few checkers serve all compilers, which go on meanwhile.
 
@@ -15,31 +15,33 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from snapcap.warmup.artifacts.manifest import Blob
-from snapcap.warmup.build.children import Children, ReplaceableChild
 from snapcap.warmup.build.environment import checker_environment, compiler_environment
 from snapcap.warmup.build.folder import BuildFolder
-from snapcap.warmup.build.worker import job_of
+from snapcap.warmup.build.worker import BuildJob
 from snapcap.warmup.errors import BuildError, os_error_text
-from snapcap.warmup.machine.child import ChildError, ChildTimeoutError
 from snapcap.warmup.machine.cpus import available_cpus
-from snapcap.warmup.machine.cxx import compiler_names, find_compiler
+from snapcap.warmup.machine.cxx import require_compiler
 from snapcap.warmup.machine.scratch import scratch_folder
+from snapcap.warmup.machine.worker import Worker, WorkerError, WorkerTimeoutError
 from snapcap.warmup.options import BUILD_TIMEOUT
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.progress.status import ComponentName
-from snapcap.warmup.runtime.aoti.packages import Signature
+from snapcap.warmup.runtime.aoti.packages import InputSpecs
 from snapcap.warmup.store.blobs import VerifiedFile
 
 EventKind = Literal["kept", "compiled", "built", "failed"]
 
+_COMPILER = "snapcap.warmup.build.compile_worker"
+_CHECKER = "snapcap.warmup.build.check_worker"
 _COMPILERS_A_CHECKER = 4
 _LOOK_S = 0.5  # a signal that the system gives to another thread is seen by this one when it does not wait
-_ENDING_S = 5.0  # for threads to find that their children have been ended
+_ENDING_S = 5.0  # for threads to find that their workers have been ended
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class _Compiled:
 
     task: Task
     seconds: float
-    signature: Signature
+    specs: InputSpecs
 
 
 # What checkers take; None ends the one that takes it.
@@ -78,11 +80,11 @@ class Event:
 
 @dataclass(frozen=True)
 class Built:
-    """What a build made: files and their input signatures by entry name, and what failed and why; ``complete`` when
+    """What a build made: files and their input specs by entry name, and what failed and why; ``complete`` when
     everything is there that every start needs."""
 
     files: Mapping[str, VerifiedFile]
-    signatures: Mapping[str, Signature]
+    input_specs: Mapping[str, InputSpecs]
     failures: Mapping[str, str]
     complete: bool
 
@@ -90,25 +92,10 @@ class Built:
 @dataclass
 class _Progress:
     files: dict[str, VerifiedFile] = field(default_factory=dict)
-    signatures: dict[str, Signature] = field(default_factory=dict)
+    input_specs: dict[str, InputSpecs] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
     moved: float = field(default_factory=time.monotonic)  # when something was made last, or failed by itself
-
-
-def require_compiler() -> str:
-    """The C++ compiler that Inductor will call.
-
-    Raises:
-        BuildError: there is none.
-    """
-    if (name := find_compiler()) is not None:
-        return name
-    looked_for = " or ".join(compiler_names())
-    raise BuildError(
-        f"no C++ compiler ({looked_for}) on this machine; install one (apt-get install g++), or run "
-        "`snapcap build` on a machine of the same kind that has one"
-    )
 
 
 def tasks_of(checkpoint: Checkpoint, plan: Plan) -> list[Task]:
@@ -139,27 +126,29 @@ class Builder:
     ) -> None:
         """``folder``: where packages and their records are kept. ``workers``: compilers at once, 0 one a CPU.
         ``on_event`` is called from the workers' threads. ``environment``: more variables for the compilers.
-        ``timeout``: seconds in which a child must have answered; a build that makes nothing in twice that time is
+        ``timeout``: seconds in which a worker must have answered; a build that makes nothing in twice that time is
         given up."""
-        self._children = Children(job_of(checkpoint.folder, plan, folder), nice, timeout)
+        job = BuildJob(checkpoint.folder, plan, folder)
+        self._worker = partial(Worker, job=job, nice=nice)
+        self._timeout = timeout
+        self._workers: list[Worker] = []
         self._tasks = tasks_of(checkpoint, plan)
         self._folder = BuildFolder(folder)
-        self._workers = min(workers or available_cpus(), len(self._tasks))
+        self._compilers = min(workers or available_cpus(), len(self._tasks))
         self._on_event = on_event
         self._environment = dict(environment or {})
         self._device_type = plan.device_type
         self._stopped = threading.Event()
-        self._patience = 2 * timeout
         self._progress = _Progress()
 
     @property
     def tasks(self) -> list[Task]:
         return list(self._tasks)
 
-    def made(self) -> tuple[dict[str, VerifiedFile], dict[str, Signature]]:
-        """Files and signatures of what is done so far, by entry name."""
+    def made(self) -> tuple[dict[str, VerifiedFile], dict[str, InputSpecs]]:
+        """Files and specs of what is done so far, by entry name."""
         with self._progress.lock:
-            return dict(self._progress.files), dict(self._progress.signatures)
+            return dict(self._progress.files), dict(self._progress.input_specs)
 
     def is_settled(self, component: ComponentName, size: int) -> bool:
         """Whether a bucket of a component has every package that it is going to have, and all that it needs."""
@@ -192,29 +181,32 @@ class Builder:
             except OSError as error:
                 raise BuildError(f"cannot write to {self._folder.path}: {os_error_text(error)}") from error
             self._make(missing, count)
-        files, signatures = self.made()
+        files, specs = self.made()
         needed = {task.entry for task in self._tasks if not task.on_demand}
-        return Built(files, signatures, dict(self._progress.failures), complete=needed <= files.keys())
+        return Built(files, specs, dict(self._progress.failures), complete=needed <= files.keys())
 
     def stop(self) -> None:
-        """End the children; ``run`` returns with what is done."""
+        """End the workers' processes; ``run`` returns with what is done."""
         self._stopped.set()
-        self._children.stop()
+        for worker in self._workers:
+            worker.stop()
 
-    def _make(self, missing: "queue.SimpleQueue[Task]", count: int) -> None:
+    def _make(self, missing: "queue.SimpleQueue[Task]", packages: int) -> None:
         checks: _Checks = queue.SimpleQueue()
-        compilers = min(self._workers, count)
-        checkers = -(-compilers // _COMPILERS_A_CHECKER)
-        pool = ThreadPoolExecutor(compilers + checkers, thread_name_prefix="build")
         checking: list[Future[None]] = []
         compiling: list[Future[None]] = []
         self._progress.moved = time.monotonic()
         with scratch_folder("snapcap-build-") as scratch:
+            more = (scratch, self._device_type, packages, self._environment)
+            count = min(self._compilers, packages)
+            compilers = [self._worker(_COMPILER, environment=compiler_environment(*more)) for _ in range(count)]
+            count = -(-count // _COMPILERS_A_CHECKER)
+            checkers = [self._worker(_CHECKER, environment=checker_environment(scratch)) for _ in range(count)]
+            self._workers = [*compilers, *checkers]  # all, before the first is asked, so that none escapes `stop`
+            pool = ThreadPoolExecutor(len(self._workers), thread_name_prefix="build")
             try:
-                checking += [pool.submit(self._check_all, checks, scratch) for _ in range(checkers)]
-                compiling += [
-                    pool.submit(self._compile_all, missing, count, checks, scratch) for _ in range(compilers)
-                ]
+                checking += [pool.submit(self._check_all, checker, checks) for checker in checkers]
+                compiling += [pool.submit(self._compile_all, each, missing, checks) for each in compilers]
                 self._watch(compiling)
                 for _ in checking:
                     checks.put(None)
@@ -223,20 +215,20 @@ class Builder:
                 self.stop()
                 for _ in checking:
                     checks.put(None)
-                # One that waits for something else than its child, as for a disk that is gone, is left to itself.
+                # One that waits for something else than its worker, as for a disk that is gone, is left to itself.
                 pool.shutdown(wait=False, cancel_futures=True)
                 ended = wait([*compiling, *checking], _ENDING_S).done
-        for worker in ended:
-            worker.result()  # or a worker that broke would leave packages out that nobody misses
+        for thread in ended:
+            thread.result()  # or one that broke would leave packages out that nobody misses
 
-    def _watch(self, workers: "list[Future[None]]") -> None:
-        """Wait for workers to end, as long as they make something."""
+    def _watch(self, threads: "list[Future[None]]") -> None:
+        """Wait for threads to end, as long as they make something."""
         while not self._stopped.is_set():
-            left = self._progress.moved + self._patience - time.monotonic()
+            left = self._progress.moved + 2 * self._timeout - time.monotonic()
             if left <= 0:
                 self.stop()
-                self._give_up(f"nothing was made in {self._patience:g} s, so the build was given up")
-            elif not wait(workers, min(left, _LOOK_S)).not_done:
+                self._give_up(f"nothing was made in {2 * self._timeout:g} s, so the build was given up")
+            elif not wait(threads, min(left, _LOOK_S)).not_done:
                 return
 
     def _give_up(self, reason: str) -> None:
@@ -246,33 +238,30 @@ class Builder:
                 if task.entry not in self._progress.files:
                     self._progress.failures.setdefault(task.entry, reason)
 
-    def _compile_all(self, missing: "queue.SimpleQueue[Task]", count: int, checks: _Checks, scratch: Path) -> None:
-        """One compiler child, replaced when it dies, until nothing is left to compile."""
-        environment = compiler_environment(scratch, self._device_type, count, self._environment)
-        with ReplaceableChild(self._children, "snapcap.warmup.build.compile_worker", environment) as compiler:
+    def _compile_all(self, compiler: Worker, missing: "queue.SimpleQueue[Task]", checks: _Checks) -> None:
+        """Until nothing is left to compile."""
+        with compiler:
             while not self._stopped.is_set():
                 try:
                     task = missing.get_nowait()
                 except queue.Empty:
                     return
                 with self._failing(task, "compile"):
-                    compiled = compiler.ask({"region": task.region, "size": task.size})
+                    compiled = compiler.ask({"region": task.region, "size": task.size}, self._timeout)
                     self._tell(Event("compiled", task, compiled["seconds"]))
-                    checks.put(_Compiled(task, compiled["seconds"], compiled["signature"]))
+                    checks.put(_Compiled(task, compiled["seconds"], compiled["inputs"]))
 
-    def _check_all(self, checks: _Checks, scratch: Path) -> None:
-        """One checker child, replaced when it dies, until it is told that nothing more will come."""
-        with ReplaceableChild(
-            self._children, "snapcap.warmup.build.check_worker", checker_environment(scratch)
-        ) as checker:
+    def _check_all(self, checker: Worker, checks: _Checks) -> None:
+        """Until it is told that nothing more will come."""
+        with checker:
             while (compiled := checks.get()) is not None and not self._stopped.is_set():
                 task = compiled.task
                 with self._failing(task, "self-check"):
-                    checked = checker.ask({"region": task.region, "size": task.size})
+                    checked = checker.ask({"region": task.region, "size": task.size}, self._timeout)
                     blob = Blob(checked["digest"], checked["size"])
                     with self._failing(task, "record"):
-                        package = self._folder.record(task.entry, compiled.signature, blob)
-                        self._done(task, package, compiled.signature)
+                        package = self._folder.record(task.entry, compiled.specs, blob)
+                        self._done(task, package, compiled.specs)
                         self._tell(Event("built", task, compiled.seconds))
 
     @contextlib.contextmanager
@@ -280,20 +269,20 @@ class Builder:
         """A package that cannot be made is noted with the stage; the others are made all the same."""
         try:
             yield
-        except (ChildError, OSError) as error:
+        except (WorkerError, OSError) as error:
             if self._stopped.is_set():
                 return
             reason = f"{stage}: {error}"
             with self._progress.lock:
                 self._progress.failures[task.entry] = reason
-            self._tell(Event("failed", task, error=reason), moved=not isinstance(error, ChildTimeoutError))
+            self._tell(Event("failed", task, error=reason), moved=not isinstance(error, WorkerTimeoutError))
 
     def _tell(self, event: Event, moved: bool = True) -> None:
         if moved:
             self._progress.moved = time.monotonic()
         self._on_event(event)
 
-    def _done(self, task: Task, package: VerifiedFile, signature: Signature) -> None:
+    def _done(self, task: Task, package: VerifiedFile, specs: InputSpecs) -> None:
         with self._progress.lock:
             self._progress.files[task.entry] = package
-            self._progress.signatures[task.entry] = signature
+            self._progress.input_specs[task.entry] = specs

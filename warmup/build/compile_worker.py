@@ -1,7 +1,7 @@
-"""Compiles regions in a child process: exports and compiles one at a bucket for each line it is sent.
+"""Compiles regions in a worker process: exports and compiles one at a bucket for each line it is sent.
 
     stdin   {"checkpoint": folder, "plan": {…}, "folder": where packages go}, then {"region": …, "size": …} a line
-    stdout  {"entry": …, "signature": […], "seconds": …} or {"entry": …, "error": …} a line
+    stdout  {"entry": …, "inputs": […], "seconds": …} or {"entry": …, "error": …} a line
 
 Run as ``python -m snapcap.warmup.build.compile_worker``; never imported by a server.
 """
@@ -22,7 +22,7 @@ from snapcap.warmup.build.worker import serve_regions
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.plan.compile_modes import inductor_options
 from snapcap.warmup.plan.plan import Plan
-from snapcap.warmup.runtime.aoti.packages import is_whole, signature, slim
+from snapcap.warmup.runtime.aoti.packages import input_specs, is_whole, slim
 from snapcap.warmup.runtime.loaded_model import LoadedModel
 
 # Inductor writes into its cache folder in place, and may take a file from there that another build on this machine
@@ -70,7 +70,7 @@ def build(model: LoadedModel, plan: Plan, region: Region, bucket: Bucket, path: 
     path.parent.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     compile_region(model, region, bucket, plan, path)
-    return {"signature": signature(model.inputs(region, bucket)), "seconds": time.monotonic() - started}
+    return {"inputs": input_specs(model.inputs(region, bucket)), "seconds": time.monotonic() - started}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Sets the variables of a build's children, and makes the temporary folder that is theirs alone.
+"""Sets the variables of a build's workers, and makes the temporary folder that is theirs alone.
 
 Compilers keep headers, objects and graphs for one another in folders below the temporary one, under names that
 anybody on the machine can know, and take what they find there as it is. Whoever makes such a folder first has code
@@ -9,9 +9,9 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-# No pool of helpers: the children are the pool, one thread each beside the compiler it calls. No line tables: they
+# No pool of helpers: the workers are the pool, one thread each beside the compiler it calls. No line tables: they
 # are four fifths of a package. And no test compilations of vector instructions that the CPU says it has: 15 to 50 s
-# before a child's first package (benchmarks/NOTES.md).
+# before a worker's first package (benchmarks/NOTES.md).
 _COMPILER = {
     "TORCHINDUCTOR_VEC_ISA_OK": "1",
     "TORCHINDUCTOR_COMPILE_THREADS": "1",

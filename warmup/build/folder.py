@@ -7,7 +7,7 @@ from typing import Any
 
 from snapcap.warmup.artifacts.manifest import Blob
 from snapcap.warmup.machine.files import make_folder, open_regular
-from snapcap.warmup.runtime.aoti.packages import Signature
+from snapcap.warmup.runtime.aoti.packages import InputSpecs
 from snapcap.warmup.store.blobs import VerifiedFile
 
 _RECORD_BYTES = 1024 * 1024
@@ -23,7 +23,7 @@ class BuildFolder:
         """Raises OSError."""
         make_folder(self.path)
 
-    def record(self, entry: str, signature: Signature, checked: Blob) -> VerifiedFile:
+    def record(self, entry: str, specs: InputSpecs, checked: Blob) -> VerifiedFile:
         """Note that a package has passed as what it was when it was checked; without that it counts as not made.
 
         Raises:
@@ -31,12 +31,12 @@ class BuildFolder:
         """
         path = self.path / entry
         temporary = path.with_suffix(".json.part")
-        temporary.write_text(json.dumps({"digest": checked.digest, "size": checked.size, "signature": signature}))
+        temporary.write_text(json.dumps({"digest": checked.digest, "size": checked.size, "signature": specs}))
         temporary.replace(path.with_suffix(".json"))
         return VerifiedFile(path, checked)
 
-    def recorded(self, entry: str) -> tuple[VerifiedFile, Signature] | None:
-        """A package of an earlier run and its signature, if it is still what was checked then."""
+    def recorded(self, entry: str) -> tuple[VerifiedFile, InputSpecs] | None:
+        """A package of an earlier run and its specs, if it is still what was checked then."""
         path = self.path / entry
         try:
             with open_regular(path.with_suffix(".json")) as file:

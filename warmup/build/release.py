@@ -12,7 +12,6 @@ from snapcap.warmup.artifacts.manifest import Manifest, seal
 from snapcap.warmup.artifacts.signing import KeyFileError, Signer, load_signer
 from snapcap.warmup.build.builder import Built
 from snapcap.warmup.errors import StartError
-from snapcap.warmup.machine.child import Child, ChildError
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.store.fetch import Fetched
@@ -61,7 +60,7 @@ def publish_built(
     """
     files = {name: file.path for name, file in built.files.items()}
     manifest = dataclasses.replace(
-        new_manifest("aot", factors, files, snapcap_version(), {"signatures": dict(built.signatures)}),
+        new_manifest("aot", factors, files, snapcap_version(), {"signatures": dict(built.input_specs)}),
         entries={name: file.blob for name, file in built.files.items()},  # what was checked, and nothing else
     )
     if found.result == "hit":
@@ -79,7 +78,7 @@ def _publish_locally(
 ) -> Published:
     """Publish to the local folder, and vouch there for what was made here, signed by whomever; but not for what was
     made from somebody else's set, which must not outlive the trust in that."""
-    folder, signer, name = FolderStore.open(options.store.folder), signer_of(options), manifest_name(manifest.key)
+    folder, signer, name = FolderStore.open(options.store_folder), signer_of(options), manifest_name(manifest.key)
     try:
         used = folder.read(name, MAX_ENVELOPE_BYTES) if found.result == "hit" else None
         own = used is None or folder.is_vouched(used.data)
@@ -107,28 +106,3 @@ def publish_jit(files: Mapping[str, Path], factors: Factors, options: StartOptio
     """
     manifest = new_manifest("jit", factors, files, snapcap_version())
     return _publish_locally(manifest, files, options, found)
-
-
-def publish_in_child(key: str, options: StartOptions, replace: bool) -> Published:
-    """Publish the set of a key that is in the local folder to the remote store, without importing boto3 here; a
-    remote that takes longer than ``build_timeout`` is given up."""
-    store = options.store
-    job = {
-        "store": store.remote,
-        "local": str(store.folder),
-        "key": key,
-        "sign_key": str(store.sign_key) if store.sign_key else None,
-        "trusted_keys": [str(path) for path in store.trusted_keys],
-        "allow_unsigned": store.allow_unsigned,
-        "s3": dataclasses.asdict(options.s3),
-        "replace": replace,
-    }
-    child = Child("snapcap.warmup.store.publish_worker", job)
-    try:
-        child.start(options.build_timeout)
-        answer = child.ask({}, options.build_timeout)
-    except (ChildError, OSError) as error:
-        return Published("error", str(error))
-    finally:
-        child.kill()
-    return Published(answer["result"], answer["reason"])

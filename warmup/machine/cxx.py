@@ -4,15 +4,27 @@ import os
 import shutil
 import subprocess
 
-
-def compiler_names() -> list[str]:
-    """Those that are looked for, the first that is there is taken; CXX is the only one where it is set."""
-    return [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++"]
+from snapcap.warmup.errors import BuildError
 
 
 def find_compiler() -> str | None:
     """None where there is none."""
-    return next((name for name in compiler_names() if shutil.which(name)), None)
+    return next((name for name in _names() if shutil.which(name)), None)
+
+
+def require_compiler() -> str:
+    """The C++ compiler that Inductor will call.
+
+    Raises:
+        BuildError: there is none.
+    """
+    if (name := find_compiler()) is not None:
+        return name
+    looked_for = " or ".join(_names())
+    raise BuildError(
+        f"no C++ compiler ({looked_for}) on this machine; install one (apt-get install g++), or run "
+        "`snapcap build` on a machine of the same kind that has one"
+    )
 
 
 def compiler_version() -> str | None:
@@ -27,3 +39,8 @@ def compiler_version() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return " ".join(done.stdout.partition("\n")[0].split()) or None
+
+
+def _names() -> list[str]:
+    """Those that are looked for, the first that is there is taken; CXX is the only one where it is set."""
+    return [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++"]

@@ -51,7 +51,7 @@ class Artifacts:
     key: str
     factors: "Factors"
     fetched: "Fetched"
-    signatures: Mapping[str, Any] = field(default_factory=dict)
+    input_specs: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def hit(self) -> bool:

@@ -77,28 +77,29 @@ def make_plan(config: ModelConfig, options: StartOptions) -> Plan:
     Raises:
         StartError: an option does not fit the model or the machine.
     """
-    device = resolve_device(options.device)
+    compute = options.compute
+    device = resolve_device(compute.device)
     kind = device.partition(":")[0]
     try:
-        table = BucketTable.of(options.buckets or DEFAULT_BUCKETS[kind])
+        table = BucketTable.of(compute.buckets or DEFAULT_BUCKETS[kind])
     except ValueError as error:
         raise StartError(f"buckets: {error}") from None
     return Plan(
         device=device,
-        dtype=options.dtype if options.dtype != "auto" else ("bfloat16" if kind == "cuda" else "float32"),
+        dtype=compute.dtype if compute.dtype != "auto" else ("bfloat16" if kind == "cuda" else "float32"),
         buckets=table.sizes,
         cache_length=_cache_length(config, options),
-        threads=options.threads or default_threads(),
-        encoder_mode=options.encoder_mode,
-        decoder_mode=options.decoder_mode,
+        threads=compute.threads or default_threads(),
+        encoder_mode=compute.encoder_mode,
+        decoder_mode=compute.decoder_mode,
     )
 
 
 def _cache_length(config: ModelConfig, options: StartOptions) -> int:
     """Positions a row's cache holds: as set, or room for the model's default length and a prompt."""
     positions = config.decoder.n_positions
-    length = options.cache_length or min(
-        positions, max(DEFAULT_CACHE_LENGTH, config.generation.max_length, options.max_new_tokens + 1)
+    length = options.model.cache_length or min(
+        positions, max(DEFAULT_CACHE_LENGTH, config.generation.max_length, options.model.max_new_tokens + 1)
     )
     if not 2 <= length <= positions:
         raise StartError(f"cache_length {length}: this model has positions for 2 to {positions} tokens")

@@ -27,6 +27,8 @@ PHASES = (
     "self_test",
     "rehearsal",  # of the server only
 )
+# On other threads; the start waits for these only where nothing else runs.
+BESIDE = frozenset({"fetch_weights", "fetch_artifacts", "open_packages", "launch_operators"})
 
 
 @dataclass(frozen=True)

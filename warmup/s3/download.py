@@ -176,7 +176,11 @@ def remove_parts(folder: Path) -> None:
 
 @dataclass
 class _Job:
-    """One object on its way into a temporary file beside its destination."""
+    """One object on its way into a temporary file beside its destination.
+
+    Not a transfer of s3transfer, which has no deadline: its manager waits for its threads until they end, and the
+    body that one of them reads is out of reach for who would hang up. Nor does it look at the room on the disk.
+    """
 
     s3: "S3Client"
     bucket: str

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from snapcap.models.regions.names import ON_DEMAND
-from snapcap.warmup.machine.child import one_line
+from snapcap.warmup.errors import first_line
 from snapcap.warmup.machine.torch_libraries import load_torch_libraries
 from snapcap.warmup.plan.checkpoint import Artifacts
 from snapcap.warmup.runtime.aoti.container import AotiError, Container
@@ -48,10 +48,10 @@ def open_ahead(artifacts: Artifacts, device: str, sizes: Sequence[int]) -> Mappi
             }
             zeros = Zeros.on(libtorch, device)
             for entry, container in opening.items():
-                run_on_zeros(container.result(), artifacts.signatures[entry], zeros)
+                run_on_zeros(container.result(), artifacts.input_specs[entry], zeros)
                 opened[entry] = container.result()
     except (AotiError, KeyError, TypeError, ValueError) as error:
-        _logger.warning("packages not opened ahead", extra={"fields": {"error": one_line(error)}})
+        _logger.warning("packages not opened ahead", extra={"fields": {"error": first_line(error)}})
     return opened
 
 
@@ -69,7 +69,7 @@ def launch_ahead(launches: Iterable[Launch], device: str) -> None:
             except AotiError:
                 failed.append(launch.operator)
     except AotiError as error:
-        failed.append(one_line(error))
+        failed.append(first_line(error))
     if failed:
         _logger.warning("operators not launched ahead", extra={"fields": {"error": ", ".join(failed)}})
 

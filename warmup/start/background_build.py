@@ -9,11 +9,12 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from snapcap.warmup.build.builder import Builder, Built, Event, require_compiler
-from snapcap.warmup.build.release import publish_built, publish_in_child, report
+from snapcap.warmup.build.builder import Builder, Built, Event
+from snapcap.warmup.build.release import publish_built, report
 from snapcap.warmup.build.remote_cache import remote_cache_environment
 from snapcap.warmup.errors import BuildError, StartError
 from snapcap.warmup.machine.cpus import default_threads
+from snapcap.warmup.machine.cxx import require_compiler
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.progress.status import COMPONENTS, ComponentName, StartupStatus
@@ -26,6 +27,7 @@ from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.lease import Held, Lease, acquire
 from snapcap.warmup.store.open import open_store, trust_of
 from snapcap.warmup.store.store import ArtifactStore, StoreDeniedError, StoreError
+from snapcap.warmup.store.worker import publish_in_worker
 
 OnDevice = Callable[[Callable[[], None]], "Future[None]"]
 
@@ -96,7 +98,7 @@ class BackgroundBuild:
     def _make(self) -> None:
         options, key = self._options, self._artifacts.key
         publishing = options.store.publishes_to_remote
-        if options.store.remote is not None and not publishing and options.build == "auto":
+        if options.store.remote is not None and not publishing and options.store.build == "auto":
             self._decline("this server has no key to sign with")
             return
         require_compiler()
@@ -104,20 +106,19 @@ class BackgroundBuild:
             shared: ArtifactStore = (
                 open_store(options.store.remote, options.s3, trust_of(options.store))
                 if publishing and options.store.remote is not None
-                else FolderStore.open(options.store.folder)
+                else FolderStore.open(options.store_folder)
             )
             self._build_or_wait(shared, key, publishing)
         except StoreDeniedError as error:
-            if options.build == "auto":
+            if options.store.build == "auto":
                 self._decline(str(error))
                 return
-            self._build_or_wait(FolderStore.open(options.store.folder), key, publishing=False)
+            self._build_or_wait(FolderStore.open(options.store_folder), key, publishing=False)
 
     def _decline(self, reason: str) -> None:
         """Publishing is impossible, and a build for this server alone was not asked for."""
-        command = (
-            f"snapcap build --model {self._options.model} --store {self._options.store.remote} --sign-key FILE"
-        )
+        model, store = self._options.model.source, self._options.store.remote
+        command = f"snapcap build --model {model} --store {store} --sign-key FILE"
         self._report(state="declined", reason=reason, command=command)
         _logger.warning(
             "not building: %s; run this once where it may publish, or start with --build local: %s",
@@ -148,7 +149,7 @@ class BackgroundBuild:
         if not artifacts.hit:
             return False
         self._status.fetched(artifacts)
-        backend = AotBackend(artifacts.fetched.entries, artifacts.signatures, loaded.model)
+        backend = AotBackend(artifacts.fetched.entries, artifacts.input_specs, loaded.model)
         for size in loaded.plan.buckets:
             for component in COMPONENTS:
                 self._swap(component, size, backend)
@@ -160,12 +161,12 @@ class BackgroundBuild:
         builder = Builder(
             loaded.checkpoint,
             loaded.plan,
-            options.store.folder / "builds" / key,
-            workers=options.build_workers or default_threads(),
+            options.store_folder / "builds" / key,
+            workers=options.store.build_workers or default_threads(),
             nice=LOWEST_PRIORITY,
             on_event=lambda event: self._on_event(event, builder),
-            environment=remote_cache_environment(options.remote_cache, loaded.plan.device),
-            timeout=options.build_timeout,
+            environment=remote_cache_environment(options.store.remote_cache, loaded.plan.device),
+            timeout=options.store.build_timeout,
         )
         self._builder = builder
         if self._stopped.is_set():  # before there was a builder to stop
@@ -188,11 +189,11 @@ class BackgroundBuild:
         if event.kind == "compiled" or (event.kind == "failed" and not event.task.on_demand):
             return
         with self._lock:  # so that the count only grows
-            files, signatures = builder.made()
+            files, specs = builder.made()
             self._report(state="building", done=len(files), of=len(builder.tasks))
         component, size = event.task.component, event.task.size
         if builder.is_settled(component, size):
-            self._swap(component, size, AotBackend(files, signatures, self._loaded.model))
+            self._swap(component, size, AotBackend(files, specs, self._loaded.model))
 
     def _swap(self, component: ComponentName, size: int, backend: AotBackend) -> None:
         """Switch one bucket on the device thread, once; a mismatch keeps eager and says so."""
@@ -224,7 +225,7 @@ class BackgroundBuild:
         local = publish_built(built, artifacts.factors, options, to_remote=False, found=artifacts.fetched).local
         report(local, self._status)
         if publishing and local.done and not self._stopped.is_set():
-            remote = publish_in_child(artifacts.key, options, artifacts.fetched.unusable)
+            remote = publish_in_worker(artifacts.key, options, artifacts.fetched.unusable)
             report(remote, self._status)
         self._report(state="published")
 

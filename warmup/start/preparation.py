@@ -14,10 +14,10 @@ from snapcap.warmup.plan.plan import Plan, make_plan
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.store.fetch import Fetched, fetch
-from snapcap.warmup.store.fetch_worker import FetchRequest, fetch_in_child
 from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.open import trust_of
 from snapcap.warmup.store.store import StoreError
+from snapcap.warmup.store.worker import StoreJob, fetch_in_worker
 
 if TYPE_CHECKING:
     from snapcap.models.config import ModelConfig
@@ -48,7 +48,7 @@ def prepare(
     model = pool.submit(_model, options, timeline, planned, on_checkpoint)
 
     def artifacts() -> Artifacts | None:
-        if options.backend == "eager":
+        if options.compute.backend == "eager":
             return None
         config, plan = planned.result()
         with timeline.phase("fetch_artifacts"):
@@ -71,23 +71,13 @@ def find_artifacts(config: "ModelConfig", plan: Plan, options: StartOptions, kin
     store = options.store
     try:
         if store.remote is not None:
-            request = FetchRequest(
-                store=store.remote,
-                local=store.folder,
-                key=key,
-                factors=factors,
-                s3=options.s3,
-                trusted_keys=store.trusted_keys,
-                allow_unsigned=store.allow_unsigned,
-                deadline=store.deadline,
-            )
-            fetched = fetch_in_child(request, trust)
+            fetched = fetch_in_worker(StoreJob.of(options, key, factors), trust)
         else:
-            fetched = fetch(None, FolderStore.open(store.folder), key, factors, trust, store.deadline)
+            fetched = fetch(None, FolderStore.open(options.store_folder), key, factors, trust, store.deadline)
     except StoreError as error:  # the local folder: without it nothing can be loaded, but eager can be served
         fetched = Fetched("error", str(error))
-    signatures = fetched.manifest.metadata.get("signatures") if fetched.manifest else None
-    return Artifacts(key, factors, fetched, signatures if isinstance(signatures, dict) else {})
+    specs = fetched.manifest.metadata.get("signatures") if fetched.manifest else None
+    return Artifacts(key, factors, fetched, specs if isinstance(specs, dict) else {})
 
 
 def _model(
@@ -102,7 +92,7 @@ def _model(
             folder, config = _described(options)
             plan = make_plan(config, options)
             planned.set_result((config, plan))
-            checkpoint = Checkpoint.of(options.model, folder, config, options.max_pixels)
+            checkpoint = Checkpoint.of(options.model.source, folder, config, options.images.max_pixels)
         on_checkpoint(checkpoint)
     except BaseException as error:
         if not planned.done():
@@ -118,11 +108,11 @@ def read_checkpoint(options: StartOptions) -> Checkpoint:
         CheckpointError, ConfigError: the source or its files cannot be used.
     """
     folder, config = _described(options)
-    return Checkpoint.of(options.model, folder, config, options.max_pixels)
+    return Checkpoint.of(options.model.source, folder, config, options.images.max_pixels)
 
 
 def _described(options: StartOptions) -> "tuple[Path, ModelConfig]":
     from snapcap.models.config import ModelConfig  # noqa: PLC0415  a server must not wait for it before it listens
 
-    folder = resolve_checkpoint(options.model, options.cache_dir, options.s3)
+    folder = resolve_checkpoint(options.model.source, options.model.cache_dir, options.s3)
     return folder, ModelConfig.from_folder(folder)

@@ -93,7 +93,7 @@ def load(
         scope.callback(sys.setswitchinterval, sys.getswitchinterval())
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         pool = scope.enter_context(ThreadPoolExecutor(3, thread_name_prefix="snapcap-fetch"))
-        begin_device_context(options.device)
+        begin_device_context(options.compute.device)
         importing = pool.submit(_import_torch, timeline)
         preparation = prepare(options, timeline, status, pool, on_checkpoint)
         # The weights need not wait for artifacts that are still on their way when torch is there.
@@ -102,7 +102,7 @@ def load(
         opened = _launch_ahead(preparation, options, timeline) if preparation.artifacts.done() else {}
         importing.result()
         jit = None
-        if options.backend == "jit":
+        if options.compute.backend == "jit":
             from snapcap.warmup.start.jit.start import open_compiler  # noqa: PLC0415  of no other start
 
             jit = scope.enter_context(open_compiler(options, timeline, status))
@@ -123,7 +123,7 @@ def load(
         artifacts = preparation.artifacts.result()
 
         runner = Runner(model.config, model.regions, model.weights, model.state)
-        warmer = Warmer(runner, plan.table, status, timeline, options.strict)
+        warmer = Warmer(runner, plan.table, status, timeline, options.compute.strict)
         status.expect(plan.buckets, plan.device, plan.dtype)
         with timeline.phase("load_artifacts"):
             backend = _backend(options, artifacts, plan, model, jit, opened) or EagerBackend()
@@ -147,7 +147,7 @@ def before_ready(
     ``backend`` is what serves, and not what was asked for."""
     if backend == "aot":
         return options.before_ready(buckets)
-    if backend == "eager" and options.backend != "eager" and device_type == "cuda":
+    if backend == "eager" and options.compute.backend != "eager" and device_type == "cuda":
         # No artifacts: serve at once. Here each bucket waits for kernels that CUDA loads when they are launched.
         return buckets[:1]
     # jit would compile on the device thread while it serves, and on a CPU eager has nothing to wait for.
@@ -187,7 +187,7 @@ def _backend(
     opened: "Mapping[str, Container]",
 ) -> "Backend | None":
     """What runs compiled code; None where the start stays eager."""
-    if artifacts is None or (options.backend == "jit" and jit is None):
+    if artifacts is None or (options.compute.backend == "jit" and jit is None):
         return None
     if not artifacts.hit:
         _report_missing(artifacts, options)
@@ -197,7 +197,7 @@ def _backend(
         return None
     from snapcap.warmup.runtime.backends.aot import AotBackend  # noqa: PLC0415  imports torch
 
-    return AotBackend(artifacts.fetched.entries, artifacts.signatures, model, opened)
+    return AotBackend(artifacts.fetched.entries, artifacts.input_specs, model, opened)
 
 
 def _report_missing(artifacts: Artifacts, options: StartOptions) -> None:
@@ -207,9 +207,9 @@ def _report_missing(artifacts: Artifacts, options: StartOptions) -> None:
         StartError: the start is strict.
     """
     fetched = artifacts.fetched
-    if options.strict and options.backend == "aot":
+    if options.compute.strict and options.compute.backend == "aot":
         raise StartError(f"the aot backend has no artifacts: {fetched.result}: {fetched.reason}")
-    instead = {"compiling": "now"} if options.backend == "jit" else {"serving": "eager"}
+    instead = {"compiling": "now"} if options.compute.backend == "jit" else {"serving": "eager"}
     fields = {"result": fetched.result, "reason": fetched.reason, "key": artifacts.key[:12], **instead}
-    level = logging.INFO if options.backend != "aot" and fetched.result == "miss" else logging.ERROR
+    level = logging.INFO if options.compute.backend != "aot" and fetched.result == "miss" else logging.ERROR
     _logger.log(level, "no artifacts", extra={"fields": fields})

@@ -24,7 +24,7 @@ def swap_bucket(runner: Runner, dtype: torch.dtype, component: Component, bucket
     """Serve a bucket of one component with this backend from now on.
 
     Raises:
-        PackageError, SignatureError: its packages cannot be opened.
+        PackageError, InputSpecError: its packages cannot be opened.
         CheckError: its results are not the eager ones; the bucket stays as it is.
     """
     compiled = open_callables(runner.regions, component, bucket, backend)

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from snapcap.warmup.errors import StartError
-from snapcap.warmup.machine.child import one_line
+from snapcap.warmup.errors import StartError, first_line
 from snapcap.warmup.plan.buckets import Bucket, BucketTable
 from snapcap.warmup.progress.status import COMPONENTS, BucketState, ComponentName, StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
-from snapcap.warmup.runtime.aoti.packages import SignatureError
+from snapcap.warmup.runtime.aoti.packages import InputSpecError
 from snapcap.warmup.runtime.backends.aot import PackageError
 from snapcap.warmup.runtime.backends.base import Backend
 from snapcap.warmup.runtime.backends.eager import EagerBackend
@@ -49,14 +48,14 @@ class Warmer:
         runner = self.runner
         try:
             callables = open_callables(runner.regions, component, bucket, backend)
-        except (PackageError, SignatureError) as error:
+        except (PackageError, InputSpecError) as error:
             self._stay_eager(component, bucket, backend.name, error)
         else:
             runner.bind(component, bucket, callables)
             self.status.update(component, bucket.size, "pending", backend.name)
 
     def _stay_eager(self, component: ComponentName, bucket: Bucket, backend: str, error: Exception) -> None:
-        reason = one_line(error)
+        reason = first_line(error)
         if self.strict:
             raise StartError(f"the {backend} backend cannot serve: {reason}") from error
         fields = {"component": component, "bucket": bucket.size, "error": reason}

@@ -49,7 +49,7 @@ def trust_of(options: StoreOptions) -> Trust:
         StartError: a key file cannot be read, or an S3 store is given without any trust.
     """
     try:
-        trust = Trust.from_files(options.trusted_keys, options.allow_unsigned)
+        trust = Trust.from_files(options.accepted_keys, options.allow_unsigned)
         check_store(options.address, trust)
     except (KeyFileError, StoreRefusedError) as error:
         raise StartError(str(error)) from None

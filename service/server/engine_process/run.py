@@ -10,7 +10,6 @@ import os
 import socket
 import threading
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING
 
 from snapcap.service.config.settings import Settings
@@ -42,7 +41,6 @@ from snapcap.warmup.progress.timeline import Timeline
 if TYPE_CHECKING:
     from snapcap.service.engine.engine import Engine
     from snapcap.service.engine.scheduler import Scheduler
-    from snapcap.warmup.options import StartOptions
     from snapcap.warmup.plan.checkpoint import Checkpoint
     from snapcap.warmup.start.start import Loaded as LoadedModel
 
@@ -89,20 +87,18 @@ class _EngineProcess:
                 from snapcap.warmup.machine.device_context import begin_device_context  # noqa: PLC0415  what fails is for the log
 
                 begin_device_context(self._settings.compute.device)  # the driver takes longer than these imports
-                from snapcap.service.config.start_options import start_options  # noqa: PLC0415
                 from snapcap.service.engine.device_thread import DeviceThread  # noqa: PLC0415
                 from snapcap.warmup.machine.torch_libraries import load_torch_libraries  # noqa: PLC0415
 
                 # Alone: the dynamic linker does one thing at a time, and Python waits for it with its lock held
                 # where a module has compiled parts. Beside the fetch, that one would wait for the libraries.
                 load_torch_libraries()
-            options = start_options(self._settings)
             DeviceThread(
-                options,
+                self._settings,
                 self._timeline,
                 self._status,
                 self._intake.turns,
-                partial(self._ready, options),
+                self._ready,
                 self._failed,
                 self._rehearse,
                 on_checkpoint=self._found,
@@ -134,9 +130,7 @@ class _EngineProcess:
         self._channel.send(Loaded(engine.limits))
         self._rehearsed.wait()
 
-    def _ready(
-        self, options: "StartOptions", loaded: "LoadedModel", engine: "Engine", _scheduler: "Scheduler"
-    ) -> None:
+    def _ready(self, loaded: "LoadedModel", engine: "Engine", _scheduler: "Scheduler") -> None:
         from snapcap.service.server.background_build import start_build  # noqa: PLC0415  before the first request, which it would delay
 
         self._intake.attach(engine)
@@ -148,7 +142,7 @@ class _EngineProcess:
         self._channel.send(Ready())
         self._loop_watch.start()
         threading.Thread(target=self._report_usage, args=(loaded, usage), name="usage", daemon=True).start()
-        self._stop_build = start_build(options, loaded, self._status, engine)
+        self._stop_build = start_build(self._settings, loaded, self._status, engine)
 
     def _failed(self, error: Exception) -> None:
         sentence = one_line(error)

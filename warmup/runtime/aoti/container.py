@@ -57,7 +57,7 @@ class Container:
     def run(self, inputs: Sequence[int], stream: int | None) -> int:
         """Run the model on a CUDA stream (None: the default one).
 
-        ``inputs``: AtenTensorHandles in the order of the package's signature, which are gone when this returns.
+        ``inputs``: AtenTensorHandles in the order of the package's inputs, which are gone when this returns.
         Returns the AtenTensorHandle of its one output, which belongs to the caller.
 
         Raises:

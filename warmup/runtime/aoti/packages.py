@@ -17,10 +17,11 @@ MODEL_NAME = "model"  # the one model inside each package
 
 _ENTRY = re.compile(r"aot/(?P<region>\w+)\.b(?P<size>\d+)\.pt2")
 
-Signature = list[list[Any]]  # per input: [dtype, shape, strides]
+# Per input: [dtype, shape, strides]. Manifests and the records of builds have it under "signature".
+InputSpecs = list[list[Any]]
 
 
-class SignatureError(RuntimeError):
+class InputSpecError(RuntimeError):
     """A package that was built for other inputs; running it would read past them or give wrong numbers."""
 
 
@@ -46,24 +47,24 @@ def entry_names(regions: "Regions", sizes: Sequence[int]) -> list[tuple["Region"
     return [(region, Bucket(size), entry_name(region.name, size)) for size in sorted(sizes) for region in regions]
 
 
-def signature(inputs: Sequence["Tensor"]) -> Signature:
+def input_specs(inputs: Sequence["Tensor"]) -> InputSpecs:
     """Dtype, shape and strides of each input, as JSON."""
     return [[str(t.dtype).removeprefix("torch."), list(t.shape), list(t.stride())] for t in inputs]
 
 
-def check_signature(entry: str, expected: object, inputs: Sequence["Tensor"]) -> None:
+def check_inputs(entry: str, expected: object, inputs: Sequence["Tensor"]) -> None:
     """Compare what a package was built for with what it is going to be given; a package checks nothing itself.
 
     Raises:
-        SignatureError: they differ; names the first input that does.
+        InputSpecError: they differ; names the first input that does.
     """
-    actual = signature(inputs)
+    actual = input_specs(inputs)
     if not isinstance(expected, list) or len(expected) != len(actual):
         count = len(expected) if isinstance(expected, list) else 0
-        raise SignatureError(f"{entry} was built for {count} inputs, the region has {len(actual)}")
+        raise InputSpecError(f"{entry} was built for {count} inputs, the region has {len(actual)}")
     for position, (built, given) in enumerate(zip(expected, actual, strict=True)):
         if built != given:
-            raise SignatureError(f"{entry}: input {position} was built as {built}, but is {given}")
+            raise InputSpecError(f"{entry}: input {position} was built as {built}, but is {given}")
 
 
 def is_whole(package: Path) -> bool:

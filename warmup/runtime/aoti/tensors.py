@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from snapcap.warmup.runtime.aoti.container import AotiError, Container
-from snapcap.warmup.runtime.aoti.packages import Signature
+from snapcap.warmup.runtime.aoti.packages import InputSpecs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,13 +88,13 @@ def exported(library: ctypes.CDLL, name: str) -> Any:
         raise AotiError(f"libtorch has no {name}") from error
 
 
-def run_on_zeros(container: Container, signature: Signature, zeros: Zeros) -> None:
+def run_on_zeros(container: Container, specs: InputSpecs, zeros: Zeros) -> None:
     """Run a package once on zeros of what it was built for; nobody reads what comes of it.
 
     Raises:
         AotiError: it fails.
     """
-    inputs = [zeros.make(*each) for each in signature]
+    inputs = [zeros.make(*each) for each in specs]
     zeros.drop(container.run(inputs, None))
 
 

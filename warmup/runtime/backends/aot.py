@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from snapcap.models.regions.table import Region, RegionFunction
-from snapcap.warmup.machine.child import one_line
+from snapcap.warmup.errors import first_line
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.runtime.aoti.container import AotiError, Container
 from snapcap.warmup.runtime.aoti.package_library import library_file
-from snapcap.warmup.runtime.aoti.packages import SignatureError, check_signature, entry_name
+from snapcap.warmup.runtime.aoti.packages import InputSpecError, check_inputs, entry_name
 from snapcap.warmup.runtime.aoti.tensors import run_on_tensors
 from snapcap.warmup.runtime.loaded_model import LoadedModel
 from snapcap.warmup.store.blobs import VerifiedFile
@@ -51,7 +51,7 @@ def open_package(package: VerifiedFile, device: torch.device) -> RegionFunction:
         with library_file(io.BytesIO(package.read())) as name:
             run = torch._C._aoti.AOTIModelContainerRunnerCpu(name, 1).run
     except (RuntimeError, OSError, zipfile.BadZipFile, zlib.error) as error:
-        raise PackageError(f"{package.path.name} cannot be opened: {one_line(error)}") from error
+        raise PackageError(f"{package.path.name} cannot be opened: {first_line(error)}") from error
 
     def call(*inputs: Tensor) -> Tensor:
         outputs: list[Tensor] = run(list(inputs))
@@ -74,12 +74,12 @@ def container_function(container: Container, device: torch.device) -> RegionFunc
 class AotBackend:
     """Opens the package of each region and bucket, after its inputs have been compared with the model's.
 
-    ``entries``: entry name to verified file. ``signatures``: entry name to ``packages.Signature``.
+    ``entries``: entry name to verified file. ``input_specs``: entry name to ``packages.InputSpecs``.
     ``opened``: entry name to what has been opened before.
     """
 
     entries: Mapping[str, VerifiedFile]
-    signatures: Mapping[str, Any]
+    input_specs: Mapping[str, Any]
     model: LoadedModel
     opened: Mapping[str, Container] = field(default_factory=dict)
 
@@ -92,7 +92,7 @@ class AotBackend:
 
         Raises:
             PackageError: the set has no such package, or it cannot be opened.
-            SignatureError: it was built for other inputs.
+            InputSpecError: it was built for other inputs.
         """
         entry = entry_name(region.name, bucket.size)
         if region.on_demand:
@@ -103,7 +103,7 @@ class AotBackend:
         package = self.entries.get(entry)
         if package is None:
             raise PackageError(f"the artifact set has no {entry}")
-        check_signature(entry, self.signatures.get(entry), self.model.inputs(region, bucket))
+        check_inputs(entry, self.input_specs.get(entry), self.model.inputs(region, bucket))
         device, container = self.model.state.tokens.device, self.opened.get(entry)
         return open_package(package, device) if container is None else container_function(container, device)
 
@@ -121,7 +121,7 @@ class _OnDemand:
         if self._run is None:
             try:
                 self._run = self._opened()
-            except (PackageError, SignatureError) as error:
+            except (PackageError, InputSpecError) as error:
                 _logger.error(
                     "package stays eager", extra={"fields": {"package": self._entry, "error": str(error)}}
                 )

@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 
-from snapcap.warmup.build.builder import require_compiler
-from snapcap.warmup.build.release import publish_in_child, publish_jit, report
+from snapcap.warmup.build.release import publish_jit, report
 from snapcap.warmup.build.remote_cache import remote_cache_environment
 from snapcap.warmup.build.vector_tests import skip_vector_tests
 from snapcap.warmup.errors import BuildError, StartError
+from snapcap.warmup.machine.cxx import require_compiler
 from snapcap.warmup.machine.installation import resolve_device
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.checkpoint import Artifacts
@@ -30,6 +30,7 @@ from snapcap.warmup.runtime.backends.jit import JitBackend
 from snapcap.warmup.start.jit.compile_cache import CompileCache, RestoreError
 from snapcap.warmup.store.publish import Published
 from snapcap.warmup.store.store import StoreError
+from snapcap.warmup.store.worker import publish_in_worker
 
 _logger = logging.getLogger("snapcap.jit")
 
@@ -44,14 +45,14 @@ def open_compiler(options: StartOptions, timeline: Timeline, status: StartupStat
     try:
         require_compiler()
     except BuildError as error:
-        if options.strict:
+        if options.compute.strict:
             raise StartError(f"the jit backend cannot compile: {error}") from error
         status.building(state="failed", error=str(error))
         _logger.error("the jit backend cannot compile", extra={"fields": {"error": str(error), "serving": "eager"}})
         yield None
         return
-    device = resolve_device(options.device)
-    remote = remote_cache_environment(options.remote_cache, device)
+    device = resolve_device(options.compute.device)
+    remote = remote_cache_environment(options.store.remote_cache, device)
     with CompileCache.private(remote) as cache:
         with timeline.phase("import_compiler"):
             importlib.import_module("torch._dynamo")
@@ -112,7 +113,7 @@ class Jit:
             return outcome
 
         def publish() -> None:
-            remote = publish_in_child(artifacts.key, self._options, replacing)
+            remote = publish_in_worker(artifacts.key, self._options, replacing)
             report(remote, self._status)
             outcome.set_result([local, remote])
 

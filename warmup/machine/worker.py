@@ -1,0 +1,293 @@
+"""A worker process, which does one task after the other: both ends of the pipe.
+
+    parent  {job} ─▶ {task} ─▶ {task} …      lines of JSON on the worker's standard input
+    worker  {"started"} ─▶ {answer} ─▶ …     one for each, or {"error": one line}
+
+The work is compiled code, compilers and downloads, any of which may crash its process or hang; the parent must live
+on, know what was being worked on, and go on with the rest.
+"""
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
+
+from snapcap.warmup.errors import first_line
+from snapcap.warmup.machine.own_imports import child_environment, python_module
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T")
+Task = Callable[[dict[str, Any]], dict[str, Any]]
+
+_LINE_LIMIT = 1_000_000  # characters of an answer; one is a few thousand
+_LOWEST = 19
+_ERROR_LINES = 10
+
+
+class WorkerError(RuntimeError):
+    """The worker could not begin, or ended without an answer, or could not do it; one line that says which."""
+
+
+class WorkerTimeoutError(WorkerError):
+    """It did not answer in time, and was ended."""
+
+
+def to_json(record: "DataclassInstance") -> str:
+    """One line, of a record of JSON's values, paths, tuples and other such records."""
+    return json.dumps(asdict(record), default=str)
+
+
+def from_json(kind: type[T], text: str) -> T:
+    """The reverse of ``to_json``, for what only we have written."""
+    record: T = _read(kind, json.loads(text))
+    return record
+
+
+def _read(kind: Any, value: Any) -> Any:
+    if isinstance(kind, type) and is_dataclass(kind):
+        return kind(**{field.name: _read(field.type, value[field.name]) for field in fields(kind)})
+    if get_origin(kind) is tuple:
+        return tuple(_read(get_args(kind)[0], each) for each in value)
+    return Path(value) if value is not None and Path in (kind, *get_args(kind)) else value
+
+
+def serve_tasks(job: type[T], start: Callable[[T], Task]) -> int:
+    """The worker's end, all its life: ``start`` prepares for the job and returns what does each task.
+
+    Whatever else prints to standard output, compilers among them, goes to standard error. When the input is closed,
+    who asked is gone, however it ended: this process ends at once, with what it has started.
+    """
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    threading.Thread(target=_read_lines, args=(lines,), name="tasks", daemon=True).start()
+
+    def answer(value: Mapping[str, Any]) -> None:
+        answers.write(json.dumps(value) + "\n")
+        answers.flush()
+
+    try:
+        task = start(from_json(job, lines.get().decode()))
+        answer({"started": True})
+    except Exception as error:
+        answer({"error": first_line(error)})
+        return 1
+    while True:
+        try:
+            answer(task(json.loads(lines.get())))
+        except BrokenPipeError:
+            return 1
+        except Exception as error:
+            traceback.print_exc()
+            answer({"error": first_line(error)})
+
+
+def _read_lines(lines: "queue.SimpleQueue[bytes]") -> None:
+    # Not sys.stdin, whose lock the interpreter would want as it ends.
+    with open(0, "rb", closefd=False) as asked:
+        for line in asked:
+            lines.put(line)
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)  # compilers too, which nobody else would end
+    os._exit(1)
+
+
+class Worker:
+    """The parent's end: a process that leads a group of its own, with which it is ended. A context manager.
+
+    It is started when it is first asked, and again after it has died. A key on the terminal is the parent's to
+    answer, and a parent that dies takes the group along: its end of the worker's input is closed.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        job: "DataclassInstance",
+        environment: Mapping[str, str] | None = None,
+        nice: int = 0,
+    ) -> None:
+        """``python -m module``, which calls ``serve_tasks``. ``environment``: variables added to this process's.
+        ``nice`` lowers its priority (0 to 19)."""
+        self._module = module
+        self._job = to_json(job)
+        self._environment = dict(environment or {})
+        self._nice = nice
+        self._process: subprocess.Popen[str] | None = None
+        # Of what follows, and of reaping: a number that is free may be another's soon.
+        self._lock = threading.Lock()
+        self._stopped = False
+        self._asked = 0
+        self._overdue = False
+        self._last_errors: deque[str] = deque(maxlen=_ERROR_LINES)
+        self._reader: threading.Thread | None = None
+
+    def __enter__(self) -> "Worker":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def alive(self) -> bool:
+        """Whether there is a process, which the next task goes to."""
+        return self._process is not None
+
+    def start(self, limit: float) -> None:
+        """Start the process, if none runs, and have it prepare for the job, within ``limit`` seconds.
+
+        Raises:
+            WorkerError: as ``ask``.
+        """
+        if self._process is not None:
+            return
+        with self._within(limit):
+            process = self._spawn()
+            try:
+                self._exchange(process, self._job)
+            except WorkerError:
+                self._end()  # one that could not begin does nothing
+                raise
+
+    def ask(self, task: Mapping[str, Any], limit: float) -> dict[str, Any]:
+        """Have one task done within ``limit`` seconds, after a start within as many; from one thread at a time.
+
+        Raises:
+            WorkerTimeoutError: there was no answer in time; the process was ended.
+            WorkerError: it could not be started, it ended, or it answered with an error; says why.
+        """
+        self.start(limit)
+        with self._within(limit):
+            process = self._process
+            if process is None:
+                raise WorkerError(f"{self._module} was ended")
+            return self._exchange(process, json.dumps(task))
+
+    @contextlib.contextmanager
+    def _within(self, limit: float) -> Iterator[None]:
+        """End the process when the block takes longer."""
+        self._overdue = False
+        timer = threading.Timer(limit, self._run_out, (self._asked,))
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        except WorkerError:
+            if self._overdue:
+                raise WorkerTimeoutError(f"{self._module} took more than {limit:g} s and was ended") from None
+            raise
+        finally:
+            with self._lock:
+                self._asked += 1  # too late for the timer
+            timer.cancel()
+
+    def stop(self) -> None:
+        """End it for good with what it has started, from any thread; a running ``ask`` raises WorkerError."""
+        with self._lock:
+            self._stopped = True
+            self._kill()
+
+    def _spawn(self) -> "subprocess.Popen[str]":
+        with self._lock:
+            if self._stopped or self._overdue:
+                raise WorkerError(f"{self._module} was ended before it began")
+            try:
+                process = subprocess.Popen(  # noqa: S603  this interpreter and a module of ours
+                    python_module(self._module),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    encoding="utf-8",
+                    errors="replace",
+                    env=child_environment(self._environment),
+                    # Not a session: Linux may share a CPU among sessions, whose processes' priorities then count
+                    # for nothing beside other sessions.
+                    process_group=0,
+                )
+            except OSError as error:
+                raise WorkerError(f"cannot start {self._module}: {error.strerror}") from None
+            self._process = process
+        if self._nice:
+            with contextlib.suppress(OSError):  # it has ended
+                own = os.getpriority(os.PRIO_PROCESS, 0)
+                os.setpriority(os.PRIO_PROCESS, process.pid, min(own + self._nice, _LOWEST))
+        self._last_errors.clear()
+        self._reader = threading.Thread(target=self._keep_errors, args=(process,), daemon=True)
+        self._reader.start()
+        return process
+
+    def _exchange(self, process: "subprocess.Popen[str]", question: str) -> dict[str, Any]:
+        """Send one line and wait for its answer."""
+        if process.stdin is None or process.stdout is None:
+            raise RuntimeError("a worker has pipes")
+        try:
+            process.stdin.write(question + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline(_LINE_LIMIT)
+        except (OSError, ValueError):  # closed, by it or by us
+            line = ""
+        if not line.endswith("\n"):
+            _wait_unreaped(process.pid)
+            self._end()
+            raise WorkerError(f"{self._module} ended with {_ending(process.wait())}{self._tail()}")
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            self._end()  # nobody knows what its next line would answer
+            raise WorkerError(f"{self._module} answered with something else than a JSON object")
+        if "error" in answer:
+            raise WorkerError(str(answer["error"]))
+        return answer
+
+    def _run_out(self, asked: int) -> None:
+        with self._lock:
+            if asked == self._asked:
+                self._overdue = True
+                self._kill()
+
+    def _end(self) -> None:
+        with self._lock:
+            self._kill()
+
+    def _kill(self) -> None:
+        """With the lock held."""
+        process, self._process = self._process, None
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # compilers outlive it by seconds, or for ever
+            process.wait()
+
+    def _keep_errors(self, process: "subprocess.Popen[str]") -> None:
+        while process.stderr is not None and (line := process.stderr.readline(_LINE_LIMIT)):
+            if line := line.rstrip():
+                self._last_errors.append(line)
+
+    def _tail(self) -> str:
+        if self._reader is not None:
+            self._reader.join(1)
+        return f": {self._last_errors[-1]}" if self._last_errors else ""
+
+
+def _wait_unreaped(pid: int) -> None:
+    """Until a process has ended by itself, so that ending its group does not become its cause; it can be waited for
+    afterwards."""
+    if hasattr(os, "waitid"):
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+
+
+def _ending(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"status {code}"
