@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 from support.server_process import python
 
-from snapcap.warmup.plan.checkpoint import Artifacts
+from snapcap.warmup.plan.artifacts import Artifacts
 from snapcap.warmup.runtime.aoti.container import AotiError, Container
 from snapcap.warmup.runtime.aoti.packages import InputSpecs
 from snapcap.warmup.start.ahead import open_ahead

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from snapcap.warmup.plan.buckets import Bucket
     from snapcap.warmup.runtime.runner import Runner
     from snapcap.warmup.runtime.slot_request import Needs
-    from snapcap.warmup.start.start import Loaded
+    from snapcap.warmup.start.start import StartedModel
 
 BEAMS = (2, 3, 4, 5, 8)
 MOST = 1.3
@@ -31,7 +31,7 @@ STEPS = 16
 CHECKED_TOKENS = 16
 
 
-def start(workload: Workload, options: argparse.Namespace, cache: Path) -> "Loaded":
+def start(workload: Workload, options: argparse.Namespace, cache: Path) -> "StartedModel":
     """The model as a server has it when it is ready."""
     from snapcap.warmup.progress.status import StartupStatus
     from snapcap.warmup.progress.timeline import Timeline
@@ -49,14 +49,14 @@ def start(workload: Workload, options: argparse.Namespace, cache: Path) -> "Load
 def admit(runner: "Runner", bucket: "Bucket", beams: int, image: Any, search: bool) -> "Needs":
     """The first b slots: one image's beams, or as many greedy rows. The image is encoded for both, as that leaves
     the CPU's caches without what a step reads."""
-    from snapcap.warmup.runtime.slot_request import GREEDY, Needs, Row, SamplingParams
+    from snapcap.warmup.runtime.slot_request import GREEDY, Needs, SamplingParams, SlotRequest
 
     runner.encode(bucket, [image], 0)
     if not search:
-        runner.admit(0, [Row()] * beams)
+        runner.admit(0, [SlotRequest()] * beams)
         return GREEDY
     room = runner.state.cache_length - 1
-    row = Row(params=SamplingParams(num_beams=beams, early_stopping="never"), new_tokens=room)
+    row = SlotRequest(params=SamplingParams(num_beams=beams, early_stopping="never"), new_tokens=room)
     runner.admit(0, [row])
     runner.group(range(beams), row)
     return Needs(beams=True)
@@ -71,7 +71,7 @@ def milliseconds(runner: "Runner", bucket: "Bucket", needs: "Needs") -> float:
     return timer.stop().seconds() * 1000 / STEPS
 
 
-def measure(loaded: "Loaded", image: Any, repeats: int) -> dict[int, dict[str, list[float]]]:
+def measure(loaded: "StartedModel", image: Any, repeats: int) -> dict[int, dict[str, list[float]]]:
     """Milliseconds by number of beams, of beams and of greedy rows."""
     runner, table = loaded.runner, loaded.plan.table
     found: dict[int, dict[str, list[float]]] = {}
@@ -89,9 +89,9 @@ def measure(loaded: "Loaded", image: Any, repeats: int) -> dict[int, dict[str, l
 
 def searched(runner: "Runner", bucket: "Bucket", beams: int, image: Any) -> list[int]:
     """The best hypothesis."""
-    from snapcap.warmup.runtime.slot_request import Row, SamplingParams
+    from snapcap.warmup.runtime.slot_request import SamplingParams, SlotRequest
 
-    row = Row(params=SamplingParams(num_beams=beams), new_tokens=CHECKED_TOKENS)
+    row = SlotRequest(params=SamplingParams(num_beams=beams), new_tokens=CHECKED_TOKENS)
     runner.encode(bucket, [image], 0)
     runner.admit(0, [row])
     runner.group(range(beams), row)
@@ -105,7 +105,7 @@ def searched(runner: "Runner", bucket: "Bucket", beams: int, image: Any) -> list
     raise RuntimeError("a search did not end")
 
 
-def compare(loaded: "Loaded", images: list[Any]) -> list[list[str]]:
+def compare(loaded: "StartedModel", images: list[Any]) -> list[list[str]]:
     """How many searches give the same tokens launched by hand, and with eager regions."""
     from snapcap.warmup.progress.status import COMPONENTS
     from snapcap.warmup.runtime.backends.eager import EagerBackend

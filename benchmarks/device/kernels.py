@@ -70,12 +70,12 @@ def measure(runner: "Runner", bucket: "Bucket") -> tuple[float, float]:
     """Milliseconds of an encode and of a decode step at a bucket whose callables are bound."""
     import numpy as np
 
-    from snapcap.warmup.runtime.slot_request import Row
+    from snapcap.warmup.runtime.slot_request import SlotRequest
 
     height, width = runner.config.vision.image_size
     images = [np.zeros((height, width, 3), dtype=np.uint8)] * bucket.size
     runner.encode(bucket, images, 0)
-    runner.admit(0, [Row()] * bucket.size)
+    runner.admit(0, [SlotRequest()] * bucket.size)
     runner.decode_step(bucket)
     runner.capture("encoder", bucket)
     runner.capture("decoder", bucket)

@@ -27,7 +27,7 @@ def measure(cache: Path, threads: int, repeats: int) -> tuple[dict[tuple[str, in
     from snapcap.warmup.runtime.backends.base import Backend
     from snapcap.warmup.runtime.backends.eager import EagerBackend
     from snapcap.warmup.runtime.runner import Runner, open_callables
-    from snapcap.warmup.runtime.slot_request import Row
+    from snapcap.warmup.runtime.slot_request import SlotRequest
     from snapcap.warmup.start.preparation import find_artifacts
 
     options = start_options(DEMO, cache, device="cpu", backend="aot", threads=threads)
@@ -47,7 +47,7 @@ def measure(cache: Path, threads: int, repeats: int) -> tuple[dict[tuple[str, in
         if component == "encoder":
             batch = (images * bucket.size)[: bucket.size]
             return lambda: runner.encode(bucket, batch, 0)
-        runner.admit(0, [Row()] * bucket.size)
+        runner.admit(0, [SlotRequest()] * bucket.size)
         return lambda: runner.decode_step(bucket)
 
     seconds: dict[tuple[str, int, str], list[float]] = {}

@@ -126,7 +126,7 @@ def closed_loop(submit: Callable[[int], "Future[Any]"], concurrency: int, second
 def measure_steps(loaded: Any, images: list[Any]) -> dict[str, dict[str, float]]:
     """Milliseconds of an encode, a decode step and a row's move at every bucket, each the mean of many in a row
     with one wait for the device at their end. On the device thread, between two requests."""
-    from snapcap.warmup.runtime.slot_request import Row
+    from snapcap.warmup.runtime.slot_request import SlotRequest
 
     runner = loaded.runner
     found: dict[str, dict[str, float]] = {}
@@ -140,7 +140,7 @@ def measure_steps(loaded: Any, images: list[Any]) -> dict[str, dict[str, float]]
             runner.decode_step(bucket)
 
         def rewind(bucket: Any = bucket) -> None:
-            runner.admit(0, [Row()] * bucket.size)
+            runner.admit(0, [SlotRequest()] * bucket.size)
 
         found[str(bucket.size)] = {
             "encode_ms": _each(encode, rewind, runner.wait),

@@ -15,7 +15,8 @@ from snapcap.warmup.build.release import publish_built, signer_of
 from snapcap.warmup.build.remote_cache import remote_cache_environment
 from snapcap.warmup.errors import BuildError, StartError, one_line
 from snapcap.warmup.options import StartOptions
-from snapcap.warmup.plan.checkpoint import Artifacts, Checkpoint
+from snapcap.warmup.plan.artifacts import Artifacts
+from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.plan import Plan, make_plan
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline

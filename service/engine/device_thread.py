@@ -16,7 +16,7 @@ from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.progress.status import COMPONENTS, StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
-from snapcap.warmup.start.start import Loaded, load
+from snapcap.warmup.start.start import StartedModel, load
 
 if TYPE_CHECKING:
     from snapcap.warmup.plan.checkpoint import Checkpoint
@@ -33,7 +33,7 @@ class DeviceThread:
         timeline: Timeline,
         status: StartupStatus,
         observer: EngineObserver,
-        on_ready: Callable[[Loaded, Engine, Scheduler], None],
+        on_ready: Callable[[StartedModel, Engine, Scheduler], None],
         on_failure: Callable[[Exception], None],
         rehearse: Callable[[Engine, "Checkpoint"], None] | None = None,
         on_checkpoint: Callable[["Checkpoint"], object] = lambda checkpoint: None,
@@ -83,7 +83,7 @@ class DeviceThread:
         except Exception as error:
             self._on_failure(error)
 
-    def _run_rehearsal(self, loaded: Loaded, rehearse: Callable[[Engine, "Checkpoint"], None]) -> None:
+    def _run_rehearsal(self, loaded: StartedModel, rehearse: Callable[[Engine, "Checkpoint"], None]) -> None:
         scheduler = Scheduler(loaded.warm_table, limits(loaded, self._options))
         engine = Engine(scheduler, NoObserver(), self._turn_ended)
 
@@ -98,11 +98,11 @@ class DeviceThread:
         threading.Thread(target=beside, name="rehearsal", daemon=True).start()
         engine.run(loaded.runner, self._status.decoder_backend)
 
-    def _warm_cold(self, engine: Engine, loaded: Loaded, scheduler: Scheduler) -> None:
+    def _warm_cold(self, engine: Engine, loaded: StartedModel, scheduler: Scheduler) -> None:
         for bucket in loaded.cold:
             engine.call(partial(self._warm, loaded, scheduler, bucket), f"make bucket {bucket.size} ready")
 
-    def _warm(self, loaded: Loaded, scheduler: Scheduler, bucket: Bucket) -> None:
+    def _warm(self, loaded: StartedModel, scheduler: Scheduler, bucket: Bucket) -> None:
         """Make one more bucket ready, for batches that it fits better; without it, those of others have to do."""
         try:
             loaded.warmer.warm_aside(bucket)
@@ -119,7 +119,7 @@ class DeviceThread:
         scheduler.warmed(bucket.size)
 
 
-def limits(loaded: Loaded, options: StartOptions) -> Limits:
+def limits(loaded: StartedModel, options: StartOptions) -> Limits:
     """What the loaded model's caches hold, and its defaults."""
     generation = loaded.checkpoint.config.generation
     return Limits(

@@ -23,7 +23,7 @@ from snapcap.service.engine.request import CaptionRequest
 from snapcap.service.engine.running_request import RunningRequest
 from snapcap.service.engine.scheduler import Scheduler
 from snapcap.service.errors import EngineFailed
-from snapcap.warmup.runtime.slot_request import Needs, Row
+from snapcap.warmup.runtime.slot_request import Needs, SlotRequest
 
 if TYPE_CHECKING:
     from snapcap.warmup.runtime.readback import DeviceTimer, PendingTokens
@@ -246,10 +246,10 @@ class Engine:
         self._observer.tokens_generated(generated)
         return tokens, hypotheses
 
-    def _row(self, running: RunningRequest) -> Row:
+    def _row(self, running: RunningRequest) -> SlotRequest:
         request, params = running.request, running.request.params
         uniforms: list[float] = []
         if params.samples:
             generator = random.Random(params.seed)  # noqa: S311  sampling, not secrets
             uniforms = [generator.random() for _ in range(self.limits.cache_length)]
-        return Row(request.prompt_ids, params, uniforms, running.limit)
+        return SlotRequest(request.prompt_ids, params, uniforms, running.limit)

@@ -10,7 +10,7 @@ from snapcap.service.engine.scheduler import Scheduler
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
-from snapcap.warmup.start.start import Loaded
+from snapcap.warmup.start.start import StartedModel
 
 _LAST_WORDS_S = 5.0
 
@@ -60,7 +60,7 @@ class OfflineModel:
         self._device.join(_LAST_WORDS_S)
         return self.error
 
-    def _ready(self, loaded: Loaded, engine: Engine, _scheduler: Scheduler) -> None:
+    def _ready(self, loaded: StartedModel, engine: Engine, _scheduler: Scheduler) -> None:
         self._status.started()
         self._model = Model(
             loaded.checkpoint, engine, loaded.plan.table.largest.size, loaded.plan.device, self._status.tier or ""

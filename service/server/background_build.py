@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from snapcap.warmup.options import StartOptions
     from snapcap.warmup.progress.status import StartupStatus
     from snapcap.warmup.start.background_build import BackgroundBuild
-    from snapcap.warmup.start.start import Loaded
+    from snapcap.warmup.start.start import StartedModel
 
 _logger = logging.getLogger("snapcap.build")
 
 
 def start_build(
     options: "StartOptions",
-    loaded: "Loaded",
+    loaded: "StartedModel",
     status: "StartupStatus",
     engine: "Engine",
     after_s: float = AFTER_READY_S,

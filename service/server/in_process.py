@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from snapcap.service.engine.engine import Engine
     from snapcap.service.engine.scheduler import Scheduler
     from snapcap.warmup.plan.checkpoint import Checkpoint
-    from snapcap.warmup.start.start import Loaded
+    from snapcap.warmup.start.start import StartedModel
 
 
 def start(settings: Settings, services: "Services", stop: Callable[[], None]) -> Callable[[], object]:
@@ -29,7 +29,7 @@ def start(settings: Settings, services: "Services", stop: Callable[[], None]) ->
     result, exits = StartResult(settings, services, stop), ExitStack()
     result.log_phases()
 
-    def ready(loaded: "Loaded", engine: "Engine", scheduler: "Scheduler") -> None:
+    def ready(loaded: "StartedModel", engine: "Engine", scheduler: "Scheduler") -> None:
         services.metrics.device_memory_allocated.set_function(loaded.runner.allocated_bytes)
         services.status.started()
         if result.ready(engine, loaded.checkpoint):

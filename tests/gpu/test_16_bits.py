@@ -29,7 +29,7 @@ from snapcap.warmup.runtime.backends.eager import EagerBackend
 from snapcap.warmup.runtime.compare import relative_difference
 from snapcap.warmup.runtime.device import DTYPES
 from snapcap.warmup.runtime.runner import Runner
-from snapcap.warmup.runtime.slot_request import Row
+from snapcap.warmup.runtime.slot_request import SlotRequest
 
 pytestmark = pytest.mark.timeout(600)  # compiling
 BUCKETS = (1, 2, 4, 64)  # those of conftest.SETS
@@ -62,7 +62,7 @@ class Expected:
 
     def check_forced(self, runner: Runner, bucket: Bucket) -> None:
         """Every step after transformers' own tokens, which are forced as a prompt is."""
-        rows = [Row(tuple(tokens)) for tokens in self.tokens[: bucket.size]]
+        rows = [SlotRequest(tuple(tokens)) for tokens in self.tokens[: bucket.size]]
         tokens, logits = steps_with_logits(runner, bucket, rows, STEPS)
         assert tokens == self.tokens[: bucket.size]
         wanted, scale = self.logits[: bucket.size], self.scale[: bucket.size]
@@ -72,7 +72,7 @@ class Expected:
 
     def check_free(self, runner: Runner, bucket: Bucket) -> None:
         """Each row's own tokens, up to the first that is another one: there both have read the same."""
-        rows = [Row()] * bucket.size
+        rows = [SlotRequest()] * bucket.size
         tokens, logits = steps_with_logits(runner, bucket, rows, STEPS)
         assert tokens == logits.argmax(-1).tolist(), "the head's token is the first of its best logits"
         ours = torch.tensor(tokens)

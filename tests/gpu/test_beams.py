@@ -8,20 +8,22 @@ from support.beams import pair_reference, search
 from support.device_cases import PROMPT, Captioner, open_model, open_runner, plan_of
 
 from snapcap.warmup.runtime.backends.eager import EagerBackend
-from snapcap.warmup.runtime.slot_request import Row, SamplingParams
+from snapcap.warmup.runtime.slot_request import SamplingParams, SlotRequest
 
 pytestmark = pytest.mark.timeout(600)  # compiling
 NEW_TOKENS = 14
 STEPS = NEW_TOKENS + len(PROMPT)
 ROWS = (
-    Row(params=SamplingParams(num_beams=2), new_tokens=NEW_TOKENS),
-    Row(
+    SlotRequest(params=SamplingParams(num_beams=2), new_tokens=NEW_TOKENS),
+    SlotRequest(
         params=SamplingParams(num_beams=3, length_penalty=2.0, early_stopping="never", no_repeat_ngram_size=2),
         new_tokens=NEW_TOKENS,
     ),
-    Row(PROMPT, SamplingParams(num_beams=4, early_stopping=True), new_tokens=NEW_TOKENS),
-    Row(params=SamplingParams(num_beams=4, length_penalty=0.5, repetition_penalty=1.3), new_tokens=NEW_TOKENS),
-    Row(params=SamplingParams(repetition_penalty=1.3, no_repeat_ngram_size=1)),
+    SlotRequest(PROMPT, SamplingParams(num_beams=4, early_stopping=True), new_tokens=NEW_TOKENS),
+    SlotRequest(
+        params=SamplingParams(num_beams=4, length_penalty=0.5, repetition_penalty=1.3), new_tokens=NEW_TOKENS
+    ),
+    SlotRequest(params=SamplingParams(repetition_penalty=1.3, no_repeat_ngram_size=1)),
 )
 
 
@@ -55,6 +57,6 @@ def test_a_search_beside_others_gives_what_it_gives_alone(
     plan = plan_of(device, "float32", (1, 4, 16))
     runner = open_runner(open_model(captioner, plan), plan, EagerBackend())
     asked = list(zip(captioner.images(5), ROWS, strict=True))
-    asked.insert(2, (captioner.images(6)[5], Row()))
+    asked.insert(2, (captioner.images(6)[5], SlotRequest()))
     alone = [search(runner, plan.table, [each], STEPS)[0] for each in asked]
     assert search(runner, plan.table, asked, STEPS) == alone

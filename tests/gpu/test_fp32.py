@@ -7,7 +7,7 @@ import torch
 from support.device_cases import PROMPT, STEPS, Captioner, open_model, open_runner, plan_of, steps_with_logits
 
 from snapcap.warmup.runtime.backends.eager import EagerBackend
-from snapcap.warmup.runtime.slot_request import Row
+from snapcap.warmup.runtime.slot_request import SlotRequest
 
 pytestmark = pytest.mark.timeout(600)  # compiling
 BUCKETS = (1, 2, 4, 64)
@@ -42,6 +42,6 @@ def test_tokens_equal_transformers_in_every_bucket(
         for count in {bucket.size, max(1, bucket.size - 1)}:  # full, and with a padding row
             output = runner.encode(bucket, images[:count], 0)
             torch.testing.assert_close(output[:count], encoded[:count], rtol=1e-3, atol=1e-3)
-            tokens, logits = steps_with_logits(runner, bucket, [Row(prompt)] * count, STEPS)
+            tokens, logits = steps_with_logits(runner, bucket, [SlotRequest(prompt)] * count, STEPS)
             assert tokens == expected[:count], f"bucket {bucket.size}"
             torch.testing.assert_close(logits[:, len(prompt) :], wanted[:count], rtol=1e-3, atol=1e-3)

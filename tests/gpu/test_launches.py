@@ -11,20 +11,20 @@ from support.device_cases import CACHE_LENGTH, Captioner, open_model, open_runne
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.runtime.backends.eager import EagerBackend
 from snapcap.warmup.runtime.runner import Runner, open_callables
-from snapcap.warmup.runtime.slot_request import Needs, Row, SamplingParams
+from snapcap.warmup.runtime.slot_request import Needs, SamplingParams, SlotRequest
 
 ONE, FOUR = Bucket(1), Bucket(4)
 KINDS = {
-    "greedy": (Row(), Needs()),
+    "greedy": (SlotRequest(), Needs()),
     "sampled": (
-        Row((), SamplingParams(temperature=0.7, top_k=5, top_p=0.9), [0.5] * CACHE_LENGTH),
+        SlotRequest((), SamplingParams(temperature=0.7, top_k=5, top_p=0.9), [0.5] * CACHE_LENGTH),
         Needs(sampling=True),
     ),
     "penalised": (
-        Row(params=SamplingParams(repetition_penalty=1.3, no_repeat_ngram_size=2)),
+        SlotRequest(params=SamplingParams(repetition_penalty=1.3, no_repeat_ngram_size=2)),
         Needs(penalties=True),
     ),
-    "searched": (Row(params=SamplingParams(num_beams=4), new_tokens=20), Needs(beams=True)),
+    "searched": (SlotRequest(params=SamplingParams(num_beams=4), new_tokens=20), Needs(beams=True)),
 }
 
 
@@ -48,7 +48,7 @@ def runner(captioners: dict[str, Captioner], device: torch.device) -> Runner:
     return open_runner(open_model(captioners["vit-gpt2"], plan), plan, EagerBackend())
 
 
-def tokens_after(runner: Runner, row: Row, run: Callable[[], None]) -> list[int]:
+def tokens_after(runner: Runner, row: SlotRequest, run: Callable[[], None]) -> list[int]:
     """Steps launched one behind the other while nothing is read but the last tokens."""
     runner.admit(0, [row] * 4)
     if row.params.searches:
@@ -88,7 +88,7 @@ def test_reading_behind_admission_and_moves_are_launched_without_waiting(
 
     def turn() -> list[list[int]]:
         runner.encode(FOUR, images, 0)
-        runner.admit(0, [Row((17, 4))] * 3)
+        runner.admit(0, [SlotRequest((17, 4))] * 3)
         seen, pending = [], None
         with no_waiting(device):
             for _ in range(6):
@@ -98,7 +98,7 @@ def test_reading_behind_admission_and_moves_are_launched_without_waiting(
                     seen.append(behind.result())
         with no_waiting(device):
             runner.encode(ONE, images[3:], 3)
-            runner.admit(3, [Row((17, 4))])
+            runner.admit(3, [SlotRequest((17, 4))])
             runner.move([(3, 0)])
             runner.decode_step(FOUR)
         seen.append(runner.tokens(4))
@@ -113,7 +113,7 @@ def test_rows_go_on_where_they_are_moved_to(
     """Several at once, behind a step that is under way."""
     moves = [(3, 0), (2, 1)]
     runner.encode(FOUR, captioners["vit-gpt2"].images(4), 0)
-    runner.admit(0, [KINDS["sampled"][0], Row((17, 4)), Row((9,)), Row()])
+    runner.admit(0, [KINDS["sampled"][0], SlotRequest((17, 4)), SlotRequest((9,)), SlotRequest()])
     for _ in range(3):
         runner.decode_step(FOUR)
     before = runner.tokens(4)

@@ -9,7 +9,7 @@ from support.device_cases import STEPS, Captioner, open_model, open_runner, plan
 from snapcap.warmup.progress.status import COMPONENTS
 from snapcap.warmup.runtime.backends.eager import EagerBackend
 from snapcap.warmup.runtime.runner import Runner
-from snapcap.warmup.runtime.slot_request import Row
+from snapcap.warmup.runtime.slot_request import SlotRequest
 from snapcap.warmup.start.swap import swap_bucket
 
 pytestmark = pytest.mark.timeout(600)  # compiling
@@ -31,7 +31,7 @@ def test_running_rows_keep_their_tokens(
     def run(runner: Runner, swaps: list[Any]) -> list[list[int]]:
         """Three rows from the start, a fourth that joins in the middle; before every step, one swap."""
         runner.encode(four, images[:3], 0)
-        runner.admit(0, [Row()] * 3)
+        runner.admit(0, [SlotRequest()] * 3)
         tokens: list[list[int]] = [[] for _ in range(4)]
         for step in range(STEPS):
             if step % 4 == 1 and swaps:
@@ -39,7 +39,7 @@ def test_running_rows_keep_their_tokens(
                 swap_bucket(runner, model.dtype, component, bucket, backend)
             if step == STEPS // 2:
                 runner.encode(one, images[3:], 3)
-                runner.admit(3, [Row()])
+                runner.admit(3, [SlotRequest()])
             runner.decode_step(four)
             rows = 3 if step < STEPS // 2 else 4
             for row, token in enumerate(runner.tokens(rows)):

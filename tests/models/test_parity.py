@@ -10,7 +10,7 @@ from support.parity import TABLE, build_runner, generate, pixel_values, random_i
 from support.references import generated_by_pair
 
 from snapcap.warmup.plan.buckets import BucketTable
-from snapcap.warmup.runtime.slot_request import Row
+from snapcap.warmup.runtime.slot_request import SlotRequest
 
 NEW_TOKENS = 12
 
@@ -97,13 +97,13 @@ def test_rows_of_different_ages_and_moved_rows_keep_their_tokens(
     with torch.no_grad():
         expected = [generate(runner, [image], NEW_TOKENS)[0].tolist() for image in (first, second)]
         runner.encode(one, [first], 0)
-        runner.admit(0, [Row()])
+        runner.admit(0, [SlotRequest()])
         ages: list[list[int]] = [[], []]
         for _ in range(4):
             runner.decode_step(one)
             ages[0] += runner.tokens(1)
         runner.encode(one, [second], 1)
-        runner.admit(1, [Row()])
+        runner.admit(1, [SlotRequest()])
         for _ in range(NEW_TOKENS - 4):
             runner.decode_step(two)
             for row, token in enumerate(runner.tokens(2)):

@@ -16,7 +16,7 @@ from support.parity import build_runner, random_images
 
 from snapcap.warmup.plan.buckets import BucketTable
 from snapcap.warmup.runtime.runner import Runner
-from snapcap.warmup.runtime.slot_request import EarlyStopping, Row, SamplingParams
+from snapcap.warmup.runtime.slot_request import EarlyStopping, SamplingParams, SlotRequest
 
 TABLE = BucketTable.of((1, 4, 8))
 NEW_TOKENS = 12  # of a search, and of the reference's rows without one
@@ -31,11 +31,11 @@ OFTEN = [2, 11, 23, 40, 77]  # a vocabulary with many ends, so that searches end
 MATRIX = tuple(product(BEAMS, LENGTH_PENALTIES, EARLY, NGRAMS, REPETITION))
 
 
-def rows_of(count: int, seed: int, prompt: tuple[int, ...]) -> list[Row]:
+def rows_of(count: int, seed: int, prompt: tuple[int, ...]) -> list[SlotRequest]:
     """So many settings of the matrix; others for another seed."""
     chosen = random.Random(seed).sample(MATRIX, count)
     return [
-        Row(
+        SlotRequest(
             prompt,
             SamplingParams(
                 num_beams=beams,
@@ -50,7 +50,9 @@ def rows_of(count: int, seed: int, prompt: tuple[int, ...]) -> list[Row]:
     ]
 
 
-def assert_equal(runner: Runner, reference: Callable[[np.ndarray, Row], list[int]], rows: list[Row]) -> list[bool]:
+def assert_equal(
+    runner: Runner, reference: Callable[[np.ndarray, SlotRequest], list[int]], rows: list[SlotRequest]
+) -> list[bool]:
     """Each request alone. Returns which of them ended with an end token."""
     images = random_images(runner.config, 4)
     stopped = []
@@ -107,13 +109,13 @@ def test_penalties_change_greedy_tokens_as_in_transformers(
     model.save_pretrained(tmp_path)
     runner = build_runner(tmp_path, TABLE)
     rows = [
-        Row(prompt, SamplingParams(repetition_penalty=penalty, no_repeat_ngram_size=size))
+        SlotRequest(prompt, SamplingParams(repetition_penalty=penalty, no_repeat_ngram_size=size))
         for prompt, penalty, size in product(((), (17, 4, 17)), (1.0, 1.3, 0.8), (0, 1, 2, 3))
     ]
     assert_equal(runner, partial(pair_reference, model), rows)
     (plain,), (penalised,) = (
         search(runner, TABLE, [(random_images(runner.config, 1)[0], row)], STEPS)
-        for row in (rows[0], Row(params=SamplingParams(no_repeat_ngram_size=1)))
+        for row in (rows[0], SlotRequest(params=SamplingParams(no_repeat_ngram_size=1)))
     )
     assert plain != penalised
 
@@ -132,13 +134,13 @@ def test_every_request_of_a_mixed_bucket_gets_what_it_gets_alone(
         for beams, early in zip((2, 3, 5), EARLY, strict=True)
     )
     kinds = [
-        Row((5, 6), three(no_repeat_ngram_size=2), new_tokens=NEW_TOKENS),
-        Row(),
-        Row(params=five(), new_tokens=NEW_TOKENS),
-        Row((), SamplingParams(temperature=1.2, top_k=30), uniforms),
-        Row(params=two(repetition_penalty=1.3), new_tokens=NEW_TOKENS),
-        Row((), SamplingParams(temperature=1.2, repetition_penalty=1.5, no_repeat_ngram_size=2), uniforms),
-        Row((9,), SamplingParams(repetition_penalty=1.4)),
+        SlotRequest((5, 6), three(no_repeat_ngram_size=2), new_tokens=NEW_TOKENS),
+        SlotRequest(),
+        SlotRequest(params=five(), new_tokens=NEW_TOKENS),
+        SlotRequest((), SamplingParams(temperature=1.2, top_k=30), uniforms),
+        SlotRequest(params=two(repetition_penalty=1.3), new_tokens=NEW_TOKENS),
+        SlotRequest((), SamplingParams(temperature=1.2, repetition_penalty=1.5, no_repeat_ngram_size=2), uniforms),
+        SlotRequest((9,), SamplingParams(repetition_penalty=1.4)),
     ]
     asked = [(images[at % 5], kind) for at, kind in enumerate(kinds)]
     alone = [search(runner, table, [each], STEPS)[0] for each in asked]
@@ -152,5 +154,5 @@ def test_every_request_of_a_mixed_bucket_gets_what_it_gets_alone(
         assert together == [alone[number] for number in chosen]
 
 
-def rows_taken(row: Row) -> int:
+def rows_taken(row: SlotRequest) -> int:
     return row.params.num_beams

@@ -19,7 +19,7 @@ from snapcap.warmup.plan.buckets import BucketTable
 from snapcap.warmup.progress.status import COMPONENTS
 from snapcap.warmup.runtime.backends.eager import EagerBackend
 from snapcap.warmup.runtime.runner import Runner, open_callables
-from snapcap.warmup.runtime.slot_request import Needs, Row, SamplingParams
+from snapcap.warmup.runtime.slot_request import Needs, SamplingParams, SlotRequest
 
 VOCABULARY = 12
 SETTINGS = [
@@ -122,17 +122,17 @@ def runner(make_captioner: Callable[..., Any], tmp_path_factory: pytest.TempPath
 
 def row(
     seed: int, temperature: float = 1.0, prompt: tuple[int, ...] = (), top_k: int = 0, top_p: float = 1.0
-) -> Row:
+) -> SlotRequest:
     numbers = random.Random(seed)
     params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
-    return Row(prompt, params, [numbers.random() for _ in range(32)])
+    return SlotRequest(prompt, params, [numbers.random() for _ in range(32)])
 
 
 def image(number: int) -> Any:
     return np.random.default_rng(number).integers(0, 256, (96, 96, 3), dtype=np.uint8)
 
 
-def generate(runner: Runner, pairs: list[tuple[Any, Row]]) -> list[list[int]]:
+def generate(runner: Runner, pairs: list[tuple[Any, SlotRequest]]) -> list[list[int]]:
     """Tokens of each pair of image and row, all in one bucket."""
     bucket = TABLE.fit(len(pairs))
     needs = Needs(sampling=any(row.params.temperature for _, row in pairs))
@@ -161,7 +161,7 @@ def test_a_seed_gives_the_same_tokens_alone_and_at_every_place_of_a_full_batch(r
 
 
 def test_greedy_rows_of_a_sampling_step_are_unchanged(runner: Runner) -> None:
-    greedy = [(image(index), Row()) for index in range(3)]
+    greedy = [(image(index), SlotRequest()) for index in range(3)]
     expected = generate(runner, greedy)
     mixed = [greedy[0], (image(9), row(1, 2.0)), greedy[1], (image(8), row(2, 0.4)), greedy[2]]
     tokens = generate(runner, mixed)
@@ -178,12 +178,12 @@ def test_sampling_never_overwrites_the_prompt(runner: Runner) -> None:
 
 
 def test_one_token_to_choose_from_is_the_greedy_one(runner: Runner) -> None:
-    (greedy,) = generate(runner, [(image(1), Row())])
+    (greedy,) = generate(runner, [(image(1), SlotRequest())])
     assert generate(runner, [(image(1), row(3, 2.0, top_k=1))]) == [greedy]
     assert generate(runner, [(image(1), row(3, 2.0, top_p=1e-9))]) == [greedy]
 
 
 def test_a_slot_remembers_nothing_of_the_request_before(runner: Runner) -> None:
-    (expected,) = generate(runner, [(image(1), Row())])
+    (expected,) = generate(runner, [(image(1), SlotRequest())])
     generate(runner, [(image(2), row(1, 2.0, (5, 6, 7), top_k=2, top_p=0.1))])
-    assert generate(runner, [(image(1), Row())]) == [expected]
+    assert generate(runner, [(image(1), SlotRequest())]) == [expected]

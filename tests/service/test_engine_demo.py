@@ -17,7 +17,7 @@ from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.runtime.slot_request import SamplingParams
-from snapcap.warmup.start.start import Loaded
+from snapcap.warmup.start.start import StartedModel
 
 PATIENCE = 120.0
 
@@ -43,7 +43,7 @@ class Observer:
 class Demo:
     """The demo model behind an engine."""
 
-    def __init__(self, loaded: Loaded, engine: Engine, observer: Observer) -> None:
+    def __init__(self, loaded: StartedModel, engine: Engine, observer: Observer) -> None:
         self.loaded, self.engine, self.observer = loaded, engine, observer
         self.tokenizer, self.transform = loaded.checkpoint.tokenizer, loaded.checkpoint.transform
 
@@ -68,7 +68,7 @@ class Demo:
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
     folder = tmp_path_factory.mktemp("cache")
     options = StartOptions(ModelOptions(cache_dir=folder), ComputeOptions("cpu", backend="eager", threads=1))
-    started: Future[tuple[Loaded, Engine]] = Future()
+    started: Future[tuple[StartedModel, Engine]] = Future()
     observer = Observer()
     thread = DeviceThread(
         options,

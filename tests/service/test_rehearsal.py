@@ -24,7 +24,7 @@ from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.runtime.slot_request import SamplingParams
-from snapcap.warmup.start.start import Loaded
+from snapcap.warmup.start.start import StartedModel
 
 
 class Start:
@@ -32,7 +32,7 @@ class Start:
 
     def __init__(self, folder: Path, rehearsal=rehearse) -> None:
         options = StartOptions(ModelOptions(cache_dir=folder), ComputeOptions("cpu", backend="eager", threads=1))
-        ready: Future[tuple[Loaded, Engine]] = Future()
+        ready: Future[tuple[StartedModel, Engine]] = Future()
         self.timeline = Timeline.since_exec()
         self.observer = Observer()
         self.thread = DeviceThread(

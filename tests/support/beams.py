@@ -9,10 +9,10 @@ from support.parity import pixel_values
 
 from snapcap.warmup.plan.buckets import BucketTable
 from snapcap.warmup.runtime.runner import Runner
-from snapcap.warmup.runtime.slot_request import Needs, Row
+from snapcap.warmup.runtime.slot_request import Needs, SlotRequest
 
 
-def needs_of(rows: Sequence[Row]) -> Needs:
+def needs_of(rows: Sequence[SlotRequest]) -> Needs:
     """What a step over these rows must do."""
     return Needs(
         any(row.params.samples for row in rows),
@@ -21,7 +21,9 @@ def needs_of(rows: Sequence[Row]) -> Needs:
     )
 
 
-def place(runner: Runner, table: BucketTable, asked: Sequence[tuple[np.ndarray, Row]], first: int = 0) -> list[int]:
+def place(
+    runner: Runner, table: BucketTable, asked: Sequence[tuple[np.ndarray, SlotRequest]], first: int = 0
+) -> list[int]:
     """Encode and admit requests from a slot on: first one row each, then the others of each group.
 
     Returns, for each slot, the number of the request in it.
@@ -40,7 +42,7 @@ def place(runner: Runner, table: BucketTable, asked: Sequence[tuple[np.ndarray, 
 
 @torch.no_grad()
 def search(
-    runner: Runner, table: BucketTable, asked: Sequence[tuple[np.ndarray, Row]], steps: int
+    runner: Runner, table: BucketTable, asked: Sequence[tuple[np.ndarray, SlotRequest]], steps: int
 ) -> list[list[int]]:
     """Tokens of each request, all in one bucket: a search's best hypothesis without start and prompt, with its end;
     of other rows ``steps`` tokens less the prompt."""
@@ -61,7 +63,7 @@ def search(
     ]
 
 
-def settings(row: Row, new_tokens: int) -> dict[str, Any]:
+def settings(row: SlotRequest, new_tokens: int) -> dict[str, Any]:
     """What transformers calls a row's options."""
     common = {
         "no_repeat_ngram_size": row.params.no_repeat_ngram_size,
@@ -78,7 +80,7 @@ def settings(row: Row, new_tokens: int) -> dict[str, Any]:
     }
 
 
-def pair_reference(model: Any, image: np.ndarray, row: Row, new_tokens: int = 12, **more: Any) -> list[int]:
+def pair_reference(model: Any, image: np.ndarray, row: SlotRequest, new_tokens: int = 12, **more: Any) -> list[int]:
     """What a `VisionEncoderDecoderModel` generates after the prompt, with its end."""
     start = torch.tensor([[model.generation_config.decoder_start_token_id, *row.prompt]], device=model.device)
     output = model.generate(
@@ -87,7 +89,7 @@ def pair_reference(model: Any, image: np.ndarray, row: Row, new_tokens: int = 12
     return output[0, start.shape[1] :].tolist()
 
 
-def blip_reference(model: Any, image: np.ndarray, row: Row, new_tokens: int = 12) -> list[int]:
+def blip_reference(model: Any, image: np.ndarray, row: SlotRequest, new_tokens: int = 12) -> list[int]:
     """What a `BlipForConditionalGeneration` generates after the prompt, with its end."""
     ids = torch.tensor([[1, *row.prompt, 2]]) if row.prompt else None
     output = model.generate(pixel_values([image]), input_ids=ids, **settings(row, new_tokens))

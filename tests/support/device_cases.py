@@ -29,7 +29,7 @@ from snapcap.warmup.runtime.backends.base import Backend
 from snapcap.warmup.runtime.device import DTYPES
 from snapcap.warmup.runtime.loaded_model import LoadedModel, load_model
 from snapcap.warmup.runtime.runner import Runner
-from snapcap.warmup.runtime.slot_request import Row
+from snapcap.warmup.runtime.slot_request import SlotRequest
 from snapcap.warmup.start.warmer import Warmer
 
 PROMPT = (17, 4, 60)
@@ -125,7 +125,7 @@ def open_runner(model: LoadedModel, plan: Plan, backend: Backend) -> Runner:
 
 
 def steps_with_logits(
-    runner: Runner, bucket: Bucket, rows: list[Row], steps: int
+    runner: Runner, bucket: Bucket, rows: list[SlotRequest], steps: int
 ) -> tuple[list[list[int]], torch.Tensor]:
     """Tokens [rows, steps] and fp32 logits [rows, steps, vocabulary] on the CPU, from the first slot on."""
     runner.admit(0, rows)

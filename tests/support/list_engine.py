@@ -10,7 +10,7 @@ from snapcap.service.engine.limits import Limits
 from snapcap.service.engine.request import CaptionRequest, Completion
 from snapcap.service.engine.scheduler import Scheduler
 from snapcap.warmup.plan.buckets import Bucket, BucketTable
-from snapcap.warmup.runtime.slot_request import Needs, Row, SamplingParams
+from snapcap.warmup.runtime.slot_request import Needs, SamplingParams, SlotRequest
 
 if TYPE_CHECKING:
     from snapcap.warmup.machine.device_health import DeviceHealth
@@ -30,7 +30,7 @@ class ListRunner:
         self.runs_ahead = runs_ahead
         self.unread = 0
         self.images = [-1] * slots
-        self.rows: list[Row] = [Row()] * slots
+        self.rows: list[SlotRequest] = [SlotRequest()] * slots
         self.counts = [0] * slots
         self.beams: list[int | None] = [None] * slots
         self.steps: list[tuple[int, Needs]] = []
@@ -49,11 +49,11 @@ class ListRunner:
         self.encoded.append((bucket.size, len(images)))
         self.images[first_slot : first_slot + len(images)] = images
 
-    def admit(self, first_slot: int, rows: list[Row]) -> None:
+    def admit(self, first_slot: int, rows: list[SlotRequest]) -> None:
         for slot, row in enumerate(rows, start=first_slot):
             self.rows[slot], self.counts[slot], self.beams[slot] = row, 0, None
 
-    def group(self, slots: list[int], row: Row) -> None:
+    def group(self, slots: list[int], row: SlotRequest) -> None:
         assert len(set(slots)) == row.params.num_beams
         assert self.rows[slots[0]] is row
         for beam, slot in enumerate(slots):

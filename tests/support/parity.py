@@ -15,7 +15,7 @@ from snapcap.warmup.plan.buckets import BucketTable
 from snapcap.warmup.progress.status import COMPONENTS
 from snapcap.warmup.runtime.backends.eager import EagerBackend
 from snapcap.warmup.runtime.runner import Runner, open_callables
-from snapcap.warmup.runtime.slot_request import Row
+from snapcap.warmup.runtime.slot_request import SlotRequest
 
 Reference = Callable[[list[np.ndarray], int], tuple[list[list[int]], tuple[torch.Tensor, ...]]]
 
@@ -68,7 +68,7 @@ def generate(
     """
     bucket = table.fit(len(images))
     runner.encode(bucket, images, 0)
-    runner.admit(0, [Row(prompt=prompt)] * len(images))
+    runner.admit(0, [SlotRequest(prompt=prompt)] * len(images))
     tokens = []
     for _ in range(steps):
         step = runner.decode_step(bucket)

@@ -12,7 +12,7 @@ from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.runtime.aoti.eager_launches import Launch, Like, eager_launches
 from snapcap.warmup.runtime.backends.eager import EagerBackend
 from snapcap.warmup.runtime.runner import Runner, open_callables
-from snapcap.warmup.runtime.slot_request import Row
+from snapcap.warmup.runtime.slot_request import SlotRequest
 
 _ATTENTION = "_scaled_dot_product"
 
@@ -28,7 +28,7 @@ def expected_and_run(
         runner.bind(component, bucket, open_callables(model.regions, component, bucket, EagerBackend()))
     with _Recorder() as recorder:
         runner.encode(bucket, captioner.images(rows), 0)
-        runner.admit(0, [Row()] * rows)
+        runner.admit(0, [SlotRequest()] * rows)
         runner.decode_step(bucket)
     return list(eager_launches(model.config, plan, rows)), recorder.launches
 

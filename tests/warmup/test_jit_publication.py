@@ -10,7 +10,7 @@ import pytest
 from snapcap.warmup.artifacts.key import artifact_key
 from snapcap.warmup.artifacts.signing import OWNER, Signer, Trust
 from snapcap.warmup.options import ComputeOptions, ModelOptions, S3Options, StartOptions, StoreOptions
-from snapcap.warmup.plan.checkpoint import Artifacts
+from snapcap.warmup.plan.artifacts import Artifacts
 from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.progress.compile_events import CacheCounts
 from snapcap.warmup.progress.status import StartupStatus

@@ -22,7 +22,7 @@ from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.runtime.backends.aot import PackageError
 from snapcap.warmup.runtime.device import open_device
 from snapcap.warmup.runtime.runner import Runner
-from snapcap.warmup.start.start import Loaded, before_ready, load
+from snapcap.warmup.start.start import StartedModel, before_ready, load
 from snapcap.warmup.start.warmer import Warmer, self_test
 
 SIZES = (1, 2, 5)
@@ -101,13 +101,17 @@ def test_a_device_that_is_not_there_is_named(config: ModelConfig, tmp_path: Path
 
 
 @pytest.fixture(scope="module")
-def started(on_device: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Loaded, Timeline, StartupStatus]:
+def started(
+    on_device: Any, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[StartedModel, Timeline, StartupStatus]:
     timeline, status = Timeline.since_exec(), StartupStatus()
     options = options_of(tmp_path_factory.mktemp("cache"), ready_when="first")
     return on_device(load, options, timeline, status), timeline, status
 
 
-def test_a_start_warms_every_bucket_and_tells_its_phases(started: tuple[Loaded, Timeline, StartupStatus]) -> None:
+def test_a_start_warms_every_bucket_and_tells_its_phases(
+    started: tuple[StartedModel, Timeline, StartupStatus],
+) -> None:
     loaded, timeline, status = started
     assert [(b.component, b.size) for b in status.buckets()] == [(c, size) for c in COMPONENTS for size in SIZES]
     assert {(b.state, b.backend) for b in status.buckets()} == {("eager", "eager")}
@@ -169,7 +173,7 @@ class Recording:
 
 
 @pytest.fixture
-def make_warmer(started: tuple[Loaded, Timeline, StartupStatus]) -> Callable[..., Warmer]:
+def make_warmer(started: tuple[StartedModel, Timeline, StartupStatus]) -> Callable[..., Warmer]:
     """A warmer with buffers, status and timeline of its own over the demo model."""
 
     def make(strict: bool = False) -> Warmer:
@@ -249,7 +253,9 @@ def test_warming_aside_leaves_running_rows_alone(make_warmer: Any, on_device: An
 # --- the self-test ---
 
 
-def test_the_self_test_captions_a_picture(started: tuple[Loaded, Timeline, StartupStatus], on_device: Any) -> None:
+def test_the_self_test_captions_a_picture(
+    started: tuple[StartedModel, Timeline, StartupStatus], on_device: Any
+) -> None:
     loaded = started[0]
     for bucket in loaded.plan.table.buckets:
         tokens = on_device(self_test, loaded.runner, bucket)

@@ -1,4 +1,4 @@
-"""A worker process, which does one task after the other: both ends of the pipe.
+"""Runs tasks in a worker process, one after the other: both ends of the pipe.
 
     parent  {job} ─▶ {task} ─▶ {task} …      lines of JSON on the worker's standard input
     worker  {"started"} ─▶ {answer} ─▶ …     one for each, or {"error": one line}

@@ -1,17 +1,14 @@
-"""Holds the checkpoint and the artifacts as the start has them before torch is imported. No torch."""
+"""Holds the checkpoint as the start has it before torch is imported. No torch."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from snapcap.models.config import ModelConfig
     from snapcap.models.processing.tokenizer import Tokenizer
     from snapcap.models.processing.transform import ImageTransform
-    from snapcap.warmup.artifacts.key import Factors
-    from snapcap.warmup.store.fetch import Fetched
 
 
 @dataclass(frozen=True)
@@ -42,17 +39,3 @@ class Checkpoint:
         from snapcap.models.processing.tokenizer import Tokenizer  # noqa: PLC0415  a native library, which the device does not need
 
         return Tokenizer.from_folder(self.folder)
-
-
-@dataclass(frozen=True)
-class Artifacts:
-    """The key this start looked for, and what came of it."""
-
-    key: str
-    factors: "Factors"
-    fetched: "Fetched"
-    input_specs: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def hit(self) -> bool:
-        return self.fetched.result == "hit"

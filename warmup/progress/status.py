@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from snapcap.warmup.progress.compile_events import CacheCounts, CompilerCounts, compiler_counts
 
 if TYPE_CHECKING:
-    from snapcap.warmup.plan.checkpoint import Artifacts
+    from snapcap.warmup.plan.artifacts import Artifacts
 
 BucketState = Literal["pending", "eager", "warm", "captured", "failed"]
 ComponentName = Literal["encoder", "decoder"]

@@ -19,7 +19,7 @@ from snapcap.warmup.machine.device_health import DeviceHealth, device_health
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.runtime.backends.base import Backend
 from snapcap.warmup.runtime.readback import DeviceTimer, PendingTokens, TokenReadback
-from snapcap.warmup.runtime.slot_request import GREEDY, Needs, Row
+from snapcap.warmup.runtime.slot_request import GREEDY, Needs, SlotRequest
 from snapcap.warmup.runtime.staging import Pixels, Staging
 from snapcap.warmup.runtime.token_choice import TokenChoice
 
@@ -182,7 +182,7 @@ class Runner:
         plan.staging.copy(images, slots)
         return plan.captured.replay() if plan.captured else self._run_encoder(plan)
 
-    def admit(self, first_slot: int, rows: Sequence[Row]) -> None:
+    def admit(self, first_slot: int, rows: Sequence[SlotRequest]) -> None:
         """Put requests at their start: the start token at position 0, and their prompts as forced tokens."""
         state, slots = self.state, slice(first_slot, first_slot + len(rows))
         state.tokens[slots] = self.config.generation.start_id
@@ -199,7 +199,7 @@ class Runner:
                 self._put(state.uniforms[slot], row.uniforms)
         self._choice.start(first_slot, rows)
 
-    def group(self, slots: Sequence[int], row: Row) -> None:
+    def group(self, slots: Sequence[int], row: SlotRequest) -> None:
         """Make slots the rows of one beam search, all of them as the first, which has been admitted."""
         self._choice.group(slots, row)
 

@@ -42,7 +42,7 @@ class SamplingParams:
 
 
 @dataclass(frozen=True)
-class Row:
+class SlotRequest:
     """What a request puts into its slot: a prompt, and how its tokens are chosen.
 
     ``uniforms`` holds one number in [0, 1) a position, drawn from the request's seed, and may be empty for a row

@@ -14,7 +14,7 @@ from snapcap.models.regions.state.beams import BeamState
 from snapcap.models.regions.state.kv_cache import DecodeState
 from snapcap.models.regions.state.reorder import RowMoves
 from snapcap.models.regions.table import RegionFunction
-from snapcap.warmup.runtime.slot_request import Needs, Row
+from snapcap.warmup.runtime.slot_request import Needs, SlotRequest
 
 
 class TokenChoice:
@@ -52,7 +52,7 @@ class TokenChoice:
         """Whether scores are log-probabilities already, by whether there are penalties: [1] bool each."""
         return torch.tensor([[False], [True]]).to(self._state.tokens.device).unbind()
 
-    def start(self, first_slot: int, rows: Sequence[Row]) -> None:
+    def start(self, first_slot: int, rows: Sequence[SlotRequest]) -> None:
         """Requests take the slots from the first one on, a slot each."""
         if not (self._used or any(row.params.penalised or row.params.searches for row in rows)):
             return
@@ -63,7 +63,7 @@ class TokenChoice:
                 beams.penalty[slot] = row.params.repetition_penalty
                 beams.ngrams[slot] = row.params.no_repeat_ngram_size
 
-    def group(self, slots: Sequence[int], row: Row) -> None:
+    def group(self, slots: Sequence[int], row: SlotRequest) -> None:
         """What the first of these slots holds is the others' too; together they are a search."""
         first, *others = slots
         if others:

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from snapcap.models.regions.names import ON_DEMAND
 from snapcap.warmup.errors import first_line
 from snapcap.warmup.machine.torch_libraries import load_torch_libraries
-from snapcap.warmup.plan.checkpoint import Artifacts
+from snapcap.warmup.plan.artifacts import Artifacts
 from snapcap.warmup.runtime.aoti.container import AotiError, Container
 from snapcap.warmup.runtime.aoti.eager_launches import Launch
 from snapcap.warmup.runtime.aoti.operators import Operators

@@ -21,7 +21,7 @@ from snapcap.warmup.progress.status import COMPONENTS, ComponentName, StartupSta
 from snapcap.warmup.runtime.backends.aot import AotBackend
 from snapcap.warmup.runtime.compare import CheckError
 from snapcap.warmup.start.preparation import find_artifacts
-from snapcap.warmup.start.start import Loaded
+from snapcap.warmup.start.start import StartedModel
 from snapcap.warmup.start.swap import swap_bucket
 from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.lease import Held, Lease, acquire
@@ -44,7 +44,7 @@ class BackgroundBuild:
 
     def __init__(
         self,
-        loaded: Loaded,
+        loaded: StartedModel,
         options: StartOptions,
         status: StartupStatus,
         on_device: OnDevice,

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from snapcap.warmup.artifacts.key import artifact_key
 from snapcap.warmup.checkpoints.resolve import resolve_checkpoint
 from snapcap.warmup.options import Kind, StartOptions
-from snapcap.warmup.plan.checkpoint import Artifacts, Checkpoint
+from snapcap.warmup.plan.artifacts import Artifacts
+from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.plan import Plan, make_plan
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline

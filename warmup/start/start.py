@@ -26,8 +26,9 @@ from snapcap.warmup.errors import StartError
 from snapcap.warmup.machine.device_context import begin_device_context
 from snapcap.warmup.machine.torch_libraries import load_torch_libraries
 from snapcap.warmup.options import StartOptions
+from snapcap.warmup.plan.artifacts import Artifacts
 from snapcap.warmup.plan.buckets import Bucket, BucketTable
-from snapcap.warmup.plan.checkpoint import Artifacts, Checkpoint
+from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
@@ -47,7 +48,7 @@ _logger = logging.getLogger("snapcap.start")
 
 
 @dataclass(frozen=True)
-class Loaded:
+class StartedModel:
     """What serves: a runner, warm but for the buckets of ``cold``, which `--ready-when first` leaves for later.
 
     ``publication``: of the jit backend, what comes of publishing what it compiled.
@@ -79,7 +80,7 @@ def load(
     timeline: Timeline,
     status: StartupStatus,
     on_checkpoint: Callable[[Checkpoint], object] = lambda checkpoint: None,
-) -> Loaded:
+) -> StartedModel:
     """Run the start on the calling thread, which becomes the device thread. Another one calls ``on_checkpoint``
     once the checkpoint is on local disk.
 
@@ -137,7 +138,7 @@ def load(
             self_test(runner, buckets[0])
         publication = None if jit is None else jit.publish()
     cold = buckets[len(now) :]
-    return Loaded(checkpoint, plan, model, runner, warmer, artifacts, cold, publication)
+    return StartedModel(checkpoint, plan, model, runner, warmer, artifacts, cold, publication)
 
 
 def before_ready(

@@ -12,7 +12,7 @@ from snapcap.warmup.runtime.backends.base import Backend
 from snapcap.warmup.runtime.backends.eager import EagerBackend
 from snapcap.warmup.runtime.compare import TOLERANCE, CheckError, relative_difference
 from snapcap.warmup.runtime.runner import Callables, Runner, open_callables
-from snapcap.warmup.runtime.slot_request import Row
+from snapcap.warmup.runtime.slot_request import SlotRequest
 from snapcap.warmup.runtime.staging import Pixels
 
 CHECKED_STEPS = 3
@@ -74,7 +74,7 @@ def check_decoder(
     numbers = np.random.default_rng(bucket.size)
     prompts = numbers.integers(0, runner.config.decoder.vocab_size, (bucket.size, steps)).tolist()
     for twin in (ours, theirs):
-        twin.admit(0, [Row(prompt) for prompt in prompts])
+        twin.admit(0, [SlotRequest(prompt) for prompt in prompts])
     for _ in range(steps):
         _require_close("logits", ours.decode_step(bucket), theirs.decode_step(bucket), dtype)
     for name in ("key", "value"):

@@ -15,7 +15,7 @@ from snapcap.warmup.runtime.backends.aot import PackageError
 from snapcap.warmup.runtime.backends.base import Backend
 from snapcap.warmup.runtime.backends.eager import EagerBackend
 from snapcap.warmup.runtime.runner import Runner, open_callables
-from snapcap.warmup.runtime.slot_request import Row
+from snapcap.warmup.runtime.slot_request import SlotRequest
 from snapcap.warmup.runtime.staging import Pixels
 
 SELF_TEST_TOKENS = 8
@@ -111,7 +111,7 @@ class Warmer:
             height, width = runner.config.vision.image_size
             runner.encode(bucket, [np.zeros((height, width, 3), dtype=np.uint8)] * bucket.size, 0)
         else:
-            runner.admit(0, [Row()] * bucket.size)
+            runner.admit(0, [SlotRequest()] * bucket.size)
             runner.decode_step(bucket)
         runner.wait()
 
@@ -131,7 +131,7 @@ def self_test(runner: Runner, bucket: Bucket) -> list[int]:
         StartError: the logits are not finite: weights or device are damaged.
     """
     runner.encode(bucket, [built_in_image(runner.config.vision.image_size)], 0)
-    runner.admit(0, [Row()])
+    runner.admit(0, [SlotRequest()])
     tokens: list[int] = []
     while len(tokens) < min(SELF_TEST_TOKENS, runner.state.cache_length - 1):
         # On the host: a GPU would load four kernels for this.

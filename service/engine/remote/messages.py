@@ -49,13 +49,13 @@ class Pulse(NamedTuple):
     doing: str = ""
 
 
-class Found(NamedTuple):
+class CheckpointFound(NamedTuple):
     """The checkpoint is in this folder."""
 
     folder: Path
 
 
-class Loaded(NamedTuple):
+class ModelLoaded(NamedTuple):
     """The model is warm, and waits for the rehearsal."""
 
     limits: Limits
@@ -114,5 +114,5 @@ class Turn(NamedTuple):
 
 
 ToEngine: TypeAlias = Submit | Cancel | Rehearsed | Beat
-ToHttp: TypeAlias = Found | Loaded | PhaseSeen | StatusSeen | Usage | Ready | Failed | Turn | Pulse
+ToHttp: TypeAlias = CheckpointFound | ModelLoaded | PhaseSeen | StatusSeen | Usage | Ready | Failed | Turn | Pulse
 Message: TypeAlias = ToEngine | ToHttp

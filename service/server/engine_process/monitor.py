@@ -21,10 +21,10 @@ from snapcap.service.engine.remote.client import RemoteEngine
 from snapcap.service.engine.remote.loop_channel import LoopChannel
 from snapcap.service.engine.remote.messages import (
     Beat,
+    CheckpointFound,
     Failed,
-    Found,
-    Loaded,
     Message,
+    ModelLoaded,
     PhaseSeen,
     Pulse,
     Ready,
@@ -197,9 +197,9 @@ class EngineClient:
             case Usage(device_bytes, compiler):
                 services.metrics.device_memory_allocated.set(device_bytes)
                 services.status.compiled_elsewhere(compiler)
-            case Found(folder):
+            case CheckpointFound(folder):
                 self._folder.set_result(folder)
-            case Loaded(limits):
+            case ModelLoaded(limits):
                 self._limits.set_result(limits)
             case Ready() if self._engine is not None and self._checkpoint is not None:
                 self._result.ready(self._engine, self._checkpoint, self._decoder)

@@ -17,10 +17,10 @@ from snapcap.service.engine.remote.channel import BlockingChannel
 from snapcap.service.engine.remote.messages import (
     Beat,
     Cancel,
+    CheckpointFound,
     Failed,
-    Found,
-    Loaded,
     Message,
+    ModelLoaded,
     PhaseSeen,
     Ready,
     Rehearsed,
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from snapcap.service.engine.engine import Engine
     from snapcap.service.engine.scheduler import Scheduler
     from snapcap.warmup.plan.checkpoint import Checkpoint
-    from snapcap.warmup.start.start import Loaded as LoadedModel
+    from snapcap.warmup.start.start import StartedModel
 
 _USAGE_S = 1.0
 _logger = logging.getLogger("snapcap.start")
@@ -121,16 +121,16 @@ class _EngineProcess:
                 self._rehearsed.set()
 
     def _found(self, checkpoint: "Checkpoint") -> None:
-        self._channel.send(Found(checkpoint.folder))
+        self._channel.send(CheckpointFound(checkpoint.folder))
 
     def _rehearse(self, engine: "Engine", checkpoint: "Checkpoint") -> None:
         """The request comes from the HTTP process, which is the one to rehearse most."""
         self._pixels.open(checkpoint.config.vision.image_size)
         self._intake.attach(engine)
-        self._channel.send(Loaded(engine.limits))
+        self._channel.send(ModelLoaded(engine.limits))
         self._rehearsed.wait()
 
-    def _ready(self, loaded: "LoadedModel", engine: "Engine", _scheduler: "Scheduler") -> None:
+    def _ready(self, loaded: "StartedModel", engine: "Engine", _scheduler: "Scheduler") -> None:
         from snapcap.service.server.background_build import start_build  # noqa: PLC0415  before the first request, which it would delay
 
         self._intake.attach(engine)
@@ -150,7 +150,7 @@ class _EngineProcess:
         _logger.error("failed", extra={"fields": {"error": sentence}}, exc_info=unexpected(error))
         self._channel.send(Failed(sentence))
 
-    def _report_usage(self, loaded: "LoadedModel", last: Usage) -> None:
+    def _report_usage(self, loaded: "StartedModel", last: Usage) -> None:
         while not self._ended.wait(_USAGE_S):
             usage = _usage(loaded)
             if usage != last:
@@ -158,5 +158,5 @@ class _EngineProcess:
                 last = usage
 
 
-def _usage(loaded: "LoadedModel") -> Usage:
+def _usage(loaded: "StartedModel") -> Usage:
     return Usage(loaded.runner.allocated_bytes(), compiler_counts())

@@ -22,7 +22,7 @@ from snapcap.warmup.store.blobs import ChangedError
 if TYPE_CHECKING:
     from torch.compiler._cache import CacheInfo
 
-    from snapcap.warmup.plan.checkpoint import Artifacts
+    from snapcap.warmup.plan.artifacts import Artifacts
 
 PAYLOAD = "jit/cache.bin"
 LIBRARIES = "jit/libraries.zip"

@@ -21,7 +21,7 @@ from snapcap.warmup.errors import BuildError, StartError
 from snapcap.warmup.machine.cxx import require_compiler
 from snapcap.warmup.machine.installation import resolve_device
 from snapcap.warmup.options import StartOptions
-from snapcap.warmup.plan.checkpoint import Artifacts
+from snapcap.warmup.plan.artifacts import Artifacts
 from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.progress.compile_events import cache_counts
 from snapcap.warmup.progress.status import StartupStatus

@@ -1,0 +1,23 @@
+"""Holds what came of a start's search for artifacts. No torch, and nothing of the store."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from snapcap.warmup.artifacts.key import Factors
+    from snapcap.warmup.store.fetch import Fetched
+
+
+@dataclass(frozen=True)
+class Artifacts:
+    """The key this start looked for, and what came of it."""
+
+    key: str
+    factors: "Factors"
+    fetched: "Fetched"
+    input_specs: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def hit(self) -> bool:
+        return self.fetched.result == "hit"
