@@ -11,7 +11,7 @@ from support.server_process import is_gone, wait_until
 
 from snapcap.warmup.machine.worker import Worker, WorkerError, WorkerTimeoutError, from_json, to_json
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 PROGRAM = """#!{python}
 import os, subprocess, sys, time
 from pathlib import Path

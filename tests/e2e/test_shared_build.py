@@ -21,7 +21,7 @@ from snapcap.warmup.options import S3Options
 from snapcap.warmup.s3.download import client
 
 BUCKETS = ("--buckets", "1,4")
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.timeout(500)  # each build compiles a header first
 

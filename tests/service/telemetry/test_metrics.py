@@ -54,7 +54,7 @@ def test_rules_and_dashboard_name_the_apis_that_caption(client: TestClient, docu
         for method in operations
     ]
     captions = frozenset(api.label for api in apis if api.captions)
-    deploy = Path(__file__).parents[2] / "deploy"
+    deploy = Path(__file__).parents[3] / "deploy"
     for file in ("prometheus/rules.yml", "grafana/snapcap.json"):
         named = set(re.findall(r'api[=!]~\\?"([\w|]+)', (deploy / file).read_text()))
         assert {frozenset(each.split("|")) for each in named} == {captions}

@@ -10,7 +10,7 @@ from support.server_process import ServerProcess, snapcap
 from support.start_modules import assert_starts_without_a_compiler
 
 BUCKETS = ("--buckets", "1,4")
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def states(startup: dict[str, object]) -> set[tuple[str, str]]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.server_process import clean_environment
 
-TESTS = Path(__file__).parent.parent
+TESTS = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from support.server_process import clean_environment
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def test_a_wheel_works_beside_other_packages_of_these_names(tmp_path: Path, samples: dict[Path, str]) -> None:

@@ -19,7 +19,7 @@ from snapcap.service.api.operations.schemas import Artifacts, Build
 from snapcap.warmup.progress.status import COMPONENTS, BucketState
 from snapcap.warmup.progress.timeline import PHASES
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[4]
 STATIC = ROOT / "service" / "api" / "operations" / "static"
 PAGES = ("/", "/docs")
 

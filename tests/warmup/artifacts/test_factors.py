@@ -17,7 +17,7 @@ from snapcap.warmup.machine.cuda_driver import CudaDevice
 from snapcap.warmup.machine.installation import MachineError, resolve_device
 from snapcap.warmup.machine.isa import instruction_set
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 REGIONS = ROOT / "models" / "regions"
 
 

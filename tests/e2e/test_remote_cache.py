@@ -14,7 +14,7 @@ from support.server_process import clean_environment, snapcap
 from snapcap.warmup.build.remote_cache import remote_cache_environment
 from snapcap.warmup.errors import StartError
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 
 
 def compile_regions(folder: Path, *address: str) -> dict[str, Any]:

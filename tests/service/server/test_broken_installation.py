@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.server_process import clean_environment
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 # With the processes that decode, which import parts of their own.
 OPTIONS = ("--port", "0", "--backend", "eager", "--cache-dir", "cache", "--decode-processes", "1")
 

@@ -36,7 +36,7 @@ def test_a_process_whose_socket_was_lost_is_replaced_until_the_server_ends() -> 
     parent = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(theirs.fileno())],
         env=clean_environment(),
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[3],
         pass_fds=[theirs.fileno()],
     )
     theirs.close()

@@ -16,7 +16,7 @@ from snapcap.models.regions.activations import activation
 from snapcap.models.regions.fused import compiled_function
 from snapcap.models.regions.table import Region, build_regions
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 DEMO = ROOT / "models" / "demo"
 TRITON = Path(sys.prefix) / "triton"  # where `make test` puts it: beside torch's CPU build, not into it
 

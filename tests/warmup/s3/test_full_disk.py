@@ -33,7 +33,7 @@ from snapcap.warmup.store.store import blob_name, manifest_name
 
 pytestmark = pytest.mark.usefixtures("aws_environment")
 
-DEMO = Path(__file__).parent.parent.parent / "models" / "demo"
+DEMO = Path(__file__).parents[3] / "models" / "demo"
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,7 @@ from snapcap.warmup.store.s3 import S3Store
 from snapcap.warmup.store.store import StoreRefusedError, blob_name
 from snapcap.warmup.store.worker import StoreJob, fetch_in_worker
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
