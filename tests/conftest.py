@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.server_process import snapcap
+from support.servers.server_process import snapcap
 
 pytest_plugins = [
-    "support.browser",
-    "support.distribution",
-    "support.redis_server",
-    "support.s3_servers",
-    "support.small_disk",
+    "support.servers.browser",
+    "support.checkpoints.distribution",
+    "support.servers.redis_server",
+    "support.servers.s3_servers",
+    "support.servers.small_disk",
 ]
 
 

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.server_process import python
+from support.servers.server_process import python
 
 ROOT = Path(__file__).parent.parent
 # The rooms of each layer, in the order of the flow: each imports only from those before it. What stands in one

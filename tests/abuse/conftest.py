@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.abuse import Abused
+from support.attacks.abuse import Abused
 
 
 @pytest.fixture(scope="package")

@@ -6,7 +6,7 @@ import json
 import zlib
 
 import pytest
-from support.abuse import Abused
+from support.attacks.abuse import Abused
 
 JSON = {"Content-Type": "application/json"}
 JSON_PATHS = ("/v1/caption", "/", "/v1/chat/completions", "/v2/models/demo/infer")

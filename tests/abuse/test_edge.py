@@ -10,8 +10,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from support.abuse import Abused
-from support.raw_http import connected, exchange, post, read_reply, statuses
+from support.attacks.abuse import Abused
+from support.servers.raw_http import connected, exchange, post, read_reply, statuses
 
 MIB = 1 << 20
 FIELDS = b"a:b\r\n" * 4_000

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
-from support.abuse import Abused
+from support.attacks.abuse import Abused
 
 CLIENTS = 16
 # As fast as captions are served: this is not about how many connections a loop can accept at once.

@@ -4,8 +4,8 @@ import time
 from contextlib import ExitStack
 
 import pytest
-from support.abuse import FACTOR, FLOOR_S, Abused
-from support.full_capacity import ask, check, full_capacity, stopped
+from support.attacks.abuse import FACTOR, FLOOR_S, Abused
+from support.attacks.full_capacity import ask, check, full_capacity, stopped
 
 
 def test_a_quiet_server_withstands_nothing(abused: Abused) -> None:

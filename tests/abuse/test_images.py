@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.abuse import Abused
-from support.attack_pictures import (
+from support.attacks.abuse import Abused
+from support.attacks.attack_pictures import (
     chunk,
     flat_png,
     flat_webp,
@@ -18,7 +18,7 @@ from support.attack_pictures import (
     with_chunks,
     with_segments,
 )
-from support.pictures import encoded, scene
+from support.parity.pictures import encoded, scene
 
 from snapcap.benchmarks.harness.processes import descendants, process_memory
 from snapcap.service.images.processes.worker import SLACK

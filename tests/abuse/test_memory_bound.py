@@ -8,11 +8,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from support.abuse import MEMORY_SLACK, Abused
-from support.attack_pictures import flat_png, flat_webp, many_scans
-from support.control_group import PROGRAM, kills, memory_group
-from support.full_capacity import full_capacity
-from support.raw_http import connected
+from support.attacks.abuse import MEMORY_SLACK, Abused
+from support.attacks.attack_pictures import flat_png, flat_webp, many_scans
+from support.attacks.full_capacity import full_capacity
+from support.servers.control_group import PROGRAM, kills, memory_group
+from support.servers.raw_http import connected
 
 from snapcap.service.images.processes.worker import SLACK
 from snapcap.service.memory.budget import MemoryBudget

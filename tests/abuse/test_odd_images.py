@@ -4,8 +4,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from support.abuse import Abused
-from support.hostile_images import read, refused
+from support.attacks.abuse import Abused
+from support.attacks.hostile_images import read, refused
 
 
 @pytest.fixture(scope="module")

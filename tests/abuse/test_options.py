@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import quote
 
-from support.abuse import Abused
+from support.attacks.abuse import Abused
 
 from snapcap.service.captioning.options import NAMES
 

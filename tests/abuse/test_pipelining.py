@@ -5,8 +5,8 @@ import json
 import time
 from contextlib import ExitStack
 
-from support.abuse import Abused
-from support.raw_http import connected, post, read_reply, reset
+from support.attacks.abuse import Abused
+from support.servers.raw_http import connected, post, read_reply, reset
 
 ROUNDS = 60
 

@@ -1,8 +1,8 @@
 """Requests that are odd but whole: each has one answer, which is no error of the server's."""
 
 import pytest
-from support.abuse import Abused
-from support.raw_http import exchange, statuses
+from support.attacks.abuse import Abused
+from support.servers.raw_http import exchange, statuses
 
 
 def get(target: str, *lines: str, method: str = "GET", host: str = "a") -> bytes:

@@ -6,8 +6,8 @@ import json
 import time
 from contextlib import ExitStack
 
-from support.abuse import Abused
-from support.raw_http import connected, post, read_reply, reset, statuses
+from support.attacks.abuse import Abused
+from support.servers.raw_http import connected, post, read_reply, reset, statuses
 
 CLIENTS = 100
 HEAD = b"POST /v1/caption HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\n"

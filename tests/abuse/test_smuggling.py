@@ -1,8 +1,8 @@
 """Requests whose end two parties may see at different places: none is read as two, and none stops the server."""
 
 import pytest
-from support.abuse import Abused
-from support.raw_http import exchange, statuses
+from support.attacks.abuse import Abused
+from support.servers.raw_http import exchange, statuses
 
 HIDDEN = b"GET /hidden HTTP/1.1\r\nHost: a\r\n\r\n"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.server_process import snapcap
+from support.servers.server_process import snapcap
 
 from snapcap.benchmarks.harness.random_checkpoint import RANDOM_MODELS, RandomModel, write_checkpoint
 from snapcap.models.config import ModelConfig

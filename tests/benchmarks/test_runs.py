@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.server_process import clean_environment, snapcap
+from support.servers.server_process import clean_environment, snapcap
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.server_process import ServerProcess, clean_environment
+from support.servers.server_process import ServerProcess, clean_environment
 
 MODEL = "org/captioner"
 
@@ -42,11 +42,11 @@ def schemathesis(tmp_path: Path) -> Callable[..., None]:
     tests = Path(__file__).parents[1]
 
     def run(url: str, *options: str) -> None:
-        config = str(tests / "support" / "schemathesis.toml")
+        config = str(tests / "support" / "attacks" / "schemathesis.toml")
         command = [sys.executable, "-m", "schemathesis.cli", "--no-color", "--config-file", config, "run"]
         done = subprocess.run(
             [*command, f"{url}/openapi.json", "--checks", "all", "--seed", "1", *options],
-            env=clean_environment(PYTHONPATH=str(tests), SCHEMATHESIS_HOOKS="support.schemathesis_hooks"),
+            env=clean_environment(PYTHONPATH=str(tests), SCHEMATHESIS_HOOKS="support.attacks.schemathesis_hooks"),
             cwd=tmp_path,  # it leaves its caches there
             capture_output=True,
             text=True,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
-from support.server_process import ServerProcess
+from support.servers.server_process import ServerProcess
 
 
 def test_bytes_and_paths(url: str, samples: dict[Path, str]) -> None:

@@ -13,7 +13,7 @@ import pytest
 import tritonclient.http as triton
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
-from support.server_process import ServerProcess
+from support.servers.server_process import ServerProcess
 from tritonclient.utils import InferenceServerException
 
 KEYS = ("first-key.0123", "second~key/+==")

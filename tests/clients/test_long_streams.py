@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 from openai import OpenAI
-from support.server_process import ServerProcess
+from support.servers.server_process import ServerProcess
 
 LONGEST = 1000
 TOKENS = "snapcap_generated_tokens_total"

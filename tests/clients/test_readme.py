@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.server_process import clean_environment
+from support.servers.server_process import clean_environment
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tritonclient.http as triton
-from support.server_process import ServerProcess
+from support.servers.server_process import ServerProcess
 from tritonclient.utils import InferenceServerException
 
 

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from support import manifests
-from support.dockerfile import Dockerfile
-from support.manifests import Manifest
+from support.checkpoints import manifests
+from support.checkpoints.dockerfile import Dockerfile
+from support.checkpoints.manifests import Manifest
 
 ROOT = Path(__file__).parents[2]
 OVERLAYS = ROOT / "deploy" / "kubernetes" / "overlays"

@@ -10,7 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from support.dockerfile import Dockerfile
+from support.checkpoints.dockerfile import Dockerfile
 
 from snapcap.service.cli.main import main
 from snapcap.service.config.reader import read_settings

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.manifests import Manifest, environment
+from support.checkpoints.manifests import Manifest, environment
 
 from snapcap.warmup.artifacts.manifest import Manifest as ArtifactManifest
 from snapcap.warmup.artifacts.signing import Trust, generate_key, load_signer

@@ -9,8 +9,8 @@ from pathlib import Path
 import kubernetes_validate
 import pytest
 import yaml
-from support.dockerfile import Dockerfile
-from support.manifests import Manifest, build, container, environment, one, pod, workload
+from support.checkpoints.dockerfile import Dockerfile
+from support.checkpoints.manifests import Manifest, build, container, environment, one, pod, workload
 
 from snapcap.service.config.reader import read_settings
 from snapcap.service.config.settings import GROUPS, Settings

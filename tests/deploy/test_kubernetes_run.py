@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.manifests import Manifest, container, environment, one, pod
-from support.server_process import ServerProcess, snapcap
+from support.checkpoints.manifests import Manifest, container, environment, one, pod
+from support.servers.server_process import ServerProcess, snapcap
 
 from snapcap.service.cli.main import main
 from snapcap.warmup.options import S3Options

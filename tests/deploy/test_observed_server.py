@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import pytest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families
-from support.build_folders import nearly_built
-from support.prometheus import Prometheus, promtool, require
-from support.server_process import ServerProcess
-from support.traffic import TIGHT, captions, refusals
+from support.attacks.traffic import TIGHT, captions, refusals
+from support.checkpoints.build_folders import nearly_built
+from support.servers.prometheus import Prometheus, promtool, require
+from support.servers.server_process import ServerProcess
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 RULES = DEPLOY / "prometheus" / "rules.yml"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support.prometheus import promtool
+from support.servers.prometheus import promtool
 
 from snapcap.warmup.progress.timeline import PHASES
 

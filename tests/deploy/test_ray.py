@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 import yaml
-from support.build_folders import nearly_built
-from support.server_process import ServerProcess, clean_environment, snapcap
+from support.checkpoints.build_folders import nearly_built
+from support.servers.server_process import ServerProcess, clean_environment, snapcap
 
 from snapcap.service.readiness import Readiness
 

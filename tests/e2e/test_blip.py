@@ -7,8 +7,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from support.pictures import encoded, scene
-from support.server_process import ServerProcess, snapcap
+from support.parity.pictures import encoded, scene
+from support.servers.server_process import ServerProcess, snapcap
 
 PROMPTS = ("", "a photography of", "The dog")
 BUCKETS = ("--buckets", "2")  # a request alone runs beside a padding row
@@ -18,8 +18,8 @@ pytestmark = pytest.mark.timeout(900)  # compiling
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model with the files that BLIP's checkpoints have on the hub."""
-    from support import random_captioners
-    from support.word_pieces import word_piece_vocabulary
+    from support.checkpoints import random_captioners
+    from support.checkpoints.word_pieces import word_piece_vocabulary
 
     folder = tmp_path_factory.mktemp("blip")
     random_captioners.blip(seed=2).save_pretrained(folder)

@@ -6,8 +6,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.server_process import ServerProcess, snapcap
-from support.start_modules import assert_starts_without_a_compiler
+from support.fakes.start_modules import assert_starts_without_a_compiler
+from support.servers.server_process import ServerProcess, snapcap
 
 BUCKETS = ("--buckets", "1,4")
 ROOT = Path(__file__).parents[2]

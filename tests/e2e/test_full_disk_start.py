@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 
 import pytest
-from support.server_process import ServerProcess, snapcap
-from support.small_disk import SMALL
+from support.servers.server_process import ServerProcess, snapcap
+from support.servers.small_disk import SMALL
 
 from snapcap.warmup.artifacts.signing import Signer, load_signer
 from snapcap.warmup.options import ComputeOptions, ModelOptions, S3Options, StartOptions

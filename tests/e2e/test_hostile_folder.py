@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.build_folders import nearly_built
-from support.server_process import ServerProcess, clean_environment
+from support.checkpoints.build_folders import nearly_built
+from support.servers.server_process import ServerProcess, clean_environment
 
 MISSING = ("aot/encoder_after.b1",)
 # What Python itself, or the command, imports first; and what we import later.

@@ -11,9 +11,16 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from support.build_folders import nearly_built
-from support.compilers import HangingCompiler
-from support.server_process import ServerProcess, clean_environment, descendants, is_gone, snapcap, wait_until
+from support.checkpoints.build_folders import nearly_built
+from support.checkpoints.compilers import HangingCompiler
+from support.servers.server_process import (
+    ServerProcess,
+    clean_environment,
+    descendants,
+    is_gone,
+    snapcap,
+    wait_until,
+)
 
 from snapcap.warmup.build.worker import BuildJob
 from snapcap.warmup.machine.worker import Worker, WorkerError

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from support.server_process import ServerProcess, snapcap
+from support.servers.server_process import ServerProcess, snapcap
 
 JIT = ("--backend", "jit", "--buckets", "2")  # a request alone runs beside a padding row
 pytestmark = pytest.mark.timeout(600)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import device_cases
-from support.recorded_launches import expected_and_run, missing
-from support.server_process import python
+from support.fakes.recorded_launches import expected_and_run, missing
+from support.parity import device_cases
+from support.servers.server_process import python
 
 from snapcap.warmup.machine.torch_libraries import load_torch_libraries
 from snapcap.warmup.runtime.aoti.container import AotiError

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from support.server_process import python
+from support.servers.server_process import python
 
 from snapcap import Caption, Captioner, CaptionError, UserError
 from snapcap.service.config.reader import SettingsError, settings_of

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from support.server_process import python
+from support.servers.server_process import python
 
 from snapcap.warmup.plan.artifacts import Artifacts
 from snapcap.warmup.runtime.aoti.container import AotiError, Container

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
-from support.server_process import ServerProcess
+from support.servers.server_process import ServerProcess
 
 OpenPage = Callable[..., Page]
 PHONE = {"viewport": {"width": 360, "height": 740}, "is_mobile": True, "has_touch": True, "device_scale_factor": 2}

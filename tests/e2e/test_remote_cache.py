@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.build_folders import nearly_built
-from support.server_process import clean_environment, snapcap
+from support.checkpoints.build_folders import nearly_built
+from support.servers.server_process import clean_environment, snapcap
 
 from snapcap.warmup.build.remote_cache import remote_cache_environment
 from snapcap.warmup.errors import StartError
@@ -20,7 +20,7 @@ TESTS = Path(__file__).parents[1]
 def compile_regions(folder: Path, *address: str) -> dict[str, Any]:
     """A jit start of three small graphs, with no artifacts and an empty cache folder."""
     run = subprocess.run(
-        [sys.executable, "-m", "support.jit_regions", str(folder), *address],
+        [sys.executable, "-m", "support.checkpoints.jit_regions", str(folder), *address],
         env=clean_environment(),
         capture_output=True,
         text=True,

@@ -7,7 +7,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
-from support.server_process import ServerProcess, snapcap
+from support.servers.server_process import ServerProcess, snapcap
 
 from snapcap.warmup.options import S3Options
 from snapcap.warmup.s3.download import client

@@ -14,8 +14,8 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from support.build_folders import LAST, nearly_built
-from support.server_process import ServerProcess, clean_environment, snapcap
+from support.checkpoints.build_folders import LAST, nearly_built
+from support.servers.server_process import ServerProcess, clean_environment, snapcap
 
 from snapcap.warmup.options import S3Options
 from snapcap.warmup.s3.download import client

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support.server_process import clean_environment
+from support.servers.server_process import clean_environment
 
 ROOT = Path(__file__).parents[2]
 

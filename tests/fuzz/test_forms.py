@@ -5,9 +5,9 @@ import asyncio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.fuzz_requests import AtOnce, read, request_of
-from support.fuzzing import corpus, fuzzed
-from support.mutations import mutated
+from support.attacks.fuzz_requests import AtOnce, read, request_of
+from support.attacks.fuzzing import corpus, fuzzed
+from support.attacks.mutations import mutated
 
 from snapcap.service.api.bodies.body import BodyLimits
 from snapcap.service.api.caption.request import read_images

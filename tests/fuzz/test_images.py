@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.fuzzing import corpus, fuzzed
-from support.mutations import mutated
+from support.attacks.fuzzing import corpus, fuzzed
+from support.attacks.mutations import mutated
 
 from snapcap.models.processing.image import ImageError
 from snapcap.models.processing.transform import ImageTransform

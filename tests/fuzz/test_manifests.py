@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.fuzzing import corpus, fuzzed
-from support.mutations import mutated
+from support.attacks.fuzzing import corpus, fuzzed
+from support.attacks.mutations import mutated
 
 from snapcap.warmup.artifacts.envelope import PAYLOAD_TYPE, ManifestError
 from snapcap.warmup.artifacts.manifest import Manifest, open_envelope

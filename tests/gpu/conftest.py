@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from support import device_cases
-from support.device_cases import Captioner
+from support.parity import device_cases
+from support.parity.device_cases import Captioner
 
 from snapcap.warmup.build.builder import Built
 from snapcap.warmup.runtime.backends.aot import AotBackend

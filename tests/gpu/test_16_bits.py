@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.device_cases import (
+from support.parity.device_cases import (
     STEPS,
     Captioner,
     Direct,

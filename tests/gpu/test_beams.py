@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.beams import pair_reference, search
-from support.device_cases import PROMPT, Captioner, open_model, open_runner, plan_of
+from support.parity.beams import pair_reference, search
+from support.parity.device_cases import PROMPT, Captioner, open_model, open_runner, plan_of
 
 from snapcap.warmup.runtime.backends.eager import EagerBackend
 from snapcap.warmup.runtime.slot_request import SamplingParams, SlotRequest

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from support.device_cases import Captioner
-from support.recorded_launches import expected_and_run, missing
+from support.fakes.recorded_launches import expected_and_run, missing
+from support.parity.device_cases import Captioner
 
 from snapcap.warmup.runtime.device import DTYPES, avoid_driver_compilation
 from snapcap.warmup.start.ahead import launch_ahead

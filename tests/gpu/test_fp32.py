@@ -4,7 +4,15 @@ from typing import Any
 
 import pytest
 import torch
-from support.device_cases import PROMPT, STEPS, Captioner, open_model, open_runner, plan_of, steps_with_logits
+from support.parity.device_cases import (
+    PROMPT,
+    STEPS,
+    Captioner,
+    open_model,
+    open_runner,
+    plan_of,
+    steps_with_logits,
+)
 
 from snapcap.warmup.runtime.backends.eager import EagerBackend
 from snapcap.warmup.runtime.slot_request import SlotRequest

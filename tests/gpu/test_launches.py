@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import pytest
 import torch
-from support.device_cases import CACHE_LENGTH, Captioner, open_model, open_runner, plan_of
+from support.parity.device_cases import CACHE_LENGTH, Captioner, open_model, open_runner, plan_of
 
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.runtime.backends.eager import EagerBackend

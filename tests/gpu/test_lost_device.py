@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import faulty_server as faults
-from support.faulty_server import FaultyServer
+from support.servers import faulty_server as faults
+from support.servers.faulty_server import FaultyServer
 
 PATIENCE = 60.0
 pytestmark = pytest.mark.timeout(600)

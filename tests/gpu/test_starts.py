@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.server_process import ServerProcess, snapcap
-from support.start_modules import assert_starts_without_a_compiler
+from support.fakes.start_modules import assert_starts_without_a_compiler
+from support.servers.server_process import ServerProcess, snapcap
 
 ROOT = Path(__file__).parent.parent.parent
 BUCKETS = ("--buckets", "1,4")

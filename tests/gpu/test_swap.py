@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.device_cases import STEPS, Captioner, open_model, open_runner, plan_of
+from support.parity.device_cases import STEPS, Captioner, open_model, open_runner, plan_of
 
 from snapcap.warmup.progress.status import COMPONENTS
 from snapcap.warmup.runtime.backends.eager import EagerBackend

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import random_captioners
-from support.parity import NORMALISATION
-from support.random_pairs import PAIRS
+from support.checkpoints import random_captioners
+from support.checkpoints.random_pairs import PAIRS
+from support.parity.parity import NORMALISATION
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.weights.load import load_weights

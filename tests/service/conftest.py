@@ -14,9 +14,9 @@ import pytest
 from PIL import Image
 from prometheus_client import CollectorRegistry
 from starlette.testclient import TestClient
-from support.list_engine import PATIENCE, Served
-from support.live_app import on_a_port
-from support.scheduling import LIMITS, TABLE, Clock
+from support.fakes.list_engine import PATIENCE, Served
+from support.fakes.scheduling import LIMITS, TABLE, Clock
+from support.servers.live_app import on_a_port
 
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.service.api.app import Services, create_app

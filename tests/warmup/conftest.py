@@ -1,4 +1,4 @@
-"""Provides artifact stores: folders, and prefixes on the S3 servers of `support/s3_servers.py`."""
+"""Provides artifact stores: folders, and prefixes on the S3 servers of `support/servers/s3_servers.py`."""
 
 from collections.abc import Callable
 from pathlib import Path

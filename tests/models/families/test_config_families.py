@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from support import random_captioners
+from support.checkpoints import random_captioners
 
 from snapcap.models.config import ConfigError, ModelConfig
 from snapcap.models.dimensions import BeitConfig, BertConfig

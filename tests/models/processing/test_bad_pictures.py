@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from support.pictures import encoded, scene, write_config
+from support.parity.pictures import encoded, scene, write_config
 
 from snapcap.models.config import ConfigError
 from snapcap.models.processing.image_error import ImageError

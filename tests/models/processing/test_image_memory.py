@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from support.attack_pictures import flat_png, flat_webp
-from support.pictures import encoded, scene
-from support.server_process import python
+from support.attacks.attack_pictures import flat_png, flat_webp
+from support.parity.pictures import encoded, scene
+from support.servers.server_process import python
 
 from snapcap.models.processing.image_error import ImageError, NeedsMemory
 from snapcap.models.processing.transform import ImageTransform

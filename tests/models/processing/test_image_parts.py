@@ -4,7 +4,7 @@ import io
 
 import pytest
 from PIL import Image
-from support.attack_pictures import (
+from support.attacks.attack_pictures import (
     chunk,
     flat_webp,
     many_scans,
@@ -14,7 +14,7 @@ from support.attack_pictures import (
     with_chunks,
     with_segments,
 )
-from support.pictures import encoded, scene
+from support.parity.pictures import encoded, scene
 
 from snapcap.models.processing.image_error import ImageError
 from snapcap.models.processing.image_parts import (

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
-from support.pictures import encoded, scene, write_config
+from support.parity.pictures import encoded, scene, write_config
 
 from snapcap.models.processing.transform import ImageTransform
 

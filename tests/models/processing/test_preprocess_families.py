@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
-from support.pictures import encoded, scene
+from support.parity.pictures import encoded, scene
 
 from snapcap.models.config import ConfigError
 from snapcap.models.processing.transform import ImageTransform
@@ -79,7 +79,7 @@ def test_settings_are_equal_to_transformers(
 
 def test_what_transformers_saves_is_read(tmp_path: Path) -> None:
     """A processor of transformers 5 nests the image processor in its own file, which goes before the plain one."""
-    from support.word_pieces import word_piece_vocabulary
+    from support.checkpoints.word_pieces import word_piece_vocabulary
     from transformers import BertTokenizer, BlipProcessor
     from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from support.tokenizer_cases import assert_equal_to_transformers, byte_level_bpe, write
+from support.checkpoints.tokenizer_cases import assert_equal_to_transformers, byte_level_bpe, write
 from tokenizers import pre_tokenizers
 
 from snapcap.models.config import ConfigError

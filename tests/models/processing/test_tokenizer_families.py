@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.tokenizer_cases import assert_equal_to_transformers, byte_level_bpe, write
-from support.word_pieces import word_piece_vocabulary
+from support.checkpoints.tokenizer_cases import assert_equal_to_transformers, byte_level_bpe, write
+from support.checkpoints.word_pieces import word_piece_vocabulary
 
 from snapcap.models.config import ConfigError
 from snapcap.models.processing.tokenizer import Tokenizer

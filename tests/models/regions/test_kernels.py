@@ -26,7 +26,7 @@ def test_every_fused_region_gives_what_the_plain_one_does() -> None:
         pytest.skip("TRITON IS NOT INSTALLED (make test DOES THAT ON LINUX): THE KERNELS ARE NOT CHECKED")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join([str(TRITON), str(ROOT)])}
     ran = subprocess.run(
-        [sys.executable, str(ROOT / "tests/support/kernel_cases.py")],
+        [sys.executable, str(ROOT / "tests/support/parity/kernel_cases.py")],
         env=environment,
         capture_output=True,
         text=True,

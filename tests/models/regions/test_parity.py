@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.parity import TABLE, build_runner, generate, pixel_values, random_images
-from support.references import generated_by_pair
+from support.parity.parity import TABLE, build_runner, generate, pixel_values, random_images
+from support.parity.references import generated_by_pair
 
 from snapcap.warmup.plan.buckets import BucketTable
 from snapcap.warmup.runtime.slot_request import SlotRequest

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support import random_captioners
-from support.beams import blip_reference, pair_reference, search
-from support.parity import build_runner, random_images
+from support.checkpoints import random_captioners
+from support.parity.beams import blip_reference, pair_reference, search
+from support.parity.parity import build_runner, random_images
 
 from snapcap.warmup.plan.buckets import BucketTable
 from snapcap.warmup.runtime.runner import Runner

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from support import random_captioners
-from support.parity import assert_as_transformers, build_runner, generate, random_images
-from support.references import generated_by_blip
+from support.checkpoints import random_captioners
+from support.parity.parity import assert_as_transformers, build_runner, generate, random_images
+from support.parity.references import generated_by_blip
 
 from snapcap.warmup.plan.buckets import BucketTable
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from support import random_captioners
-from support.parity import assert_as_transformers, build_runner, generate, random_images
-from support.random_pairs import PAIRS
-from support.references import generated_by_pair
+from support.checkpoints import random_captioners
+from support.checkpoints.random_pairs import PAIRS
+from support.parity.parity import assert_as_transformers, build_runner, generate, random_images
+from support.parity.references import generated_by_pair
 
 NEW_TOKENS = 12
 PROMPT = (17, 4, 60)

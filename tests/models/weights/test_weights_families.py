@@ -9,9 +9,9 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from support import random_captioners
-from support.parity import NORMALISATION
-from support.random_captioners import TEXT, VISION
+from support.checkpoints import random_captioners
+from support.checkpoints.random_captioners import TEXT, VISION
+from support.parity.parity import NORMALISATION
 from torch import Tensor
 
 from snapcap.models.config import ModelConfig

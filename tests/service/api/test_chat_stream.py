@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 from openai import OpenAI
-from support.live_app import on_a_port
+from support.servers.live_app import on_a_port
 
 from snapcap.service.api.app import Services, create_app
 from snapcap.service.api.bodies.body import BodyLimits

@@ -13,9 +13,9 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from support.bounded_server import BoundedServer, reply, until
-from support.list_engine import PATIENCE, Served
-from support.raw_http import post
+from support.fakes.list_engine import PATIENCE, Served
+from support.servers.bounded_server import BoundedServer, reply, until
+from support.servers.raw_http import post
 
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.service.api.app import Services

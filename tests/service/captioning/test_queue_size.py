@@ -8,9 +8,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from support.full_capacity import ask, check, stopped, wait_idle
-from support.raw_http import connected, post, read_reply
-from support.server_process import ServerProcess
+from support.attacks.full_capacity import ask, check, stopped, wait_idle
+from support.servers.raw_http import connected, post, read_reply
+from support.servers.server_process import ServerProcess
 
 PLACES = 3
 DEPTH = "snapcap_queue_depth"

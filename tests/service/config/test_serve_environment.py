@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.server_process import ServerProcess, snapcap
+from support.servers.server_process import ServerProcess, snapcap
 
 PATIENCE = 60.0
 

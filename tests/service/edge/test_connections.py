@@ -7,7 +7,7 @@ import time
 from contextlib import ExitStack
 
 import pytest
-from support.bounded_server import BoundedServer, reply, rest, until
+from support.servers.bounded_server import BoundedServer, reply, rest, until
 
 from snapcap.service.config.http_settings import HttpLimits
 from snapcap.service.edge.connections import SPARE, ConnectionLimits, Connections

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from support.bounded_server import BoundedServer, refused, reply, rest, until
+from support.servers.bounded_server import BoundedServer, refused, reply, rest, until
 
 from snapcap.service.edge.connections import ConnectionLimits
 

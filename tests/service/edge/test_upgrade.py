@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from support.bounded_server import BoundedServer, refused, reply
+from support.servers.bounded_server import BoundedServer, refused, reply
 
 from snapcap.service.edge.connections import ConnectionLimits
 

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
-from support.list_engine import PATIENCE
-from support.scheduling import Clock
+from support.fakes.list_engine import PATIENCE
+from support.fakes.scheduling import Clock
 
 from snapcap.service.edge.connection_errors import TooManyConnections
 from snapcap.service.engine.admission import Admission, Permit, QueueFull

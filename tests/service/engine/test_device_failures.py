@@ -1,7 +1,7 @@
 """When a device is given up. No torch."""
 
 import pytest
-from support.scheduling import Clock
+from support.fakes.scheduling import Clock
 
 from snapcap.service.engine.device_failures import (
     MAX_CONSECUTIVE_FAILURES,

@@ -6,7 +6,7 @@ import time
 from functools import partial
 
 import pytest
-from support.list_engine import LIMITS, PATIENCE, Served, result
+from support.fakes.list_engine import LIMITS, PATIENCE, Served, result
 
 from snapcap.service.errors import BeamsNotReady, NotReady
 from snapcap.warmup.runtime.slot_request import GREEDY, Needs

@@ -3,8 +3,8 @@
 import threading
 
 import pytest
-from support.list_engine import PATIENCE, Served, result
-from support.server_process import wait_until
+from support.fakes.list_engine import PATIENCE, Served, result
+from support.servers.server_process import wait_until
 
 from snapcap.service.engine.device_failures import MAX_CONSECUTIVE_FAILURES, DeviceFailedError
 from snapcap.service.errors import DeadlineExceeded, EngineFailed, NotReady

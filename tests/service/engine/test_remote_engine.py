@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.list_engine import LIMITS, PATIENCE, ListRunner, Observer, result
+from support.fakes.list_engine import LIMITS, PATIENCE, ListRunner, Observer, result
 
 from snapcap.service.engine.device_failures import DeviceFailedError
 from snapcap.service.engine.engine import Engine

@@ -4,7 +4,7 @@ from concurrent.futures import CancelledError
 from dataclasses import replace
 
 import pytest
-from support.scheduling import EOS, TABLE, Clock, names, request, submit
+from support.fakes.scheduling import EOS, TABLE, Clock, names, request, submit
 
 from snapcap.service.engine.limits import Limits
 from snapcap.service.engine.request import Completion

@@ -4,7 +4,7 @@ import threading
 import time
 
 import pytest
-from support.scheduling import EOS, LIMITS, Clock, request, submit
+from support.fakes.scheduling import EOS, LIMITS, Clock, request, submit
 
 from snapcap.service.engine.scheduler import Scheduler
 from snapcap.service.errors import BeamsNotReady, DeadlineExceeded

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from support.scheduling import EOS, LIMITS, Clock, request
+from support.fakes.scheduling import EOS, LIMITS, Clock, request
 
 from snapcap.service.engine.request import CaptionRequest
 from snapcap.service.engine.running_request import RunningRequest

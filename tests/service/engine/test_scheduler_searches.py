@@ -1,7 +1,7 @@
 """Beam searches in the scheduler: they come, run and leave with all their slots at once."""
 
 import pytest
-from support.scheduling import EOS, LIMITS, Clock, names, request, submit
+from support.fakes.scheduling import EOS, LIMITS, Clock, names, request, submit
 
 from snapcap.service.engine.scheduler import Scheduler
 from snapcap.service.errors import EngineFailed

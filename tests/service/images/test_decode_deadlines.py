@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from support.decode_world import MEMORY, SLOTS, World, of, play, turns
-from support.list_engine import PATIENCE
+from support.fakes.decode_world import MEMORY, SLOTS, World, of, play, turns
+from support.fakes.list_engine import PATIENCE
 
 from snapcap.service.errors import DeadlineExceeded, UnprocessableImage
 from snapcap.service.images import pool as process_decoder

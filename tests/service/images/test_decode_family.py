@@ -4,9 +4,9 @@ import asyncio
 import time
 
 import pytest
-from support.decode_world import SLOTS, World, play, turns
-from support.list_engine import PATIENCE
-from support.server_process import is_gone
+from support.fakes.decode_world import SLOTS, World, play, turns
+from support.fakes.list_engine import PATIENCE
+from support.servers.server_process import is_gone
 
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.service.errors import NotReady

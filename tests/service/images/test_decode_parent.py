@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.list_engine import PATIENCE
-from support.server_process import clean_environment
+from support.fakes.list_engine import PATIENCE
+from support.servers.server_process import clean_environment
 
 from snapcap.service.images.processes.messages import Began, Notice, NoticeReader, pack_notice
 from snapcap.service.images.processes.notice_channel import NoticeChannel

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.list_engine import PATIENCE
+from support.fakes.list_engine import PATIENCE
 
 from snapcap.models.processing.image_error import ImageError
 from snapcap.models.processing.transform import ImageTransform

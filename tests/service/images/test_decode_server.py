@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.server_process import ServerProcess, children, is_gone, wait_until
+from support.servers.server_process import ServerProcess, children, is_gone, wait_until
 
 PATIENCE = 60.0
 JSON = {"Content-Type": "application/json"}

@@ -4,7 +4,7 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
-from support.list_engine import PATIENCE
+from support.fakes.list_engine import PATIENCE
 
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.service.errors import DeadlineExceeded

@@ -1,7 +1,7 @@
 """Decoding in processes as the HTTP process drives it. The processes are played by the test, over their sockets."""
 
 import pytest
-from support.decode_world import COMPLETION, MEMORY, SLOTS, World, of, play, turns
+from support.fakes.decode_world import COMPLETION, MEMORY, SLOTS, World, of, play, turns
 
 from snapcap.service.engine.remote.messages import Turn
 from snapcap.service.errors import UnprocessableImage

@@ -1,6 +1,6 @@
 """Forks as their parents see them."""
 
-from support.server_process import python
+from support.servers.server_process import python
 
 PROGRAM = """
 import os, signal

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.decode_world import COMPLETION, QUEUE, SLOTS, World, play, turns
+from support.fakes.decode_world import COMPLETION, QUEUE, SLOTS, World, play, turns
 
 from snapcap.service.engine.admission import QueueFull
 from snapcap.service.engine.remote.messages import Cancel, Submit, Turn

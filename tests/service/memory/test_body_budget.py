@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from starlette.requests import Request
-from support.bounded_server import BoundedServer, reply, rest, until
+from support.servers.bounded_server import BoundedServer, reply, rest, until
 
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.service.api.bodies.body import MIN_BYTES_PER_S, BodyClock, BodyLimits, parse_body

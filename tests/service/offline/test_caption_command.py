@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.server_process import clean_environment, snapcap
+from support.servers.server_process import clean_environment, snapcap
 
 from snapcap.service.cli import main as cli
 

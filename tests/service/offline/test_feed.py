@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.list_engine import LIMITS, PATIENCE, Served
+from support.fakes.list_engine import LIMITS, PATIENCE, Served
 
 from snapcap.models.processing.image_error import ImageError
 from snapcap.service.captioning.options import CaptionOptions

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.server_process import clean_environment
+from support.servers.server_process import clean_environment
 
 ROOT = Path(__file__).parents[3]
 # With the processes that decode, which import parts of their own.

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.server_process import ServerProcess, is_gone, python, wait_until
+from support.servers.server_process import ServerProcess, is_gone, python, wait_until
 
 from snapcap.service.config.settings import Settings
 from snapcap.service.server.processes import fork_processes

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.list_engine import PATIENCE, Observer
+from support.fakes.list_engine import PATIENCE, Observer
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.processing.transform import ImageTransform

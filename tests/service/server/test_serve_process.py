@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.server_process import ServerProcess
+from support.servers.server_process import ServerProcess
 
 METRICS = (
     "snapcap_build_info",

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from support.server_process import python
+from support.servers.server_process import python
 
 LIVE = """
 import json, sys

@@ -10,9 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support import faulty_server as faults
-from support.faulty_server import FaultyServer
-from support.server_process import ServerProcess, clean_environment, is_gone, wait_until
+from support.servers import faulty_server as faults
+from support.servers.faulty_server import FaultyServer
+from support.servers.server_process import ServerProcess, clean_environment, is_gone, wait_until
 
 from snapcap.benchmarks.harness.processes import cpu_seconds
 
@@ -205,7 +205,7 @@ if os.fork() == 0:
     watch = LoopWatch(0.5, parent)
     watch._watch()
     os._exit(0)
-from support.faulty_server import keep_the_lock
+from support.servers.faulty_server import keep_the_lock
 keep_the_lock()
 """
 

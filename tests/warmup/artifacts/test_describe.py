@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from support import random_captioners
+from support.checkpoints import random_captioners
 
 from snapcap.models.config import ModelConfig
 from snapcap.warmup.artifacts.describe import describe_model

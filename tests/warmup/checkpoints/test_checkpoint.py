@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.checkpoint_files import SAFE, contents
+from support.checkpoints.checkpoint_files import SAFE, contents
 
 from snapcap import models
 from snapcap.warmup.checkpoints.patterns import CheckpointError

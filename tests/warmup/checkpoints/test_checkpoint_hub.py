@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.checkpoint_files import SAFE, contents
-from support.small_disk import SMALL
+from support.checkpoints.checkpoint_files import SAFE, contents
+from support.servers.small_disk import SMALL
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 HUB: dict[str, dict[str, bytes]] = {

@@ -186,8 +186,8 @@ def test_gpt2_files_need_no_transformers(old_folder: Path, tmp_path: Path, monke
 
 
 def test_a_pickled_blip_loses_what_is_tied_and_keeps_every_file_it_needs(tmp_path: Path) -> None:
-    from support import random_captioners
-    from support.word_pieces import word_piece_vocabulary
+    from support.checkpoints import random_captioners
+    from support.checkpoints.word_pieces import word_piece_vocabulary
 
     source, destination = tmp_path / "old", tmp_path / "new"
     model = random_captioners.blip({"image_size": 32})

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.server_process import python
+from support.servers.server_process import python
 
 import snapcap
 from snapcap.warmup.machine import own_imports

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from support.server_process import clean_environment
+from support.servers.server_process import clean_environment
 
 PROGRAM = """
 import json, os, sys, threading

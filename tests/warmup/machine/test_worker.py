@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.server_process import is_gone, wait_until
+from support.servers.server_process import is_gone, wait_until
 
 from snapcap.warmup.machine.worker import Worker, WorkerError, WorkerTimeoutError, from_json, to_json
 

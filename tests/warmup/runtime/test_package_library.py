@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.server_process import python
+from support.servers.server_process import python
 
 from snapcap.warmup.runtime.aoti.package_library import library_file
 from snapcap.warmup.runtime.backends.aot import PackageError, open_package

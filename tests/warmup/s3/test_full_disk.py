@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.lying_s3 import lying_s3
-from support.server_process import clean_environment, wait_until
-from support.small_disk import SMALL, fill
+from support.servers.lying_s3 import lying_s3
+from support.servers.server_process import clean_environment, wait_until
+from support.servers.small_disk import SMALL, fill
 
 from snapcap.warmup.artifacts.manifest import Manifest
 from snapcap.warmup.artifacts.signing import KeyFileError, Signer, Trust, generate_key

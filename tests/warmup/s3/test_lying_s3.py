@@ -5,8 +5,8 @@ import time
 from pathlib import Path
 
 import pytest
-from support.lying_s3 import lying_s3
-from support.server_process import python
+from support.servers.lying_s3 import lying_s3
+from support.servers.server_process import python
 
 from snapcap.warmup.checkpoints.patterns import CheckpointError
 from snapcap.warmup.checkpoints.resolve import resolve_checkpoint

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.server_process import clean_environment
+from support.servers.server_process import clean_environment
 
 TESTS = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What `support.jit_regions` prints: encoder at 2 and 3 rows and decoder at 2, two layers each."""
+    """What `support.checkpoints.jit_regions` prints: encoder at 2 and 3 rows and decoder at 2, two layers each."""
     run = subprocess.run(
-        [sys.executable, "-m", "support.jit_regions", str(tmp_path_factory.mktemp("jit"))],
+        [sys.executable, "-m", "support.checkpoints.jit_regions", str(tmp_path_factory.mktemp("jit"))],
         env=clean_environment(),
         capture_output=True,
         text=True,

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.server_process import clean_environment
+from support.servers.server_process import clean_environment
 
 from snapcap.warmup.machine.scratch import scratch_folder
 

@@ -7,7 +7,7 @@ import tracemalloc
 from collections.abc import Iterator
 
 import pytest
-from support.bounded_server import BoundedServer, reply, until
+from support.servers.bounded_server import BoundedServer, reply, until
 
 from snapcap.service.api.bodies.body import BodyLimits
 from snapcap.service.memory.bodies import BodyBudget

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 from playwright.sync_api import Page, expect
-from support.page import assert_accessible, give, phases
+from support.servers.page import assert_accessible, give, phases
 
 from snapcap.service.api.app import Services
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import Page, expect
-from support.live_app import on_a_port
-from support.page import assert_accessible, give, phases
+from support.servers.live_app import on_a_port
+from support.servers.page import assert_accessible, give, phases
 
 from snapcap.service.api.app import Exposure, Services, create_app
 from snapcap.service.api.bodies.body import BodyLimits

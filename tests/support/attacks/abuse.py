@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.full_capacity import full_capacity, wait_idle
-from support.server_process import ServerProcess
+from support.attacks.full_capacity import full_capacity, wait_idle
+from support.servers.server_process import ServerProcess
 
 from snapcap.benchmarks.harness.processes import tree_memory
 from snapcap.benchmarks.harness.watching import ServerWatch, Window

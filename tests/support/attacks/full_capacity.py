@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-from support.raw_http import connected, post, read_reply
-from support.server_process import ServerProcess
+from support.servers.raw_http import connected, post, read_reply
+from support.servers.server_process import ServerProcess
 
 DEPTH = "snapcap_queue_depth"
 IN_FLIGHT = "snapcap_requests_in_flight"

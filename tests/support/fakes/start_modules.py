@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from support.server_process import python
+from support.servers.server_process import python
 
 _START = """
 import json, subprocess, sys

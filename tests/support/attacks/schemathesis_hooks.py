@@ -6,7 +6,7 @@ from pathlib import Path
 import schemathesis
 from hypothesis import strategies as st
 
-_SAMPLES = Path(__file__).parents[2] / "models" / "demo" / "samples"
+_SAMPLES = Path(__file__).parents[3] / "models" / "demo" / "samples"
 _IMAGE = st.sampled_from([path.read_bytes() for path in sorted(_SAMPLES.glob("*.png"))])
 _BASE64 = _IMAGE.map(lambda image: base64.b64encode(image).decode())
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import transformers
-from support.random_captioners import TEXT, VISION
+from support.checkpoints.random_captioners import TEXT, VISION
 
 DECODES = {"is_decoder": True, "add_cross_attention": True}
 

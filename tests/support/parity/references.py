@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from support.parity import pixel_values
+from support.parity.parity import pixel_values
 
 Generated = tuple[list[list[int]], tuple[torch.Tensor, ...]]
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from support.device_cases import Captioner, open_model, plan_of
+from support.parity.device_cases import Captioner, open_model, plan_of
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -5,7 +5,7 @@ import struct
 import zlib
 
 from PIL import Image
-from support.pictures import encoded
+from support.parity.pictures import encoded
 
 SOS, EOI = 0xDA, 0xD9
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from support.parity import pixel_values
+from support.parity.parity import pixel_values
 
 from snapcap.warmup.plan.buckets import BucketTable
 from snapcap.warmup.runtime.runner import Runner

@@ -1,6 +1,6 @@
 """Compiles two small regions as the jit backend does, in a process of its own; prints what happened as JSON.
 
-python -m support.jit_regions FOLDER [REDIS_URL]
+python -m support.checkpoints.jit_regions FOLDER [REDIS_URL]
 """
 
 import json

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from prometheus_client import CollectorRegistry
-from support.list_engine import LIMITS, Observer
+from support.fakes.list_engine import LIMITS, Observer
 
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.service.captioning.options import CaptionOptions

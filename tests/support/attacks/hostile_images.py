@@ -6,7 +6,7 @@ import zipfile
 import zlib
 
 from PIL import Image, PngImagePlugin
-from support.pictures import encoded, scene
+from support.parity.pictures import encoded, scene
 
 PNG = b"\x89PNG\r\n\x1a\n"
 

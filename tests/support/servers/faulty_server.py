@@ -1,6 +1,6 @@
 """Runs `snapcap serve` with faults that a file switches on.
 
-    python -m support.faulty_server FOLDER serve …
+    python -m support.servers.faulty_server FOLDER serve …
 
 A fault is on while FOLDER has a file of its name. `FaultyServer` starts one, and `switch` makes the file.
 """
@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from support.server_process import ServerProcess
+from support.servers.server_process import ServerProcess
 
-TESTS = Path(__file__).parent.parent
+TESTS = Path(__file__).parents[2]
 
 # In the device thread, before its next step: it sleeps, keeps Python's lock, has a kernel assert, is out of memory.
 HANG, HANG_LOCKED, ASSERT, NO_MEMORY = "hang", "hang-locked", "assert", "no-memory"
@@ -35,7 +35,7 @@ class FaultyServer(ServerProcess):
         super().__init__(*arguments, PYTHONPATH=path, **environment)
         self._faults = folder / "faults"
         self._faults.mkdir()
-        self.program = ("-m", "support.faulty_server", str(self._faults))
+        self.program = ("-m", "support.servers.faulty_server", str(self._faults))
 
     def switch(self, fault: str, on: bool = True) -> None:
         if on:

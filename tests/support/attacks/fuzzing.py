@@ -11,7 +11,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, settings
 
-CORPUS = Path(__file__).parent.parent / "fuzz" / "corpus"
+CORPUS = Path(__file__).parents[2] / "fuzz" / "corpus"
 
 
 def fuzzed(examples: int) -> Callable[[Any], Any]:

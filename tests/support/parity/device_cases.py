@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from support import random_captioners
-from support.parity import NORMALISATION, pixel_values, random_images
-from support.references import Generated, generated_by_blip, generated_by_pair
+from support.checkpoints import random_captioners
+from support.parity.parity import NORMALISATION, pixel_values, random_images
+from support.parity.references import Generated, generated_by_blip, generated_by_pair
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.processing.transform import ImageTransform

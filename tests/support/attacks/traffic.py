@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from PIL import Image
-from support.server_process import ServerProcess
+from support.servers.server_process import ServerProcess
 
 # What `refusals` needs: limits that a test can reach.
 TIGHT = ("--queue-size", "2", "--max-body-bytes", "1MiB", "--max-body-memory", "1MiB", "--body-timeout", "5")

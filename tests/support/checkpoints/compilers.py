@@ -4,7 +4,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.server_process import is_gone
+from support.servers.server_process import is_gone
 
 
 @dataclass(frozen=True)
