@@ -47,9 +47,9 @@ from snapcap.service.engine.remote.messages import Message, Turn
 from snapcap.service.images.pool import ProcessDecoder
 from snapcap.service.images.room import DecodeRoom, decode_memory
 from snapcap.service.ipc.shared_pixels import Slots
-from snapcap.service.server.bind import bind
 from snapcap.service.server.http_process import assemble
 from snapcap.service.server.processes import ServerProcesses, fork_processes
+from snapcap.service.server.serve import bind
 from snapcap.service.server.uvicorn_server import Server, make_server
 from snapcap.service.telemetry import logs
 from snapcap.warmup.progress.timeline import Timeline

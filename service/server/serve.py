@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NoReturn
 
 from snapcap.service.config.settings import Settings
 from snapcap.service.ipc.fork import ForkError
-from snapcap.service.server.bind import BindError, bind
 from snapcap.service.server.processes import ServerProcesses, fork_processes
 from snapcap.service.telemetry import logs
 from snapcap.warmup.progress.timeline import Timeline
@@ -21,6 +20,16 @@ from snapcap.warmup.progress.timeline import Timeline
 if TYPE_CHECKING:
     from snapcap.service.api.middleware.api_keys import ApiKeys
     from snapcap.service.server.http_process import Start
+
+_BACKLOG = 2048
+# Of each connection, in the kernel, which counts them to the container and doubles them for its own use. Left to
+# itself it would grow them to megabytes for a client whose bytes nobody reads yet.
+RECEIVE_BUFFER = 128 << 10
+SEND_BUFFER = 64 << 10
+
+
+class BindError(OSError):
+    """One line that names the address and says what to do."""
 
 
 def serve(settings: Settings) -> int:
@@ -57,6 +66,30 @@ def serve(settings: Settings) -> int:
     from snapcap.service.server.http_process import run  # noqa: PLC0415
 
     return run(settings, listeners, keys, timeline, partial(_load_start, parts))
+
+
+def bind(host: str, port: int, option: str = "--port") -> socket.socket:
+    """A listening socket: connections wait in its backlog until the application is there.
+
+    Raises BindError, which names the `option` that chooses the port."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
+            listener.bind(address)
+            listener.listen(_BACKLOG)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise BindError(f"cannot listen on {host}:{port}: {reason}; choose with --host and {option}") from None
+    return listener
 
 
 def _load_start(parts: ServerProcesses) -> "Start":

@@ -34,7 +34,6 @@ from snapcap.service.ipc.shared_pixels import SharedPixels
 from snapcap.service.watch.last_words import print_stacks_on_signal
 from snapcap.service.watch.loop_watch import LoopWatch
 from snapcap.warmup.errors import one_line, unexpected
-from snapcap.warmup.progress.compile_events import compiler_counts
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 
@@ -86,13 +85,13 @@ class _EngineProcess:
             with self._timeline.phase("import_engine"):
                 from snapcap.warmup.machine.device_context import begin_device_context  # noqa: PLC0415  what fails is for the log
 
-                begin_device_context(self._settings.compute.device)  # the driver takes longer than these imports
-                from snapcap.service.engine.device_thread import DeviceThread  # noqa: PLC0415
+                begin_device_context(self._settings.compute.device)  # the driver takes longer than what follows
                 from snapcap.warmup.machine.torch_libraries import load_torch_libraries  # noqa: PLC0415
 
                 # Alone: the dynamic linker does one thing at a time, and Python waits for it with its lock held
                 # where a module has compiled parts. Beside the fetch, that one would wait for the libraries.
                 load_torch_libraries()
+                from snapcap.service.engine.device_thread import DeviceThread  # noqa: PLC0415
             DeviceThread(
                 self._settings,
                 self._timeline,
@@ -159,4 +158,6 @@ class _EngineProcess:
 
 
 def _usage(loaded: "StartedModel") -> Usage:
+    from snapcap.warmup.progress.compile_events import compiler_counts  # noqa: PLC0415  which the start does not need
+
     return Usage(loaded.runner.allocated_bytes(), compiler_counts())

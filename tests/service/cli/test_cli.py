@@ -100,7 +100,7 @@ WEB = ("fastapi", "pydantic", "starlette", "uvicorn")
             "snapcap.service.server.serve",
             HEAVY,
         ),
-        ("snapcap.service.cli.main, snapcap.service.server.bind", (*HEAVY, *WEB, "asyncio", "prometheus_client")),
+        ("snapcap.service.cli.main, snapcap.service.server.serve", (*HEAVY, *WEB, "asyncio", "prometheus_client")),
         (
             "snapcap.service.captioning.captioner, snapcap.service.telemetry.metrics, "
             "snapcap.service.telemetry.start_metrics, snapcap.service.errors",

@@ -24,6 +24,13 @@ print(json.dumps([name for name in ours if name.endswith((".openapi", ".schemas"
     + [name for name in HEAVY if name in sys.modules]))
 """
 
+EARLY = """
+import json, sys
+import snapcap.service.server.serve, snapcap.service.server.engine_process.run
+import snapcap.warmup.machine.device_context, snapcap.warmup.machine.torch_libraries
+print(json.dumps([name for name in sys.modules if name.startswith("snapcap.")]))
+"""
+
 ENGINE = """
 import json, sys
 import snapcap.service.server.serve
@@ -56,6 +63,13 @@ def test_a_probe_waits_for_no_api_that_captions() -> None:
     unwanted = (*(f"snapcap.service.api.{api}" for api in apis), "snapcap.service.server.engine_process.monitor")
     assert [name for name in modules if name.startswith(unwanted)] == []
     assert 40 < len(modules) < 88
+
+
+def test_torchs_libraries_wait_for_nothing_that_needs_them() -> None:
+    """In the engine process, which loads them before all that follows: 61 modules came before them once."""
+    modules = imports(EARLY)
+    assert [name for name in modules if name.startswith(("snapcap.warmup.start", "snapcap.warmup.store"))] == []
+    assert 30 < len(modules) < 61
 
 
 def test_neither_torch_nor_what_only_documents_is_imported_to_answer() -> None:

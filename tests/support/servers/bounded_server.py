@@ -11,7 +11,7 @@ from snapcap.service.api.app import Services, create_app
 from snapcap.service.api.bodies.body import BodyLimits
 from snapcap.service.config.http_settings import HttpSettings
 from snapcap.service.edge.connections import ConnectionLimits, Connections
-from snapcap.service.server.bind import bind
+from snapcap.service.server.serve import bind
 from snapcap.service.server.uvicorn_server import Server, make_server
 
 PATIENCE = 30.0
