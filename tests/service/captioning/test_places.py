@@ -229,8 +229,10 @@ def test_the_place_of_a_request_comes_back(server: BoundedServer, clients, image
         client.close()
 
 
-@pytest.mark.parametrize("failure", [EngineFailed(), RuntimeError("broken")], ids=repr)
-@pytest.mark.parametrize("request_of", [lambda image: post("/v1/caption", image), chat, tensor], ids=str)
+@pytest.mark.parametrize("failure", [EngineFailed(), RuntimeError("broken")], ids=["known", "unknown"])
+@pytest.mark.parametrize(
+    "request_of", [lambda image: post("/v1/caption", image), chat, tensor], ids=["caption", "chat", "tensor"]
+)
 def test_the_place_comes_back_when_the_engine_fails(
     server: BoundedServer, clients, engine, image: Png, failure: Exception, request_of: Callable[[bytes], bytes]
 ) -> None:
