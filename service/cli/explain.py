@@ -7,8 +7,7 @@ from rich.table import Table
 
 from snapcap.service.config.settings import Settings
 from snapcap.service.telemetry import logs
-from snapcap.warmup.artifacts.describe import describe_model
-from snapcap.warmup.artifacts.key import ABSENT
+from snapcap.warmup.artifacts.key import ABSENT, describe_model
 from snapcap.warmup.errors import one_line
 from snapcap.warmup.plan.plan import make_plan
 from snapcap.warmup.start.preparation import find_artifacts, read_checkpoint

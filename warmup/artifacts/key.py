@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 Factor = str | int | float | bool | None | list["Factor"]
 Factors = Mapping[str, Factor]
@@ -119,3 +119,23 @@ def _shown(value: Factor) -> str:
         return ABSENT
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 80 else f"{text[:77]}…"
+
+
+def describe_model(factors: Factors) -> str:
+    """One line: ``blip: blip 384×384, 12 layers of 768 → blip, 12 layers of 768, 30524 tokens; float32``.
+
+    A factor that is not there, as in a manifest of another version, is a question mark.
+    """
+
+    def of(name: str) -> Any:
+        return factors.get(f"model.{name}", "?")
+
+    def layers(part: str) -> str:
+        return f"{of(f'{part}.num_layers')} layers of {of(f'{part}.hidden_size')}"
+
+    image = of("vision.image_size")
+    size = "×".join(str(side) for side in image) if isinstance(image, list) else str(image)
+    return (
+        f"{of('family')}: {of('vision.family')} {size}, {layers('vision')} → "
+        f"{of('decoder.family')}, {layers('decoder')}, {of('decoder.vocab_size')} tokens; {of('dtype')}"
+    )

@@ -5,8 +5,7 @@ from pathlib import Path
 from support.checkpoints import random_captioners
 
 from snapcap.models.config import ModelConfig
-from snapcap.warmup.artifacts.describe import describe_model
-from snapcap.warmup.artifacts.key import Factors
+from snapcap.warmup.artifacts.key import Factors, describe_model
 from snapcap.warmup.plan.plan import Plan
 
 PLAN = Plan(device="cpu", dtype="float32", buckets=(1, 4), cache_length=32, threads=1)
