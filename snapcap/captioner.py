@@ -3,6 +3,7 @@
 import os
 import queue
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator
@@ -60,7 +61,8 @@ class Captioner:
 
     All methods may be called from several threads; their images share batches. An image is the name of a file, the
     bytes of one (JPEG, PNG or WEBP) or a Pillow image. Options of a caption are those of the API by the same names:
-    ``prompt``, ``max_new_tokens``, ``num_beams``, ``temperature``, ``seed``, ``timeout`` and the rest.
+    ``prompt``, ``max_new_tokens``, ``num_beams``, ``temperature``, ``seed``, ``timeout`` (seconds, from when an
+    image is read) and the rest.
 
     Of torch, the number of threads and the precision of matrix products are set for all of this process: each is
     part of what artifacts were compiled for.
@@ -89,9 +91,8 @@ class Captioner:
         self._model: Model = started
         self._threads = decode_threads(settings.images.decode_threads)
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="decode")
-        self._pillow = (
-            threading.Lock()
-        )  # it loads the pixels of an image that was only opened, and not twice at once
+        # Pillow loads the pixels of an image that was only opened when they are asked for, and not twice at once.
+        self._pillow = threading.Lock()
         self._closed = False
         # A device thread in native code would crash the interpreter as it takes itself apart.
         self._end = weakref.finalize(self, _end, self._offline, self._pool)
@@ -183,8 +184,8 @@ class Captioner:
         """Decode an image and hand it to the engine; what goes wrong is the future's."""
         try:
             if not future.cancelled():
-                on_token = None if tokens is None else tokens.put
-                self._model.engine.submit(asked.request("", self._pixels(image), future, on_token))
+                began, on_token = time.monotonic(), None if tokens is None else tokens.put
+                self._model.engine.submit(asked.request("", self._pixels(image), future, on_token, began))
         except Exception as error:
             with suppress(InvalidStateError):
                 future.set_exception(error)

@@ -4,9 +4,9 @@ The bound of all processes of a server together, in bytes, which no traffic take
 
     start + documents + bodies + pixels + queue_size x row + max_connections x connection
 
-`start` is what it takes when it is READY, with the buffers of all rows of its largest bucket; `row` is one picture
-of the model's input size, 3 bytes a pixel; `documents` are FastAPI and pydantic, 20 MiB, which the first request for
-the OpenAPI document imports; a connection holds a packet of 256 KiB, 64 KiB of a body and a head.
+`start` is what it takes when it is READY, with the buffers of all rows of its largest bucket; `documents` are
+FastAPI and pydantic, 20 MiB, which the first request for the OpenAPI document imports; `row` is one picture of the
+model's input size, 3 bytes a pixel; a connection holds a packet of 256 KiB, 64 KiB of a body and a head.
 """
 
 import os

@@ -54,9 +54,12 @@ class Asked:
         pixels: "Pixels",
         future: "Future[Completion]",
         on_token: Callable[[int], None] | None = None,
+        began: float | None = None,
     ) -> CaptionRequest:
+        """`began`: the moment of `time.monotonic` from which the timeout counts; None: now."""
         options = self.options
-        deadline = time.monotonic() + options.timeout if options.timeout else _NEVER
+        now = time.monotonic() if began is None else began
+        deadline = now + options.timeout if options.timeout else _NEVER
         return CaptionRequest(name, pixels, self.prompt_ids, options.sampling, deadline, future, on_token)
 
 

@@ -1,6 +1,7 @@
 """`from snapcap import Captioner`: the server's engine in somebody's own process."""
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -53,6 +54,22 @@ def test_options_are_those_of_the_api(captioner: Captioner, sample: tuple[Path, 
     assert captioner(path, prompt=first).text.startswith(first)
     seeded = [captioner(path, temperature=1.5, seed=3).text for _ in range(2)]
     assert seeded[0] == seeded[1]
+
+
+def test_a_timeout_counts_from_when_the_image_is_read(
+    captioner: Captioner, sample: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, text = sample
+    pixels = captioner._pixels
+
+    def slow(image: object) -> object:
+        time.sleep(0.2)
+        return pixels(image)
+
+    monkeypatch.setattr(captioner, "_pixels", slow)
+    with pytest.raises(CaptionError, match="time limit"):
+        captioner(path, timeout=0.2)
+    assert captioner(path, timeout=60).text == text
 
 
 @pytest.mark.parametrize(
