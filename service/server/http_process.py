@@ -2,18 +2,17 @@
 
 What answers probes is imported first. The rest follows in a thread, while they are answered."""
 
-import asyncio
 import logging
 import socket
-import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, TypeAlias
 
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
-from snapcap.service.api.app import Exposure, Services, create_metrics_app, create_operations_app
+from snapcap.service.api.app import Application, Exposure, Services, create_metrics_app, create_operations_app
+from snapcap.service.api.bodies.body import BodyLimits
 from snapcap.service.captioning.captioner import Captioner, CaptionLimits
 from snapcap.service.config.settings import Settings
 from snapcap.service.edge.connections import Connections
@@ -21,6 +20,7 @@ from snapcap.service.images.room import decode_memory
 from snapcap.service.images.threads import decode_threads
 from snapcap.service.readiness import Readiness
 from snapcap.service.server.http_limits import body_limits, connection_limits
+from snapcap.service.server.late_imports import LateImports
 from snapcap.service.server.uvicorn_server import make_server
 from snapcap.service.telemetry.metrics import Metrics
 from snapcap.service.telemetry.start_metrics import StartupCollector, register_process_collectors
@@ -35,6 +35,7 @@ _logger = logging.getLogger("snapcap.server")
 # Called on the event loop once /livez answers; it goes on elsewhere and returns at once, with what is to be called
 # when the server has ended. The last argument ends the server, for a start that failed.
 Start: TypeAlias = Callable[[Settings, Services, Callable[[], None]], Callable[[], object]]
+AddApis: TypeAlias = Callable[[Application, Services, BodyLimits, Exposure], None]
 
 
 def assemble(settings: Settings, timeline: Timeline) -> Services:
@@ -80,32 +81,22 @@ def run(
             services.readiness.fail("the start failed: the log has the cause")
             server.begin_exit()
 
-    def import_the_rest(loop: asyncio.AbstractEventLoop) -> None:
-        try:
-            from snapcap.service.api.captioning_apis import add_captioning_apis  # noqa: PLC0415 - once /livez answers
+    def load() -> tuple[AddApis, Start]:
+        from snapcap.service.api.captioning_apis import add_captioning_apis  # noqa: PLC0415 - once /livez answers
 
-            start = load_start()
-        except BaseException as error:  # also what a compiled module raises as it is loaded
-            failed(error)
-            return
+        return add_captioning_apis, load_start()
 
-        def begin() -> None:
-            try:
-                add_captioning_apis(application, services, limits, exposure)
-                exits.callback(start(settings, services, server.begin_exit))
-            except Exception as error:
-                failed(error)
-
-        with suppress(RuntimeError):  # the event loop is over: a signal came first
-            loop.call_soon_threadsafe(begin)
+    def begin(loaded: tuple[AddApis, Start]) -> None:
+        add_captioning_apis, start = loaded
+        add_captioning_apis(application, services, limits, exposure)
+        exits.callback(start(settings, services, server.begin_exit))
 
     def on_live() -> None:
         timeline.mark("live")
         for each, what in zip(listeners, ("listening", "metrics"), strict=False):
             host, port = each.getsockname()[:2]
             _logger.info(what, extra={"fields": {"host": host, "port": port}})
-        loop = asyncio.get_running_loop()
-        threading.Thread(target=import_the_rest, args=(loop,), name="imports", daemon=True).start()
+        LateImports(load, begin, failed, settings.watchdog.start_timeout).start()
 
     connections = Connections(connection_limits(settings.limits), services.metrics.connection_closed)
     services.metrics.connections.set_function(lambda: len(connections.all))

@@ -24,12 +24,31 @@ OPTIONS = ("--port", "0", "--backend", "eager", "--cache-dir", "cache", "--decod
     ],
 )
 def test_a_module_that_cannot_be_imported_fails_the_start_with_its_name(module: str, tmp_path: Path) -> None:
+    run = serve_with(tmp_path, module, "from snapcap.warmup import no_such_module")
+    assert run.returncode == 1, run.stderr
+    assert "ImportError: cannot import name 'no_such_module' from 'snapcap.warmup'" in run.stderr
+    assert "Traceback" in run.stderr
+
+
+def test_a_module_that_ends_the_interpreter_fails_the_start(tmp_path: Path) -> None:
+    run = serve_with(tmp_path, "service/api/v2/routes.py", "raise SystemExit('gone')")
+    assert (run.returncode, "SystemExit: gone" in run.stderr) == (1, True), run.stderr
+
+
+def test_an_import_that_hangs_ends_the_start(tmp_path: Path) -> None:
+    run = serve_with(tmp_path, "service/api/v2/routes.py", "import time; time.sleep(3600)", "--start-timeout", "3")
+    assert run.returncode == 1, run.stderr
+    assert "the imports of the start have not ended after 3 s (--start-timeout)" in run.stderr
+
+
+def serve_with(tmp_path: Path, module: str, line: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """A server from a copy of the tree whose module has one more line."""
     ignored = shutil.ignore_patterns("__pycache__", "results")
     shutil.copytree(ROOT / "snapcap", tmp_path / "snapcap", ignore=ignored)
     with (tmp_path / "snapcap" / module).open("a") as file:
-        file.write("\nfrom snapcap.warmup import no_such_module\n")
-    run = subprocess.run(
-        [sys.executable, "-m", "snapcap", "serve", *OPTIONS],
+        file.write(f"\n{line}\n")
+    return subprocess.run(
+        [sys.executable, "-m", "snapcap", "serve", *OPTIONS, *options],
         env=clean_environment(),
         cwd=tmp_path,
         capture_output=True,
@@ -37,6 +56,3 @@ def test_a_module_that_cannot_be_imported_fails_the_start_with_its_name(module: 
         timeout=120,
         check=False,
     )
-    assert run.returncode == 1, run.stderr
-    assert "ImportError: cannot import name 'no_such_module' from 'snapcap.warmup'" in run.stderr
-    assert "Traceback" in run.stderr
