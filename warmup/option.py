@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 _KEY = "option"
 _SIZES = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+_LONGEST_S = 1e9  # what the system can wait for, and more than anybody means
 _FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
@@ -109,6 +110,8 @@ def parse_seconds(low: float = 0.0, *, above: bool = False) -> Callable[[str], f
             number = float(text)
         except ValueError:
             number = math.nan
+        if number > _LONGEST_S:
+            raise ValueError(f"be at most {_LONGEST_S:.0f} seconds")
         if not math.isfinite(number) or number < low or (above and number == low):
             raise ValueError(f"be a number of seconds {'above' if above else 'of at least'} {low:g}")
         return number
@@ -147,12 +150,20 @@ def parse_buckets(text: str) -> tuple[int, ...]:
     raise ValueError("be batch sizes in increasing order, such as 1,4,16, or auto")
 
 
+def parse_path(text: str) -> Path:
+    """A path; "~" and "~user" are home folders."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise ValueError("be a path, and after ~ the name of a user who has a home folder") from None
+
+
 def parse_paths(text: str) -> tuple[Path, ...]:
     """ "a.pem,b.pem" to two paths."""
     names = [name.strip() for name in text.split(",")]
     if not all(names):
         raise ValueError("be file names separated by commas")
-    return tuple(Path(name).expanduser() for name in names)
+    return tuple(parse_path(name) for name in names)
 
 
 def parse_name(text: str) -> str:

@@ -14,6 +14,7 @@ from snapcap.warmup.option import (
     parse_buckets,
     parse_device,
     parse_int,
+    parse_path,
     parse_paths,
     parse_seconds,
     parse_switch,
@@ -53,7 +54,7 @@ class ModelOptions:
         "cache_dir",
         default_cache_dir,
         "folder for downloaded checkpoints and artifacts",
-        parse=lambda text: Path(text).expanduser(),
+        parse=parse_path,
         metavar="FOLDER",
         default_text="~/.cache/snapcap",
     )
@@ -211,7 +212,7 @@ class StoreOptions:
         "sign_key",
         None,
         "private key that artifacts are signed with when they are published",
-        parse=lambda text: Path(text).expanduser(),
+        parse=parse_path,
         metavar="FILE",
         default_text="none",
     )

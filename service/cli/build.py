@@ -53,7 +53,7 @@ def _build(options: StartOptions) -> int:
     console = Console(stderr=True)
     console.print(f"key {artifacts.key}  {plan.device} {plan.dtype}  buckets {','.join(map(str, plan.buckets))}")
     if artifacts.hit and remote is None:
-        console.print(f"nothing to do: {artifacts.fetched.reason}")
+        console.print(f"nothing to do: {artifacts.fetched.reason}", markup=False)
         return 0
     started = time.monotonic()
     if options.compute.backend == "jit":
@@ -63,7 +63,7 @@ def _build(options: StartOptions) -> int:
     else:
         built = _compile(checkpoint, plan, artifacts, options, console)
     for entry, reason in built.failures.items():
-        console.print(f"[red]failed[/red] {entry}: {reason}", highlight=False)
+        console.print(f"failed {entry}: {reason}", style="red", highlight=False, markup=False)
     if not built.complete:
         console.print(
             f"{len(built.failures)} of {len(built.failures) + len(built.files)} packages failed: nothing published"
@@ -75,7 +75,7 @@ def _build(options: StartOptions) -> int:
         raise BuildError(str(error)) from error
     for published in (publication.local, publication.remote):
         if published is not None:
-            console.print(f"{published.result}: {published.reason}", highlight=False)
+            console.print(f"{published.result}: {published.reason}", highlight=False, markup=False)
     if not artifacts.hit:
         console.print(f"{len(built.files)} packages in {time.monotonic() - started:.0f} s")
     final = publication.remote or publication.local
@@ -91,7 +91,7 @@ def _build_jit(options: StartOptions, artifacts: Artifacts, console: Console) ->
     if options.store.remote is not None and len(published) < 2:  # all was at hand, or nobody signs
         published.append(publish_in_worker(artifacts.key, options, artifacts.fetched.unusable))
     for each in published:
-        console.print(f"{each.result}: {each.reason}", highlight=False)
+        console.print(f"{each.result}: {each.reason}", highlight=False, markup=False)
     return 0 if published and all(each.done for each in published) else 1
 
 
@@ -113,7 +113,8 @@ def _compile(
                 return
             progress.update(bar, advance=1, description=what)
             if not console.is_terminal:
-                console.print(f"{event.kind} {what} {event.seconds:.1f} s {event.error}".rstrip(), highlight=False)
+                line = f"{event.kind} {what} {event.seconds:.1f} s {event.error}".rstrip()
+                console.print(line, highlight=False, markup=False)
 
         builder = Builder(
             checkpoint,

@@ -9,6 +9,7 @@ from snapcap.warmup.option import (
     parse_hosts,
     parse_int,
     parse_name,
+    parse_path,
     parse_seconds,
     parse_size,
 )
@@ -48,7 +49,7 @@ class HttpSettings:
         "api_key_file",
         None,
         "file of keys, one a line; all but probes and pages then need one as `Authorization: Bearer KEY`",
-        parse=lambda text: Path(text).expanduser(),
+        parse=parse_path,
         metavar="FILE",
         default_text="none",
     )

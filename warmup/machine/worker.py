@@ -14,6 +14,7 @@ import queue
 import signal
 import subprocess
 import threading
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -33,6 +34,9 @@ Task = Callable[[dict[str, Any]], dict[str, Any]]
 _LINE_LIMIT = 1_000_000  # characters of an answer; one is a few thousand
 _LOWEST = 19
 _ERROR_LINES = 10
+_LONGEST_REASON = 2000
+_LAST_WORDS_S = 2.0  # of a worker that has closed its output
+_REAPING_S = 2.0
 
 
 class WorkerError(RuntimeError):
@@ -85,12 +89,14 @@ def serve_tasks(job: type[T], start: Callable[[T], Task]) -> int:
         return 1
     while True:
         try:
-            answer(task(json.loads(lines.get())))
-        except BrokenPipeError:
-            return 1
+            value = task(json.loads(lines.get()))
         except Exception as error:
             traceback.print_exc()
-            answer({"error": first_line(error)})
+            value = {"error": first_line(error)}
+        try:
+            answer(value)
+        except BrokenPipeError:
+            return 1
 
 
 def _read_lines(lines: "queue.SimpleQueue[bytes]") -> None:
@@ -150,7 +156,9 @@ class Worker:
             WorkerError: as ``ask``.
         """
         if self._process is not None:
-            return
+            if not _has_ended(self._process.pid):
+                return
+            self._end()  # while it had nothing to do
         with self._within(limit):
             process = self._spawn()
             try:
@@ -237,19 +245,22 @@ class Worker:
             line = process.stdout.readline(_LINE_LIMIT)
         except (OSError, ValueError):  # closed, by it or by us
             line = ""
+        if len(line) == _LINE_LIMIT:
+            self._end()
+            raise WorkerError(f"{self._module} answered with more than {_LINE_LIMIT} characters")
         if not line.endswith("\n"):
             _wait_unreaped(process.pid)
             self._end()
-            raise WorkerError(f"{self._module} ended with {_ending(process.wait())}{self._tail()}")
+            raise WorkerError(f"{self._module} ended with {_ending(process.returncode)}{self._tail()}")
         try:
             answer = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict):
             self._end()  # nobody knows what its next line would answer
             raise WorkerError(f"{self._module} answered with something else than a JSON object")
         if "error" in answer:
-            raise WorkerError(str(answer["error"]))
+            raise WorkerError(_short(str(answer["error"])))
         return answer
 
     def _run_out(self, asked: int) -> None:
@@ -268,7 +279,10 @@ class Worker:
         if process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # compilers outlive it by seconds, or for ever
-            process.wait()
+            try:
+                process.wait(_REAPING_S)
+            except subprocess.TimeoutExpired:  # stuck in a driver or on a disk: nobody waits for that
+                threading.Thread(target=process.wait, name="reap", daemon=True).start()
 
     def _keep_errors(self, process: "subprocess.Popen[str]") -> None:
         while process.stderr is not None and (line := process.stderr.readline(_LINE_LIMIT)):
@@ -278,16 +292,33 @@ class Worker:
     def _tail(self) -> str:
         if self._reader is not None:
             self._reader.join(1)
-        return f": {self._last_errors[-1]}" if self._last_errors else ""
+        return f": {_short(self._last_errors[-1])}" if self._last_errors else ""
 
 
 def _wait_unreaped(pid: int) -> None:
     """Until a process has ended by itself, so that ending its group does not become its cause; it can be waited for
-    afterwards."""
-    if hasattr(os, "waitid"):
-        with contextlib.suppress(ChildProcessError):
-            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    afterwards. One that only closed its output is not waited for any longer."""
+    end = time.monotonic() + _LAST_WORDS_S
+    while not _has_ended(pid) and time.monotonic() < end:
+        time.sleep(0.01)
 
 
-def _ending(code: int) -> str:
+def _has_ended(pid: int) -> bool:
+    """Of a child that is not reaped by this; where the system cannot say, False."""
+    if not hasattr(os, "waitid"):
+        return False
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
+    except ChildProcessError:
+        return True
+
+
+def _short(text: str) -> str:
+    """One line of what a worker says."""
+    return " ".join(text.split())[:_LONGEST_REASON]
+
+
+def _ending(code: int | None) -> str:
+    if code is None:
+        return "no status, though it was killed"
     return f"signal {-code}" if code < 0 else f"status {code}"

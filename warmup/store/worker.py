@@ -50,6 +50,7 @@ class StoreJob:
             options.store,
             trusted_keys=options.store.accepted_keys,
             sign_key=options.store.sign_key if signs else None,
+            remote_cache="",  # which may hold a password, and is for compilers
         )
         return cls(store, options.s3, options.store_folder, key, factors)
 
@@ -100,7 +101,7 @@ def _ask_to_fetch(job: StoreJob) -> Fetched:
             return _parsed(worker.ask({"do": "fetch"}, end - time.monotonic()))
         except WorkerTimeoutError:
             return Fetched("error", f"fetching from {job.store.address} was ended after {deadline:g} s")
-        except (WorkerError, ValueError, TypeError, KeyError) as error:
+        except (WorkerError, ValueError, TypeError, KeyError, OverflowError) as error:
             return Fetched("error", f"the process that fetches artifacts gave no answer: {first_line(error)}")
 
 

@@ -137,3 +137,17 @@ def test_the_table_has_a_row_for_every_option() -> None:
         assert row.startswith(f"| `{option.flag}")
         assert row.count(" | ") == 3
         assert option.variable in row
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "said"),
+    [
+        ("--sign-key", "~nobody-has-this-name/k", "must be a path, and after ~ the name of a user"),
+        ("--cache-dir", "~nobody-has-this-name", "must be a path, and after ~ the name of a user"),
+        ("--trusted-key", "~nobody-has-this-name/k", "must be a path, and after ~ the name of a user"),
+        ("--build-timeout", "1e10", "must be at most 1000000000 seconds"),
+    ],
+)
+def test_what_the_system_would_refuse_later_is_refused_now(flag: str, value: str, said: str) -> None:
+    with pytest.raises(SettingsError, match=f"^{flag} {said}"):
+        read(flag, value)

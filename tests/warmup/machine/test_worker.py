@@ -1,6 +1,7 @@
 """The one way to a worker process: it is started when asked, bounded in time, and ended with all it has started."""
 
 import os
+import signal
 import sys
 import threading
 from dataclasses import dataclass
@@ -41,12 +42,14 @@ def start(job):
             time.sleep(1000)
         if task["do"] == "fail":
             raise ValueError("cannot do it\\nat length")
+        if task["do"] == "flood":
+            return {{"much": "a" * 2_000_000}}
         return {{"pid": os.getpid()}} if task["do"] == "tell" else []
     return answer
 
 sys.exit(serve_tasks(Job, start))
 """
-TELL, DIE, HANG, FAIL, LIST = ({"do": what} for what in ("tell", "die", "hang", "fail", "list"))
+TELL, DIE, HANG, FAIL, LIST, FLOOD = ({"do": what} for what in ("tell", "die", "hang", "fail", "list", "flood"))
 
 
 @dataclass
@@ -134,6 +137,21 @@ def test_an_answer_that_is_none_ends_it(job: Job) -> None:
         with pytest.raises(WorkerError, match="something else than a JSON object"):
             worker.ask(LIST, 60)
         assert not worker.alive
+
+
+def test_an_answer_without_end_ends_it_at_once(job: Job) -> None:
+    with Worker("some.module", job) as worker:
+        with pytest.raises(WorkerError, match="answered with more than 1000000 characters"):
+            worker.ask(FLOOD, 3600)
+        assert not worker.alive
+
+
+def test_one_that_died_while_it_had_nothing_to_do_is_replaced(job: Job) -> None:
+    with Worker("some.module", job) as worker:
+        first = worker.ask(TELL, 60)["pid"]
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: "Z" in Path(f"/proc/{first}/stat").read_text().rpartition(")")[2], 60)
+        assert worker.ask(TELL, 60)["pid"] != first
 
 
 def test_a_worker_ends_with_its_parent(job: Job) -> None:

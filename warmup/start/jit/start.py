@@ -113,9 +113,13 @@ class Jit:
             return outcome
 
         def publish() -> None:
-            remote = publish_in_worker(artifacts.key, self._options, replacing)
-            report(remote, self._status)
-            outcome.set_result([local, remote])
+            try:
+                remote = publish_in_worker(artifacts.key, self._options, replacing)
+                report(remote, self._status)
+            except Exception as error:  # or a build would wait for it for ever
+                outcome.set_exception(error)
+            else:
+                outcome.set_result([local, remote])
 
         threading.Thread(target=publish, name="publish", daemon=True).start()
         return outcome
