@@ -80,7 +80,7 @@ def patch_engine(on: Callable[[str], bool]) -> None:
     process: Any = snapcap.service.server.engine_process.run._EngineProcess
     ready = process._ready
 
-    def faulty_ready(self: Any, options: Any, loaded: Any, *others: Any) -> None:
+    def faulty_ready(self: Any, loaded: Any, *others: Any) -> None:
         runner, warmer = loaded.runner, loaded.warmer
         step, warm = runner.decode_step, warmer.warm_aside
 
@@ -95,7 +95,7 @@ def patch_engine(on: Callable[[str], bool]) -> None:
 
         runner.decode_step = decode_step
         object.__setattr__(warmer, "warm_aside", warm_aside)
-        ready(self, options, loaded, *others)
+        ready(self, loaded, *others)
 
     process._ready = faulty_ready
     if on(COLD):
