@@ -44,12 +44,7 @@ def default_cache_dir() -> Path:
 class ModelOptions:
     """Which model, and the limits of its captions."""
 
-    source: str = option(
-        "model",
-        "demo",
-        "demo, a folder, a hub id, or s3://bucket/prefix",
-        metavar="MODEL",
-    )
+    source: str = option("model", "demo", "demo, a folder, a hub id, or s3://bucket/prefix", metavar="MODEL")
     cache_dir: Path = option(
         "cache_dir",
         default_cache_dir,

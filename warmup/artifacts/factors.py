@@ -16,10 +16,10 @@ from typing import Any
 
 from snapcap.warmup.artifacts.key import Difference, Factor, check_factors
 from snapcap.warmup.artifacts.manifest import FORMAT
+from snapcap.warmup.machine.cpus import instruction_set
 from snapcap.warmup.machine.cuda_driver import CudaDriverError, cuda_device
 from snapcap.warmup.machine.cxx import compiler_version
 from snapcap.warmup.machine.installation import MachineError, package_folder, resolve_device, torch_version
-from snapcap.warmup.machine.isa import instruction_set
 from snapcap.warmup.options import Kind
 
 # Factors that change when the same machine is given other software.

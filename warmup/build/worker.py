@@ -8,7 +8,7 @@ from typing import Any
 from snapcap.models.config import ModelConfig
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.models.regions.table import Region
-from snapcap.warmup.machine.worker import Task, serve_tasks
+from snapcap.warmup.machine.tasks import Task, serve_tasks
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.runtime.aoti.packages import entry_name

@@ -13,9 +13,9 @@ import pytest
 from snapcap.warmup.artifacts import factors
 from snapcap.warmup.artifacts.factors import build_factors, is_stale, machine_factors, region_source_hash
 from snapcap.warmup.artifacts.key import ABSENT, Difference, artifact_key
+from snapcap.warmup.machine.cpus import instruction_set
 from snapcap.warmup.machine.cuda_driver import CudaDevice
 from snapcap.warmup.machine.installation import MachineError, resolve_device
-from snapcap.warmup.machine.isa import instruction_set
 
 ROOT = Path(__file__).parents[3]
 REGIONS = ROOT / "models" / "regions"
