@@ -158,6 +158,11 @@ def parse_path(text: str) -> Path:
         raise ValueError("be a path, and after ~ the name of a user who has a home folder") from None
 
 
+def parse_address(text: str) -> str:
+    """A URL as it is, or a path with its home folder."""
+    return text if "://" in text or not text else str(parse_path(text))
+
+
 def parse_paths(text: str) -> tuple[Path, ...]:
     """ "a.pem,b.pem" to two paths."""
     names = [name.strip() for name in text.split(",")]

@@ -11,6 +11,7 @@ from typing import Literal, TypeVar, get_args
 
 from snapcap.warmup.option import (
     option,
+    parse_address,
     parse_buckets,
     parse_device,
     parse_int,
@@ -185,6 +186,7 @@ class StoreOptions:
         "store",
         "",
         "artifact store: a folder, or s3://bucket/prefix",
+        parse=parse_address,
         metavar="STORE",
         default_text="store in the cache folder",
     )

@@ -210,7 +210,7 @@ _COMMANDS = {
 def _top_parser() -> _Parser:
     parser = _Parser(
         "snapcap",
-        description="Image captioning over HTTP: ViT encoder, GPT-2 decoder, started as fast as it can be.",
+        description="Image captioning over HTTP: BLIP, ViT + GPT-2 and others, started as fast as it can be.",
         epilog=texts.TOP,
         formatter_class=_layout,
         allow_abbrev=False,

@@ -41,7 +41,8 @@ class Pace:
 
     def retry_after(self, waiting: int, now: float) -> float:
         """Seconds until so many requests have gone at the rate of the last; 1 when that is not known."""
-        moments = [moment for moment in self._completed if now - moment <= _RECENT_S]
+        # A copy: another thread may append meanwhile.
+        moments = [moment for moment in list(self._completed) if now - moment <= _RECENT_S]
         if len(moments) < 2 or moments[-1] <= moments[0]:
             return 1.0
         rate = (len(moments) - 1) / (moments[-1] - moments[0])

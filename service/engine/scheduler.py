@@ -1,6 +1,6 @@
 """Schedules requests: which wait, which run in which slot, and when they leave. Pure Python, no torch.
 
-Continuous batching: between two decode steps waiting requests take free slots. RunningRequest rows always fill the
+Continuous batching: between two decode steps waiting requests take free slots. Running rows always fill the
 slots from 0 without a gap, so the smallest bucket that holds them is the one to run.
 """
 

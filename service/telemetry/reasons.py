@@ -1,4 +1,4 @@
-"""Names the reasons by which metrics count closed connections and killed decode processes."""
+"""Names the reasons by which metrics count refused requests, closed connections and killed decode processes."""
 
 from typing import Literal, get_args
 

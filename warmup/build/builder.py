@@ -189,6 +189,8 @@ class Builder:
         """End the workers' processes; ``run`` returns with what is done."""
         self._stopped.set()
         for worker in self._workers:
+            worker.kill()
+        for worker in self._workers:
             worker.stop()
 
     def _make(self, missing: "queue.SimpleQueue[Task]", packages: int) -> None:

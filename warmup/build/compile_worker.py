@@ -1,7 +1,7 @@
 """Compiles regions in a worker process: exports and compiles one at a bucket for each line it is sent.
 
     stdin   {"checkpoint": folder, "plan": {…}, "folder": where packages go}, then {"region": …, "size": …} a line
-    stdout  {"entry": …, "inputs": […], "seconds": …} or {"entry": …, "error": …} a line
+    stdout  {"entry": …, "inputs": […], "seconds": …} or {"error": …} a line
 
 Run as ``python -m snapcap.warmup.build.compile_worker``; never imported by a server.
 """

@@ -26,7 +26,12 @@ def resolve_checkpoint(source: str, cache: Path, s3: S3Options) -> Path:
         return _shipped()
     if source.startswith("s3://"):
         return s3_checkpoint.fetch(source, cache, s3)
-    folder = Path(source).expanduser()
+    try:
+        folder = Path(source).expanduser()
+    except RuntimeError:
+        raise CheckpointError(
+            f"there is no home folder for {source!r}; give a folder, a hub id or s3://…"
+        ) from None
     if folder.is_dir():
         return _checked(folder, source)
     if folder.exists():

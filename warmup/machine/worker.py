@@ -84,8 +84,9 @@ class Worker:
         Raises:
             WorkerError: as ``ask``.
         """
-        if self._process is not None:
-            if not _has_ended(self._process.pid):
+        process = self._process
+        if process is not None:
+            if not _has_ended(process.pid):
                 return
             self._end()  # while it had nothing to do
         with self._within(limit):
@@ -127,6 +128,13 @@ class Worker:
             with self._lock:
                 self._asked += 1  # too late for the timer
             timer.cancel()
+
+    def kill(self) -> None:
+        """End it for good, from any thread, without waiting for it: where several are to end, all are told before
+        the first is waited for by ``stop``."""
+        with self._lock:
+            self._stopped = True
+            self._signal()
 
     def stop(self) -> None:
         """End it for good with what it has started, from any thread; a running ``ask`` raises WorkerError."""
@@ -204,14 +212,19 @@ class Worker:
 
     def _kill(self) -> None:
         """With the lock held."""
+        self._signal()
         process, self._process = self._process, None
         if process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # compilers outlive it by seconds, or for ever
             try:
                 process.wait(_REAPING_S)
             except subprocess.TimeoutExpired:  # stuck in a driver or on a disk: nobody waits for that
                 threading.Thread(target=process.wait, name="reap", daemon=True).start()
+
+    def _signal(self) -> None:
+        """With the lock held."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)  # compilers outlive it by seconds, or for ever
 
     def _keep_errors(self, process: "subprocess.Popen[str]") -> None:
         while process.stderr is not None and (line := process.stderr.readline(_LINE_LIMIT)):

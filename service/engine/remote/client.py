@@ -24,8 +24,8 @@ class EngineChannelFull(Overloaded):
     code = "engine_channel_full"
     title = "Engine does not keep up"
 
-    def __init__(self, retry_after_s: float = 1.0) -> None:
-        super().__init__("The engine does not read what it is sent", retry_after_s)
+    def __init__(self) -> None:
+        super().__init__("The engine does not read what it is sent")
 
 
 class RemoteEngine:

@@ -143,6 +143,7 @@ def test_the_table_has_a_row_for_every_option() -> None:
     ("flag", "value", "said"),
     [
         ("--sign-key", "~nobody-has-this-name/k", "must be a path, and after ~ the name of a user"),
+        ("--store", "~nobody-has-this-name/store", "must be a path, and after ~ the name of a user"),
         ("--cache-dir", "~nobody-has-this-name", "must be a path, and after ~ the name of a user"),
         ("--trusted-key", "~nobody-has-this-name/k", "must be a path, and after ~ the name of a user"),
         ("--build-timeout", "1e10", "must be at most 1000000000 seconds"),

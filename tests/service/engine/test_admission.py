@@ -1,6 +1,7 @@
 """Places of the queue: how many there are, who gets them, and that each comes back once."""
 
 import random
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -110,6 +111,27 @@ def test_retry_after_is_between_a_second_and_a_minute_and_forgets_what_was_long_
     assert refused(admission) == expected
 
 
+def test_captions_that_end_on_another_thread_disturb_no_refusal() -> None:
+    """As those of the engine in this process do."""
+    admission, over = Admission(1), threading.Event()
+    placed(admission)
+
+    def completes() -> None:
+        while not over.is_set():
+            admission.completed()
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    thread = threading.Thread(target=completes)
+    thread.start()
+    try:
+        assert all(refused(admission) >= 1.0 for _ in range(20_000))
+    finally:
+        over.set()
+        thread.join(PATIENCE)
+        sys.setswitchinterval(interval)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_from_many_threads_no_place_is_lost_or_made(seed: int) -> None:
     """Requests of several images that are admitted to rows by one thread while they end on another."""
@@ -149,6 +171,7 @@ def below(kind: type[ServiceError]) -> Iterator[type[ServiceError]]:
 
 def test_each_limit_that_answers_429_has_its_own_code_and_is_counted() -> None:
     import snapcap.service.api.captioning_apis
+    import snapcap.service.server.engine_process.monitor
     import snapcap.service.server.http_process  # noqa: F401  all that answers
 
     limits = [kind for kind in below(Overloaded) if kind is not TooManyConnections]
