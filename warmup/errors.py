@@ -31,13 +31,13 @@ def os_error_text(error: OSError) -> str:
     return f"{text}; {advice}" if advice else text
 
 
-def one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """What a start that failed says of itself: in the log, on /readyz and /startup."""
     text = " ".join(str(error).split()) or type(error).__name__
     return f"{type(error).__name__}: {text}" if unexpected(error) else text
 
 
-def unexpected(error: Exception) -> Exception | None:
+def unexpected(error: BaseException) -> BaseException | None:
     """The error when it is not for the user to mend: then the log must have its trace."""
     return None if isinstance(error, UserError) else error
 

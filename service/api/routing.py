@@ -1,7 +1,7 @@
 """Finds the endpoint of a request, and the API whose way of spelling errors it has."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -61,21 +61,21 @@ class Apis:
         methods = self._fixed.get(path)
         if methods is not None:
             return methods.get(method) or next(iter(methods.values()))
-        if len(path) <= _LONGEST_PATTERN:
-            for pattern, _, api in self._patterns:
-                if pattern.match(path):
-                    return api
+        for _, _, api in self._matching(path):
+            return api
         return next(api for prefix, api in _NEIGHBOURS if path.startswith(prefix))
 
     def methods(self, path: str) -> list[str]:
         """The methods that a path answers, HEAD where there is GET; none where there is nothing."""
         found = set(self._fixed.get(path, ()))
-        patterns = self._patterns if len(path) <= _LONGEST_PATTERN else ()
-        matching = [(pattern, methods) for pattern, methods, _ in patterns if pattern.match(path)]
-        if matching and not found:
-            # The first that matches is the one that is meant: others take its last words for the name of a model.
-            found = {each for pattern, methods in matching if pattern == matching[0][0] for each in methods}
+        matching = [] if found else list(self._matching(path))
+        # The first that matches is the one that is meant: others take its last words for the name of a model.
+        found |= {each for pattern, methods, _ in matching if pattern == matching[0][0] for each in methods}
         return sorted(found)
+
+    def _matching(self, path: str) -> Iterator[tuple[re.Pattern[str], frozenset[str], Api]]:
+        if len(path) <= _LONGEST_PATTERN:
+            yield from (each for each in self._patterns if each[0].match(path))
 
     def _add(self, route: Route, api: Api) -> None:
         if route.param_convertors:

@@ -73,10 +73,8 @@ def run(
         try:
             from snapcap.service.server.start_result import StartResult  # noqa: PLC0415 - once it has failed
 
-            if not isinstance(error, Exception):
-                raise error
             StartResult(settings, services, server.begin_exit).failed(error)
-        except BaseException:  # what cannot be imported may be what this needs
+        except Exception:  # what cannot be imported may be what this needs
             _logger.error("failed", exc_info=error)
             services.readiness.fail("the start failed: the log has the cause")
             server.begin_exit()

@@ -11,8 +11,8 @@ T = TypeVar("T")
 
 class LateImports(Generic[T]):
     """`load` imports, on the thread; `begin` is given its result, on the event loop; `failed` is told what either
-    raised, or that `load` has not ended in `timeout` seconds (0: it may take
-    any time). The watchdog of what follows counts anew."""
+    raised, or that `load` has not ended in `timeout` seconds (0: it may take any
+    time). The watchdog of what follows counts anew."""
 
     def __init__(
         self,

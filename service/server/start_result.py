@@ -51,7 +51,7 @@ class StartResult:
             print(waterfall(timeline.phases(), timeline.marks()["ready"]), file=sys.stderr)
         return True
 
-    def failed(self, error: Exception) -> None:
+    def failed(self, error: BaseException) -> None:
         """Say what was wrong, and end."""
         sentence = one_line(error)
         if self.told_failed(sentence):

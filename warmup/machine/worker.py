@@ -140,7 +140,7 @@ class Worker:
         """End it for good with what it has started, from any thread; a running ``ask`` raises WorkerError."""
         with self._lock:
             self._stopped = True
-            self._kill()
+            self._signal_and_reap()
 
     def _spawn(self) -> "subprocess.Popen[str]":
         with self._lock:
@@ -204,13 +204,13 @@ class Worker:
         with self._lock:
             if asked == self._asked:
                 self._overdue = True
-                self._kill()
+                self._signal_and_reap()
 
     def _end(self) -> None:
         with self._lock:
-            self._kill()
+            self._signal_and_reap()
 
-    def _kill(self) -> None:
+    def _signal_and_reap(self) -> None:
         """With the lock held."""
         self._signal()
         process, self._process = self._process, None

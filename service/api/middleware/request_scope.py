@@ -89,4 +89,7 @@ def _routed(scope: Scope) -> Scope:
     if not prefix and scope["method"] != "HEAD":
         return scope
     method = "GET" if scope["method"] == "HEAD" else scope["method"]
-    return {**scope, "method": method, "path": scope["path"].removeprefix(prefix) or "/", "root_path": ""}
+    path = scope["path"]
+    if f"{path}/".startswith(f"{prefix}/"):  # and not one that only begins with the same letters
+        path = path.removeprefix(prefix) or "/"
+    return {**scope, "method": method, "path": path, "root_path": ""}

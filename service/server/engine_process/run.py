@@ -62,7 +62,7 @@ class _EngineProcess:
         self._pixels = pixels
         self._timeline = Timeline(origin)
         self._status = StartupStatus()
-        self._intake = EngineServer(pixels, channel.send)
+        self._server = EngineServer(pixels, channel.send)
         self._rehearsed = threading.Event()
         self._ended = threading.Event()
         self._loop_watch = LoopWatch(settings.watchdog.timeout, os.getppid())
@@ -96,12 +96,12 @@ class _EngineProcess:
                 self._settings,
                 self._timeline,
                 self._status,
-                self._intake.turns,
+                self._server.turns,
                 self._ready,
                 self._failed,
                 self._rehearse,
                 on_checkpoint=self._found,
-                turn_ended=self._intake.turns.end,
+                turn_ended=self._server.turns.end,
             ).start()
         except Exception as error:
             self._failed(error)
@@ -109,9 +109,9 @@ class _EngineProcess:
     def _take(self, message: Message) -> None:
         match message:
             case Submit():
-                self._intake.submit(message)
+                self._server.submit(message)
             case Cancel(number):
-                self._intake.cancel(number)
+                self._server.cancel(number)
             case Beat():
                 self._loop_watch.heard()
                 if self._engine is not None:
@@ -125,14 +125,14 @@ class _EngineProcess:
     def _rehearse(self, engine: "Engine", checkpoint: "Checkpoint") -> None:
         """The request comes from the HTTP process, which is the one to rehearse most."""
         self._pixels.open(checkpoint.config.vision.image_size)
-        self._intake.attach(engine)
+        self._server.attach(engine)
         self._channel.send(ModelLoaded(engine.limits))
         self._rehearsed.wait()
 
     def _ready(self, loaded: "StartedModel", engine: "Engine", _scheduler: "Scheduler") -> None:
         from snapcap.service.server.background_build import start_build  # noqa: PLC0415  before the first request, which it would delay
 
-        self._intake.attach(engine)
+        self._server.attach(engine)
         settle()
         self._status.started()
         usage = _usage(loaded)

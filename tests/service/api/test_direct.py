@@ -43,6 +43,21 @@ def test_a_path_has_its_endpoint(
     assert len(reply.headers.get_list("x-request-id")) == 1
 
 
+def test_a_path_that_only_begins_like_the_prefix_is_nowhere(app: Application) -> None:
+    client = TestClient(app, root_path="/snap")
+    assert client.get("/snap/livez").status_code == 200
+    reply = client.get("/snaplivez")
+    assert (reply.status_code, reply.json()["instance"]) == (404, "/snaplivez")
+
+
+def test_a_path_too_long_for_any_model_is_nowhere(app: Application) -> None:
+    client = TestClient(app)
+    for length, detail in ((100, "is not served here"), (1100, "There is nothing at")):
+        reply = client.get(f"/v2/models/{'a' * length}")
+        assert (reply.status_code, detail in reply.json()["error"]) == (404, True)
+    assert client.put(f"/v2/models/{'a' * 1100}").status_code == 404, "and no method is allowed there"
+
+
 def test_an_endpoint_takes_the_request_and_no_other_route_has_its_name(app: Application) -> None:
     routes = [route for group in app.groups for route in group.routes]
     assert len({route.name for route in routes}) == len(routes) > 20
