@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 _COMMENT = re.compile(rb"^//.*$", re.MULTILINE)  # into which Inductor writes its temporary folder
+_PRECOMPILED = ("-D", "TORCH_INDUCTOR_PRECOMPILE_HEADERS")
 _READS_OTHERS = re.compile(rb'^\s*#\s*include\s*"|\.incbin', re.MULTILINE)
 
 
@@ -24,6 +25,7 @@ def key(arguments: Sequence[str]) -> str | None:
     if "-o" not in arguments or "-" in arguments:
         return None
     digest = hashlib.sha256()
+    arguments = _without_header(arguments)
     output = arguments.index("-o") + 1
     for place, argument in enumerate(arguments):
         path = Path(argument)
@@ -39,6 +41,18 @@ def key(arguments: Sequence[str]) -> str | None:
             part = path.suffix.encode() + part
         digest.update(b"%d %s" % (len(part), part))
     return digest.hexdigest()
+
+
+def _without_header(arguments: Sequence[str]) -> list[str]:
+    """Without what has a precompiled header read, as in a large build: it is the one that the source includes, so
+    what comes out is that of a small build."""
+    kept: list[str] = []
+    for argument in arguments:
+        if kept and (kept[-1] == "-include" or (kept[-1], argument) == _PRECOMPILED):
+            kept.pop()
+        else:
+            kept.append(argument)
+    return kept
 
 
 def main(compiler: str, folder: Path, arguments: Sequence[str]) -> int:

@@ -59,6 +59,15 @@ def test_another_input_option_or_kind_is_compiled(compiler: Compiler, tmp_path: 
     assert output.read_text() == "int two;\n"
 
 
+def test_a_precompiled_header_makes_no_difference(compiler: Compiler, tmp_path: Path) -> None:
+    source, output = written(tmp_path / "a.cpp", "#include <b.h>\n"), tmp_path / "a.o"
+    header = written(tmp_path / "b.h", "")
+    assert compiler.run(source, "-o", output, "-D", "X") == (0, 1)
+    used = ("-D", "TORCH_INDUCTOR_PRECOMPILE_HEADERS", "-include", header)
+    assert compiler.run(source, "-o", output, *used, "-D", "X") == (0, 0)
+    assert compiler.run(source, "-o", output, *used, "-D", "Y") == (0, 1)
+
+
 def test_an_input_that_reads_files_of_its_own_is_compiled_each_time(compiler: Compiler, tmp_path: Path) -> None:
     for name, text in (("a.cpp", '#include "b.h"\n'), ("a.S", ' .incbin "b.bin"\n')):
         source = written(tmp_path / name, text)
