@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from snapcap.service.config.http_settings import HttpLimits, HttpSettings
 from snapcap.service.config.image_settings import DecodingSettings, ImageSettings
-from snapcap.service.config.watchdog_settings import WatchdogSettings
 from snapcap.warmup.option import option, parse_int, parse_seconds
 from snapcap.warmup.options import ComputeOptions, ModelOptions, S3Options, StartOptions, StoreOptions
 
@@ -29,6 +28,26 @@ class QueueSettings:
         30.0,
         "time limit of a caption; past it the request gets 504",
         parse=parse_seconds(above=True),
+        metavar="SECONDS",
+    )
+
+
+@dataclass(frozen=True)
+class WatchdogSettings:
+    """When a part that hangs is given up: the server says so and ends, to be started again."""
+
+    timeout: float = option(
+        "watchdog_timeout",
+        30.0,
+        "how long the engine or the event loop may stand still before the server ends; 0: for ever",
+        parse=parse_seconds(),
+        metavar="SECONDS",
+    )
+    start_timeout: float = option(
+        "start_timeout",
+        0.0,
+        "how long a start may take before the server ends; 0: as long as it takes",
+        parse=parse_seconds(),
         metavar="SECONDS",
     )
 
