@@ -7,7 +7,7 @@ environment, the help and the README table follow.
 from dataclasses import dataclass, field
 
 from snapcap.service.config.http_settings import HttpLimits, HttpSettings
-from snapcap.service.config.image_settings import DecodingSettings, ImageSettings
+from snapcap.service.config.image_settings import ImageProcessSettings, ImageSettings
 from snapcap.warmup.option import option, parse_int, parse_seconds
 from snapcap.warmup.options import ComputeOptions, ModelOptions, S3Options, StartOptions, StoreOptions
 
@@ -69,7 +69,7 @@ class Settings(StartOptions):
     """Everything: what the warm-up is told, and the groups of the service."""
 
     images: ImageSettings = field(default_factory=ImageSettings)
-    decoding: DecodingSettings = field(default_factory=DecodingSettings)
+    image_processes: ImageProcessSettings = field(default_factory=ImageProcessSettings)
     queue: QueueSettings = field(default_factory=QueueSettings)
     watchdog: WatchdogSettings = field(default_factory=WatchdogSettings)
     http: HttpSettings = field(default_factory=HttpSettings)
@@ -82,7 +82,7 @@ GROUPS: dict[str, type] = {
     "model": ModelOptions,
     "compute": ComputeOptions,
     "images": ImageSettings,
-    "decoding": DecodingSettings,
+    "image_processes": ImageProcessSettings,
     "queue": QueueSettings,
     "watchdog": WatchdogSettings,
     "http": HttpSettings,

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from snapcap.service.images.decoder import Decoder
+from snapcap.service.images.decoder import ImageDecoder
 from snapcap.service.ipc.fork import settle
 from snapcap.service.readiness import State
 from snapcap.warmup.errors import one_line, unexpected
@@ -33,11 +33,13 @@ class StartResult:
         """Those that are over, and each one as it ends."""
         self._services.timeline.listen(_log_phase)
 
-    def ready(self, engine: "CaptionEngine", checkpoint: "Checkpoint", decoder: Decoder | None = None) -> bool:
-        """Captions are served from now on. False when a signal came first. `decoder` None: threads decode."""
+    def ready(
+        self, engine: "CaptionEngine", checkpoint: "Checkpoint", image_decoder: ImageDecoder | None = None
+    ) -> bool:
+        """Captions are served from now on. False when a signal came first. `image_decoder` None: threads decode."""
         settings, services, timeline = self._settings, self._services, self._services.timeline
         name = settings.http.model_name or checkpoint.name
-        services.captioner.attach(engine, checkpoint.transform, checkpoint.tokenizer, name, decoder)
+        services.captioner.attach(engine, checkpoint.transform, checkpoint.tokenizer, name, image_decoder)
         settle()
         if not services.readiness.ready():
             return False
