@@ -1,4 +1,7 @@
-"""Answers what monitors ask: GET /livez, GET /readyz and GET /metrics."""
+"""Answers what monitors ask: GET /livez, GET /readyz and GET /metrics.
+
+`app.py` has them before any page or API is imported.
+"""
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
