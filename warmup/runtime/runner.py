@@ -15,9 +15,9 @@ from snapcap.models.config import ModelConfig
 from snapcap.models.regions.state.kv_cache import DecodeState
 from snapcap.models.regions.table import Component, RegionFunction, Regions
 from snapcap.models.weights.load import Weights, WeightSet
-from snapcap.warmup.machine.device_health import DeviceHealth, device_health
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.runtime.backends.base import Backend
+from snapcap.warmup.runtime.device import DeviceHealth, device_health
 from snapcap.warmup.runtime.readback import DeviceTimer, PendingTokens, TokenReadback
 from snapcap.warmup.runtime.slot_request import GREEDY, Needs, SlotRequest
 from snapcap.warmup.runtime.staging import Pixels, Staging
