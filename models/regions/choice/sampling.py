@@ -1,7 +1,10 @@
 """Samples the next token of each row at random; temperature 0 keeps the greedy token."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+_PART = 256
 
 
 def sample(
@@ -26,9 +29,9 @@ def sample(
     rank = torch.arange(ordered.shape[1], device=ordered.device)
     ordered = ordered.masked_fill(rank >= top_k.unsqueeze(1), float("-inf"))
     probabilities = ordered.softmax(dim=-1)
-    before = probabilities.cumsum(dim=-1) - probabilities
+    before = _cumulative(probabilities) - probabilities
     probabilities = probabilities.masked_fill(before >= top_p.unsqueeze(1), 0.0)
-    cumulative = probabilities.cumsum(dim=-1)
+    cumulative = _cumulative(probabilities)
     at = positions.unsqueeze(1)
     threshold = uniforms.gather(1, at) * cumulative[:, -1:]
     # A number just below 1 may be 1 in fp32: it must not lead past the kept tokens, to the least likely of all.
@@ -40,3 +43,13 @@ def sample(
     tokens.copy_(chosen)
     sequences[0, : len(tokens)].scatter_(1, at, chosen.unsqueeze(1))
     return chosen
+
+
+def _cumulative(numbers: Tensor) -> Tensor:
+    """``numbers.cumsum(dim=-1)`` of [b, V] that are at least 0, which never falls either: within parts, then over
+    them. One sum along a large vocabulary is slow on a GPU, as there are few rows."""
+    vocabulary = numbers.shape[1]
+    parts = F.pad(numbers, (0, -vocabulary % _PART)).unflatten(1, (-1, _PART)).cumsum(dim=-1)
+    ends = parts[:, :, -1].cumsum(dim=-1)
+    starts = F.pad(ends[:, :-1], (1, 0)).unsqueeze(2)
+    return (starts + parts).flatten(1)[:, :vocabulary]
