@@ -101,7 +101,7 @@ def _engine_table(report: Report, engine: Mapping[str, Any]) -> None:
         ((size, measured),) = case["concurrency"].items()
         rate = per_second(measured["captions_per_s"])
         rows.append([engine_title(name), size, rate, number(measured["p50_ms"], 1)])
-    note = "In one process, images decoded before; of transformers, whole batches of that size."
+    note = "In one process, images decoded before; of peers, whole batches of that size."
     report.add("Without HTTP", ["", "clients", "captions/s", "p50 ms"], rows, note)
 
 

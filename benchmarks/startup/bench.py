@@ -35,7 +35,8 @@ TITLES = {
     **{name: peer.title for name, peer in PEERS.items()},
 }
 PEER = "transformers-eager"
-DEFAULT = (FLOOR, "aot", "eager", "cold", PEER)
+ONNX = "onnxruntime"
+DEFAULT = (FLOOR, "aot", "eager", "cold", PEER, ONNX)
 # These compile for as long as it takes, so once is enough; what they have compiled is kept for their warm case.
 ONCE = ("jit-cold", "full-compile", "regional-compile", "transformers-compile")
 # These are started once more to name the processes they start. In the first ones there must be no compiler.
@@ -89,14 +90,18 @@ class Bench:
 
     def check(self, case: str) -> None:
         """Raises UnavailableError where a case cannot be run here."""
-        if case in PEERS and PEERS[case].missing:
-            raise UnavailableError(f"not installed: {', '.join(PEERS[case].missing)}")
+        reason = PEERS[case].unavailable(self.workload, self.device) if case in PEERS else ""
+        if reason:
+            raise UnavailableError(reason)
         if case == "aot-s3" and importlib.util.find_spec("moto") is None:
             raise UnavailableError("not installed: moto, which stands in for S3")
 
     def prepare(self, case: str) -> None:
-        """Make what a case needs before its clock runs: its artifact set, or the compilers' caches."""
-        if case in ("aot", "aot-s3"):
+        """Make what a case needs before its clock runs: its artifact set, its export, or the compilers' caches.
+        Nothing to do where it is there."""
+        if case in PEERS:
+            PEERS[case].prepare(self.workload, self.cache)
+        elif case in ("aot", "aot-s3"):
             build_store(self.cache, *self._model_options)
         elif case.endswith("-restored") and not self._saved(case).is_dir():
             self.start(case.removesuffix("-restored"))
@@ -121,7 +126,7 @@ class Bench:
 
     def _peer(self, case: str, extra: Mapping[str, str], watched: bool) -> Start:
         peer = PEERS[case]
-        command = peer.command(self.workload, self.device)
+        command = peer.command(self.workload, self.device, self.cache)
         return ServerStart(command, self.workload, self.machine, extra, peer.api, watched).run()
 
     def _saved(self, case: str) -> Path:
