@@ -11,6 +11,7 @@ from typing import Any
 
 from snapcap.benchmarks.harness.common import build_store, fresh_caches, scratch, serve_command
 from snapcap.benchmarks.harness.moto_store import S3Artifacts, s3_artifacts
+from snapcap.benchmarks.harness.page_cache import drop_page_cache
 from snapcap.benchmarks.harness.server import Server
 from snapcap.benchmarks.harness.workload import FIRST_IMAGE, Workload
 from snapcap.benchmarks.peers.commands import PEERS
@@ -52,7 +53,7 @@ class UnavailableError(RuntimeError):
 class Bench:
     """What all cases share. ``cache`` holds the artifact sets between runs, ``work`` what only this one needs;
     ``serve`` are further options of the server, ``stack`` ends what the cases have opened, and ``end`` is when the
-    time is over, on `time.monotonic`."""
+    time is over, on `time.monotonic`. ``cold_disk``: each start reads its files from the disk."""
 
     workload: Workload
     machine: Machine
@@ -62,6 +63,7 @@ class Bench:
     serve: tuple[str, ...]
     stack: ExitStack
     end: float
+    cold_disk: bool = False
     _remote: S3Artifacts | None = None
     _jit_is_kept: bool = False
 
@@ -78,6 +80,8 @@ class Bench:
         """
         with scratch() as folder:
             extra = fresh_caches(folder)
+            if self.cold_disk:
+                drop_page_cache()
             if case in (FLOOR, IMPORT_TORCH):
                 return self._floor(case, extra)
             if case in PEERS:
