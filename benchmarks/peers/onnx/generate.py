@@ -6,6 +6,7 @@ Prints one result line: for each batch size captions/s and percentiles of a whol
 milliseconds of an encode and of a decode step at some numbers of rows.
 """
 
+import os
 import time
 from collections.abc import Callable
 from functools import partial
@@ -54,7 +55,8 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="exported folder")
     parser.add_argument("--images", type=Path, required=True, help="folder with images and captions.json")
     parser.add_argument("--device", choices=("cpu",), default="cpu")
-    parser.add_argument("--threads", type=count, default=1, help="of one operation (default: %(default)s)")
+    text = "of one operation (default: one less than CPUs, as the server has it)"
+    parser.add_argument("--threads", type=count, default=max(len(os.sched_getaffinity(0)) - 1, 1), help=text)
     parser.add_argument("--batches", type=counts, default=[1], help="as 1,4,16")
     parser.add_argument("--rows", type=counts, default=[1, 4, 8], help="of encodes and steps, as 1,4,8")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each batch size")

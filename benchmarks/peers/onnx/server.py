@@ -3,12 +3,15 @@
     python -m snapcap.benchmarks.peers.onnx.export --model models/demo --output FOLDER
     python -m snapcap.benchmarks.peers.onnx.server --model FOLDER --port 8102
 
-The models are opened before the port is bound. Images are decoded in a thread pool, and those that wait for the
-model go through it as one batch.
+The models are opened beside the import of FastAPI and before the port is bound. Images are decoded in a thread
+pool, and those that wait for the model go through it as one batch. The defaults are what gave 16 clients of the
+demo model most captions/s on two CPUs (`benchmarks/README.md`): all CPUs but one for the model, that one for HTTP.
 """
 
 import argparse
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,6 @@ from snapcap.benchmarks.harness.marks import mark
 def create_app(captioner: Any, options: argparse.Namespace) -> Any:
     """The application over an open captioner."""
     import asyncio
-    from concurrent.futures import ThreadPoolExecutor
 
     import numpy as np
     from fastapi import FastAPI, Request
@@ -50,21 +52,26 @@ def main() -> None:
     parser.add_argument("--model", type=Path, required=True, help="exported folder")
     parser.add_argument("--device", choices=("cpu",), default="cpu")
     parser.add_argument("--port", type=int, default=8102)
-    parser.add_argument("--threads", type=count, default=1, help="of one operation (default: %(default)s)")
+    cpus = len(os.sched_getaffinity(0))
+    text = "of one operation (default: one less than CPUs)"
+    parser.add_argument("--threads", type=count, default=max(cpus - 1, 1), help=text)
     parser.add_argument("--workers", type=count, default=1, help="batches at a time (default: %(default)s)")
-    parser.add_argument("--batch", type=count, default=4, help="images in one at most (default: %(default)s)")
-    parser.add_argument("--image-threads", type=count, default=2, help="that decode images (default: %(default)s)")
+    parser.add_argument("--batch", type=count, default=8, help="images in one at most (default: %(default)s)")
+    text = "threads that decode images (default: as many as CPUs)"
+    parser.add_argument("--image-threads", type=count, default=cpus, help=text)
     options = parser.parse_args()
     mark("interpreter")
     from snapcap.benchmarks.peers.onnx.captioner import Captioner
 
     mark("import_onnxruntime")
-    captioner = Captioner(options.model, options.threads)
-    mark("load_model")
-    import uvicorn
+    with ThreadPoolExecutor(1) as beside:  # the runtime does not hold Python's lock while it opens them
+        opening = beside.submit(Captioner, options.model, options.threads)
+        import fastapi  # noqa: F401
+        import uvicorn
 
-    app = create_app(captioner, options)
-    mark("import_fastapi")
+        mark("import_fastapi")
+        app = create_app(opening.result(), options)
+    mark("load_model")
     uvicorn.run(app, host="127.0.0.1", port=options.port, log_level="warning", ws="none", lifespan="off")
 
 
