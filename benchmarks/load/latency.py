@@ -20,7 +20,7 @@ from snapcap.benchmarks.report.charts import Line, draw_latency
 from snapcap.benchmarks.report.tables import Report, number, percent, ratio
 from snapcap.benchmarks.startup.start import steady_caption
 
-DEFAULT = ("aot", "eager", "transformers-eager")
+DEFAULT = ("aot", "eager", "transformers-eager", "onnxruntime")
 DEFAULT_CONCURRENCY = {"cuda": (1, 4, 16, 64, 128), "cpu": (1, 4, 16)}
 LOAD = 0.7
 LEAST_DUE = 10  # requests of the open loop, on average: a model may take longer for one than a round is

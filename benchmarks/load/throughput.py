@@ -22,7 +22,7 @@ from snapcap.benchmarks.load.http_load import COMPONENTS, HttpLoad
 from snapcap.benchmarks.report.charts import draw_bars
 from snapcap.benchmarks.report.tables import Report, number, per_second, percent, ratio
 
-DEFAULT = ("aot", "eager", "transformers-eager", "transformers-1-thread")
+DEFAULT = ("aot", "eager", "transformers-eager", "transformers-1-thread", "onnxruntime")
 DEFAULT_CLIENTS = {"cuda": 128, "cpu": 16}
 WARM_UP_S = 2.0
 
