@@ -48,8 +48,8 @@ def sample(
 def _cumulative(numbers: Tensor) -> Tensor:
     """``numbers.cumsum(dim=-1)`` of [b, V] that are at least 0, which never falls either: within parts, then over
     them. One sum along a large vocabulary is slow on a GPU, as there are few rows."""
-    vocabulary = numbers.shape[1]
-    parts = F.pad(numbers, (0, -vocabulary % _PART)).unflatten(1, (-1, _PART)).cumsum(dim=-1)
+    rows, vocabulary = numbers.shape
+    parts = F.pad(numbers, (0, -vocabulary % _PART)).view(rows, -1, _PART).cumsum(dim=-1)
     ends = parts[:, :, -1].cumsum(dim=-1)
     starts = F.pad(ends[:, :-1], (1, 0)).unsqueeze(2)
-    return (starts + parts).flatten(1)[:, :vocabulary]
+    return (starts + parts).view(rows, -1)[:, :vocabulary]
