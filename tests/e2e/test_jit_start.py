@@ -9,7 +9,7 @@ from support.servers.server_process import ServerProcess, snapcap
 
 JIT = ("--backend", "jit", "--buckets", "2")  # a request alone runs beside a padding row
 pytestmark = pytest.mark.timeout(600)
-GRAPHS = 6  # regions, all but the one of beams; `test_jit_backend` has several buckets
+GRAPHS = 6  # regions, all but those on demand; `test_jit_backend` has several buckets
 COMPILED = 'snapcap_compile_events_total{{when="{}"}}'
 CACHE = 'snapcap_compile_cache_total{{result="{}"}}'
 

@@ -1,6 +1,6 @@
 """Servers that start cold on one store: one of them builds, whoever is killed is replaced, the others take it over.
 
-The build folders hold all packages but one, so that each test compiles one package instead of twelve.
+The build folders hold all packages but one, so that each test compiles one package instead of all.
 """
 
 import os
@@ -14,7 +14,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from support.checkpoints.build_folders import LAST, nearly_built
+from support.checkpoints.build_folders import LAST, PACKAGES, nearly_built
 from support.servers.server_process import ServerProcess, clean_environment, snapcap
 
 from snapcap.warmup.options import S3Options
@@ -50,7 +50,7 @@ def start_all(commands: list[tuple[str, ...]], samples: dict[Path, str]) -> list
         ends = [build_state(server) for server in servers]
     for server, end in zip(servers, ends, strict=True):
         # "building" names the package count and is logged by whoever begins to build.
-        assert (" building packages=14 " in server.log()) == (end == "published")
+        assert (f" building packages={PACKAGES} " in server.log()) == (end == "published")
     return sorted(ends)
 
 
