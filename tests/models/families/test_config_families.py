@@ -102,7 +102,7 @@ def test_blip_large_reads_a_wider_encoder_without_a_projection(tmp_path: Path) -
     assert (config.vision.hidden_size, config.vision.num_layers, config.vision.num_heads) == (1024, 24, 16)
     assert (config.cross_size, config.decoder.hidden_size, config.projected) == (1024, 768, False)
     regions = build_regions(config)
-    assert [region.layers for region in regions] == [1, 24, 1, 1, 12, 1, 1]
+    assert [region.layers for region in regions] == [1, 24, 1, 1, 12, 1, 1, 1, 1]
     assert regions.decoder_after.weight_names[-2:] == ("head.weight", "head.bias")
 
 
