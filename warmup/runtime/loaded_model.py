@@ -11,6 +11,8 @@ from snapcap.models.processing.transform import ImageTransform
 from snapcap.models.regions.state.kv_cache import DecodeState
 from snapcap.models.regions.table import Region, Regions, build_regions, region_inputs
 from snapcap.models.weights.load import Normalisation, Weights, load_weights
+from snapcap.models.weights.prepared.mapped import MappedWeights
+from snapcap.models.weights.prepared.tensors import prepared_weights
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.plan.plan import Plan
 
@@ -38,13 +40,20 @@ def load_model(
     plan: Plan,
     device: torch.device,
     dtype: torch.dtype,
+    prepared: MappedWeights | None = None,
 ) -> LoadedModel:
     """Read the weights of a checkpoint folder and allocate the buffers of the plan.
+
+    Args:
+        prepared: the same weights as they are wanted, if they have been prepared; then no checkpoint is read.
 
     Raises:
         WeightsError: the weights cannot be read or do not fit the configuration.
     """
-    normalisation = Normalisation(transform.effective_rescale, transform.effective_mean, transform.effective_std)
-    weights = load_weights(folder, config, normalisation, device, dtype)
+    if prepared is None:
+        pixels = Normalisation(transform.effective_rescale, transform.effective_mean, transform.effective_std)
+        weights = load_weights(folder, config, pixels, device, dtype)
+    else:
+        weights = prepared_weights(prepared, device)
     state = DecodeState.allocate(config, plan.table.largest.size, plan.cache_length, device, dtype)
     return LoadedModel(config, build_regions(config), weights, state, dtype)

@@ -76,8 +76,9 @@ def lay_out(weights: Weights, key: str) -> Contents:
 
 def _bytes(tensor: Tensor) -> memoryview:
     """The tensor's memory, in the order in which it lies."""
-    order = sorted(range(tensor.dim()), key=lambda each: (-tensor.stride(each), each))
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda each: (-strides[each], each))
     lying = tensor.detach().permute(order)
     if not lying.is_contiguous():
-        raise ValueError(f"a weight of shape {tuple(tensor.shape)} has holes: {tensor.stride()}")
-    return memoryview(lying.reshape(-1).view(torch.uint8).numpy())
+        raise ValueError(f"a weight of shape {tuple(tensor.shape)} has holes: {strides}")
+    return lying.reshape(-1).view(torch.uint8).numpy().data

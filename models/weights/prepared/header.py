@@ -139,19 +139,20 @@ def _parse(data: bytes, size: int) -> Header:
         raise PreparedError("its metadata has other fields than it should")
     if metadata["format"] != FORMAT or not all(isinstance(text, str) for text in metadata.values()):
         raise PreparedError("its metadata is of another format")
-    views = _object(metadata["views"].encode(), "its list of views")
+    views = _object(metadata["views"], "its list of views")
     tensors = {name: _tensor(name, entry, views.pop(name, None)) for name, entry in described.items()}
     if views:
         raise PreparedError("it has a view of no tensor")
     _check_tiles(tensors, size)
     own = {name: tensor for name, tensor in tensors.items() if not name.startswith(_PADDING)}
-    regions = _regions(_object(metadata["regions"].encode(), "its list of regions"), own)
+    regions = _regions(_object(metadata["regions"], "its list of regions"), own)
     return Header(metadata["key"], own, regions, size, _chunks(metadata["chunks"], size))
 
 
-def _object(data: bytes, what: str) -> dict[str, Any]:
+def _object(data: bytes | str, what: str) -> dict[str, Any]:
     try:
-        value = json.loads(data.decode(), object_pairs_hook=_unambiguous)
+        text = data.decode() if isinstance(data, bytes) else data
+        value = json.loads(text, object_pairs_hook=_unambiguous)
     except (ValueError, RecursionError):
         raise PreparedError(f"{what} is not JSON") from None
     if not isinstance(value, dict):
@@ -173,11 +174,8 @@ def _tensor(name: str, entry: Any, view: Any) -> PreparedTensor:
             if dtype in ITEM_BYTES and shape is not None and _numbers([begin, end], 0) is not None:
                 tensor = PreparedTensor(dtype, shape, row_major(shape), begin)
                 padding = name.startswith(_PADDING)
-                if (
-                    (dtype == "U8") == padding
-                    and (padding or begin % ALIGNMENT == 0)
-                    and end - begin == tensor.nbytes
-                ):
+                known = dtype == "U8" if padding else dtype != "U8" and begin % ALIGNMENT == 0
+                if known and end - begin == tensor.nbytes:
                     return tensor if view is None else _viewed(name, tensor, view)
     raise PreparedError(f"its tensor {name[:80]!r} is not described as it should be")
 
@@ -197,10 +195,8 @@ def _viewed(name: str, tensor: PreparedTensor, view: Any) -> PreparedTensor:
 def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
     """The steps of a dimension of one element do not count: nobody takes one."""
     covered = 1
-    for stride, length in sorted(
-        (stride, length) for stride, length in zip(strides, shape, strict=True) if length > 1
-    ):
-        if stride != covered:
+    for stride, length in sorted(zip(strides, shape, strict=True)):
+        if length > 1 and stride != covered:
             return False
         covered *= length
     return True

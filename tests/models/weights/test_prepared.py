@@ -1,4 +1,4 @@
-"""Prepared weights: those of `load_weights` bit for bit, in a file that is mapped as it is, and read without torch."""
+"""Prepared weights: those of `load_weights` bit for bit, in a file that is mapped and read without torch."""
 
 import json
 import subprocess

@@ -1,0 +1,65 @@
+"""Finds the prepared weights of a checkpoint, without reading the checkpoint. No torch."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from snapcap.models.weights.listing import WeightsError
+from snapcap.models.weights.prepared.header import PreparedError
+from snapcap.models.weights.prepared.mapped import MappedWeights, map_weights
+from snapcap.warmup.machine.installation import MachineError
+from snapcap.warmup.plan.checkpoint import Checkpoint
+from snapcap.warmup.plan.plan import Plan
+from snapcap.warmup.store.folder import FolderStore
+from snapcap.warmup.store.store import WEIGHTS, StoreError
+from snapcap.warmup.weights.identity import identify
+from snapcap.warmup.weights.key import layout_digest, prepared_name
+from snapcap.warmup.weights.records import recorded_digest
+
+if TYPE_CHECKING:
+    from snapcap.models.config import ModelConfig
+    from snapcap.models.processing.transform import ImageTransform
+
+WeightsResult = Literal["hit", "miss", "corrupt", "off"]
+
+
+@dataclass(frozen=True)
+class FoundWeights:
+    """What came of looking for prepared weights; ``mapped`` of a hit."""
+
+    result: WeightsResult
+    reason: str
+    mapped: MappedWeights | None = None
+
+
+def find_weights(checkpoint: Checkpoint, plan: Plan, store_folder: Path) -> FoundWeights:
+    """Map the prepared weights of a checkpoint for a device and dtype, or say why there are none to be used."""
+    if not store_folder.is_dir():
+        return FoundWeights("miss", "there is no artifact folder")
+    try:
+        store = FolderStore.open(store_folder)
+        digest = recorded_digest(store, checkpoint.folder, identify(checkpoint.folder))
+        if digest is None:
+            return FoundWeights("miss", "the checkpoint's files are not those of any record")
+        mapped = open_prepared(store, digest, checkpoint.config, checkpoint.transform, plan)
+    except (PreparedError, StoreError) as error:
+        return FoundWeights("corrupt", str(error))
+    except (OSError, WeightsError, MachineError) as error:
+        return FoundWeights("miss", str(error))
+    if mapped is None:
+        return FoundWeights("miss", "they are not prepared for this checkpoint, device and dtype")
+    return FoundWeights("hit", mapped.header.key, mapped)
+
+
+def open_prepared(
+    store: FolderStore, digest: str, config: "ModelConfig", transform: "ImageTransform", plan: Plan
+) -> MappedWeights | None:
+    """Map the weights that were prepared of a checkpoint with this content; None where there are none.
+
+    Raises:
+        PreparedError: the file is damaged.
+        StoreError: it cannot be read, or others may write to it.
+    """
+    name = prepared_name(digest, plan.device_type, plan.dtype, layout_digest(config, transform))
+    with store.opened(f"{WEIGHTS}/{name}") as file:
+        return None if file is None else map_weights(file, name)

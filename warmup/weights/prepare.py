@@ -1,0 +1,175 @@
+"""Writes the prepared weights of a checkpoint, whole or not at all, and removes those that they supersede."""
+
+import hashlib
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from snapcap.models.config import ModelConfig
+from snapcap.models.processing.transform import ImageTransform
+from snapcap.models.weights.prepared.header import PreparedError
+from snapcap.warmup.machine.files import locked_alone, make_folder, write_all
+from snapcap.warmup.machine.memory import free_memory
+from snapcap.warmup.plan.plan import Plan
+from snapcap.warmup.store.blobs import commit
+from snapcap.warmup.store.folder import FolderStore
+from snapcap.warmup.store.store import WEIGHTS, StoreError
+from snapcap.warmup.weights.find import open_prepared
+from snapcap.warmup.weights.identity import CLOCK_NS, Identity, content_digest, identify, is_at_rest
+from snapcap.warmup.weights.key import digest_of, layout_digest, prepared_name, variant_of
+from snapcap.warmup.weights.records import (
+    RECORD_NAME,
+    Record,
+    read_record,
+    recorded_digest,
+    write_record,
+)
+
+if TYPE_CHECKING:
+    from snapcap.models.weights.prepared.contents import Contents
+
+_FLUSHED_BYTES = 64 << 20  # written at a time: others that wait for the disk wait for no more
+_PROCESS_BYTES = 512 << 20  # of this process with torch
+_LISTED = 10_000
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What came of preparing. ``written``: the file is new; ``kept``: it was there; ``skipped``: there is none."""
+
+    result: Literal["written", "kept", "skipped"]
+    reason: str
+
+
+def prepare_weights(checkpoint: Path, plan: Plan, store_folder: Path, *, thorough: bool) -> Prepared:
+    """Have prepared weights of a checkpoint folder in the store, for the device and dtype of a plan.
+
+    Args:
+        thorough: read what is there, and replace it if it is damaged.
+
+    Raises:
+        ConfigError, WeightsError, StoreError, OSError: the checkpoint cannot be read, or the store not be written.
+    """
+    store = FolderStore.open(store_folder)
+    folder = store.root / WEIGHTS
+    make_folder(folder)
+    with locked_alone(folder / ".lock") as alone:
+        if not alone:
+            return Prepared("skipped", "another process is preparing weights")
+        record = _record(store, checkpoint)
+        if record is None:
+            return Prepared("skipped", "the checkpoint is being changed, or its files have times in the future")
+        config = ModelConfig.from_folder(checkpoint)
+        transform = ImageTransform.from_folder(checkpoint, config.vision.image_size, family=config.vision.family)
+        name = prepared_name(record.digest, plan.device_type, plan.dtype, layout_digest(config, transform))
+        if _is_there(store, record.digest, config, transform, plan, thorough):
+            prepared = Prepared("kept", name)
+        else:
+            prepared = _write(store, checkpoint, config, transform, plan, name, record.files)
+        if prepared.result == "skipped" or identify(checkpoint) != record.files:
+            return prepared
+        write_record(store, checkpoint, record)
+        _remove_superseded(store, name)
+        return prepared
+
+
+def _record(store: FolderStore, checkpoint: Path) -> Record | None:
+    """The digest of a checkpoint: as it is recorded, or else taken, once its files have been at rest for as long as
+    the clock may stand still."""
+    files, began = identify(checkpoint), time.time_ns()
+    if not is_at_rest(files, began):
+        time.sleep(CLOCK_NS / 1e9)
+        files, began = identify(checkpoint), time.time_ns()
+        if not is_at_rest(files, began):
+            return None
+    digest = recorded_digest(store, checkpoint, files) or content_digest(checkpoint)
+    return Record(files, digest, began) if identify(checkpoint) == files else None
+
+
+def _is_there(
+    store: FolderStore, digest: str, config: ModelConfig, transform: ImageTransform, plan: Plan, thorough: bool
+) -> bool:
+    try:
+        mapped = open_prepared(store, digest, config, transform, plan)
+    except (PreparedError, StoreError):
+        return False
+    return mapped is not None and not (thorough and mapped.damaged_chunks())
+
+
+def _write(
+    store: FolderStore,
+    checkpoint: Path,
+    config: ModelConfig,
+    transform: ImageTransform,
+    plan: Plan,
+    name: str,
+    files: Identity,
+) -> Prepared:
+    """Read the checkpoint on the CPU, as a device of the plan's type would have it, and write that."""
+    path = store.path(f"{WEIGHTS}/{name}")
+    # A cast to a type of twice the size is the most that may be made of the files' pages.
+    memory = 2 * sum(file.size for file in files) + _PROCESS_BYTES
+    if free_memory() < memory:
+        return Prepared("skipped", f"it may take {_mib(memory)} of memory, and less is free")
+
+    import torch  # noqa: PLC0415  seconds, where there may be nothing to do
+
+    from snapcap.models.weights.load import Normalisation, load_weights  # noqa: PLC0415
+    from snapcap.models.weights.prepared.contents import lay_out  # noqa: PLC0415
+
+    torch.set_num_threads(1)  # beside a server
+    normalisation = Normalisation(transform.effective_rescale, transform.effective_mean, transform.effective_std)
+    dtype: torch.dtype = getattr(torch, plan.dtype)
+    with torch.no_grad():
+        weights = load_weights(checkpoint, config, normalisation, torch.device("cpu"), dtype, plan.device_type)
+        contents = lay_out(weights, name)
+    if shutil.disk_usage(path.parent).free < 2 * contents.header.size:  # as much again is left to others
+        return Prepared("skipped", f"less than twice {_mib(contents.header.size)} of {path.parent} are free")
+    with store.scratch() as scratch:
+        temporary = scratch / "weights"
+        _write_contents(temporary, contents)
+        if identify(checkpoint) != files:
+            return Prepared("skipped", "the checkpoint has changed meanwhile")
+        commit(temporary, path)
+    return Prepared("written", name)
+
+
+def _write_contents(path: Path, contents: "Contents") -> None:
+    """The tensors, and then the header, which has their digests."""
+    digests: list[str] = []
+    offset = len(contents.header_bytes())
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        for chunk in contents.chunks():
+            digests.append(hashlib.sha256(chunk).hexdigest())
+            write_all(descriptor, chunk, offset)
+            offset += len(chunk)
+            if offset % _FLUSHED_BYTES < len(chunk):
+                os.fsync(descriptor)
+        write_all(descriptor, contents.header_bytes(digests), 0)
+    finally:
+        os.close(descriptor)
+
+
+def _remove_superseded(store: FolderStore, name: str) -> None:
+    """Remove prepared weights of contents that no checkpoint on this machine has any more, and those of this one in
+    another layout; and records of checkpoints that are gone. What has another name than ours stays."""
+    present = [Path(each).name for each in store.newest(WEIGHTS, _LISTED)]
+    live = {digest_of(name)}
+    for each in filter(RECORD_NAME.fullmatch, present):
+        record = read_record(store, f"{WEIGHTS}/{each}")
+        if record is not None and all(Path(file.path).exists() for file in record.files):
+            live.add(record.digest)
+        else:
+            store.delete(f"{WEIGHTS}/{each}")
+    for each in present:
+        digest = digest_of(each)
+        if digest is not None and each != name and (digest not in live or variant_of(each) == variant_of(name)):
+            store.delete(f"{WEIGHTS}/{each}")
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):.0f} MiB"
