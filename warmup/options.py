@@ -57,7 +57,7 @@ class ModelOptions:
     prepared_weights: bool = option(
         "prepared_weights",
         True,
-        "keep weights in the artifact folder as the device takes them: later starts convert nothing",
+        "keep weights in the artifact folder as the device takes them, so that later starts convert nothing",
         parse=parse_switch,
         default_text="on",
     )

@@ -3,6 +3,7 @@
 import os
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,11 +63,11 @@ CHANGES = [rewrite_in_place, replace_by_rename, touch, lead_elsewhere]
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_any_change_is_another_identity(
-    change: object, checkpoint: Path, record: Record, local: FolderStore
+    change: Callable[[Path], None], checkpoint: Path, record: Record, local: FolderStore
 ) -> None:
     assert recorded_digest(local, checkpoint, identify(checkpoint)) == DIGEST
     time.sleep(0.02)  # more than a tick of the kernel's clock
-    change(checkpoint / "model.safetensors")  # type: ignore[operator]
+    change(checkpoint / "model.safetensors")
     assert recorded_digest(local, checkpoint, identify(checkpoint)) is None
 
 

@@ -1,4 +1,4 @@
-"""Prepared weights in the artifact folder: written once, found by a start, replaced when they are not what they were."""
+"""Prepared weights in the artifact folder: written once, found by a start, replaced when they are damaged."""
 
 import os
 import shutil
