@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from snapcap.models.weights.listing import WeightsError
 from snapcap.models.weights.prepared.header import PreparedError
@@ -15,10 +15,6 @@ from snapcap.warmup.store.store import WEIGHTS, StoreError
 from snapcap.warmup.weights.identity import identify
 from snapcap.warmup.weights.key import layout_digest, prepared_name
 from snapcap.warmup.weights.records import recorded_digest
-
-if TYPE_CHECKING:
-    from snapcap.models.config import ModelConfig
-    from snapcap.models.processing.transform import ImageTransform
 
 WeightsResult = Literal["hit", "miss", "corrupt", "off"]
 
@@ -41,7 +37,7 @@ def find_weights(checkpoint: Checkpoint, plan: Plan, store_folder: Path) -> Foun
         digest = recorded_digest(store, checkpoint.folder, identify(checkpoint.folder))
         if digest is None:
             return FoundWeights("miss", "the checkpoint's files are not those of any record")
-        mapped = open_prepared(store, digest, checkpoint.config, checkpoint.transform, plan)
+        mapped = open_prepared(store, digest, checkpoint, plan)
     except (PreparedError, StoreError) as error:
         return FoundWeights("corrupt", str(error))
     except (OSError, WeightsError, MachineError) as error:
@@ -51,15 +47,14 @@ def find_weights(checkpoint: Checkpoint, plan: Plan, store_folder: Path) -> Foun
     return FoundWeights("hit", mapped.header.key, mapped)
 
 
-def open_prepared(
-    store: FolderStore, digest: str, config: "ModelConfig", transform: "ImageTransform", plan: Plan
-) -> MappedWeights | None:
-    """Map the weights that were prepared of a checkpoint with this content; None where there are none.
+def open_prepared(store: FolderStore, digest: str, checkpoint: Checkpoint, plan: Plan) -> MappedWeights | None:
+    """Map the weights that were prepared of a checkpoint, whose content has this digest; None where there are none.
 
     Raises:
         PreparedError: the file is damaged.
         StoreError: it cannot be read, or others may write to it.
     """
-    name = prepared_name(digest, plan.device_type, plan.dtype, layout_digest(config, transform))
+    layout = layout_digest(checkpoint.config, checkpoint.transform)
+    name = prepared_name(digest, plan.device_type, plan.dtype, layout)
     with store.opened(f"{WEIGHTS}/{name}") as file:
         return None if file is None else map_weights(file, name)

@@ -1,5 +1,6 @@
 """Writes the prepared weights of a checkpoint, whole or not at all, and removes those that they supersede."""
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -13,6 +14,7 @@ from snapcap.models.processing.transform import ImageTransform
 from snapcap.models.weights.prepared.header import PreparedError
 from snapcap.warmup.machine.files import locked_alone, make_folder, write_all
 from snapcap.warmup.machine.memory import free_memory
+from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.store.blobs import commit
 from snapcap.warmup.store.folder import FolderStore
@@ -44,7 +46,7 @@ class Prepared:
     reason: str
 
 
-def prepare_weights(checkpoint: Path, plan: Plan, store_folder: Path, *, thorough: bool) -> Prepared:
+def prepare_weights(folder: Path, plan: Plan, store_folder: Path, *, thorough: bool) -> Prepared:
     """Have prepared weights of a checkpoint folder in the store, for the device and dtype of a plan.
 
     Args:
@@ -54,87 +56,83 @@ def prepare_weights(checkpoint: Path, plan: Plan, store_folder: Path, *, thoroug
         ConfigError, WeightsError, StoreError, OSError: the checkpoint cannot be read, or the store not be written.
     """
     store = FolderStore.open(store_folder)
-    folder = store.root / WEIGHTS
-    make_folder(folder)
-    with locked_alone(folder / ".lock") as alone:
+    make_folder(store.root / WEIGHTS)
+    with locked_alone(store.root / WEIGHTS / ".lock") as alone:
         if not alone:
             return Prepared("skipped", "another process is preparing weights")
-        record = _record(store, checkpoint)
+        record = _record(store, folder)
         if record is None:
             return Prepared("skipped", "the checkpoint is being changed, or its files have times in the future")
-        config = ModelConfig.from_folder(checkpoint)
-        transform = ImageTransform.from_folder(checkpoint, config.vision.image_size, family=config.vision.family)
+        config = ModelConfig.from_folder(folder)
+        transform = ImageTransform.from_folder(folder, config.vision.image_size, family=config.vision.family)
+        checkpoint = Checkpoint(folder.name, folder, config, transform)
         name = prepared_name(record.digest, plan.device_type, plan.dtype, layout_digest(config, transform))
-        if _is_there(store, record.digest, config, transform, plan, thorough):
+        if _is_there(store, record.digest, checkpoint, plan, thorough):
             prepared = Prepared("kept", name)
         else:
-            prepared = _write(store, checkpoint, config, transform, plan, name, record.files)
-        if prepared.result == "skipped" or identify(checkpoint) != record.files:
+            prepared = _write(store, checkpoint, plan, name, record.files)
+        if prepared.result == "skipped" or identify(folder) != record.files:
             return prepared
-        write_record(store, checkpoint, record)
+        write_record(store, folder, record)
         _remove_superseded(store, name)
         return prepared
 
 
-def _record(store: FolderStore, checkpoint: Path) -> Record | None:
+def _record(store: FolderStore, folder: Path) -> Record | None:
     """The digest of a checkpoint: as it is recorded, or else taken, once its files have been at rest for as long as
     the clock may stand still."""
-    files, began = identify(checkpoint), time.time_ns()
+    files, began = identify(folder), time.time_ns()
     if not is_at_rest(files, began):
         time.sleep(CLOCK_NS / 1e9)
-        files, began = identify(checkpoint), time.time_ns()
+        files, began = identify(folder), time.time_ns()
         if not is_at_rest(files, began):
             return None
-    digest = recorded_digest(store, checkpoint, files) or content_digest(checkpoint)
-    return Record(files, digest, began) if identify(checkpoint) == files else None
+    digest = None
+    with contextlib.suppress(StoreError):  # a record that is no good is replaced
+        digest = recorded_digest(store, folder, files)
+    digest = digest or content_digest(folder)
+    return Record(files, digest, began) if identify(folder) == files else None
 
 
-def _is_there(
-    store: FolderStore, digest: str, config: ModelConfig, transform: ImageTransform, plan: Plan, thorough: bool
-) -> bool:
+def _is_there(store: FolderStore, digest: str, checkpoint: Checkpoint, plan: Plan, thorough: bool) -> bool:
     try:
-        mapped = open_prepared(store, digest, config, transform, plan)
+        mapped = open_prepared(store, digest, checkpoint, plan)
     except (PreparedError, StoreError):
         return False
     return mapped is not None and not (thorough and mapped.damaged_chunks())
 
 
-def _write(
-    store: FolderStore,
-    checkpoint: Path,
-    config: ModelConfig,
-    transform: ImageTransform,
-    plan: Plan,
-    name: str,
-    files: Identity,
-) -> Prepared:
+def _write(store: FolderStore, checkpoint: Checkpoint, plan: Plan, name: str, files: Identity) -> Prepared:
     """Read the checkpoint on the CPU, as a device of the plan's type would have it, and write that."""
     path = store.path(f"{WEIGHTS}/{name}")
     # A cast to a type of twice the size is the most that may be made of the files' pages.
     memory = 2 * sum(file.size for file in files) + _PROCESS_BYTES
     if free_memory() < memory:
         return Prepared("skipped", f"it may take {_mib(memory)} of memory, and less is free")
+    contents = _contents(checkpoint, plan, name)
+    if shutil.disk_usage(path.parent).free < 2 * contents.header.size:  # as much again is left to others
+        return Prepared("skipped", f"less than twice {_mib(contents.header.size)} of {path.parent} are free")
+    with store.scratch() as scratch:
+        temporary = scratch / "weights"
+        _write_contents(temporary, contents)
+        if identify(checkpoint.folder) != files:
+            return Prepared("skipped", "the checkpoint has changed meanwhile")
+        commit(temporary, path)
+    return Prepared("written", name)
 
+
+def _contents(checkpoint: Checkpoint, plan: Plan, name: str) -> "Contents":
     import torch  # noqa: PLC0415  seconds, where there may be nothing to do
 
     from snapcap.models.weights.load import Normalisation, load_weights  # noqa: PLC0415
     from snapcap.models.weights.prepared.contents import lay_out  # noqa: PLC0415
 
     torch.set_num_threads(1)  # beside a server
-    normalisation = Normalisation(transform.effective_rescale, transform.effective_mean, transform.effective_std)
-    dtype: torch.dtype = getattr(torch, plan.dtype)
+    transform, dtype = checkpoint.transform, getattr(torch, plan.dtype)
+    pixels = Normalisation(transform.effective_rescale, transform.effective_mean, transform.effective_std)
     with torch.no_grad():
-        weights = load_weights(checkpoint, config, normalisation, torch.device("cpu"), dtype, plan.device_type)
-        contents = lay_out(weights, name)
-    if shutil.disk_usage(path.parent).free < 2 * contents.header.size:  # as much again is left to others
-        return Prepared("skipped", f"less than twice {_mib(contents.header.size)} of {path.parent} are free")
-    with store.scratch() as scratch:
-        temporary = scratch / "weights"
-        _write_contents(temporary, contents)
-        if identify(checkpoint) != files:
-            return Prepared("skipped", "the checkpoint has changed meanwhile")
-        commit(temporary, path)
-    return Prepared("written", name)
+        given = (checkpoint.folder, checkpoint.config, pixels, torch.device("cpu"), dtype, plan.device_type)
+        return lay_out(load_weights(*given), name)
 
 
 def _write_contents(path: Path, contents: "Contents") -> None:

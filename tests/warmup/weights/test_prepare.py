@@ -251,6 +251,15 @@ def test_a_defect_is_a_miss_and_is_replaced(case: Case, damage: Callable[[Path],
     assert case.find().result == "hit"
 
 
+def test_a_record_that_others_may_write_is_replaced(case: Case) -> None:
+    case.prepare()
+    (record,) = case.weights.glob("*.json")
+    record.chmod(0o666)
+    assert case.find().result == "corrupt"
+    assert case.prepare().result == "kept"
+    assert case.find().result == "hit"
+
+
 def test_damage_within_is_found_by_who_reads_it_all(case: Case) -> None:
     case.prepare()
     with case.file().open("r+b") as file:
