@@ -11,7 +11,6 @@ from snapcap.models.weights.prepared.header import (
     ALIGNMENT,
     CHUNK_BYTES,
     Header,
-    Layers,
     PreparedTensor,
     chunk_count,
     write_header,
@@ -49,29 +48,37 @@ class Contents:
 
 def lay_out(weights: Weights, key: str) -> Contents:
     """Describe weights that are on the CPU; a tensor that several layers or regions share is in the file once."""
-    described: dict[str, PreparedTensor] = {}
-    tensors: list[Tensor] = []
-    names: dict[tuple[object, ...], str] = {}
-    size = 0
-    regions: dict[str, Layers] = {}
-    for region, layers in weights.sets.items():
-        listed: list[tuple[str, ...]] = []
-        for number, layer in enumerate(layers):
-            own = []
-            for place, tensor in enumerate(layer):
-                same = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
-                if same not in names:
-                    names[same] = f"{region}.{number}.{place}"
-                    offset = size + -size % ALIGNMENT
-                    one = PreparedTensor(_NAMES[tensor.dtype], tuple(tensor.shape), tensor.stride(), offset)
-                    described[names[same]] = one
-                    tensors.append(tensor)
-                    size = offset + one.nbytes
-                own.append(names[same])
-            listed.append(tuple(own))
-        regions[region] = tuple(listed)
-    unknown = ("0" * 64,) * chunk_count(size)
-    return Contents(Header(key, described, regions, size, unknown), tuple(tensors))
+    row = _Row()
+    regions = {
+        region: tuple(
+            tuple(row.place(tensor, f"{region}.{number}.{place}") for place, tensor in enumerate(layer))
+            for number, layer in enumerate(layers)
+        )
+        for region, layers in weights.sets.items()
+    }
+    unknown = ("0" * 64,) * chunk_count(row.size)
+    return Contents(Header(key, row.described, regions, row.size, unknown), tuple(row.tensors))
+
+
+class _Row:
+    """Tensors one after the other, each once."""
+
+    def __init__(self) -> None:
+        self.described: dict[str, PreparedTensor] = {}
+        self.tensors: list[Tensor] = []
+        self.size = 0
+        self._names: dict[tuple[object, ...], str] = {}
+
+    def place(self, tensor: Tensor, name: str) -> str:
+        """Put it at the end, if it is not there; returns the name that it has in the file."""
+        same = tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+        if same not in self._names:
+            offset = self.size + -self.size % ALIGNMENT
+            described = PreparedTensor(_NAMES[tensor.dtype], tuple(tensor.shape), tensor.stride(), offset)
+            self._names[same], self.described[name] = name, described
+            self.tensors.append(tensor)
+            self.size = offset + described.nbytes
+        return self._names[same]
 
 
 def _bytes(tensor: Tensor) -> memoryview:
