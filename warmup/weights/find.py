@@ -40,7 +40,7 @@ def find_weights(checkpoint: Checkpoint, plan: Plan, store_folder: Path) -> Foun
         mapped = open_prepared(store, digest, checkpoint, plan)
     except (PreparedError, StoreError) as error:
         return FoundWeights("corrupt", str(error))
-    except (OSError, WeightsError, MachineError) as error:
+    except (OSError, ValueError, WeightsError, MachineError) as error:  # none that loading would not tell better
         return FoundWeights("miss", str(error))
     if mapped is None:
         return FoundWeights("miss", "they are not prepared for this checkpoint, device and dtype")

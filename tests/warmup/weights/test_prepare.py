@@ -111,6 +111,15 @@ def test_a_start_finds_what_was_written_after_the_one_before(case: Case) -> None
     assert case.prepare().result == "kept"
 
 
+def test_what_cannot_be_looked_for_is_a_miss(case: Case, folder: Path) -> None:
+    case.prepare()
+    transform = replace(case.checkpoint.transform, mean=(float("nan"),) * 3)
+    odd = case._replace(checkpoint=replace(case.checkpoint, transform=transform))
+    assert odd.find().result == "miss"
+    (folder / "model.safetensors").unlink()
+    assert case.find().result == "miss", "what is wrong with it is for loading to say"
+
+
 @pytest.mark.parametrize(("device", "dtype"), [("cuda:0", "bfloat16"), ("cpu", "bfloat16"), ("cuda:1", "float32")])
 def test_each_kind_of_device_and_dtype_has_its_own(case: Case, device: str, dtype: str) -> None:
     case.prepare()
