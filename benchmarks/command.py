@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from snapcap.benchmarks.compile import modes
 from snapcap.benchmarks.harness.arguments import add_files
+from snapcap.benchmarks.harness.page_cache import PageCacheError
 from snapcap.benchmarks.harness.workload import MODELS
 from snapcap.benchmarks.load import latency, throughput
 from snapcap.benchmarks.report.charts import ChartsError, require_matplotlib
@@ -19,6 +20,7 @@ _EXAMPLES = """\
 examples:
   snapcap bench startup                                       this server beside its peers, the demo model
   snapcap bench startup --cases aot,eager,floor --runs 3
+  snapcap bench startup --cases aot,onnxruntime --cold-disk   each start reads its files from the disk; as root
   snapcap bench startup --model vit-b16-gpt2 --cases all --json startup.json --png startup.png
   snapcap bench latency --concurrency 1,4,16 --png latency.png
   snapcap bench throughput --clients 16 --seconds 10
@@ -81,6 +83,6 @@ def main(arguments: Sequence[str]) -> int:
         device = resolve_device(options.device).partition(":")[0]
         with _terminated_as_interrupted():
             status: int = MEASURES[options.measure].run(options, device)
-    except (ChartsError, MachineError) as error:
+    except (ChartsError, MachineError, PageCacheError) as error:
         raise UsageError(str(error)) from error
     return status

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import tempfile
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: two cores, and a server beside the test
 
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.checkpoints.compilers import share_compiler
 from support.servers.server_process import snapcap
 
 pytest_plugins = [
@@ -20,6 +22,14 @@ pytest_plugins = [
     "support.servers.s3_servers",
     "support.servers.small_disk",
 ]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have all workers share one compiler."""
+    if "PYTEST_XDIST_WORKER" not in os.environ:  # which has it by its environment
+        folder = tempfile.TemporaryDirectory(prefix="snapcap-tests-compiler-")
+        config.add_cleanup(folder.cleanup)
+        share_compiler(Path(folder.name))
 
 
 @pytest.fixture(scope="session")

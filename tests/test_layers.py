@@ -21,7 +21,6 @@ ROOMS: dict[str, tuple[str | tuple[str, ...], ...]] = {
         "regions",
         "weights",
         "processing",
-        "choice",
         "demo",
     ),
     "warmup": (

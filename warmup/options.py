@@ -289,7 +289,7 @@ class StartOptions:
     def store_folder(self) -> Path:
         """The folder that artifacts are loaded from: the store, or the cache in front of one in S3."""
         if self.store.address and self.store.remote is None:
-            return Path(self.store.address).expanduser()
+            return Path(self.store.address)
         return self.model.cache_dir / "store"
 
     def before_ready(self, buckets: tuple[T, ...]) -> tuple[T, ...]:

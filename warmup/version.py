@@ -1,4 +1,7 @@
-"""Reads the version of snapcap that is running."""
+"""Reads the version of snapcap that is running.
+
+It imports nothing of ours: `snapcap --version` needs no more, and what answers /livez imports it too.
+"""
 
 from importlib.metadata import PackageNotFoundError, version
 

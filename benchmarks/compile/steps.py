@@ -144,7 +144,7 @@ class CompiledSteps:
 
     def _compiled(self, component: str, function: Callable[..., Any], name: str) -> Callable[..., Any]:
         """Compiled under a code object of its own, with the options of its component's mode."""
-        from snapcap.warmup.plan.compile_modes import inductor_options
+        from snapcap.warmup.plan.plan import inductor_options
         from snapcap.warmup.runtime.backends.jit import ALONE, compile_static, own_code
 
         mode = self._how.mode(component)

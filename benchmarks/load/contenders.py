@@ -25,7 +25,12 @@ BACKENDS = {"aot": "snapcap, aot", "jit": "snapcap, jit", "eager": "snapcap, eag
 TITLES = {**BACKENDS, **{name: peer.title for name, peer in PEERS.items()}}
 ENGINE_LIMIT_S = 600.0
 # Peers whose engine is measured without a server: `generate` in a process of its own.
-GENERATE = {"transformers-eager": (), "transformers-compile": ("--compile",)}
+_TRANSFORMERS = "snapcap.benchmarks.peers.generate"
+GENERATE = {
+    "transformers-eager": (_TRANSFORMERS,),
+    "transformers-compile": (_TRANSFORMERS, "--compile"),
+    "onnxruntime": ("snapcap.benchmarks.peers.onnx.generate",),
+}
 
 
 class TimeOverError(RuntimeError):
@@ -55,7 +60,7 @@ class Contenders:
         self._check_time()
         peer = PEERS.get(name)
         if peer is not None:
-            command, api = peer.command(self.workload, self.device), peer.api
+            command, api = peer.command(self.workload, self.device, self.sets), peer.api
         else:
             model = ("--model", str(self.workload.folder), "--device", self.device)
             strict = () if name == "eager" else ("--strict",)
@@ -82,25 +87,16 @@ class Contenders:
             TimeOverError: there is no time for it.
         """
         self._check_time()
-        common = ["--model", str(self.workload.folder), "--images", str(self.images), "--device", self.device]
+        model = PEERS[name].model(self.workload, self.sets) if name in PEERS else self.workload.folder
+        common = ["--model", str(model), "--images", str(self.images), "--device", self.device]
         common += ["--seconds", str(seconds)]
         sizes = ",".join(map(str, concurrency))
         if name in BACKENDS:
             further = [option for option in self.serve if option.startswith(("--buckets=", "--threads="))]
-            command = [
-                "snapcap.benchmarks.load.engine",
-                "--backend",
-                name,
-                "--cache",
-                str(self.sets),
-                "--concurrency",
-                sizes,
-            ]
-            return self._measured([*command, *common, *further])
+            command = ["snapcap.benchmarks.load.engine", "--backend", name, "--cache", str(self.sets)]
+            return self._measured([*command, "--concurrency", sizes, *common, *further])
         if name in GENERATE:
-            return self._measured(
-                ["snapcap.benchmarks.peers.generate", "--batches", sizes, *GENERATE[name], *common]
-            )
+            return self._measured([*GENERATE[name], "--batches", sizes, *common])
         return {}
 
     def _check_time(self) -> None:
@@ -157,10 +153,13 @@ def open_contenders(stack: ExitStack, options: argparse.Namespace, device: str) 
     contenders = Contenders(workload, device, cache / "sets" / workload.name, images, serve, end)
     if "aot" in options.cases:
         build_store(contenders.sets, "--model", str(workload.folder), "--device", device, *serve)
-    missing = {name: PEERS[name].missing for name in options.cases if name in PEERS}
-    contenders.problems.update(
-        {name: f"not installed: {', '.join(what)}" for name, what in missing.items() if what}
-    )
+    for name in [case for case in options.cases if case in PEERS]:
+        reason = PEERS[name].unavailable(workload, device)
+        if reason:
+            contenders.problems[name] = reason
+            continue
+        with contenders.attempt(name):
+            PEERS[name].prepare(workload, contenders.sets)
     return contenders
 
 

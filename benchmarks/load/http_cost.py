@@ -39,13 +39,13 @@ from snapcap.benchmarks.report.tables import Report, number
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.service.api.app import Services, create_app
 from snapcap.service.api.bodies.body import BodyLimits
-from snapcap.service.config.image_settings import DecodingSettings
+from snapcap.service.config.image_settings import ImageProcessSettings
 from snapcap.service.config.settings import Settings
 from snapcap.service.engine.remote.client import RemoteEngine
 from snapcap.service.engine.remote.loop_channel import LoopChannel
 from snapcap.service.engine.remote.messages import Message, Turn
-from snapcap.service.images.pool import ProcessDecoder
-from snapcap.service.images.room import DecodeRoom, decode_memory
+from snapcap.service.images.pool import ProcessImageDecoder
+from snapcap.service.images.room import ImageRoom, decode_memory
 from snapcap.service.ipc.shared_pixels import Slots
 from snapcap.service.server.http_process import assemble
 from snapcap.service.server.processes import ServerProcesses, fork_processes
@@ -78,8 +78,8 @@ def attach(services: Services, parts: ServerProcesses) -> tuple[Callable[[], Non
 
     channel = LoopChannel(parts.engine.end, loop, take)
     engine = RemoteEngine(LIMITS, parts.pixels, slots, channel.send, services.metrics)
-    room = DecodeRoom(decode_memory(Settings()), parts.decoding.count)
-    processes = ProcessDecoder(parts.decoding, slots, room, 10.0, services.metrics, loop, ended)
+    room = ImageRoom(decode_memory(Settings()), parts.images.count)
+    processes = ProcessImageDecoder(parts.images, slots, room, 10.0, services.metrics, loop, ended)
     transform, words = ImageTransform(size=IMAGE_SIZE), cast("Any", Words())
 
     def begin() -> None:
@@ -122,7 +122,7 @@ def clock_of(thread: threading.Thread) -> Callable[[], float]:
 
 def run(options: argparse.Namespace, images: Path, processes: int) -> list[list[float]]:
     """The rounds, on a thread beside the server, which has this process's main thread, as it has in production."""
-    settings = Settings(decoding=DecodingSettings(processes))
+    settings = Settings(image_processes=ImageProcessSettings(processes))
     parts = fork_processes(settings, Timeline.since_exec(), (), partial(serve_waiting, options.step / 1000))
     engine = parts.engine.pid
     services = assembled()
@@ -131,7 +131,7 @@ def run(options: argparse.Namespace, images: Path, processes: int) -> list[list[
         time.process_time,
         partial(cpu_seconds, engine, engine),
         partial(cpu_seconds, engine),
-        partial(tree_cpu_seconds, parts.decoding.parent.pid),
+        partial(tree_cpu_seconds, parts.images.parent.pid),
     ]
     listener = bind("127.0.0.1", 0)
     outcome: list[list[float]] = []

@@ -20,7 +20,7 @@ from snapcap.benchmarks.report.charts import Line, draw_latency
 from snapcap.benchmarks.report.tables import Report, number, percent, ratio
 from snapcap.benchmarks.startup.start import steady_caption
 
-DEFAULT = ("aot", "eager", "transformers-eager")
+DEFAULT = ("aot", "eager", "transformers-eager", "onnxruntime")
 DEFAULT_CONCURRENCY = {"cuda": (1, 4, 16, 64, 128), "cpu": (1, 4, 16)}
 LOAD = 0.7
 LEAST_DUE = 10  # requests of the open loop, on average: a model may take longer for one than a round is
@@ -110,7 +110,7 @@ def _engine_table(report: Report, engine: Mapping[str, Any]) -> None:
     ]
     note = (
         "In one process, images decoded before: scheduler and device thread of this server, each client asking "
-        "again when it has its caption; of transformers, one whole batch of that size after the other."
+        "again when it has its caption; of peers, one whole batch of that size after the other."
     )
     report.add("Without HTTP", ["", "clients", "captions/s", "p50 ms", "p90 ms", "p99 ms"], rows, note)
 
@@ -119,10 +119,10 @@ def _steps_table(report: Report, engine: Mapping[str, Any]) -> None:
     cases = {name: case["steps"] for name, case in engine.items() if "steps" in case}
     sizes = list(dict.fromkeys(size for steps in cases.values() for size in steps))
     rows = [
-        [f"{what}, {size} rows", *(number(steps[size][f"{key}_ms"], 3) for steps in cases.values())]
+        [f"{what}, {size} rows", *(number(steps.get(size, {}).get(f"{key}_ms"), 3) for steps in cases.values())]
         for what, key in (("encode", "encode"), ("decode step", "decode_step"), ("a row's move", "move"))
         for size in sizes
-        if all(f"{key}_ms" in steps[size] for steps in cases.values())
+        if any(f"{key}_ms" in steps.get(size, {}) for steps in cases.values())
     ]
     columns = ["ms", *(TITLES[name] for name in cases)]
     note = "Of 20 in a row with one wait for the device at their end, the best of three times."

@@ -22,7 +22,7 @@ from snapcap.benchmarks.load.http_load import COMPONENTS, HttpLoad
 from snapcap.benchmarks.report.charts import draw_bars
 from snapcap.benchmarks.report.tables import Report, number, per_second, percent, ratio
 
-DEFAULT = ("aot", "eager", "transformers-eager", "transformers-1-thread")
+DEFAULT = ("aot", "eager", "transformers-eager", "transformers-1-thread", "onnxruntime")
 DEFAULT_CLIENTS = {"cuda": 128, "cpu": 16}
 WARM_UP_S = 2.0
 
@@ -101,7 +101,7 @@ def _engine_table(report: Report, engine: Mapping[str, Any]) -> None:
         ((size, measured),) = case["concurrency"].items()
         rate = per_second(measured["captions_per_s"])
         rows.append([engine_title(name), size, rate, number(measured["p50_ms"], 1)])
-    note = "In one process, images decoded before; of transformers, whole batches of that size."
+    note = "In one process, images decoded before; of peers, whole batches of that size."
     report.add("Without HTTP", ["", "clients", "captions/s", "p50 ms"], rows, note)
 
 

@@ -1,32 +1,10 @@
-"""Lists the peers: how each is started and asked, and which packages it needs."""
+"""Lists the peers."""
 
-import importlib.util
-import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from snapcap.benchmarks.harness.server import Endpoint
-from snapcap.benchmarks.harness.workload import Workload
-
-
-@dataclass(frozen=True)
-class Peer:
-    """A server that is not ours."""
-
-    title: str
-    module: str
-    needs: tuple[str, ...]
-    api: Endpoint
-    options: tuple[str, ...] = ()
-
-    def command(self, workload: Workload, device: str) -> tuple[str, ...]:
-        model = ("--model", str(workload.folder), "--device", device)
-        return (sys.executable, "-m", self.module, *model, *self.options)
-
-    @property
-    def missing(self) -> list[str]:
-        """The packages it needs that are not installed."""
-        return [name for name in self.needs if importlib.util.find_spec(name) is None]
-
+from snapcap.benchmarks.peers.onnx.peer import OnnxPeer
+from snapcap.benchmarks.peers.peer import Peer
 
 _PLAIN = Peer(
     "FastAPI + transformers generate",
@@ -43,5 +21,11 @@ PEERS = {
         "snapcap.benchmarks.peers.litserve_server",
         ("transformers", "litserve"),
         Endpoint("/caption", "/health", json=True),
+    ),
+    "onnxruntime": OnnxPeer(
+        "FastAPI + ONNX Runtime",
+        "snapcap.benchmarks.peers.onnx.server",
+        ("onnxruntime", "onnxscript", "transformers", "fastapi", "uvicorn"),
+        Endpoint("/caption", None),
     ),
 }

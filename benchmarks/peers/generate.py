@@ -6,6 +6,8 @@ Prints one result line: for each batch size captions/s and percentiles of a whol
 """
 
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from snapcap.benchmarks.harness.arguments import make_parser
@@ -17,15 +19,14 @@ from snapcap.benchmarks.peers.transformers_model import Captioner
 WARM_UPS = 2
 
 
-def measure(captioner: Captioner, images: list[bytes], batch: int, seconds: float) -> dict[str, float]:
-    """Captions/s and latencies of batches one after the other."""
-    pixels = captioner.pixels((images * batch)[:batch])
+def measure(run: Callable[[], object], batch: int, seconds: float) -> dict[str, float]:
+    """Captions/s and latencies of batches one after the other; ``run`` captions one."""
     for _ in range(WARM_UPS):
-        captioner.generate(pixels)
+        run()
     latencies: list[float] = []
     while sum(latencies) < seconds:
         began = time.perf_counter()
-        captioner.generate(pixels)
+        run()
         latencies.append(time.perf_counter() - began)
     rate = batch * len(latencies) / sum(latencies)
     return {"captions_per_s": rate, "n": len(latencies), **percentiles_ms(latencies)}
@@ -48,10 +49,10 @@ def main() -> None:
         text = captioner.generate(captioner.pixels([data]))[0]["caption"]
         if caption is not None and text != caption:
             raise RuntimeError(f"a wrong caption: {text!r}, expected {caption!r}")
-    rates = {
-        str(batch): measure(captioner, images, batch, options.seconds)
-        for batch in map(int, options.batches.split(","))
-    }
+    rates = {}
+    for batch in map(int, options.batches.split(",")):
+        pixels = captioner.pixels((images * batch)[:batch])
+        rates[str(batch)] = measure(partial(captioner.generate, pixels), batch, options.seconds)
     result({"concurrency": rates, **memory()})
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from snapcap.benchmarks.harness.common import build_store, fresh_caches, scratch, serve_command
 from snapcap.benchmarks.harness.moto_store import S3Artifacts, s3_artifacts
+from snapcap.benchmarks.harness.page_cache import drop_page_cache
 from snapcap.benchmarks.harness.server import Server
 from snapcap.benchmarks.harness.workload import FIRST_IMAGE, Workload
 from snapcap.benchmarks.peers.commands import PEERS
@@ -35,7 +36,8 @@ TITLES = {
     **{name: peer.title for name, peer in PEERS.items()},
 }
 PEER = "transformers-eager"
-DEFAULT = (FLOOR, "aot", "eager", "cold", PEER)
+ONNX = "onnxruntime"
+DEFAULT = (FLOOR, "aot", "eager", "cold", PEER, ONNX)
 # These compile for as long as it takes, so once is enough; what they have compiled is kept for their warm case.
 ONCE = ("jit-cold", "full-compile", "regional-compile", "transformers-compile")
 # These are started once more to name the processes they start. In the first ones there must be no compiler.
@@ -51,7 +53,7 @@ class UnavailableError(RuntimeError):
 class Bench:
     """What all cases share. ``cache`` holds the artifact sets between runs, ``work`` what only this one needs;
     ``serve`` are further options of the server, ``stack`` ends what the cases have opened, and ``end`` is when the
-    time is over, on `time.monotonic`."""
+    time is over, on `time.monotonic`. ``cold_disk``: each start reads its files from the disk."""
 
     workload: Workload
     machine: Machine
@@ -61,6 +63,7 @@ class Bench:
     serve: tuple[str, ...]
     stack: ExitStack
     end: float
+    cold_disk: bool = False
     _remote: S3Artifacts | None = None
     _jit_is_kept: bool = False
 
@@ -77,6 +80,8 @@ class Bench:
         """
         with scratch() as folder:
             extra = fresh_caches(folder)
+            if self.cold_disk:
+                drop_page_cache()
             if case in (FLOOR, IMPORT_TORCH):
                 return self._floor(case, extra)
             if case in PEERS:
@@ -89,14 +94,18 @@ class Bench:
 
     def check(self, case: str) -> None:
         """Raises UnavailableError where a case cannot be run here."""
-        if case in PEERS and PEERS[case].missing:
-            raise UnavailableError(f"not installed: {', '.join(PEERS[case].missing)}")
+        reason = PEERS[case].unavailable(self.workload, self.device) if case in PEERS else ""
+        if reason:
+            raise UnavailableError(reason)
         if case == "aot-s3" and importlib.util.find_spec("moto") is None:
             raise UnavailableError("not installed: moto, which stands in for S3")
 
     def prepare(self, case: str) -> None:
-        """Make what a case needs before its clock runs: its artifact set, or the compilers' caches."""
-        if case in ("aot", "aot-s3"):
+        """Make what a case needs before its clock runs: its artifact set, its export, or the compilers' caches.
+        Nothing to do where it is there."""
+        if case in PEERS:
+            PEERS[case].prepare(self.workload, self.cache)
+        elif case in ("aot", "aot-s3"):
             build_store(self.cache, *self._model_options)
         elif case.endswith("-restored") and not self._saved(case).is_dir():
             self.start(case.removesuffix("-restored"))
@@ -121,7 +130,7 @@ class Bench:
 
     def _peer(self, case: str, extra: Mapping[str, str], watched: bool) -> Start:
         peer = PEERS[case]
-        command = peer.command(self.workload, self.device)
+        command = peer.command(self.workload, self.device, self.cache)
         return ServerStart(command, self.workload, self.machine, extra, peer.api, watched).run()
 
     def _saved(self, case: str) -> Path:

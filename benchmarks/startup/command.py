@@ -1,7 +1,8 @@
 """Measures starts, from exec to the first caption, of this server beside the field's ways to start.
 
-Every run is a fresh process with fresh compiler caches and a warm page cache; the cases take turns. Artifact sets
-are built first where a case needs one. A caption that is wrong is an error, not a result.
+Every run is a fresh process with fresh compiler caches and a warm page cache, or with --cold-disk an empty one; the
+cases take turns. Artifact sets are built first where a case needs one. A caption that is wrong is an error, not a
+result.
 """
 
 import argparse
@@ -11,6 +12,7 @@ from contextlib import ExitStack
 
 from snapcap.benchmarks.harness.arguments import add_cases, add_serve, count
 from snapcap.benchmarks.harness.common import scratch
+from snapcap.benchmarks.harness.page_cache import require_drop
 from snapcap.benchmarks.harness.workload import open_workload
 from snapcap.benchmarks.report.tables import Report
 from snapcap.benchmarks.startup import report as startup_report
@@ -24,10 +26,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_serve(parser)
     text = "starts of each case (default: %(default)s)"
     parser.add_argument("--runs", type=count, default=5, metavar="N", help=text)
+    text = "drop the page cache before each start, so that files are read from the disk; needs root"
+    parser.add_argument("--cold-disk", action="store_true", help=text)
 
 
 def run(options: argparse.Namespace, device: str) -> int:
-    """Exit status 0 when every case that can run here gave results."""
+    """Exit status 0 when every case that can run here gave results.
+
+    Raises:
+        PageCacheError: the page cache is to be dropped, and cannot be.
+    """
+    if options.cold_disk:
+        require_drop()
     end = time.monotonic() + options.time_limit
     with ExitStack() as stack:
         cache = stack.enter_context(scratch(options.cache))
@@ -36,7 +46,7 @@ def run(options: argparse.Namespace, device: str) -> int:
         serve = tuple(options.serve.split())
         sets = cache / "sets" / workload.name
         session = Session(
-            Bench(workload, Machine.look(device), device, sets, work, serve, stack, end),
+            Bench(workload, Machine.look(device), device, sets, work, serve, stack, end, options.cold_disk),
             options.cases,
             options.runs,
         )
@@ -47,6 +57,11 @@ def run(options: argparse.Namespace, device: str) -> int:
     status = startup_report.fill(report, results)
     if options.png is not None:
         startup_report.draw(results, options.png, f"{options.model} on {device}")
-    raw = {"benchmark": "startup", "model": options.model, "device": device}
+    raw = {
+        "benchmark": "startup",
+        "model": options.model,
+        "device": device,
+        "cold_disk": options.cold_disk,
+    }
     report.write(options.json, {**raw, "cases": startup_report.raw(results)})
     return status

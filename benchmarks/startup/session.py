@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from rich.console import Console
 
-from snapcap.benchmarks.startup.bench import FLOOR, ONCE, PEER, TITLES, WARM, WATCHED, Bench, UnavailableError
+from snapcap.benchmarks.peers.commands import PEERS
+from snapcap.benchmarks.startup.bench import FLOOR, ONCE, TITLES, WARM, WATCHED, Bench, UnavailableError
 from snapcap.benchmarks.startup.start import Start
 
 
@@ -39,9 +40,9 @@ class Session:
         again and again; at the end the warm ones once more under watch."""
         for name in self.results:
             self._try(name, self._bench.check)
-        for name in (FLOOR, PEER):  # into the page cache: the first import of a package reads disks
-            if name in self.results:
-                self._start(name, keep=False)
+        for name in (name for name in (FLOOR, *PEERS) if name in self.results and name not in ONCE):
+            self._try(name, self._bench.prepare)
+            self._start(name, keep=False)  # into the page cache: the first import of a package reads disks
         for name in (name for name in ("cold", *ONCE) if name in self.results):
             self._start(name, whole_build=name == "cold")
         for name in self.results:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from snapcap.models.regions.activations import Activation
 from snapcap.models.regions.attention import attend, attend_cached
-from snapcap.models.regions.next_token import advance
+from snapcap.models.regions.choice.next_token import advance
 
 EMBED_WEIGHTS = ("token", "position")
 EMBED_NORM_WEIGHTS = ("norm.weight", "norm.bias")
@@ -114,7 +114,7 @@ def head(
     *weights: Tensor,  # dense [D, D] and [D], norm [D] and [D], where there is a transform; head [V, D], [V]
     eps: float,
     act: Activation | None,
-) -> Tensor:  # [b, V]
+) -> Tensor:  # [b, V] fp32
     """Logits of the masked-language-model head, or of a plain one, and the next token."""
     *transform, head_weight, head_bias = weights
     if act is not None:
@@ -123,4 +123,4 @@ def head(
         hidden = F.layer_norm(hidden, (hidden.shape[-1],), norm_weight, norm_bias, eps)
     logits = F.linear(hidden, head_weight, head_bias)
     advance(logits, tokens, positions, forced)
-    return logits
+    return logits.float()

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from snapcap.models.regions import beam_search, bert, cross_kv, gpt2, vit
+from snapcap.models.regions import bert, cross_kv, gpt2, vit
 from snapcap.models.regions.activations import Activation, activation
+from snapcap.models.regions.choice import beam_search
 from snapcap.models.regions.table import Region, RegionFunction
 
 DTYPES = (torch.bfloat16, torch.float16)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from snapcap.models.regions.activations import Activation
 from snapcap.models.regions.attention import attend, attend_cached
-from snapcap.models.regions.next_token import advance
+from snapcap.models.regions.choice.next_token import advance
 
 EMBED_WEIGHTS = ("token", "position")
 BLOCK_WEIGHTS = (
@@ -110,8 +110,8 @@ def head(
     head_weight: Tensor,  # [V, D]
     *,
     eps: float,
-) -> Tensor:  # [b, V]
+) -> Tensor:  # [b, V] fp32
     """Logits, and the next token."""
     logits = F.linear(F.layer_norm(hidden, (hidden.shape[-1],), norm_weight, norm_bias, eps), head_weight)
     advance(logits, tokens, positions, forced)
-    return logits
+    return logits.float()

@@ -1,5 +1,5 @@
 """What is known of regions by their names alone. No torch."""
 
-BEAMS = "decoder_beams"
+PENALTIES, SAMPLING, BEAMS = "decoder_penalties", "decoder_sampling", "decoder_beams"
 # They run only when a request asks for what they do, and no start waits for them.
-ON_DEMAND = frozenset({BEAMS})
+ON_DEMAND = frozenset({PENALTIES, SAMPLING, BEAMS})

@@ -14,11 +14,13 @@ from torch import Tensor
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.dimensions import BeitConfig, BertConfig, DecoderConfig, Gpt2Config
-from snapcap.models.regions import beam_search, bert, cross_kv, gpt2, vit
+from snapcap.models.regions import bert, cross_kv, gpt2, names, vit
 from snapcap.models.regions.activations import activation
-from snapcap.models.regions.names import BEAMS, ON_DEMAND
-from snapcap.models.regions.state.beams import SELECT_INPUTS, BeamState
-from snapcap.models.regions.state.kv_cache import DecodeState
+from snapcap.models.regions.choice import beam_search
+from snapcap.models.regions.choice.penalties import penalise
+from snapcap.models.regions.choice.sampling import sample
+from snapcap.models.regions.state.beams import PENALISE_INPUTS, SELECT_INPUTS, BeamState
+from snapcap.models.regions.state.kv_cache import SAMPLE_INPUTS, DecodeState
 
 Component = Literal["encoder", "decoder"]
 RegionFunction = Callable[..., Tensor]
@@ -41,13 +43,13 @@ class Region:
     @property
     def on_demand(self) -> bool:
         """Whether it runs only when a request asks for what it does, so that no start waits for it."""
-        return self.name in ON_DEMAND
+        return self.name in names.ON_DEMAND
 
 
 @dataclass(frozen=True)
 class Regions:
-    """All regions in the order in which they run: encode is the first three, a decode step the next three, and one
-    in which rows are beams the last as well."""
+    """All regions in the order in which they run: encode is the first three, a decode step the next three, and the
+    others where a row is penalised, sampled or a beam."""
 
     encoder_before: Region
     encoder_block: Region
@@ -55,6 +57,8 @@ class Regions:
     decoder_before: Region
     decoder_block: Region
     decoder_after: Region
+    decoder_penalties: Region
+    decoder_sampling: Region
     decoder_beams: Region
 
     def __iter__(self) -> Iterator[Region]:
@@ -66,6 +70,8 @@ class Regions:
                 self.decoder_before,
                 self.decoder_block,
                 self.decoder_after,
+                self.decoder_penalties,
+                self.decoder_sampling,
                 self.decoder_beams,
             )
         )
@@ -73,12 +79,14 @@ class Regions:
 
 def build_regions(config: ModelConfig) -> Regions:
     """Bind a checkpoint's dimensions to the region functions; no tensor is touched."""
-    own = ("logits", "normalised", "tokens", "positions", "forced", "ends", "key_cache", "value_cache")
-    beams = (*own, *SELECT_INPUTS)
+    rows = ("tokens", "positions", "forced")
+    beams = ("logits", "normalised", *rows, "ends", "key_cache", "value_cache", *SELECT_INPUTS)
     return Regions(
         *_encoder(config),
         *_decoder(config.decoder),
-        Region(BEAMS, "decoder", beam_search.select, beams, ()),
+        Region(names.PENALTIES, "decoder", penalise, ("logits", *rows, *PENALISE_INPUTS), ()),
+        Region(names.SAMPLING, "decoder", sample, ("logits", *rows, *SAMPLE_INPUTS, "sequences"), ()),
+        Region(names.BEAMS, "decoder", beam_search.select, beams, ()),
     )
 
 
@@ -178,13 +186,27 @@ def region_inputs(
         return (hidden,) if region.name == "encoder_block" else (hidden, *caches)
     if region.name == "decoder_before":
         return tokens, positions
-    if region.name == BEAMS:
+    if region.on_demand:
         logits = torch.zeros(rows, config.decoder.vocab_size, device=device)
-        beams = BeamState.allocate(state.slots, state.cache_length, device)
-        own = (logits, logits[0, :1] > 0, tokens, positions, state.forced[:rows], logits[0] > 0)
-        return (*own, state.key, state.value, *beams.inputs(rows))
+        ends, beams = logits[0] > 0, BeamState.allocate(state.slots, state.cache_length, device)
+        scores = (logits, ends[:1]) if region.name == names.BEAMS else (logits,)
+        return (*scores, *choice_inputs(region.name, state, beams, ends, rows))
     hidden = torch.zeros(rows, width, dtype=dtype, device=device)
     if region.name == "decoder_block":
         layer = state.layers(rows)[0]
         return hidden, positions, layer.key, layer.value, layer.cross_key, layer.cross_value
     return hidden, tokens, positions, state.forced[:rows]
+
+
+def choice_inputs(name: str, state: DecodeState, beams: BeamState, ends: Tensor, rows: int) -> tuple[Tensor, ...]:
+    """What a region that chooses tokens takes after the scores of ``rows``; ``ends`` [V] bool, as
+    `beam_search.select` has it. Views of the buffers."""
+    own = state.tokens[:rows], state.positions[:rows], state.forced[:rows]
+    match name:
+        case names.PENALTIES:
+            return (*own, *beams.inputs(PENALISE_INPUTS, rows))
+        case names.SAMPLING:
+            return (*own, *state.sampling(rows), beams.sequences)
+        case names.BEAMS:
+            return (*own, ends, state.key, state.value, *beams.inputs(SELECT_INPUTS, rows))
+    raise ValueError(name)

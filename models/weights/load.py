@@ -9,6 +9,7 @@ from torch import Tensor
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.dimensions import BeitConfig, BertConfig, Gpt2Config
+from snapcap.models.regions.names import ON_DEMAND
 from snapcap.models.regions.table import Region
 from snapcap.models.weights import beit as beit_weights
 from snapcap.models.weights import bert as bert_weights
@@ -65,7 +66,7 @@ def load_weights(
         if isinstance(vision, BeitConfig)
         else tuple(vit_weights.block(take, vision, layer) for layer in range(vision.num_layers)),
         **_decoder(take, config),
-        "decoder_beams": ((),),
+        **dict.fromkeys(ON_DEMAND, ((),)),
     }
     take.finish()
     return Weights(sets)

@@ -13,8 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from snapcap.service.api.middleware.authentication import Authentication
 from snapcap.service.api.middleware.problem_handler import ProblemHandler
 from snapcap.service.api.middleware.request_scope import RequestScope
-from snapcap.service.api.operations.health import health_routes
-from snapcap.service.api.operations.metrics import metrics_routes
+from snapcap.service.api.operations.monitoring import health_routes, metrics_routes
 from snapcap.service.api.operations.startup import startup_routes
 from snapcap.service.api.routing import Apis, Dispatch, RouteGroup
 from snapcap.service.captioning.captioner import Captioner
@@ -103,3 +102,18 @@ def create_metrics_app(services: Services) -> Application:
     app.add(metrics_routes(services.registry))
     app.complete()
     return app
+
+
+class PortSwitch:
+    """ASGI application: what came to `port` is for `there`, the rest for `elsewhere`."""
+
+    def __init__(self, port: int, there: ASGIApp, elsewhere: ASGIApp) -> None:
+        self._port = port
+        self._there = there
+        self._elsewhere = elsewhere
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # The server's end of the connection, whatever the client says in Host.
+        here = scope.get("server") or (None, None)
+        app = self._there if here[1] == self._port else self._elsewhere
+        await app(scope, receive, send)

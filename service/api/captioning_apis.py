@@ -1,4 +1,7 @@
-"""Adds the APIs that caption, the pages and the OpenAPI document to an application that answers probes already."""
+"""Adds the APIs that caption, the pages and the OpenAPI document to an application that answers probes already.
+
+It is imported in a thread once /livez answers; `app.py`, which answers that, is imported first.
+"""
 
 from snapcap.service.api.app import Application, Exposure, Services
 from snapcap.service.api.bodies.body import BodyLimits

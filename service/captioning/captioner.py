@@ -17,8 +17,8 @@ from snapcap.service.captioning.stop_sequences import CaptionText
 from snapcap.service.captioning.stream import CaptionStream
 from snapcap.service.engine.admission import Admission, Permit
 from snapcap.service.errors import InvalidOption, ModelNotFound, NotReady
-from snapcap.service.images.decoder import Decoder, EncodedImage
-from snapcap.service.images.threads import ThreadDecoder, decode_threads
+from snapcap.service.images.decoder import EncodedImage, ImageDecoder
+from snapcap.service.images.threads import ThreadImageDecoder, decode_threads
 from snapcap.service.memory.bodies import BodyAccount
 from snapcap.service.readiness import Readiness, State
 from snapcap.service.telemetry.metrics import Metrics
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class CaptionLimits:
     """`timeout`: seconds of a caption at most. `queue_size`: requests that may wait.
-    `decode_threads`: as `images.threads.decode_threads` has it. `decode_room`: bytes of memory that an image may
+    `decode_threads`: as `images.threads.decode_threads` has it. `image_room`: bytes of memory that an image may
     take on one of them; None: as many as it does."""
 
     timeout: float
     queue_size: int
     decode_threads: int = 0
-    decode_room: int | None = None
+    image_room: int | None = None
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class CaptionResult:
 @dataclass(frozen=True)
 class _Model:
     engine: "CaptionEngine"
-    decoder: Decoder
+    image_decoder: ImageDecoder
     tokenizer: "Tokenizer"
     name: str
     created: float
@@ -98,11 +98,11 @@ class Captioner:
         transform: "ImageTransform",
         tokenizer: "Tokenizer",
         model_name: str,
-        decoder: Decoder | None = None,
+        image_decoder: ImageDecoder | None = None,
     ) -> None:
-        """From now on captions are served. Called once, by the start. `decoder` None: `pool` decodes."""
-        decoder = decoder or ThreadDecoder(self._pool, transform, self._limits.decode_room)
-        self._model = _Model(engine, decoder, tokenizer, model_name, time.time())
+        """From now on captions are served. Called once, by the start. `image_decoder` None: `pool` decodes."""
+        image_decoder = image_decoder or ThreadImageDecoder(self._pool, transform, self._limits.image_room)
+        self._model = _Model(engine, image_decoder, tokenizer, model_name, time.time())
 
     def served_model(self, name: str | None = None) -> tuple[str, float]:
         """The name of the model and since when it is served, in seconds of Unix time.
@@ -218,7 +218,7 @@ class Captioner:
         future: "Future[Any]",
         then: Callable[[Prepared], object],
     ) -> None:
-        parts = (model.decoder, model.tokenizer, model.engine.limits)
+        parts = (model.image_decoder, model.tokenizer, model.engine.limits)
         self._preparation.start(encoded, options, parts, future, then)
 
     def _handoff(self) -> LoopHandoff:

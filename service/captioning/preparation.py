@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from snapcap.service.captioning.options import CaptionOptions
 from snapcap.service.errors import UnprocessableImage
-from snapcap.service.images.decoder import DecodedImage, Decoder, DecodeResult, Done, EncodedImage, UnreadableImage
+from snapcap.service.images.decoder import (
+    DecodedImage,
+    Done,
+    EncodedImage,
+    ImageDecoder,
+    ImageResult,
+    UnreadableImage,
+)
 from snapcap.service.memory.bodies import BodyAccount
 from snapcap.service.telemetry.metrics import Metrics
 
@@ -36,7 +43,7 @@ class Preparation:
         self,
         encoded: EncodedImage,
         options: CaptionOptions,
-        model: tuple[Decoder, "Tokenizer", "Limits"],
+        model: tuple[ImageDecoder, "Tokenizer", "Limits"],
         future: "Future[Any]",
         then: Callable[[Prepared], object],
     ) -> None:
@@ -55,7 +62,7 @@ class Preparation:
         limits: "Limits",
         future: "Future[Any]",
         then: Callable[[Prepared], object],
-        outcome: DecodeResult,
+        outcome: ImageResult,
     ) -> bool:
         """Whether the pixels were taken over."""
         if future.cancelled():
@@ -72,7 +79,7 @@ class Preparation:
             return False
         return True
 
-    def _image(self, outcome: DecodeResult) -> DecodedImage:
+    def _image(self, outcome: ImageResult) -> DecodedImage:
         """Raises UnprocessableImage, and whatever else went wrong."""
         if isinstance(outcome, DecodedImage):
             self._metrics.image_decoded(outcome.format, outcome.seconds)
@@ -84,6 +91,6 @@ class Preparation:
         raise outcome
 
 
-def _released(account: BodyAccount, done: Done, outcome: DecodeResult) -> bool:
+def _released(account: BodyAccount, done: Done, outcome: ImageResult) -> bool:
     account.release()
     return done(outcome)

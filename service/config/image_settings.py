@@ -38,10 +38,10 @@ class ImageSettings(ImageOptions):
 
 
 @dataclass(frozen=True)
-class DecodingSettings:
+class ImageProcessSettings:
     """Decoding of images by a server's own processes."""
 
-    processes: int | None = option(
+    count: int | None = option(
         "decode_processes",
         None,
         "processes that decode images; auto: five of eight CPUs, at most 12; on few CPUs one for each, at most 4",

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser, groups: Iterable[str]) -> Non
     """Adds the options of these groups to a parser. Values stay text: `read_settings` parses them."""
     for name in groups:
         group = GROUPS[name]
-        section = parser.add_argument_group(f"options: {name}", group.__doc__)
+        section = parser.add_argument_group(f"options: {name.replace('_', ' ')}", group.__doc__)
         for field, option in options_of(group).items():
             text = f"{option.help} [default: {option.default_text}; {option.variable}]"
             common: dict[str, Any] = {"dest": _dest(name, field), "default": argparse.SUPPRESS}

@@ -7,8 +7,7 @@ environment, the help and the README table follow.
 from dataclasses import dataclass, field
 
 from snapcap.service.config.http_settings import HttpLimits, HttpSettings
-from snapcap.service.config.image_settings import DecodingSettings, ImageSettings
-from snapcap.service.config.watchdog_settings import WatchdogSettings
+from snapcap.service.config.image_settings import ImageProcessSettings, ImageSettings
 from snapcap.warmup.option import option, parse_int, parse_seconds
 from snapcap.warmup.options import ComputeOptions, ModelOptions, S3Options, StartOptions, StoreOptions
 
@@ -34,6 +33,26 @@ class QueueSettings:
 
 
 @dataclass(frozen=True)
+class WatchdogSettings:
+    """When a part that hangs is given up: the server says so and ends, to be started again."""
+
+    timeout: float = option(
+        "watchdog_timeout",
+        30.0,
+        "how long the engine or the event loop may stand still before the server ends; 0: for ever",
+        parse=parse_seconds(),
+        metavar="SECONDS",
+    )
+    start_timeout: float = option(
+        "start_timeout",
+        0.0,
+        "how long a start may take before the server ends; 0: as long as it takes",
+        parse=parse_seconds(),
+        metavar="SECONDS",
+    )
+
+
+@dataclass(frozen=True)
 class LogSettings:
     """Log lines on standard error."""
 
@@ -50,7 +69,7 @@ class Settings(StartOptions):
     """Everything: what the warm-up is told, and the groups of the service."""
 
     images: ImageSettings = field(default_factory=ImageSettings)
-    decoding: DecodingSettings = field(default_factory=DecodingSettings)
+    image_processes: ImageProcessSettings = field(default_factory=ImageProcessSettings)
     queue: QueueSettings = field(default_factory=QueueSettings)
     watchdog: WatchdogSettings = field(default_factory=WatchdogSettings)
     http: HttpSettings = field(default_factory=HttpSettings)
@@ -63,7 +82,7 @@ GROUPS: dict[str, type] = {
     "model": ModelOptions,
     "compute": ComputeOptions,
     "images": ImageSettings,
-    "decoding": DecodingSettings,
+    "image_processes": ImageProcessSettings,
     "queue": QueueSettings,
     "watchdog": WatchdogSettings,
     "http": HttpSettings,

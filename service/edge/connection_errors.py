@@ -1,4 +1,4 @@
-"""Defines the errors of a connection before its request reaches the application, and their replies.
+"""Defines the errors of a connection before its request reaches the application, and replies with them.
 
 ServiceError                    500
 ├── BadRequest                  400
@@ -12,12 +12,17 @@ ServiceError                    500
 
 import json
 import random
+from typing import Any
 
+from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from snapcap.service.api.middleware.request_id import HEADER
-from snapcap.service.api.problems import problem
+from snapcap.service.api.middleware.request_id import HEADER, identify
+from snapcap.service.api.problems import PROBLEM, problem
+from snapcap.service.edge.connections import Connections
 from snapcap.service.errors import BadRequest, Overloaded, ServiceError
+
+_PROBES = frozenset({"/livez", "/readyz", "/startup", "/metrics", "/v2/health/live", "/v2/health/ready"})
 
 
 class MalformedRequest(BadRequest):
@@ -77,3 +82,21 @@ def last_reply(error: ServiceError) -> bytes:
     }
     head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
     return STATUS_LINE[error.status] + head.encode("latin-1") + b"\r\n" + body
+
+
+class ProbesOnly:
+    """ASGI application of a connection beyond the limit, until there is room again."""
+
+    def __init__(self, app: ASGI3Application, watch: Connections) -> None:
+        self._app = app
+        self._watch = watch
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        probes = scope["path"] in _PROBES and scope["method"] in ("GET", "HEAD")
+        if probes or not self._watch.crowded:
+            await self._app(scope, receive, send)
+            return
+        self._watch.count("max_connections")
+        response = PROBLEM.response(TooManyConnections(), scope["path"], identify(scope))
+        response.headers["connection"] = "close"
+        await response(scope, receive, send)

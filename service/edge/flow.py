@@ -1,4 +1,7 @@
-"""Reads from a connection no faster than its requests are answered."""
+"""Reads from a connection no faster than its requests are answered.
+
+Each connection of `protocol.py` has one in place of uvicorn's own.
+"""
 
 import asyncio
 from collections.abc import Sized

@@ -19,13 +19,13 @@ from snapcap.service.edge.connection_errors import (
     HeadTimeout,
     HeadTooLarge,
     MalformedRequest,
+    ProbesOnly,
     TooManyConnections,
     UrlTooLong,
     last_reply,
 )
 from snapcap.service.edge.connections import Connections
 from snapcap.service.edge.flow import Flow
-from snapcap.service.edge.probes_only import ProbesOnly
 from snapcap.service.edge.upgrade import head_without_upgrade
 from snapcap.service.errors import NotReady, ServiceError
 

@@ -1,4 +1,7 @@
-"""Rewrites the head of a request that asks for another protocol into one that does not ask."""
+"""Rewrites the head of a request that asks for another protocol into one that does not ask.
+
+It is a function of the head alone; the connection is `protocol.py`'s.
+"""
 
 from collections.abc import Iterable
 

@@ -52,12 +52,12 @@ class NotWanted(Exception):  # noqa: N818  not an error
     """Nobody waits for this picture, so it was not decoded, or not to its end."""
 
 
-DecodeResult: TypeAlias = DecodedImage | UnreadableImage | Exception
-Done: TypeAlias = Callable[[DecodeResult], bool]
+ImageResult: TypeAlias = DecodedImage | UnreadableImage | Exception
+Done: TypeAlias = Callable[[ImageResult], bool]
 
 
-class Decoder(Protocol):
-    """There are two: `ThreadDecoder` and `ProcessDecoder`."""
+class ImageDecoder(Protocol):
+    """There are two: `ThreadImageDecoder` and `ProcessImageDecoder`."""
 
     def decode(self, encoded: EncodedImage, done: Done) -> None:
         """Return at once, and call `done` with what comes of it, once, on whatever thread that is known.

@@ -20,15 +20,15 @@ from snapcap.models.errors import UserError
 from snapcap.service.errors import DeadlineExceeded, NotReady
 from snapcap.service.images.decoder import (
     DecodedImage,
-    DecodeResult,
     Done,
     EncodedImage,
+    ImageResult,
     UnreadableImage,
     too_large,
 )
-from snapcap.service.images.processes.channel import DecodeChannel
-from snapcap.service.images.processes.family import DecodeFamily
-from snapcap.service.images.processes.fork import DecodeProcesses
+from snapcap.service.images.processes.channel import WorkerChannel
+from snapcap.service.images.processes.family import ImageProcessFamily
+from snapcap.service.images.processes.fork import ImageProcesses
 from snapcap.service.images.processes.messages import (
     Answer,
     BadAnswer,
@@ -39,7 +39,7 @@ from snapcap.service.images.processes.messages import (
     Setup,
 )
 from snapcap.service.images.processes.worker_handle import Job, Worker
-from snapcap.service.images.room import DecodeRoom
+from snapcap.service.images.room import ImageRoom
 from snapcap.service.ipc.shared_pixels import FilledSlot, Slots
 from snapcap.service.telemetry.metrics import Metrics
 from snapcap.service.telemetry.reasons import TRIED_AGAIN, Why
@@ -55,16 +55,16 @@ _CRASHED = UnreadableImage(
 _TOO_COMPLEX = UnreadableImage("too_complex", "the image takes too long to decode; save it anew, as baseline JPEG")
 
 
-class DecodeError(RuntimeError):
+class ImageProcessError(RuntimeError):
     """A decode process met an error that no image should cause. The message has its trace."""
 
 
-class DecodersEndedError(UserError):
+class ImageProcessesEndedError(UserError):
     """There are no decode processes, and there will be none."""
 
 
-class ProcessDecoder:
-    """A `Decoder` that belongs to the event loop.
+class ProcessImageDecoder:
+    """An `ImageDecoder` that belongs to the event loop.
 
     `slots`: of the shared pixels. Each process that decodes has one, also when it has died and that is yet to be
     heard, while another has begun: two for each process must be there beside those of the queue. `most_s`: seconds
@@ -72,9 +72,9 @@ class ProcessDecoder:
 
     def __init__(
         self,
-        processes: DecodeProcesses,
+        processes: ImageProcesses,
         slots: Slots,
-        room: DecodeRoom,
+        room: ImageRoom,
         most_s: float,
         metrics: Metrics,
         loop: asyncio.AbstractEventLoop,
@@ -90,7 +90,7 @@ class ProcessDecoder:
         self._idle: list[Worker] = []
         self._answered_once = False
         self._looking = False
-        self._family = DecodeFamily(processes, metrics, loop, self._began, self._gone)
+        self._family = ImageProcessFamily(processes, metrics, loop, self._began, self._gone)
 
     def begin(self, transform: "ImageTransform") -> bool:
         """Let the processes begin, and wait for the first; not on the event loop. False when there is none, and
@@ -123,7 +123,7 @@ class ProcessDecoder:
         for jobs in (self._waiting, self._large):
             while jobs:
                 jobs.popleft().done(NotReady("failed"))
-        self._failed(DecodersEndedError(f"images cannot be decoded any more: {why}"))
+        self._failed(ImageProcessesEndedError(f"images cannot be decoded any more: {why}"))
 
     def _feed(self) -> None:
         """Hand out what waits, as far as somebody is there for it."""
@@ -176,7 +176,7 @@ class ProcessDecoder:
             self._idle.append(worker)
         self._feed()
 
-    def _wait_for_room(self, job: Job, size: int) -> DecodeResult | None:
+    def _wait_for_room(self, job: Job, size: int) -> ImageResult | None:
         """The outcome if it need not wait."""
         if size > self._room.most:
             return too_large(size, self._room.most)
@@ -192,7 +192,7 @@ class ProcessDecoder:
 
     def _began(self, pid: int, end: socket.socket) -> Worker:
         worker = Worker(pid)
-        worker.channel = DecodeChannel(
+        worker.channel = WorkerChannel(
             end,
             self._loop,
             partial(self._answered, worker),
@@ -254,7 +254,7 @@ class ProcessDecoder:
             worker.job.done(_TOO_COMPLEX if why == "too_complex" else DeadlineExceeded())
 
 
-def _outcome(answer: Answer, slot: int, since: float) -> DecodeResult:
+def _outcome(answer: Answer, slot: int, since: float) -> ImageResult:
     """`since`: when it was handed out, before which nothing of it can have begun."""
     if isinstance(answer, Decoded):
         took = time.monotonic() - since
@@ -263,4 +263,4 @@ def _outcome(answer: Answer, slot: int, since: float) -> DecodeResult:
     if isinstance(answer, Refused):
         return UnreadableImage(*answer)
     trace = answer.trace if isinstance(answer, Broken) else ""
-    return DecodeError(f"in a decode process:\n{trace}")
+    return ImageProcessError(f"in a decode process:\n{trace}")

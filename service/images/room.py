@@ -29,7 +29,7 @@ def decode_memory(settings: Settings) -> int:
     return MemoryBudget.of(memory_limit()).pixels if asked is None else asked
 
 
-class DecodeRoom:
+class ImageRoom:
     """`total`: bytes that images may take while they are decoded, of `processes` at a time."""
 
     def __init__(self, total: int, processes: int) -> None:

@@ -1,4 +1,7 @@
-"""Reads the sample image, which is decoded before any client's."""
+"""Reads the sample image, which is decoded before any client's.
+
+The parent of the decode processes decodes it before it forks them, and the rehearsal captions it.
+"""
 
 from pathlib import Path
 

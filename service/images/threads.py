@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from snapcap.service.images.decoder import (
     DecodedImage,
-    DecodeResult,
     Done,
     EncodedImage,
+    ImageResult,
     UnreadableImage,
     too_large,
 )
@@ -30,9 +30,9 @@ def decode_threads(asked: int) -> int:
     return asked or min(available_cpus(), 8)
 
 
-class ThreadDecoder:
-    """A `Decoder`. `done` is called on the thread that has decoded. `room`: bytes of memory that an image may take
-    to be decoded; None: as many as it does."""
+class ThreadImageDecoder:
+    """An `ImageDecoder`. `done` is called on the thread that has decoded. `room`: bytes of memory that an image may
+    take to be decoded; None: as many as it does."""
 
     def __init__(self, pool: Executor, transform: "ImageTransform", room: int | None = None) -> None:
         self._pool = pool
@@ -44,12 +44,12 @@ class ThreadDecoder:
 
     def _run(self, encoded: EncodedImage, done: Done) -> None:
         try:
-            outcome: DecodeResult = encoded.given_up(time.monotonic()) or self._decode(encoded.data)
+            outcome: ImageResult = encoded.given_up(time.monotonic()) or self._decode(encoded.data)
         except Exception as error:
             outcome = error
         done(outcome)
 
-    def _decode(self, image: bytes) -> DecodeResult:
+    def _decode(self, image: bytes) -> ImageResult:
         from snapcap.models.processing.image_error import ImageError, NeedsMemory  # noqa: PLC0415  imported by now
 
         began = time.monotonic()

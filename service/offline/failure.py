@@ -1,4 +1,7 @@
-"""Defines the failure of one image, and the error that ends the whole run."""
+"""Defines the failure of one image, and the error that ends the whole run.
+
+Finding, reading, captioning and writing all fail by these.
+"""
 
 from dataclasses import dataclass
 

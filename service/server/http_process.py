@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, TypeAlias
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 
-from snapcap.service.api.app import Application, Exposure, Services, create_metrics_app, create_operations_app
+from snapcap.service.api.app import (
+    Application,
+    Exposure,
+    PortSwitch,
+    Services,
+    create_metrics_app,
+    create_operations_app,
+)
 from snapcap.service.api.bodies.body import BodyLimits
 from snapcap.service.captioning.captioner import Captioner, CaptionLimits
 from snapcap.service.config.settings import Settings
@@ -100,8 +107,6 @@ def run(
     services.metrics.connections.set_function(lambda: len(connections.all))
     app: ASGIApp = application
     for metrics_listener in listeners[1:]:
-        from snapcap.service.api.middleware.port_switch import PortSwitch  # noqa: PLC0415 - few servers have two ports
-
         app = PortSwitch(metrics_listener.getsockname()[1], create_metrics_app(services), app)
     server = make_server(app, settings.http, services.readiness, on_live, connections)
     with exits:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from snapcap.service.config.settings import Settings
-from snapcap.service.images.threads import ThreadDecoder
+from snapcap.service.images.threads import ThreadImageDecoder
 from snapcap.service.server.background_build import start_build
 from snapcap.service.server.prepared_weights import start_preparing
 from snapcap.service.server.start_result import StartResult
@@ -84,4 +84,4 @@ def _watch(
 def _rehearse(pool: "Executor", engine: "Engine", checkpoint: "Checkpoint") -> None:
     from snapcap.service.server.rehearsal import rehearse  # noqa: PLC0415
 
-    rehearse(engine, checkpoint, ThreadDecoder(pool, checkpoint.transform))
+    rehearse(engine, checkpoint, ThreadImageDecoder(pool, checkpoint.transform))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from snapcap.service.config.settings import Settings
-from snapcap.service.images.processes.fork import DecodeProcesses, decode_processes, fork_decoding
+from snapcap.service.images.processes.fork import ImageProcesses, decode_processes, fork_image_processes
 from snapcap.service.ipc.fork import ChildProcess, fork_child
 from snapcap.service.ipc.shared_pixels import SharedPixels
 from snapcap.warmup.progress.timeline import Timeline
@@ -19,7 +19,7 @@ class ServerProcesses:
     """As the HTTP process has them."""
 
     engine: ChildProcess
-    decoding: DecodeProcesses
+    images: ImageProcesses
     pixels: SharedPixels
 
 
@@ -33,7 +33,7 @@ def fork_processes(
     Raises:
         ForkError: this system cannot fork.
     """
-    count = decode_processes(settings.decoding.processes)
+    count = decode_processes(settings.image_processes.count)
     # There is always a slot to take. A decode process has one while it has an image: two for each process, as one
     # that has died has its own until that is heard. Then `RemoteEngine` has it until the request has its row or has
     # ended, and gives it back before the request's place in the queue is free (`Admission`): as many as there are
@@ -41,7 +41,7 @@ def fork_processes(
     pixels = SharedPixels(settings.queue.size + 2 * count)
     listeners = list(listeners)
     engine = fork_child(lambda end: (serve or _serve_engine)(settings, end, pixels, timeline.origin), listeners)
-    return ServerProcesses(engine, fork_decoding(count, pixels, [*listeners, engine.end]), pixels)
+    return ServerProcesses(engine, fork_image_processes(count, pixels, [*listeners, engine.end]), pixels)
 
 
 def _serve_engine(settings: Settings, end: socket.socket, pixels: SharedPixels, origin: float) -> int:

@@ -15,7 +15,7 @@ from snapcap.service.api.middleware.request_id import identify
 from snapcap.service.captioning.captioner import Captioner, CaptionLimits
 from snapcap.service.engine.limits import Limits
 from snapcap.service.engine.request import CaptionRequest, Completion
-from snapcap.service.images.decoder import Decoder
+from snapcap.service.images.decoder import ImageDecoder
 from snapcap.service.images.sample import picture
 from snapcap.service.ipc.shared_pixels import FilledSlot, Slots
 from snapcap.service.readiness import Readiness
@@ -33,13 +33,13 @@ _BODY = BodyLimits(1 << 20, TIMEOUT_S)
 def rehearse(
     engine: "CaptionEngine",
     checkpoint: "Checkpoint",
-    decoder: Decoder | None = None,
+    image_decoder: ImageDecoder | None = None,
     run: Callable[[Coroutine[Any, Any, None]], object] = asyncio.run,
     times: int = 1,
 ) -> None:
     """Send a JPEG through the endpoint of captions, so many times at once, with metrics that nobody reads.
 
-    `decoder` None: a thread decodes. `run`: on which event loop, if not on one of its own.
+    `image_decoder` None: a thread decodes. `run`: on which event loop, if not on one of its own.
 
     Raises what the endpoint raises."""
     metrics = Metrics(CollectorRegistry())
@@ -47,7 +47,7 @@ def rehearse(
     readiness.ready()
     captioner = Captioner(CaptionLimits(TIMEOUT_S, times, 1), readiness, metrics, Timeline(time.monotonic()))
     try:
-        captioner.attach(engine, checkpoint.transform, checkpoint.tokenizer, checkpoint.name, decoder)
+        captioner.attach(engine, checkpoint.transform, checkpoint.tokenizer, checkpoint.name, image_decoder)
         run(_ask(CaptionRoutes(captioner, _BODY, metrics), picture(), times))
     finally:
         captioner.close()

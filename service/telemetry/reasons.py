@@ -1,4 +1,7 @@
-"""Names the reasons by which metrics count refused requests, closed connections and killed decode processes."""
+"""Names the reasons by which metrics count refused requests, closed connections and killed decode processes.
+
+The metrics and what kills decode processes both import it, and it imports nothing.
+"""
 
 from typing import Literal, get_args
 

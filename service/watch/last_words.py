@@ -1,4 +1,7 @@
-"""Answers signals without Python, which a call into native code may hold up for ever: prints stacks, or ends."""
+"""Answers signals without Python, which a call into native code may hold up for ever: prints stacks, or ends.
+
+Both processes of a server import it, of which the engine's has no event loop to watch.
+"""
 
 import faulthandler
 import signal

@@ -2,7 +2,7 @@
 
 Ticks, not seconds of a clock: a process that was stopped together with what it watches (Ctrl-Z, a paused container,
 a machine that sleeps) finds one tick missed when it goes on, not an hour; and no clock that is set can end a
-server.
+server. The start, the engine and the event loop have one each.
 """
 
 from snapcap.models.errors import UserError

@@ -1,13 +1,20 @@
 """The command line of `snapcap bench`: what is refused, and how it says so."""
 
 import sys
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from snapcap.benchmarks.command import make_parser
+from snapcap.benchmarks.harness import page_cache
 from snapcap.benchmarks.harness.arguments import some_of
+from snapcap.benchmarks.harness.page_cache import PageCacheError
+from snapcap.benchmarks.harness.workload import open_workload
 from snapcap.benchmarks.peers.commands import PEERS
-from snapcap.benchmarks.startup.bench import TITLES
+from snapcap.benchmarks.startup.bench import TITLES, Bench
+from snapcap.benchmarks.startup.start import Machine
 from snapcap.service.cli.main import main
 
 
@@ -63,6 +70,67 @@ def test_the_help_of_snapcap_lists_the_command(capsys: pytest.CaptureFixture[str
     with pytest.raises(SystemExit):
         main(["--help"])
     assert "bench" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("model", "device", "part"), [("demo", "cuda", "CPU alone"), ("blip", "cpu", "gpt2")])
+def test_what_is_not_exported_is_named(model: str, device: str, part: str, tmp_path: Path) -> None:
+    workload = open_workload("demo", tmp_path)
+    if model == "blip":
+        (tmp_path / "config.json").write_text('{"architectures": ["BlipForConditionalGeneration"]}')
+        workload = replace(workload, folder=tmp_path)
+    assert part in PEERS["onnxruntime"].unavailable(workload, device)
+
+
+def test_a_cold_disk_is_asked_for_of_starts_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = make_parser()
+    assert parser.parse_args(["startup", "--cold-disk"]).cold_disk
+    assert not parser.parse_args(["startup"]).cold_disk
+    assert main(["bench", "latency", "--cold-disk"]) == 2
+    assert "--cold-disk" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["missing", "read-only", "of another user"])
+def test_a_page_cache_that_cannot_be_dropped_is_refused_before_anything_is_measured(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "drop_caches"
+    if kind != "missing":
+        file.touch()
+    monkeypatch.setattr(page_cache, "DROP_CACHES", file)
+    monkeypatch.setattr("os.geteuid", lambda: 1000 if kind == "of another user" else 0)
+    monkeypatch.setattr("os.access", lambda path, _mode: path == file and kind == "of another user")
+    assert main(["bench", "startup", "--cold-disk"]) == 2
+    error = capsys.readouterr().err
+    assert "takes root and a writable" in error
+    assert error.count("\n") == 1
+
+
+def test_a_page_cache_is_dropped_as_the_kernel_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "drop_caches"
+    file.touch()
+    monkeypatch.setattr(page_cache, "DROP_CACHES", file)
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr("os.sync", lambda: None)
+    page_cache.require_drop()
+    page_cache.drop_page_cache()
+    assert file.read_text() == "3"
+    monkeypatch.setattr(page_cache, "DROP_CACHES", tmp_path)  # a kernel that refuses
+    with pytest.raises(PageCacheError):
+        page_cache.drop_page_cache()
+
+
+@pytest.mark.parametrize("cold", [False, True])
+def test_a_cold_start_drops_the_page_cache_first(
+    cold: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    monkeypatch.setattr("snapcap.benchmarks.startup.bench.drop_page_cache", lambda: events.append("drop"))
+    monkeypatch.setattr("snapcap.benchmarks.startup.bench.start_script", lambda *_: events.append("start"))
+    machine = Machine(counts_children=False, gpu=False)
+    workload = open_workload("demo", tmp_path)
+    with ExitStack() as stack:
+        Bench(workload, machine, "cpu", tmp_path, tmp_path, (), stack, float("inf"), cold).start("floor")
+    assert events == ["drop"] * cold + ["start"]
 
 
 def test_a_peer_that_is_not_installed_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

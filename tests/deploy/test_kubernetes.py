@@ -129,7 +129,7 @@ def test_threads_and_workers_fit_the_cpus(overlays: Overlays, machine: str) -> N
     compute = settings_of(servers).compute
     assert 1 <= compute.threads <= max(cpus - 1, 1)
     assert 1 <= settings_of(servers).images.decode_threads <= cpus
-    processes = settings_of(servers).decoding.processes
+    processes = settings_of(servers).image_processes.count
     assert processes is not None
     assert processes <= cpus // 2
     resources = container(builds)["resources"]

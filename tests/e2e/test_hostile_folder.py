@@ -1,6 +1,5 @@
 """Commands that are started in a folder to which somebody else may write: none of its code is run."""
 
-import os
 import shutil
 import subprocess
 import sys
@@ -8,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.checkpoints.build_folders import nearly_built
+from support.checkpoints.compilers import own_compiler
 from support.servers.server_process import ServerProcess, clean_environment
 
 MISSING = ("aot/encoder_after.b1",)
@@ -67,8 +67,9 @@ class Server(ServerProcess):
 
 
 def paths() -> dict[str, str]:
-    """With an empty entry, which is the working directory, before all others."""
-    return {"PATH": f":{os.environ['PATH']}", "LIBRARY_PATH": ":", "CPATH": ":"}
+    """With an empty entry, which is the working directory, before all others; and with a compiler that looks for
+    programs and headers itself."""
+    return {"PATH": f":{own_compiler()['PATH']}", "LIBRARY_PATH": ":", "CPATH": ":"}
 
 
 @pytest.mark.timeout(600)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.checkpoints.build_folders import nearly_built
-from support.checkpoints.compilers import HangingCompiler
+from support.checkpoints.compilers import HangingCompiler, own_compiler
 from support.servers.server_process import (
     ServerProcess,
     clean_environment,
@@ -39,7 +39,7 @@ def test_a_build_that_was_killed_keeps_what_is_done(built_cache: Path, tmp_path:
     first, second = (build / f"{name}.json" for name in MISSING)
     process = subprocess.Popen(
         [sys.executable, "-m", "snapcap", "build", *options],
-        env=clean_environment(),
+        env=clean_environment(**own_compiler()),  # the second package takes longer than to look at the first
         stderr=subprocess.DEVNULL,
     )
     try:
@@ -204,9 +204,9 @@ def test_a_compiler_that_hangs_is_ended_and_its_package_has_failed(built_cache: 
 class HungServer:
     """A server whose background build has a compiler that never ends. A context manager."""
 
-    def __init__(self, built_cache: Path, folder: Path, *options: str) -> None:
+    def __init__(self, built_cache: Path, folder: Path, *options: str, missing: tuple[str, ...] = MISSING) -> None:
         self.store = folder / "store"
-        nearly_built(built_cache, self.store, MISSING)
+        nearly_built(built_cache, self.store, missing)
         self.compiler = HangingCompiler.make(folder / "compiler")
         cache = ("--cache-dir", str(folder), "--buckets", "1,4", "--drain-delay", "0")
         self.server = ServerProcess(*cache, *options, CXX=str(self.compiler.path))
@@ -257,7 +257,8 @@ def test_a_server_that_is_killed_while_it_builds_leaves_no_process(
 
 def test_a_server_goes_on_when_its_build_hangs(built_cache: Path, tmp_path: Path, samples: dict[Path, str]) -> None:
     path, caption = next(iter(samples.items()))
-    with HungServer(built_cache, tmp_path, "--build-timeout", "30") as hung:
+    # One package: a server that has one compiler would wait that long for each.
+    with HungServer(built_cache, tmp_path, "--build-timeout", "30", missing=MISSING[:1]) as hung:
         server = hung.server.wait_ready()
         assert server.metrics()['snapcap_builds_total{result="failed"}'] == 0
         server.wait_for(lambda: (server.startup()["build"] or {}).get("state") == "failed", 200)

@@ -86,6 +86,7 @@ class Packages:
             self._begin((family, dtype))
         built = self._builds[family, dtype].result()
         assert built.complete, built.failures
+        assert not built.failures  # nor what only some requests need
         return built
 
     def backend(self, family: str, dtype: str, model: LoadedModel) -> AotBackend:

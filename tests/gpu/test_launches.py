@@ -1,12 +1,11 @@
 """Nothing that a step or an admission launches makes the host wait for the device."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import fields
 
 import pytest
 import torch
-from support.parity.device_cases import CACHE_LENGTH, Captioner, open_model, open_runner, plan_of
+from support.parity.device_cases import CACHE_LENGTH, Captioner, no_waiting, open_model, open_runner, plan_of
 
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.runtime.backends.eager import EagerBackend
@@ -26,20 +25,6 @@ KINDS = {
     ),
     "searched": (SlotRequest(params=SamplingParams(num_beams=4), new_tokens=20), Needs(beams=True)),
 }
-
-
-@contextmanager
-def no_waiting(device: torch.device) -> Iterator[None]:
-    """torch raises where an operation would wait for the device."""
-    if device.type != "cuda":
-        yield
-        return
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from snapcap.models.dimensions import MAX_BEAMS
-from snapcap.models.regions.names import BEAMS
 from snapcap.models.regions.table import Region
 from snapcap.warmup.build.worker import serve_regions
 from snapcap.warmup.plan.buckets import Bucket
@@ -52,17 +51,19 @@ def example_inputs(model: LoadedModel, region: Region, bucket: Bucket, padding: 
     generator = torch.Generator().manual_seed(bucket.size + 1000 * padding)
     length, vocabulary = model.state.cache_length, model.config.decoder.vocab_size
     drawn: dict[str, Tensor] = {}
-    if region.name == BEAMS:
+    if region.on_demand:
         drawn = example_groups(bucket.size, min(MAX_BEAMS, model.state.slots), generator)
-        drawn |= _scores_apart(bucket.size, vocabulary, generator)
-        drawn["normalised"] = torch.tensor([padding])
+        drawn |= _scores_apart(bucket.size, vocabulary, generator) | _sampling(bucket.size, generator)
+        drawn |= {"normalised": torch.tensor([padding]), "ngrams": torch.arange(bucket.size) % 4}
 
     def random_like(name: str, tensor: Tensor) -> Tensor:
         if tensor.dtype == torch.uint8:
             return torch.randint(0, 256, tensor.shape, generator=generator, dtype=torch.uint8)
         if name == "ends":
             return torch.rand(tensor.shape, generator=generator) < 0.1
-        if name == "divisors":
+        if name == "uniforms":
+            return torch.rand(tensor.shape, generator=generator)
+        if name in ("divisors", "penalty"):
             return torch.rand(tensor.shape, generator=generator) + 0.5
         return torch.randn(tensor.shape, generator=generator)
 
@@ -115,6 +116,17 @@ def _scores_apart(rows: int, vocabulary: int, generator: torch.Generator) -> dic
     order = torch.rand(rows, vocabulary, generator=generator).argsort(dim=1)
     scores = torch.randint(-8, 0, (rows,), generator=generator) / 4 + torch.arange(rows) / (16 * rows)
     return {"logits": order / -16, "scores": scores}
+
+
+def _sampling(rows: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """Of rows that sample and some that do not, from few tokens: a number close to the edge of one of them, where
+    rounding decides, is not to be had by chance."""
+    temperature = torch.rand(rows, generator=generator) * 2
+    return {
+        "temperature": torch.where(temperature < 0.5, 0.0, temperature),
+        "top_k": torch.randint(1, 17, (rows,), generator=generator),
+        "top_p": torch.rand(rows, generator=generator) / 2 + 0.5,
+    }
 
 
 def answer(model: LoadedModel, _plan: Plan, region: Region, bucket: Bucket, path: Path) -> dict[str, Any]:

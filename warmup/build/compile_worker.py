@@ -17,11 +17,10 @@ from torch import Tensor
 
 from snapcap.models.regions.fused import compiled_function
 from snapcap.models.regions.table import Region, RegionFunction
-from snapcap.warmup.build.vector_tests import skip_vector_tests
+from snapcap.warmup.build.environment import skip_vector_tests
 from snapcap.warmup.build.worker import serve_regions
 from snapcap.warmup.plan.buckets import Bucket
-from snapcap.warmup.plan.compile_modes import inductor_options
-from snapcap.warmup.plan.plan import Plan
+from snapcap.warmup.plan.plan import Plan, inductor_options
 from snapcap.warmup.runtime.aoti.packages import input_specs, is_whole, slim
 from snapcap.warmup.runtime.loaded_model import LoadedModel
 

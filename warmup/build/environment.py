@@ -1,4 +1,4 @@
-"""Sets the variables of a build's workers, and makes the temporary folder that is theirs alone.
+"""Sets up the compilers of a build: their variables, and the temporary folder that is theirs alone.
 
 Compilers keep headers, objects and graphs for one another in folders below the temporary one, under names that
 anybody on the machine can know, and take what they find there as it is. Whoever makes such a folder first has code
@@ -18,8 +18,6 @@ _COMPILER = {
     "TORCH_WARM_POOL": "0",
     "AOT_INDUCTOR_ENABLE_LINE_TABLES": "0",
 }
-
-
 # From so many packages on they take less time with a precompiled header, which itself takes that of two or three.
 _WORTH_A_HEADER = 8
 
@@ -41,3 +39,16 @@ def compiler_environment(scratch: Path, device_type: str, packages: int, more: M
 def checker_environment(scratch: Path) -> dict[str, str]:
     """Of one that checks packages: each package must also accept what it is given."""
     return {"AOTI_RUNTIME_CHECK_INPUTS": "1", "TMPDIR": str(scratch)}
+
+
+def skip_vector_tests(device_type: str) -> None:
+    """Compile host code for a GPU without vector instructions, once torch._inductor is imported.
+
+    Before its first package a process compiles and loads up to four test programs, behind a lock that all processes
+    share: 16 builders waited 60 to 130 s for each other (benchmarks/NOTES.md). On CUDA host code only launches
+    kernels. TORCHINDUCTOR_VEC_ISA_OK does not help: the tests for AVX512-BF16, VNNI and AMX do not ask it.
+    """
+    if device_type == "cuda":
+        from torch._inductor import cpu_vec_isa  # noqa: PLC0415  the compiler, which no other start imports
+
+        cpu_vec_isa.supported_vec_isa_list.clear()

@@ -16,7 +16,7 @@ _OFFLINE = "is not in the local cache and HF_HUB_OFFLINE is set; unset it, or gi
 _UNREACHABLE = "is not in the local cache and the hub cannot be reached; check the network, or give a folder"
 
 
-def fetch(source: str) -> Path:
+def download_checkpoint(source: str) -> Path:
     """The folder in the hub's cache that holds ``owner/name`` or ``owner/name@revision``, downloaded if needed.
 
     Raises:
@@ -35,11 +35,11 @@ def fetch(source: str) -> Path:
         if not matching((file.name for file in folder.glob("*")), SAFETENSORS):
             folder = snapshot(*METADATA, *PICKLES)
     except Exception as error:  # the library's own, its HTTP client's (which changed twice), the disk's
-        raise CheckpointError(_explained(error, source)) from error
+        raise CheckpointError(_sentence(error, source)) from error
     return folder
 
 
-def _explained(error: Exception, source: str) -> str:
+def _sentence(error: Exception, source: str) -> str:
     name = type(error).__name__
     if name in _ADVICE:
         return f"{source!r}: {_ADVICE[name]}"

@@ -25,7 +25,7 @@ def resolve_checkpoint(source: str, cache: Path, s3: S3Options) -> Path:
     if source == "demo":
         return _shipped()
     if source.startswith("s3://"):
-        return s3_checkpoint.fetch(source, cache, s3)
+        return s3_checkpoint.download_checkpoint(source, cache, s3)
     try:
         folder = Path(source).expanduser()
     except RuntimeError:
@@ -38,7 +38,7 @@ def resolve_checkpoint(source: str, cache: Path, s3: S3Options) -> Path:
         raise CheckpointError(f"{source!r} is a file; give the folder that holds config.json")
     if _looks_like_path(source):
         raise CheckpointError(f"there is no folder {source!r}; give a folder, a hub id or s3://bucket/prefix")
-    return _checked(hub.fetch(source), source)
+    return _checked(hub.download_checkpoint(source), source)
 
 
 def _shipped() -> Path:

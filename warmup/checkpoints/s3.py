@@ -40,7 +40,7 @@ Record = dict[str, Entry]
 _logger = logging.getLogger("snapcap.start")
 
 
-def fetch(source: str, cache: Path, options: S3Options) -> Path:
+def download_checkpoint(source: str, cache: Path, options: S3Options) -> Path:
     """Download the checkpoint under ``s3://bucket/prefix``; files that are still what S3 has are kept.
 
     Returns:

@@ -1,6 +1,7 @@
 """Finds the files of the control groups that this process is in. No torch.
 
-cgroups(7): version 2 has one tree for all controllers, version 1 one tree for each.
+cgroups(7): version 2 has one tree for all controllers, version 1 one tree for each. `cpus.py` looks there for
+CPUs, the service's budget for memory.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,7 @@
-"""Opens the context of a GPU when the start begins: the driver takes 0.3 s, without torch or Python's lock."""
+"""Opens the context of a GPU when the start begins: the driver takes 0.3 s, without torch or Python's lock.
+
+The engine process imports it before all that needs torch, and so it imports little.
+"""
 
 import contextlib
 import threading

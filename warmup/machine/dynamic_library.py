@@ -1,4 +1,7 @@
-"""Loads native libraries without Python's lock."""
+"""Loads native libraries without Python's lock.
+
+The driver, torch's libraries and packages are all opened through it.
+"""
 
 import ctypes
 import os

@@ -1,4 +1,7 @@
-"""Loads torch's native libraries apart from its Python module."""
+"""Loads torch's native libraries apart from its Python module.
+
+The engine process imports it before all that needs torch, and so it imports little.
+"""
 
 import contextlib
 import os

@@ -14,10 +14,11 @@ from snapcap.warmup.machine.cpus import default_threads
 from snapcap.warmup.machine.installation import MachineError, resolve_device
 from snapcap.warmup.options import Kind, StartOptions
 from snapcap.warmup.plan.buckets import BucketTable
-from snapcap.warmup.plan.compile_modes import inductor_options
 
 DEFAULT_BUCKETS = {"cuda": (1, 4, 16, 64), "cpu": (1, 4, 8)}
 DEFAULT_CACHE_LENGTH = 64
+
+InductorOption = str | int | bool
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,24 @@ class Plan:
             return build_factors(machine_factors(self.device), kind, model, compilation)
         except MachineError as error:
             raise StartError(str(error)) from error
+
+
+def inductor_options(mode: str, device_type: str) -> dict[str, InductorOption]:
+    """Options for ``torch._inductor`` by their dotted names; the same for aot and jit.
+
+    ``max-autotune`` benchmarks GEMM templates against the libraries' kernels. On cuda, kernels are embedded in the
+    package, so that a server starts no compiler and needs no cache folder.
+    """
+    options: dict[str, InductorOption] = {}
+    if mode == "max-autotune":
+        options["max_autotune"] = True
+    if device_type == "cuda":
+        options["aot_inductor.embed_kernel_binary"] = True
+        # All that a C++ compiler makes here is the code that launches kernels, and a graph replaces that. Its time
+        # goes into reading headers, and a precompiled one would be made by every builder at once.
+        options["aot_inductor.compile_wrapper_opt_level"] = "O0"
+        options["aot_inductor.precompile_headers"] = False
+    return options
 
 
 def make_plan(config: ModelConfig, options: StartOptions) -> Plan:

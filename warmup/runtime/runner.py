@@ -15,29 +15,29 @@ from snapcap.models.config import ModelConfig
 from snapcap.models.regions.state.kv_cache import DecodeState
 from snapcap.models.regions.table import Component, RegionFunction, Regions
 from snapcap.models.weights.load import Weights, WeightSet
-from snapcap.warmup.machine.device_health import DeviceHealth, device_health
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.runtime.backends.base import Backend
+from snapcap.warmup.runtime.device import DeviceHealth, device_health
 from snapcap.warmup.runtime.readback import DeviceTimer, PendingTokens, TokenReadback
 from snapcap.warmup.runtime.slot_request import GREEDY, Needs, SlotRequest
 from snapcap.warmup.runtime.staging import Pixels, Staging
-from snapcap.warmup.runtime.token_choice import TokenChoice
+from snapcap.warmup.runtime.token_choice import Choice, TokenChoice
 
 
 class Callables(NamedTuple):
     """What runs one component at one bucket: the part before the blocks, every block, the part after them, and in a
-    decoder what chooses the tokens of beams."""
+    decoder what chooses other tokens than the most likely."""
 
     before: RegionFunction
     block: RegionFunction
     after: RegionFunction
-    beams: RegionFunction | None = None
+    choice: Choice | None = None
 
 
 def open_callables(regions: Regions, component: Component, bucket: Bucket, backend: Backend) -> Callables:
     """The backend's callables for a component; raises what the backend raises."""
-    parts = (region for region in regions if region.component == component)
-    return Callables(*(backend.callable(region, bucket) for region in parts))
+    parts = (backend.callable(region, bucket) for region in regions if region.component == component)
+    return Callables(next(parts), next(parts), next(parts), Choice(*parts) if component == "decoder" else None)
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,7 @@ class _StepPlan:
     forced: Tensor
     layers: list[tuple[Tensor, ...]]
     run: Callables
+    choice: Choice
     captured: _Captured | None = None
     # With penalties and beams, by what of these it does; recorded when a row needs them first.
     choices: dict[Needs, _Captured] = field(default_factory=dict)
@@ -156,9 +157,11 @@ class Runner:
         return _EncodePlan(Staging(pixels, slots), pixels, slots, callables)
 
     def _step_plan(self, bucket: Bucket, callables: Callables) -> _StepPlan:
+        if callables.choice is None:
+            raise ValueError("these are an encoder's callables")
         known = self._step.get(bucket)
         if known is not None:
-            return replace(known, run=callables, captured=None, choices={})
+            return replace(known, run=callables, choice=callables.choice, captured=None, choices={})
         state, rows = self.state, bucket.size
         positions = state.positions[:rows]
         caches = ((c.key, c.value, c.cross_key, c.cross_value) for c in state.layers(rows))
@@ -169,6 +172,7 @@ class Runner:
             forced=state.forced[:rows],
             layers=[(positions, *cache, *weights) for cache, weights in zip(caches, blocks, strict=True)],
             run=callables,
+            choice=callables.choice,
         )
 
     def encode(self, bucket: Bucket, images: Sequence[Pixels], first_slot: int) -> Tensor:
@@ -220,7 +224,7 @@ class Runner:
         else:
             scores = plan.captured.replay() if plan.captured else self._run_decoder(plan)
         if needs.sampling:
-            self._choice.sample(scores, bucket.size, needs)
+            self._choice.sample(scores, bucket.size, plan.choice)
         return scores
 
     def _chosen(self, plan: _StepPlan, needs: Needs) -> Tensor:
@@ -235,8 +239,7 @@ class Runner:
         return scores
 
     def _apply(self, plan: _StepPlan, logits: Tensor, needs: Needs) -> Tensor:
-        beams = plan.run.beams or self.regions.decoder_beams.function
-        return self._choice.apply(logits, len(plan.tokens), needs, beams)
+        return self._choice.apply(logits, len(plan.tokens), needs, plan.choice)
 
     @property
     def runs_ahead(self) -> bool:

@@ -2,19 +2,27 @@
 
 from collections.abc import Sequence
 from functools import cached_property, partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from snapcap.models.choice.penalties import ban_repeated_ngrams, penalise_repetition
-from snapcap.models.choice.sampling import sample
 from snapcap.models.dimensions import MAX_BEAMS, GenerationConfig
-from snapcap.models.regions import beam_search
+from snapcap.models.regions.choice import beam_search
+from snapcap.models.regions.names import BEAMS, PENALTIES, SAMPLING
 from snapcap.models.regions.state.beams import BeamState
 from snapcap.models.regions.state.kv_cache import DecodeState
 from snapcap.models.regions.state.reorder import RowMoves
-from snapcap.models.regions.table import RegionFunction
+from snapcap.models.regions.table import RegionFunction, choice_inputs
 from snapcap.warmup.runtime.slot_request import Needs, SlotRequest
+
+
+class Choice(NamedTuple):
+    """What runs a bucket's regions that choose tokens, each in those steps alone that need it."""
+
+    penalties: RegionFunction
+    sampling: RegionFunction
+    beams: RegionFunction
 
 
 class TokenChoice:
@@ -28,7 +36,7 @@ class TokenChoice:
         self._generation = generation
         self._vocabulary = vocabulary
         self._used = False
-        self._views: dict[int, tuple[Tensor, ...]] = {}
+        self._views: dict[tuple[str, int], tuple[Tensor, ...]] = {}
 
     @cached_property
     def beams(self) -> BeamState:
@@ -77,70 +85,36 @@ class TokenChoice:
         if self._used:
             self.beams.move(sources, targets)
 
-    def apply(self, logits: Tensor, rows: int, needs: Needs, select: RegionFunction) -> Tensor:
+    def apply(self, logits: Tensor, rows: int, needs: Needs, choice: Choice) -> Tensor:
         """Penalties and beams, by launches alone: what the greedy tokens are replaced with.
 
         Args:
-            logits: [rows, V].
-            select: what runs the region of beams at this bucket.
+            logits: [rows, V] fp32.
+            choice: what runs the regions at this bucket.
 
         Returns:
             The scores [rows, V] fp32 that sampling goes on with.
         """
-        scores = self._penalised(logits, rows, needs.beams) if needs.penalties else logits.float()
+        scores = logits
+        if needs.penalties:
+            scores = choice.penalties(logits, *self._inputs(PENALTIES, rows))
         if needs.beams:
             most, ends = min(MAX_BEAMS, rows), len(self._generation.eos_ids)
+            select = choice.beams
             if ends > most:  # more than the compiled region looks at
                 select = partial(beam_search.select, per_row=most + ends)
-            parents = select(scores, self._normalised[needs.penalties], *self._select_inputs(rows))
+            parents = select(scores, self._normalised[needs.penalties], *self._inputs(BEAMS, rows))
             if not parents.is_cuda:
                 self._moves.move(parents, self._state.positions[:rows])
-        else:
-            self._record(rows)
         return scores
 
-    def _select_inputs(self, rows: int) -> tuple[Tensor, ...]:
-        """All but the scores. They are the same at every step, so that a CPU need not make the views again."""
-        if rows not in self._views:
-            state = self._state
-            own = (state.tokens[:rows], state.positions[:rows], state.forced[:rows], self._ends)
-            self._views[rows] = (*own, state.key, state.value, *self.beams.inputs(rows))
-        return self._views[rows]
-
-    def _penalised(self, logits: Tensor, rows: int, with_beams: bool) -> Tensor:
-        state, beams = self._state, self.beams
-        tokens, positions = state.tokens[:rows], state.positions[:rows]
-        penalty, ngrams = beams.penalty[:rows], beams.ngrams[:rows]
-        scores = logits.to(torch.float32, copy=True)
-        searched = beams.inside[:rows, :1]
-        if with_beams:  # transformers changes a beam's log-probabilities, and a lone row's logits
-            scores = torch.where(searched, scores.log_softmax(dim=-1), scores)
-        sequences = beams.sequences[0, :rows, : state.cache_length]
-        penalise_repetition(scores, sequences, positions, penalty)
-        ban_repeated_ngrams(scores, sequences, positions, ngrams)
-        free = state.forced[:rows].gather(1, positions.unsqueeze(1)).squeeze(1) < 0
-        chosen = free & ((penalty != 1) | (ngrams > 0)) & ~searched.squeeze(1)
-        tokens.copy_(torch.where(chosen, scores.argmax(dim=-1), tokens))
-        return scores
-
-    def sample(self, scores: Tensor, rows: int, needs: Needs) -> None:
+    def sample(self, scores: Tensor, rows: int, choice: Choice) -> None:
         """Replace the greedy token of each row that samples. Scores: logits [rows, V], or those penalised."""
-        state = self._state
-        sample(
-            scores,
-            state.tokens[:rows],
-            state.positions[:rows],
-            state.forced[:rows],
-            state.uniforms[:rows],
-            state.temperature[:rows],
-            state.top_k[:rows],
-            state.top_p[:rows],
-        )
-        if needs.penalties:
-            self._record(rows)
+        choice.sampling(scores, *self._inputs(SAMPLING, rows))
 
-    def _record(self, rows: int) -> None:
-        """Tokens that the rows hold from now on."""
-        state = self._state
-        at = state.positions[:rows].unsqueeze(1)
-        self.beams.sequences[0, :rows].scatter_(1, at, state.tokens[:rows].unsqueeze(1))
+    def _inputs(self, region: str, rows: int) -> tuple[Tensor, ...]:
+        """What a region takes after the scores. They are the same at every step, so that a CPU need not make the
+        views again."""
+        if (region, rows) not in self._views:
+            self._views[region, rows] = choice_inputs(region, self._state, self.beams, self._ends, rows)
+        return self._views[region, rows]

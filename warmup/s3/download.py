@@ -20,7 +20,7 @@ from uuid import uuid4
 
 from snapcap.warmup.machine.files import make_folder, open_regular, write_all
 from snapcap.warmup.options import S3Options
-from snapcap.warmup.s3.errors import ObjectChangedError, S3Error, explained, is_transient
+from snapcap.warmup.s3.errors import ObjectChangedError, S3Error, is_transient, translated
 from snapcap.warmup.s3.replies import Connections, bound_replies
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def client(options: S3Options) -> "S3Client":
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
-    with explained("S3"):
+    with translated("S3"):
         session = boto3.session.Session(profile_name=options.profile, region_name=options.region)
         s3 = session.client("s3", endpoint_url=options.endpoint_url, config=config)
         bound_replies(s3, options.deadline)
@@ -106,7 +106,7 @@ def list_objects(s3: "S3Client", bucket: str, prefix: str, deadline: float) -> l
     where = f"s3://{bucket}/{prefix}"
     start = f"{prefix}/" if prefix else ""
     found: list[S3Object] = []
-    with explained(where):
+    with translated(where):
         pages = s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=start, Delimiter="/")
         for page in pages:
             found += [S3Object(o["Key"], o["Size"], o["ETag"]) for o in page.get("Contents", ())]
@@ -197,7 +197,7 @@ class _Job:
 
     def start(self, pool: ThreadPoolExecutor) -> None:
         size = self.item.source.size
-        with explained(self.where, local=self.item.dest):
+        with translated(self.where, local=self.item.dest):
             make_folder(self.temporary.parent, 0o755)
             self._held = os.open(self.temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             with contextlib.suppress(OSError):  # no locks there: then nothing is ever taken for left behind
@@ -216,7 +216,7 @@ class _Job:
             part.result()
         if pending:
             raise _deadline_error(self.where)
-        with explained(self.where, local=self.item.dest):
+        with translated(self.where, local=self.item.dest):
             if self.temporary.stat().st_size != self.item.source.size:
                 raise OSError(errno.EIO, "the file was changed by somebody else")
             os.replace(self.temporary, self.item.dest)
@@ -230,12 +230,12 @@ class _Job:
 
     def _part(self, start: int, end: int) -> None:
         """Bytes [start, end); a read that breaks off goes on where it stopped."""
-        with explained(self.where, local=self.item.dest), self.temporary.open("rb+", buffering=0) as file:
+        with translated(self.where, local=self.item.dest), self.temporary.open("rb+", buffering=0) as file:
             for attempt in range(1, _ATTEMPTS + 1):
                 try:
-                    with explained(self.where):
+                    with translated(self.where):
                         for chunk in self._chunks(start, end):
-                            with explained(self.where, local=self.item.dest):
+                            with translated(self.where, local=self.item.dest):
                                 write_all(file.fileno(), chunk, start)
                             start += len(chunk)
                 except S3Error as error:

@@ -77,7 +77,7 @@ class ObjectChangedError(S3Error):
 
 
 @contextlib.contextmanager
-def explained(where: str, local: Path | None = None) -> Iterator[None]:
+def translated(where: str, local: Path | None = None) -> Iterator[None]:
     """Turn every error of boto3, the network and the disk into an ``S3Error`` about ``where``.
 
     Args:
@@ -86,7 +86,7 @@ def explained(where: str, local: Path | None = None) -> Iterator[None]:
     try:
         yield
     except _expected() as error:
-        raise _translated(error, where, local) from error
+        raise _s3_error(error, where, local) from error
 
 
 def is_transient(error: S3Error) -> bool:
@@ -101,7 +101,7 @@ def _expected() -> tuple[type[Exception], ...]:
     return BotoCoreError, ClientError, OSError, ValueError, KeyError
 
 
-def _translated(error: Exception, where: str, local: Path | None) -> S3Error:
+def _s3_error(error: Exception, where: str, local: Path | None) -> S3Error:
     response = getattr(error, "response", None)
     if isinstance(response, dict):  # a ClientError
         code = str(response.get("Error", {}).get("Code", ""))

@@ -98,7 +98,7 @@ class FolderStore:
             DamagedError, StoreRefusedError: as ``read``.
         """
         path = self.path(name)
-        with self._explained(path), contextlib.ExitStack() as scope:
+        with self._translated(path), contextlib.ExitStack() as scope:
             file = None
             with contextlib.suppress(FileNotFoundError):
                 try:
@@ -112,7 +112,7 @@ class FolderStore:
         self, name: str, data: bytes, *, if_absent: bool = False, if_version: str | None = None
     ) -> str | None:
         path = self.path(name)
-        with self._explained(path), new_file(path) as temporary:
+        with self._translated(path), new_file(path) as temporary:
             temporary.write_bytes(data)
             if not if_absent and if_version is None:
                 commit(temporary, path)
@@ -128,19 +128,19 @@ class FolderStore:
     def keep(self, name: str, data: bytes) -> None:
         """Write what can be had again and is verified when it is read: without waiting for the disk."""
         path = self.path(name)
-        with self._explained(path), new_file(path) as temporary:
+        with self._translated(path), new_file(path) as temporary:
             temporary.write_bytes(data)
             commit(temporary, path, durable=False)
 
     def delete(self, name: str) -> None:
         path = self.path(name)
-        with self._explained(path):
+        with self._translated(path):
             path.unlink(missing_ok=True)
 
     def newest(self, folder: str, limit: int) -> list[str]:
         path = self.path(folder)
         times: dict[str, int] = {}
-        with self._explained(path), contextlib.suppress(FileNotFoundError), os.scandir(path) as entries:
+        with self._translated(path), contextlib.suppress(FileNotFoundError), os.scandir(path) as entries:
             for entry in itertools.islice(entries, _LISTED):
                 # What has no name of ours is not ours; what is gone by now was just replaced.
                 if is_name(entry.name) and entry.is_file(follow_symlinks=False):
@@ -151,7 +151,7 @@ class FolderStore:
 
     def size(self, name: str) -> int | None:
         path = self.path(name)
-        with self._explained(path):
+        with self._translated(path):
             try:
                 status = path.lstat()
             except FileNotFoundError:
@@ -160,7 +160,7 @@ class FolderStore:
 
     def upload(self, name: str, source: Path) -> None:
         path = self.path(name)
-        with self._explained(path), new_file(path) as temporary:
+        with self._translated(path), new_file(path) as temporary:
             _copy(source, temporary)
             commit(temporary, path)
 
@@ -169,7 +169,7 @@ class FolderStore:
             if time.monotonic() >= deadline:
                 raise StoreError(f"{self.root}: copying did not finish before its deadline")
             source, copy = self.path(name), folder / uuid4().hex
-            with self._explained(source):
+            with self._translated(source):
                 if self.size(name) != size:
                     raise DamagedError(f"{source} is missing or not of {size} bytes")
                 _copy(source, copy)
@@ -181,7 +181,7 @@ class FolderStore:
         Raises:
             StoreDeniedError: the folder is read-only.
         """
-        with self._explained(self.root), self._lock():
+        with self._translated(self.root), self._lock():
             return True
 
     def vouch(self, envelope: bytes) -> None:
@@ -191,7 +191,7 @@ class FolderStore:
         copying a bucket into it, cannot bring such a note along.
         """
         path = self.path(f"{_BUILT}/{_version(envelope)}")
-        with self._explained(path), new_file(path) as temporary:
+        with self._translated(path), new_file(path) as temporary:
             temporary.touch()
             temporary.write_text(str(temporary.stat().st_ino))
             commit(temporary, path)
@@ -199,7 +199,7 @@ class FolderStore:
     def is_vouched(self, envelope: bytes) -> bool:
         """Whether ``vouch`` was called with this envelope, in this folder."""
         path = self.path(f"{_BUILT}/{_version(envelope)}")
-        with self._explained(path):
+        with self._translated(path):
             try:
                 with open_regular(path) as file:
                     status = os.fstat(file.fileno())
@@ -211,7 +211,7 @@ class FolderStore:
     def verified(self, blob: Blob) -> Path | None:
         """The file of a content that is here and right; a damaged one is removed."""
         path = self.path(blob_name(blob))
-        with self._explained(path):
+        with self._translated(path):
             try:
                 if path.lstat().st_size == blob.size and describe(path) == blob:
                     return path
@@ -225,7 +225,7 @@ class FolderStore:
     def adopt(self, source: Path, blob: Blob) -> bool:
         """Move a file of ``scratch`` to its place among the blobs; False if it is not that content."""
         path = self.path(blob_name(blob))
-        with self._explained(path):
+        with self._translated(path):
             if describe(source) != blob:
                 return False
             commit(source, path, durable=False)  # whoever uses it verifies it, and fetches it again
@@ -235,7 +235,7 @@ class FolderStore:
     def scratch(self) -> Iterator[Path]:
         """A folder on the same file system that is gone afterwards; what killed processes left goes too."""
         parent = self.root / _SCRATCH
-        with self._explained(parent), contextlib.ExitStack() as entering:
+        with self._translated(parent), contextlib.ExitStack() as entering:
             make_folder(parent)
             folder = entering.enter_context(scratch_folder("snapcap-fetch-", parent, _LEFT_BEHIND_SECONDS))
             scope = entering.pop_all()
@@ -262,7 +262,7 @@ class FolderStore:
             os.close(descriptor)
 
     @contextlib.contextmanager
-    def _explained(self, path: Path) -> Iterator[None]:
+    def _translated(self, path: Path) -> Iterator[None]:
         try:
             yield
         except OSError as error:

@@ -39,7 +39,7 @@ def open_store(address: str, s3: S3Options, trust: Trust) -> ArtifactStore:
     check_store(address, trust)
     if is_remote(address):
         return S3Store.open(address, s3)
-    return FolderStore.open(Path(address).expanduser())
+    return FolderStore.open(Path(address))
 
 
 def trust_of(options: StoreOptions) -> Trust:

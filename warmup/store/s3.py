@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from snapcap.warmup.options import S3Options
 from snapcap.warmup.s3.download import Download, S3Object, client, download, split_uri
-from snapcap.warmup.s3.errors import ObjectChangedError, S3Error, explained
+from snapcap.warmup.s3.errors import ObjectChangedError, S3Error, translated
 from snapcap.warmup.store.store import (
     DamagedError,
     Stored,
@@ -70,7 +70,7 @@ class S3Store:
 
     def read(self, name: str, limit: int) -> Stored | None:
         try:
-            with explained(self._where(name)):
+            with translated(self._where(name)):
                 reply = self.s3.get_object(Bucket=self.bucket, Key=self._key(name))
                 with contextlib.closing(reply["Body"]) as body:
                     return Stored(body.read(limit + 1), _unquoted(reply["ETag"]))
@@ -88,7 +88,7 @@ class S3Store:
         elif if_version is not None:
             request["IfMatch"] = if_version  # unquoted: Ceph compares the text as it comes, and others take both
         try:
-            with explained(self._where(name)):
+            with translated(self._where(name)):
                 return _unquoted(self.s3.put_object(**request)["ETag"])
         except S3Error as error:
             if (if_absent or if_version is not None) and error.code in _LOST:
@@ -109,7 +109,7 @@ class S3Store:
 
     def size(self, name: str) -> int | None:
         try:
-            with explained(self._where(name)):
+            with translated(self._where(name)):
                 return self.s3.head_object(Bucket=self.bucket, Key=self._key(name))["ContentLength"]
         except S3Error as error:
             if error.code in _ABSENT:
@@ -165,7 +165,7 @@ class S3Store:
     @contextlib.contextmanager
     def _translating(self, where: str) -> Iterator[None]:
         try:
-            with explained(where):
+            with translated(where):
                 yield
         except S3Error as error:
             raise _translated(error) from error

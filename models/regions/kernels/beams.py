@@ -37,7 +37,7 @@ def select(
     sequences: Tensor,  # [2, slots, L + 1] int64, the first b slots are replaced
     outcomes: Tensor,  # [b, L + 1] int64, replaced
 ) -> Tensor:  # [b] int64
-    """What `models.regions.beam_search.select` does, where all members of a group agree on who they are."""
+    """What `models.regions.choice.beam_search.select` does, where all members of a group agree on who they are."""
     rows, vocabulary = logits.shape
     layers, _, heads, length, width = value_cache.shape
     beams, slots = min(members.shape[1], rows), sequences.shape[1]
@@ -147,7 +147,7 @@ def _choose(
     PADDED: tl.constexpr,
     LENGTH: tl.constexpr,
 ):
-    """One row works out the choice of its whole group, as `models.regions.beam_search` describes it."""
+    """One row works out the choice of its whole group, as `models.regions.choice.beam_search` describes it."""
     row = tl.program_id(0)
     at = tl.load(positions + row)
     rank, lowest = tl.load(ranks + row * 2), tl.load(ranks + row * 2 + 1)

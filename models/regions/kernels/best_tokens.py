@@ -16,7 +16,7 @@ _PART = 1024
 
 
 def best_tokens(logits: Tensor, normalised: Tensor, each: int) -> tuple[Tensor, Tensor]:
-    """What `models.regions.beam_search.best_log_probs` gives: [b, each] fp32 and int64."""
+    """What `models.regions.choice.beam_search.best_log_probs` gives: [b, each] fp32 and int64."""
     rows, vocabulary = logits.shape
     parts = triton.cdiv(vocabulary, _PART)
     best = torch.empty(rows, parts, each, dtype=torch.int64, device=logits.device)

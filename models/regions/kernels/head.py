@@ -24,11 +24,11 @@ def head(
     gamma: Tensor | None,  # [D], the norm before the product, if there is one
     beta: Tensor | None,  # [D]
     eps: float,
-) -> Tensor:  # [b, V]
-    """Logits, and what ``next_token.advance`` does; of equal logits the first is taken, as by argmax."""
+) -> Tensor:  # [b, V] fp32
+    """Logits, rounded as ``hidden`` is, and what ``advance`` does: of equal logits the first is taken."""
     rows, width = hidden.shape
     vocabulary = weight.shape[0]
-    logits = torch.empty(rows, vocabulary, dtype=hidden.dtype, device=hidden.device)
+    logits = torch.empty(rows, vocabulary, dtype=torch.float32, device=hidden.device)
     block = 8 if rows <= FEW_ROWS else 128
     blocks = triton.cdiv(vocabulary, block)
     best = torch.empty(rows, blocks, dtype=torch.float32, device=hidden.device)
@@ -118,9 +118,9 @@ def _few_rows(
         y = tl.sum(tile.to(tl.float32) * value[None, :], 1)
         if BIAS:
             y += tl.load(bias + n, mask=live, other=0.0).to(tl.float32)
-        y = y.to(logits.dtype.element_ty)
+        y = y.to(hidden.dtype.element_ty).to(tl.float32)
         tl.store(logits + row * VOCABULARY + n, y, mask=live)
-        ranked = tl.where(live, y.to(tl.float32), float("-inf"))
+        ranked = tl.where(live, y, float("-inf"))
         top, index = tl.max(ranked, 0, return_indices=True, return_indices_tie_break_left=True)
         tl.store(best + row * blocks + block, top)
         tl.store(which + row * blocks + block, index + block * BN)
@@ -163,9 +163,9 @@ def _many_rows(
         y = tl.dot(value, tile, y)
     if BIAS:
         y += tl.load(bias + n, mask=live, other=0.0).to(tl.float32)[None, :]
-    rounded = y.to(logits.dtype.element_ty)
+    rounded = y.to(hidden.dtype.element_ty).to(tl.float32)
     tl.store(logits + m[:, None] * VOCABULARY + n[None, :], rounded, mask=here[:, None] & live[None, :])
-    ranked = tl.where(live[None, :], rounded.to(tl.float32), float("-inf"))
+    ranked = tl.where(live[None, :], rounded, float("-inf"))
     top, index = tl.max(ranked, 1, return_indices=True, return_indices_tie_break_left=True)
     tl.store(best + m * blocks + block, top, mask=here)
     tl.store(which + m * blocks + block, index + block * BN, mask=here)

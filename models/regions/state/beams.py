@@ -12,6 +12,7 @@ from torch import Tensor
 
 from snapcap.models.dimensions import MAX_BEAMS
 
+PENALISE_INPUTS = ("penalty", "ngrams", "inside", "sequences")
 SELECT_INPUTS = (
     "members",
     "inside",
@@ -83,11 +84,9 @@ class BeamState:
     def cache_length(self) -> int:
         return self.outcomes.shape[1] - 1
 
-    def inputs(self, rows: int) -> tuple[Tensor, ...]:
-        """What `beam_search.select` takes of the first ``rows`` slots, in the order of ``SELECT_INPUTS``."""
-        return tuple(
-            self.sequences if name == "sequences" else getattr(self, name)[:rows] for name in SELECT_INPUTS
-        )
+    def inputs(self, names: Sequence[str], rows: int) -> tuple[Tensor, ...]:
+        """Buffers by name for the first ``rows`` slots; of ``sequences``, whose slots are not first, all."""
+        return tuple(self.sequences if name == "sequences" else getattr(self, name)[:rows] for name in names)
 
     def start(self, slots: slice, start_id: int) -> None:
         """Rows at their first token, greedy or sampled, without penalties."""

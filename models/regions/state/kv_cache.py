@@ -12,6 +12,8 @@ from torch import Tensor
 
 from snapcap.models.config import ModelConfig
 
+SAMPLE_INPUTS = ("uniforms", "temperature", "top_k", "top_p")
+
 
 @dataclass(frozen=True)
 class LayerCache:
@@ -84,6 +86,10 @@ class DecodeState:
         """Views of the first ``rows`` slots, one a decoder layer."""
         caches = (self.key, self.value, self.cross_key, self.cross_value)
         return [LayerCache(*(cache[layer, :rows] for cache in caches)) for layer in range(self.key.shape[0])]
+
+    def sampling(self, rows: int) -> tuple[Tensor, ...]:
+        """``SAMPLE_INPUTS`` of the first ``rows`` slots."""
+        return tuple(getattr(self, name)[:rows] for name in SAMPLE_INPUTS)
 
     def zeroed(self) -> "DecodeState":
         """Buffers of the same shapes, strides, dtypes and device, zeroed."""

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Executor
 from typing import Any
 
 from starlette.requests import Request
@@ -22,7 +24,18 @@ from snapcap.service.memory.bodies import body_account
 from snapcap.service.telemetry.metrics import Metrics
 
 MAX_IMAGES = 16
+Read = Callable[[Request, BodyLimits, Executor], Awaitable[tuple[bytes, CaptionOptions]]]
 _logger = logging.getLogger("snapcap.access")
+
+
+async def caption_of(request: Request, captioner: Captioner, limits: BodyLimits, read: Read) -> CaptionResult:
+    """The caption of the one image that `read` finds in the request."""
+    with captioner.admit() as permit:
+        image, options = await read(request, limits, captioner.pool)
+        permit.take()
+        scope = request.scope
+        work = captioner.caption(image, options, request_id(scope), permit, body_account(scope))
+        return await unless_disconnected(request.receive, work)
 
 
 class CaptionRoutes:
@@ -43,13 +56,7 @@ class CaptionRoutes:
     async def caption(self, request: Request) -> Response:
         """The image is the body, a part of a form, or base64 in JSON. Options in the body win over those in the
         query."""
-        with self._captioner.admit() as permit:
-            image, options = await read_image(request, self._limits, self._captioner.pool)
-            permit.take()
-            scope = request.scope
-            work = self._captioner.caption(image, options, request_id(scope), permit, body_account(scope))
-            result = await unless_disconnected(request.receive, work)
-        return JsonReply(result.to_dict())
+        return JsonReply((await caption_of(request, self._captioner, self._limits, read_image)).to_dict())
 
     async def captions(self, request: Request) -> Response:
         """The file parts are named image or images; the options hold for all. The reply has, in order, a caption

@@ -5,14 +5,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from snapcap.service.api.bodies.body import BodyLimits
-from snapcap.service.api.bodies.disconnect import unless_disconnected
 from snapcap.service.api.bodies.replies import JsonReply
+from snapcap.service.api.caption.routes import caption_of
 from snapcap.service.api.huggingface.request import read_huggingface
-from snapcap.service.api.middleware.request_id import request_id
 from snapcap.service.api.problems import HUGGING_FACE
 from snapcap.service.api.routing import Api, RouteGroup
 from snapcap.service.captioning.captioner import Captioner
-from snapcap.service.memory.bodies import body_account
 
 
 class HuggingFaceRoutes:
@@ -31,12 +29,7 @@ class HuggingFaceRoutes:
 
     async def image_to_text(self, request: Request) -> Response:
         """The image is the body, or base64 in JSON with parameters."""
-        with self._captioner.admit() as permit:
-            image, options = await read_huggingface(request, self._limits, self._captioner.pool)
-            permit.take()
-            scope = request.scope
-            work = self._captioner.caption(image, options, request_id(scope), permit, body_account(scope))
-            result = await unless_disconnected(request.receive, work)
+        result = await caption_of(request, self._captioner, self._limits, read_huggingface)
         return JsonReply([{"generated_text": result.caption}])
 
     async def image_to_text_of_model(self, request: Request) -> Response:

@@ -1,4 +1,7 @@
-"""Describes the replies of the Hugging Face API."""
+"""Describes the replies of the Hugging Face API.
+
+Only the OpenAPI document imports it: replies are written without pydantic.
+"""
 
 from pydantic import BaseModel, Field, RootModel
 

@@ -1,4 +1,7 @@
-"""Refuses requests without a valid API key before anything else of them is read."""
+"""Refuses requests without a valid API key before anything else of them is read.
+
+`api_keys.py` is imported only by a server that has keys.
+"""
 
 from typing import TYPE_CHECKING
 

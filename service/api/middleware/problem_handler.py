@@ -1,4 +1,7 @@
-"""Handles the exceptions of the application: counts them, logs what is our fault, lets the API spell them."""
+"""Handles the exceptions of the application: counts them, logs what is our fault, lets the API spell them.
+
+`RequestScope` has one for what a request raises, and the OpenAI API for what ends a stream that has begun.
+"""
 
 import logging
 

@@ -1,4 +1,7 @@
-"""Gives each request its id: the client's if it is usable, else a new one."""
+"""Gives each request its id: the client's if it is usable, else a new one.
+
+What answers a request and what logs it import this, on a connection too.
+"""
 
 import random
 import re

@@ -1,4 +1,7 @@
-"""Carries messages at the engine process's end of the socket to the HTTP process, with blocking calls."""
+"""Carries messages at the engine process's end of the socket to the HTTP process, with blocking calls.
+
+The HTTP process's end is in `loop_channel.py`: this process imports no asyncio.
+"""
 
 import socket
 import threading

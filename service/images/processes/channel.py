@@ -8,7 +8,7 @@ from snapcap.service.images.processes.messages import HEAD, Answer, AnswerReader
 from snapcap.service.ipc.framing import receive
 
 
-class DecodeChannel:
+class WorkerChannel:
     """One image at a time, and its answer, on the event loop. Nobody waits: what the socket has no room for is sent
     when there is."""
 

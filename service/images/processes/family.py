@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from snapcap.models.processing.image_parts import sniff
-from snapcap.service.images.processes.fork import DecodeProcesses
+from snapcap.service.images.processes.fork import ImageProcesses
 from snapcap.service.images.processes.messages import Began, Ended, Notice, Setup
 from snapcap.service.images.processes.notice_channel import NoticeChannel
 from snapcap.service.images.processes.worker_handle import Worker, kill
@@ -28,12 +28,12 @@ _END_S = 5.0
 _logger = logging.getLogger("snapcap.decode")
 
 
-class DecodeFamily:
+class ImageProcessFamily:
     """`began`: a process, with the socket to it. `gone`: there is no parent any more, and why; called once."""
 
     def __init__(
         self,
-        processes: DecodeProcesses,
+        processes: ImageProcesses,
         metrics: Metrics,
         loop: asyncio.AbstractEventLoop,
         began: Callable[[int, socket.socket], Worker],

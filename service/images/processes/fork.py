@@ -13,7 +13,7 @@ _MOST_OF_FEW_CPUS = 4
 
 
 @dataclass(frozen=True)
-class DecodeProcesses:
+class ImageProcesses:
     """How many processes there are to be, and the one that forks them, whose `end` they come through."""
 
     count: int
@@ -33,7 +33,7 @@ def decode_processes(asked: int | None) -> int:
     return max(min(cpus * 5 // 8, _MOST), min(cpus, _MOST_OF_FEW_CPUS))
 
 
-def fork_decoding(count: int, pixels: SharedPixels, others: Iterable[socket.socket]) -> DecodeProcesses:
+def fork_image_processes(count: int, pixels: SharedPixels, others: Iterable[socket.socket]) -> ImageProcesses:
     """Start the process that starts the others.
 
     `others`: what it must not hold open.
@@ -41,10 +41,10 @@ def fork_decoding(count: int, pixels: SharedPixels, others: Iterable[socket.sock
     Raises:
         ForkError: this system cannot fork.
     """
-    return DecodeProcesses(count, fork_child(lambda end: _serve_decoding(count, end, pixels), others))
+    return ImageProcesses(count, fork_child(lambda end: _serve_image_processes(count, end, pixels), others))
 
 
-def _serve_decoding(count: int, end: socket.socket, pixels: SharedPixels) -> int:
-    from snapcap.service.images.processes.supervisor import serve_decoding  # noqa: PLC0415  in the child only
+def _serve_image_processes(count: int, end: socket.socket, pixels: SharedPixels) -> int:
+    from snapcap.service.images.processes.supervisor import serve_image_processes  # noqa: PLC0415  in the child only
 
-    return serve_decoding(count, end, pixels)
+    return serve_image_processes(count, end, pixels)

@@ -26,7 +26,7 @@ _NICE = 5
 _logger = logging.getLogger("snapcap.decode")
 
 
-def serve_decoding(count: int, end: socket.socket, pixels: SharedPixels) -> int:
+def serve_image_processes(count: int, end: socket.socket, pixels: SharedPixels) -> int:
     """Keep so many processes until the server ends. Exit status 0."""
     os.nice(_NICE)
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's threads would not be there after a fork

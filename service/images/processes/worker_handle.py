@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from snapcap.service.images.decoder import Done, EncodedImage
-from snapcap.service.images.processes.channel import DecodeChannel
+from snapcap.service.images.processes.channel import WorkerChannel
 from snapcap.service.telemetry.reasons import Why
 
 # A client that has left is no reason to end a process for a picture that is about to be ready.
@@ -29,7 +29,7 @@ class Job:
 @dataclass(eq=False)
 class Worker:
     pid: int
-    channel: DecodeChannel = field(init=False)
+    channel: WorkerChannel = field(init=False)
     job: Job | None = None
     slot: int = 0
     since: float = 0.0

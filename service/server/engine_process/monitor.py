@@ -33,8 +33,8 @@ from snapcap.service.engine.remote.messages import (
     Turn,
     Usage,
 )
-from snapcap.service.images.pool import ProcessDecoder
-from snapcap.service.images.room import DecodeRoom, decode_memory
+from snapcap.service.images.pool import ProcessImageDecoder
+from snapcap.service.images.room import ImageRoom, decode_memory
 from snapcap.service.ipc.fork import how_it_ended
 from snapcap.service.ipc.shared_pixels import Slots
 from snapcap.service.readiness import State
@@ -87,11 +87,11 @@ class EngineClient:
         self._result = StartResult(settings, services, stop)
         self._loop = loop
         self._channel = LoopChannel(parts.engine.end, loop, self._take)
-        self._decoders = parts.decoding.count
-        self._decoder = ProcessDecoder(
-            parts.decoding,
+        self._process_count = parts.images.count
+        self._image_decoder = ProcessImageDecoder(
+            parts.images,
             self._slots,
-            DecodeRoom(decode_memory(settings), self._decoders),
+            ImageRoom(decode_memory(settings), self._process_count),
             settings.images.decode_timeout,
             services.metrics,
             loop,
@@ -121,7 +121,7 @@ class EngineClient:
         """End the processes, and wait until they have ended. The event loop is over by now."""
         self._closing = True
         self._channel.close()
-        self._decoder.close()
+        self._image_decoder.close()
         self._waiter.join(0 if self._stalled else _END_S)
         self._signal(signal.SIGKILL)
         self._waiter.join(_END_S)  # a driver may hold up its end, though not that of this process
@@ -142,12 +142,14 @@ class EngineClient:
             checkpoint = Checkpoint.of(settings.model.source, folder, config, settings.images.max_pixels)
             _ = checkpoint.tokenizer
             self._pixels.open(checkpoint.config.vision.image_size)
-            if not self._decoder.begin(checkpoint.transform):
+            if not self._image_decoder.begin(checkpoint.transform):
                 return
             alone = AnswersAtOnce(self._slots)
-            self._rehearse(partial(rehearse, alone, checkpoint, self._decoder, self._run, self._decoders))
-            if not self._decoder.works:
-                self._loop.call_soon_threadsafe(self._decoder.give_up, "no process has answered")
+            self._rehearse(
+                partial(rehearse, alone, checkpoint, self._image_decoder, self._run, self._process_count)
+            )
+            if not self._image_decoder.works:
+                self._loop.call_soon_threadsafe(self._image_decoder.give_up, "no process has answered")
                 return
             limits = self._limits.result()
             self._checkpoint = checkpoint
@@ -162,7 +164,7 @@ class EngineClient:
         except Exception as error:
             self._result.failed(error)
             return
-        self._rehearse(partial(rehearse, engine, checkpoint, self._decoder, self._run))
+        self._rehearse(partial(rehearse, engine, checkpoint, self._image_decoder, self._run))
         self._channel.send(Rehearsed())
         end_on_signal()
 
@@ -202,7 +204,7 @@ class EngineClient:
             case ModelLoaded(limits):
                 self._limits.set_result(limits)
             case Ready() if self._engine is not None and self._checkpoint is not None:
-                self._result.ready(self._engine, self._checkpoint, self._decoder)
+                self._result.ready(self._engine, self._checkpoint, self._image_decoder)
                 self._tick()
             case Failed(sentence):
                 self._result.told_failed(sentence)

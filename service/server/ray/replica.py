@@ -23,7 +23,7 @@ from snapcap.service.api.app import Exposure, create_app
 from snapcap.service.api.middleware.api_keys import read_api_keys
 from snapcap.service.api.middleware.request_id import HEADER
 from snapcap.service.config.http_settings import HttpLimits, HttpSettings
-from snapcap.service.config.image_settings import DecodingSettings
+from snapcap.service.config.image_settings import ImageProcessSettings
 from snapcap.service.config.reader import SettingsError, read_settings
 from snapcap.service.config.settings import Settings
 from snapcap.service.readiness import State
@@ -153,7 +153,7 @@ def _settings(variables: Mapping[str, str]) -> Settings:
         for name in names:
             if getattr(group, name) != getattr(defaults, name):
                 raise SettingsError(f"{name} has no meaning on Ray, which listens, drains and is scraped by itself")
-    if settings.decoding != DecodingSettings():
+    if settings.image_processes != ImageProcessSettings():
         raise SettingsError("decode_processes has no meaning on Ray, where threads of the replica decode")
     return settings
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from snapcap.models.regions.beam_search import _PART, best_log_probs, largest
+from snapcap.models.regions.choice.beam_search import _PART, best_log_probs, largest
 from snapcap.models.regions.state.reorder import RowMoves, reorder
 
 NEVER = float("-inf")

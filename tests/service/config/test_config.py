@@ -67,6 +67,10 @@ def test_the_cache_folder_follows_xdg(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert read().model.cache_dir == Path.home() / ".cache" / "snapcap"
 
 
+def test_a_store_may_be_in_a_home_folder() -> None:
+    assert read("--store", "~/artifacts").store_folder == Path.home() / "artifacts"
+
+
 @pytest.mark.parametrize(
     ("argument", "sentence"),
     [

@@ -11,7 +11,7 @@ from support.servers.server_process import is_gone
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.service.errors import NotReady
 from snapcap.service.images import pool as process_decoder
-from snapcap.service.images.pool import DecodersEndedError
+from snapcap.service.images.pool import ImageProcessesEndedError
 from snapcap.service.images.processes import family as decode_family
 from snapcap.service.images.processes.messages import NoneBegan, pack_notice
 
@@ -31,7 +31,7 @@ def test_without_their_parent_the_server_ends_and_nothing_waits() -> None:
         futures.append(world.ask(4))
         assert all(isinstance(each.exception(0), NotReady) for each in futures)
         (error,) = world.failures
-        assert isinstance(error, DecodersEndedError)
+        assert isinstance(error, ImageProcessesEndedError)
         assert str(error).endswith("the process that starts those that decode has ended")
         assert len(world.slots) == SLOTS
         world.close()
@@ -103,7 +103,7 @@ def test_processes_that_never_come_end_the_start(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(decode_family, "START_S", 0.01)
         assert not await asyncio.to_thread(world.decoder.begin, ImageTransform((2, 2)))
         await turns()
-        assert isinstance(world.failures[0], DecodersEndedError)
+        assert isinstance(world.failures[0], ImageProcessesEndedError)
         assert isinstance(world.ask(1).exception(0), NotReady)
         world.close()
 

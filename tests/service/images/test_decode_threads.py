@@ -9,11 +9,11 @@ from support.fakes.list_engine import PATIENCE
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.service.errors import DeadlineExceeded
 from snapcap.service.images import threads as thread_decoder
-from snapcap.service.images.decoder import DecodedImage, DecodeResult, EncodedImage, UnreadableImage
+from snapcap.service.images.decoder import DecodedImage, EncodedImage, ImageResult, UnreadableImage
 from snapcap.service.images.processes import fork as decode_fork
 from snapcap.service.images.processes.fork import decode_processes
 from snapcap.service.images.sample import picture
-from snapcap.service.images.threads import ThreadDecoder, decode_threads
+from snapcap.service.images.threads import ThreadImageDecoder, decode_threads
 
 
 @pytest.mark.parametrize(("asked", "cpus", "threads"), [(0, 2, 2), (0, 8, 8), (0, 64, 8), (1, 64, 1), (24, 2, 24)])
@@ -39,14 +39,14 @@ def test_processes_leave_three_of_eight_cpus_and_are_always_there(
     ("room", "seconds"), [(None, PATIENCE), (1 << 30, PATIENCE), (1000, PATIENCE), (None, -1.0)]
 )
 def test_a_thread_refuses_what_takes_too_much_memory_and_what_is_late(room: int | None, seconds: float) -> None:
-    done: Future[DecodeResult] = Future()
+    done: Future[ImageResult] = Future()
 
-    def take(outcome: DecodeResult) -> bool:
+    def take(outcome: ImageResult) -> bool:
         done.set_result(outcome)
         return True
 
     with ThreadPoolExecutor(1) as pool:
-        decoder = ThreadDecoder(pool, ImageTransform((8, 8)), room)
+        decoder = ThreadImageDecoder(pool, ImageTransform((8, 8)), room)
         decoder.decode(EncodedImage(picture(), "1", time.monotonic() + seconds, lambda: False), take)
         outcome = done.result(PATIENCE)
     if seconds < 0:

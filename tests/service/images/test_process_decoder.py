@@ -5,7 +5,7 @@ from support.fakes.decode_world import COMPLETION, MEMORY, SLOTS, World, of, pla
 
 from snapcap.service.engine.remote.messages import Turn
 from snapcap.service.errors import UnprocessableImage
-from snapcap.service.images.pool import DecodeError
+from snapcap.service.images.pool import ImageProcessError
 from snapcap.service.images.processes.messages import Broken, Ended, Needs, Refused, pack_notice
 from snapcap.service.images.room import ImageMemoryFull
 
@@ -85,7 +85,7 @@ def test_errors_are_those_of_decoding_in_this_process() -> None:
         error = refused.exception(0)
         assert isinstance(error, UnprocessableImage)
         assert (error.detail, error.reason) == ("The PNG data is incomplete.", "truncated")
-        assert isinstance(broken.exception(0), DecodeError)
+        assert isinstance(broken.exception(0), ImageProcessError)
         assert "ZeroDivisionError" in str(broken.exception(0))
         assert world.metrics.image_decode_failures.labels("truncated")._value.get() == 1
         assert len(world.slots) == SLOTS

@@ -16,7 +16,7 @@ from snapcap.service.engine.device_thread import DeviceThread
 from snapcap.service.engine.engine import Engine
 from snapcap.service.engine.request import CaptionRequest
 from snapcap.service.images.sample import picture
-from snapcap.service.images.threads import ThreadDecoder
+from snapcap.service.images.threads import ThreadImageDecoder
 from snapcap.service.ipc.shared_pixels import FilledSlot, Slots
 from snapcap.service.server.rehearsal import AnswersAtOnce, rehearse
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
@@ -104,7 +104,9 @@ def test_without_a_model_each_thread_decodes_and_serves_others_later(
     monkeypatch.setattr(ImageTransform, "decode", kept)
     checkpoint = Checkpoint.of("demo", demo_folder, ModelConfig.from_folder(demo_folder), 1_000_000)
     with ThreadPoolExecutor(3) as pool:
-        rehearse(AnswersAtOnce(Slots(0)), checkpoint, ThreadDecoder(pool, checkpoint.transform), asyncio.run, 3)
+        rehearse(
+            AnswersAtOnce(Slots(0)), checkpoint, ThreadImageDecoder(pool, checkpoint.transform), asyncio.run, 3
+        )
         assert len(threads) == 3
         assert pool.submit(threading.get_ident).result(PATIENCE) in threads
 

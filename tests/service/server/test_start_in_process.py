@@ -12,8 +12,7 @@ import pytest
 
 from snapcap.service.api.app import Services
 from snapcap.service.captioning.options import CaptionOptions
-from snapcap.service.config.settings import Settings
-from snapcap.service.config.watchdog_settings import WatchdogSettings
+from snapcap.service.config.settings import Settings, WatchdogSettings
 from snapcap.service.errors import DeadlineExceeded
 from snapcap.service.readiness import State
 from snapcap.service.server.http_process import assemble

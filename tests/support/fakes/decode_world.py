@@ -21,8 +21,8 @@ from snapcap.service.engine.remote.client import RemoteEngine
 from snapcap.service.engine.remote.messages import Submit
 from snapcap.service.engine.request import CaptionRequest, Completion
 from snapcap.service.images.decoder import EncodedImage
-from snapcap.service.images.pool import ProcessDecoder
-from snapcap.service.images.processes.fork import DecodeProcesses
+from snapcap.service.images.pool import ProcessImageDecoder
+from snapcap.service.images.processes.fork import ImageProcesses
 from snapcap.service.images.processes.messages import (
     HEAD,
     Answer,
@@ -32,7 +32,7 @@ from snapcap.service.images.processes.messages import (
     pack_answer,
     pack_notice,
 )
-from snapcap.service.images.room import DecodeRoom
+from snapcap.service.images.room import ImageRoom
 from snapcap.service.ipc.fork import ChildProcess
 from snapcap.service.ipc.framing import Unpacker
 from snapcap.service.ipc.shared_pixels import SharedPixels, Slots
@@ -90,12 +90,12 @@ class World:
         ours, self.control = socket.socketpair()
         # To be waited for at the end, as the process that forks the others is.
         self.parent = subprocess.Popen([sys.executable, "-S", "-c", "import sys; sys.stdin.read()"], stdin=-1)
-        processes = DecodeProcesses(PROCESSES, ChildProcess(self.parent.pid, ours))
+        processes = ImageProcesses(PROCESSES, ChildProcess(self.parent.pid, ours))
         self.failures: list[Exception] = []
-        self.decoder = ProcessDecoder(
+        self.decoder = ProcessImageDecoder(
             processes,
             self.slots,
-            DecodeRoom(MEMORY, PROCESSES),
+            ImageRoom(MEMORY, PROCESSES),
             MOST_S,
             self.metrics,
             asyncio.get_running_loop(),

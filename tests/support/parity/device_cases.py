@@ -4,7 +4,8 @@ What tests/gpu is made of. Nothing here is about CUDA alone, so that it can be r
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -140,3 +141,17 @@ def steps_with_logits(
 def _transform(captioner: Captioner) -> ImageTransform:
     vision = captioner.config.vision
     return ImageTransform.from_folder(captioner.folder, vision.image_size, family=vision.family)
+
+
+@contextmanager
+def no_waiting(device: torch.device) -> Iterator[None]:
+    """torch raises where an operation would wait for the device."""
+    if device.type != "cuda":
+        yield
+        return
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

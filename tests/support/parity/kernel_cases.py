@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from snapcap.models.regions import beam_search, bert, cross_kv, gpt2
 from snapcap.models.regions.activations import activation
+from snapcap.models.regions.choice import beam_search, bert, cross_kv, gpt2
 from snapcap.models.regions.fused import compiled_function
 from snapcap.models.regions.state.reorder import reorder
 from snapcap.models.regions.table import Region, RegionFunction

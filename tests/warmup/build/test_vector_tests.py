@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from torch._inductor import cpu_vec_isa
 
-from snapcap.warmup.build.vector_tests import skip_vector_tests
+from snapcap.warmup.build.environment import skip_vector_tests
 
 
 @pytest.fixture

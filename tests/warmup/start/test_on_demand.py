@@ -1,18 +1,25 @@
-"""A package that is opened by its first call: the region of beams, which no start waits for."""
+"""Packages that are opened by their first call: those of regions that no start waits for."""
 
 import logging
+import random
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from support.parity.beams import search
 
 from snapcap.warmup.build.check_worker import example_inputs
-from snapcap.warmup.plan.buckets import Bucket
+from snapcap.warmup.build.folder import BuildFolder
+from snapcap.warmup.plan.buckets import Bucket, BucketTable
 from snapcap.warmup.runtime.aoti.packages import entry_name, input_specs
 from snapcap.warmup.runtime.backends.aot import AotBackend
+from snapcap.warmup.runtime.backends.eager import EagerBackend
 from snapcap.warmup.runtime.compare import compare_call
 from snapcap.warmup.runtime.loaded_model import LoadedModel
+from snapcap.warmup.runtime.runner import Runner, open_callables
+from snapcap.warmup.runtime.slot_request import SamplingParams, SlotRequest
 from snapcap.warmup.store.blobs import VerifiedFile
 
 FOUR = Bucket(4)
@@ -65,3 +72,41 @@ def test_a_package_is_opened_from_the_bytes_that_were_verified(
         assert compare_call(region.function, late, inputs, demo_model.dtype) == 0.0, "the package was run"
     (record,) = caplog.records
     assert "has changed since it was verified" in record.fields["error"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        [SamplingParams(temperature=1.2)],
+        [SamplingParams(temperature=0.8, top_k=20, top_p=0.9), SamplingParams(), SamplingParams(temperature=2.0)],
+        [SamplingParams(repetition_penalty=1.5)],
+        [SamplingParams(no_repeat_ngram_size=2), SamplingParams(temperature=1.0, repetition_penalty=1.3)],
+        [SamplingParams(num_beams=3, repetition_penalty=1.2, no_repeat_ngram_size=2), SamplingParams()],
+        [SamplingParams(num_beams=2), SamplingParams(temperature=0.7), SamplingParams(repetition_penalty=2.0)],
+    ],
+    ids=["sampled", "sampled beside greedy", "penalised", "both", "penalised beams", "everything"],
+)
+def test_compiled_choices_are_those_of_eager_regions(
+    asked: list[SamplingParams], built_cache: Path, demo_model: LoadedModel, caplog: pytest.LogCaptureFixture
+) -> None:
+    (path,) = (built_cache / "store" / "builds").iterdir()
+    bucket, luck = Bucket(1 if len(asked) == 1 else 4), random.Random(5)
+    names = [entry_name(region.name, bucket.size) for region in demo_model.regions]
+    recorded = {name: kept for name in names if (kept := BuildFolder(path).recorded(name)) is not None}
+    assert recorded.keys() == set(names)
+    compiled = AotBackend(
+        {name: package for name, (package, _) in recorded.items()},
+        {name: specs for name, (_, specs) in recorded.items()},
+        demo_model,
+    )
+    length, drawn = demo_model.state.cache_length, np.random.default_rng(3)
+    images = [drawn.integers(0, 256, (*demo_model.config.vision.image_size, 3), dtype=np.uint8) for _ in asked]
+    rows = [SlotRequest((), each, [luck.random() for _ in range(length)], 12) for each in asked]
+    tokens = []
+    for backend in (compiled, EagerBackend()):
+        runner = Runner(demo_model.config, demo_model.regions, demo_model.weights, demo_model.state).twin()
+        for component in ("encoder", "decoder"):
+            runner.bind(component, bucket, open_callables(runner.regions, component, bucket, backend))
+        tokens.append(search(runner, BucketTable.of([bucket.size]), list(zip(images, rows, strict=True)), 12))
+    assert tokens[0] == tokens[1]
+    assert caplog.records == [], "a package stayed eager"

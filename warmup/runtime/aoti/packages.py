@@ -43,8 +43,15 @@ def region_of(entry: str) -> tuple[str, int]:
 
 
 def entry_names(regions: "Regions", sizes: Sequence[int]) -> list[tuple["Region", Bucket, str]]:
-    """Every package of a set, smallest buckets first: what a lone request needs is ready first."""
-    return [(region, Bucket(size), entry_name(region.name, size)) for size in sorted(sizes) for region in regions]
+    """Every package of a set, smallest buckets first: what a lone request needs is ready first, and last what only
+    some requests need."""
+    return [
+        (region, Bucket(size), entry_name(region.name, size))
+        for on_demand in (False, True)
+        for size in sorted(sizes)
+        for region in regions
+        if region.on_demand is on_demand
+    ]
 
 
 def input_specs(inputs: Sequence["Tensor"]) -> InputSpecs:

@@ -14,15 +14,14 @@ from torch import Tensor
 from snapcap.models.regions.fused import compiled_function
 from snapcap.models.regions.table import Region, RegionFunction
 from snapcap.warmup.plan.buckets import Bucket
-from snapcap.warmup.plan.compile_modes import Option, inductor_options
-from snapcap.warmup.plan.plan import Plan
+from snapcap.warmup.plan.plan import InductorOption, Plan, inductor_options
 from snapcap.warmup.runtime.device import DTYPES
 
 OnFallback = Callable[[str, int], None]
 
 # Precompiled headers make a CPU's first start faster where there are few CPUs. But torch makes them in a start that
 # compiles nothing too, which takes longer than all else of it, and in a folder that all programs share.
-ALONE: Mapping[str, Option] = {"cpp_cache_precompile_headers": False}
+ALONE: Mapping[str, InductorOption] = {"cpp_cache_precompile_headers": False}
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class JitBackend:
         )
 
 
-def compile_static(function: RegionFunction, options: Mapping[str, Option]) -> RegionFunction:
+def compile_static(function: RegionFunction, options: Mapping[str, InductorOption]) -> RegionFunction:
     """`torch.compile` as a whole and for fixed shapes, with those Inductor options that are not about packages."""
     own: dict[str, Any] = {key: value for key, value in options.items() if not key.startswith("aot_inductor.")}
     compiled: RegionFunction = torch.compile(function, fullgraph=True, dynamic=False, options=own)

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 
+from snapcap.warmup.build.environment import skip_vector_tests
 from snapcap.warmup.build.release import publish_jit, report
 from snapcap.warmup.build.remote_cache import remote_cache_environment
-from snapcap.warmup.build.vector_tests import skip_vector_tests
 from snapcap.warmup.errors import BuildError, StartError
 from snapcap.warmup.machine.cxx import require_compiler
 from snapcap.warmup.machine.installation import resolve_device

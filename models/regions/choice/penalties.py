@@ -8,6 +8,34 @@ import torch
 from torch import Tensor
 
 
+def penalise(
+    logits: Tensor,  # [b, V] fp32
+    tokens: Tensor,  # [b] int64: the greedy choice or the prompt's token; replaced where a row is penalised
+    positions: Tensor,  # [b] int64: already that of `tokens`
+    forced: Tensor,  # [b, L] int64, -1 where generation is free
+    penalty: Tensor,  # [b] fp32, as all that follow what `BeamState` says; read
+    ngrams: Tensor,  # [b] int64; read
+    inside: Tensor,  # [b, M] bool; read
+    sequences: Tensor,  # [2, slots, L + 1] int64: the rows' tokens; this one is added
+) -> Tensor:  # [b, V] fp32
+    """Scores with both penalties of each row, and the most likely token by these.
+
+    transformers changes the log-probabilities of a beam and the logits of a lone row, and so does this. A beam's
+    token is left to `beam_search.select`.
+    """
+    searched = inside[:, :1]
+    scores = torch.where(searched, logits.log_softmax(dim=-1), logits)
+    held = sequences[0, : len(tokens), :-1]
+    penalise_repetition(scores, held, positions, penalty)
+    ban_repeated_ngrams(scores, held, positions, ngrams)
+    at = positions.unsqueeze(1)
+    free = forced.gather(1, at).squeeze(1) < 0
+    chosen = free & ((penalty != 1) | (ngrams > 0)) & ~searched.squeeze(1)
+    tokens.copy_(torch.where(chosen, scores.argmax(dim=-1), tokens))
+    sequences[0, : len(tokens)].scatter_(1, at, tokens.unsqueeze(1))
+    return scores
+
+
 def penalise_repetition(
     scores: Tensor,  # [b, V] fp32, changed in place
     sequences: Tensor,  # [b, L] int64: the row's tokens from the start token on

@@ -8,8 +8,8 @@ from typing import Literal
 import pytest
 import torch
 
-from snapcap.models.regions.beam_search import select
-from snapcap.models.regions.state.beams import BeamState
+from snapcap.models.regions.choice.beam_search import select
+from snapcap.models.regions.state.beams import SELECT_INPUTS, BeamState
 
 VOCABULARY, LENGTH, SLOTS = 41, 16, 12
 START = 0
@@ -97,7 +97,7 @@ class Device:
         prompt = self.forced[rows, positions]
         tokens.copy_(torch.where(prompt >= 0, prompt, log_probs.argmax(-1)))
         own = (torch.tensor([True]), tokens, positions, self.forced[:bucket], self.ends, *self.caches)
-        parents = select(log_probs, *own, *self.state.inputs(bucket))
+        parents = select(log_probs, *own, *self.state.inputs(SELECT_INPUTS, bucket))
         self.cache[:bucket] = self.cache[parents]
         self.parents = parents.tolist()
         outcomes = self.state.outcomes[:bucket]

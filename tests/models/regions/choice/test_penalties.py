@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
-from snapcap.models.choice.penalties import ban_repeated_ngrams, penalise_repetition
+from snapcap.models.regions.choice.penalties import ban_repeated_ngrams, penalise, penalise_repetition
 
 VOCABULARY, LENGTH = 9, 14
 
@@ -55,3 +55,30 @@ def test_settings_that_change_nothing_change_no_bit() -> None:
     penalise_repetition(scores, sequences, lengths, torch.ones(8))
     ban_repeated_ngrams(scores, sequences, lengths, torch.zeros(8, dtype=torch.int64))
     assert torch.equal(scores, want)
+
+
+def test_rows_choose_by_their_penalised_scores_and_beams_and_prompts_do_not() -> None:
+    scores, held, positions = rows(random.Random(3), 5)
+    held[:, 0], positions = scores.argmax(dim=1), positions.clamp(min=3)
+    sequences = torch.zeros(2, 7, LENGTH + 1, dtype=torch.int64)
+    sequences[0, :5, :-1] = held
+    tokens, forced = scores.argmax(dim=1), torch.full((5, LENGTH), -1)
+    forced[1] = 4  # inside its prompt
+    tokens[1] = 4
+    penalty, ngrams = torch.tensor([5.0, 5.0, 1.0, 1.0, 5.0]), torch.tensor([0, 0, 1, 0, 0])
+    inside = torch.zeros(5, 4, dtype=torch.bool)
+    inside[4, :2] = True  # a beam
+    greedy, before = tokens.clone(), sequences.clone()
+    result = penalise(scores, tokens, positions, forced, penalty, ngrams, inside, sequences)
+
+    want = scores.clone()
+    want[4] = scores[4].log_softmax(-1)
+    penalise_repetition(want, held, positions, penalty)
+    ban_repeated_ngrams(want, held, positions, ngrams)
+    assert torch.equal(result, want)
+    best = want.argmax(dim=1)
+    assert tokens.tolist() == [best[0], 4, best[2], greedy[3], greedy[4]]
+    assert tokens[0] != greedy[0]
+    assert tokens[2] != greedy[2]
+    before[0, torch.arange(5), positions] = tokens
+    assert torch.equal(sequences, before)

@@ -1,6 +1,6 @@
 """The picture of a start: bars on one scale, nothing beyond the edges."""
 
-from snapcap.service.telemetry.waterfall import waterfall
+from snapcap.service.server.start_result import waterfall
 from snapcap.warmup.progress.timeline import Phase
 
 

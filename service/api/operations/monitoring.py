@@ -1,5 +1,10 @@
-"""Answers GET /livez and GET /readyz."""
+"""Answers what monitors ask: GET /livez, GET /readyz and GET /metrics.
 
+`app.py` has them before any page or API is imported.
+"""
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -21,3 +26,12 @@ def health_routes(readiness: Readiness) -> RouteGroup:
         return JSONResponse(body, 200 if readiness.servable else 503)
 
     return RouteGroup("operation", [Route("/livez", livez), Route("/readyz", readyz)])
+
+
+def metrics_routes(registry: CollectorRegistry) -> RouteGroup:
+    async def metrics(request: Request) -> Response:
+        """The Prometheus text format, or OpenMetrics for a scraper that asks for it."""
+        encode, content_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(registry), headers={"Content-Type": content_type})
+
+    return RouteGroup("operation", [Route("/metrics", metrics)])

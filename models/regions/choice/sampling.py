@@ -1,15 +1,14 @@
-"""Samples the next token of each row at random; temperature 0 keeps the greedy token.
-
-Not a compiled region: it is a sort, which a compiler hands back to the same kernel, and a step in which
-every row is greedy never runs it.
-"""
+"""Samples the next token of each row at random; temperature 0 keeps the greedy token."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+_PART = 256
 
 
 def sample(
-    logits: Tensor,  # [b, V]
+    logits: Tensor,  # [b, V] fp32
     tokens: Tensor,  # [b] int64: the greedy choice or the prompt's token; replaced where a row samples
     positions: Tensor,  # [b] int64: already that of `tokens`
     forced: Tensor,  # [b, L] int64, -1 where generation is free
@@ -17,21 +16,22 @@ def sample(
     temperature: Tensor,  # [b] fp32, 0 for greedy
     top_k: Tensor,  # [b] int64, V for no limit
     top_p: Tensor,  # [b] fp32 in (0, 1]
-) -> None:
+    sequences: Tensor,  # [2, slots, L + 1] int64: the rows' tokens; this one is added
+) -> Tensor:  # [b] int64: the tokens
     """Draw from the tempered, truncated distribution by inverting its cumulative sum.
 
     The most likely ``top_k`` tokens are kept, then of these the fewest whose probability reaches ``top_p``
     (Holtzman et al., 2020). The random number belongs to the request and the position alone, so a request
     gives the same tokens alone and in a full batch.
     """
-    scaled = logits.float() / temperature.clamp(min=1e-5).unsqueeze(1)
+    scaled = logits / temperature.clamp(min=1e-5).unsqueeze(1)
     ordered, ids = scaled.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(ordered.shape[1], device=ordered.device)
     ordered = ordered.masked_fill(rank >= top_k.unsqueeze(1), float("-inf"))
     probabilities = ordered.softmax(dim=-1)
-    before = probabilities.cumsum(dim=-1) - probabilities
+    before = _cumulative(probabilities) - probabilities
     probabilities = probabilities.masked_fill(before >= top_p.unsqueeze(1), 0.0)
-    cumulative = probabilities.cumsum(dim=-1)
+    cumulative = _cumulative(probabilities)
     at = positions.unsqueeze(1)
     threshold = uniforms.gather(1, at) * cumulative[:, -1:]
     # A number just below 1 may be 1 in fp32: it must not lead past the kept tokens, to the least likely of all.
@@ -39,4 +39,17 @@ def sample(
     choice = (cumulative <= threshold).sum(dim=-1, keepdim=True).minimum(last_kept)
     drawn = ids.gather(1, choice).squeeze(1)
     free = forced.gather(1, at).squeeze(1) < 0
-    tokens.copy_(torch.where(free & (temperature > 0), drawn, tokens))
+    chosen = torch.where(free & (temperature > 0), drawn, tokens)
+    tokens.copy_(chosen)
+    sequences[0, : len(tokens)].scatter_(1, at, chosen.unsqueeze(1))
+    return chosen
+
+
+def _cumulative(numbers: Tensor) -> Tensor:
+    """``numbers.cumsum(dim=-1)`` of [b, V] that are at least 0, which never falls either: within parts, then over
+    them. One sum along a large vocabulary is slow on a GPU, as there are few rows."""
+    rows, vocabulary = numbers.shape
+    parts = F.pad(numbers, (0, -vocabulary % _PART)).view(rows, -1, _PART).cumsum(dim=-1)
+    ends = parts[:, :, -1].cumsum(dim=-1)
+    starts = F.pad(ends[:, :-1], (1, 0)).unsqueeze(2)
+    return (starts + parts).view(rows, -1)[:, :vocabulary]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from snapcap.warmup.machine.device_health import device_health
+from snapcap.warmup.runtime.device import device_health
 
 
 class Lost:

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from snapcap.models.choice.sampling import sample
 from snapcap.models.config import ModelConfig
+from snapcap.models.regions.choice.sampling import sample
 from snapcap.models.regions.state.kv_cache import DecodeState
 from snapcap.models.regions.table import build_regions
 from snapcap.models.weights.load import Normalisation, load_weights
@@ -61,6 +61,7 @@ def draw(logits: Tensor, uniforms: Tensor, temperature: float, top_k: int, top_p
         torch.full((rows,), temperature),
         torch.full((rows,), top_k or len(logits)),
         torch.full((rows,), top_p),
+        torch.zeros(2, rows, 2, dtype=torch.int64),
     )
     return tokens
 
@@ -94,9 +95,14 @@ def test_each_row_has_its_own_settings_and_greedy_and_prompt_rows_are_left_alone
     forced[2, 1] = 52  # still inside its prompt
     uniforms = torch.rand(4, 5)
     temperature, top_k = torch.tensor([0.0, 1.0, 1.0, 0.5]), torch.tensor([1, 1, VOCABULARY, VOCABULARY])
-    sample(logits, tokens, positions, forced, uniforms, temperature, top_k, torch.ones(4))
+    sequences = torch.full((2, 6, 6), -3)
+    result = sample(logits, tokens, positions, forced, uniforms, temperature, top_k, torch.ones(4), sequences)
     alone = draw(logits[3], uniforms[3, 3:4], 0.5, 0, 1.0)
-    assert tokens.tolist() == [50, logits[1].argmax().item(), 52, alone.item()]
+    assert tokens.tolist() == result.tolist() == [50, logits[1].argmax().item(), 52, alone.item()]
+    # Penalties look at what rows hold, so each row's token is noted at its position, and nothing else.
+    rows = torch.arange(4)
+    assert torch.equal(sequences[0, rows, positions], tokens)
+    assert (sequences == -3).sum() == sequences.numel() - 4
 
 
 # --- inside a decode step ---

@@ -1,0 +1,1 @@
+"""Serves a captioner with ONNX Runtime, exported and optimised ahead of time."""

@@ -1,0 +1,87 @@
+"""Runs an exported captioner with ONNX Runtime, greedy, a batch at a time. No torch."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+from PIL import Image
+from tokenizers import Tokenizer
+
+from snapcap.benchmarks.peers.onnx.description import DECODER, ENCODER, TOKENIZER, Description
+
+Pixels = NDArray[np.float32]
+
+
+class Captioner:
+    """Opens an export; threads may share it."""
+
+    def __init__(self, folder: Path, threads: int) -> None:
+        """``threads``: of one operation."""
+        about = self.description = Description.read(folder)
+        self._encoder = _open(folder / ENCODER, threads)
+        self._decoder = _open(folder / DECODER, threads)
+        self._tokenizer: Any = Tokenizer.from_file(str(folder / TOKENIZER))
+        # Rescaling and normalising are one product and one sum.
+        self._scale = (about.rescale / np.array(about.std)).astype(np.float32)
+        self._shift = (-np.array(about.mean) / np.array(about.std)).astype(np.float32)
+        self._cross = [f"cross_{name}" for name in about.cache_names]
+        self._past = [f"past_{name}" for name in about.cache_names]
+        self._next = ["next", *(f"present_{name}" for name in about.cache_names)]
+
+    def pixels(self, image: bytes) -> Pixels:
+        """An encoded image to [3, H, W], as transformers' processor has it."""
+        about = self.description
+        picture = Image.open(io.BytesIO(image)).convert("RGB")
+        picture = picture.resize((about.width, about.height), Image.Resampling(about.resample))
+        values = np.asarray(picture, np.float32) * self._scale + self._shift
+        return np.ascontiguousarray(values.transpose(2, 0, 1))
+
+    def encode(self, pixels: Pixels) -> dict[str, Any]:
+        """A batch [B, 3, H, W] to the decoder's inputs before its first step."""
+        about, rows = self.description, len(pixels)
+        values = {"pixels": _value(pixels)}
+        cross = self._encoder.run_with_ort_values(self._cross, values)
+        empty = _value(np.zeros((rows, about.heads, 0, about.head_size), np.float32))
+        start = _value(np.full((rows, 1), about.start, np.int64))
+        return {"tokens": start, **dict.fromkeys(self._past, empty), **dict(zip(self._cross, cross, strict=True))}
+
+    def step(self, inputs: dict[str, Any]) -> NDArray[np.int64]:
+        """One token further; ``inputs`` are then those of the next step. Only the tokens leave the runtime."""
+        tokens, *present = self._decoder.run_with_ort_values(self._next, inputs)
+        inputs.update(zip(["tokens", *self._past], [tokens, *present], strict=True))
+        chosen: NDArray[np.int64] = tokens.numpy()[:, 0]
+        return chosen
+
+    def generate(self, pixels: Pixels) -> list[list[int]]:
+        """The tokens of each row, without those that end it."""
+        inputs, ends = self.encode(pixels), self.description.ends
+        rows: list[list[int]] = [[] for _ in pixels]
+        going = set(range(len(rows)))
+        for _ in range(self.description.limit):
+            chosen = self.step(inputs).tolist()
+            for row in list(going):
+                if chosen[row] in ends:
+                    going.remove(row)
+                else:
+                    rows[row].append(chosen[row])
+            if not going:
+                break
+        return rows
+
+    def text(self, tokens: list[int]) -> str:
+        caption: str = self._tokenizer.decode(tokens, skip_special_tokens=True)
+        return caption.strip()
+
+
+def _open(model: Path, threads: int) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL  # was done ahead of time
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def _value(array: NDArray[Any]) -> Any:
+    return onnxruntime.OrtValue.ortvalue_from_numpy(array)

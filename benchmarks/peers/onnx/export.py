@@ -1,0 +1,129 @@
+"""Exports a checkpoint to ONNX and optimises it for this machine, ahead of any start.
+
+    python -m snapcap.benchmarks.peers.onnx.export --model models/demo --output FOLDER
+
+Two models: the encoder, which ends with the keys and values of the cross-attentions, and a decode step with past
+keys and values. ONNX Runtime's optimised graphs are saved with their weights beside them, which a start maps.
+"""
+
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+import torch
+import transformers
+
+from snapcap.benchmarks.harness.arguments import make_parser
+from snapcap.benchmarks.peers.onnx.description import DECODER, ENCODER, TOKENIZER, Description
+from snapcap.benchmarks.peers.onnx.modules import Decoder, Encoder
+
+# The first in which attention is one operation: an encode is 1.1 times as fast as with opset 18, and a decode step
+# of eight rows 1.2 times.
+OPSET = 23
+
+
+def export(checkpoint: Path, output: Path) -> None:
+    """Write all files; the folder appears whole or not at all."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as name:
+        staging = Path(name) / "export"
+        staging.mkdir()
+        _write(checkpoint, staging, Path(name))
+        staging.replace(output)
+
+
+def _write(checkpoint: Path, staging: Path, work: Path) -> None:
+    model: Any = transformers.VisionEncoderDecoderModel
+    model = model.from_pretrained(checkpoint, dtype=torch.float32).eval()
+    about = describe(model, checkpoint)
+    about.write(staging)
+    shutil.copyfile(checkpoint / TOKENIZER, staging / TOKENIZER)
+
+    # Sizes of 0 and 1 are taken for constants, so an example has two rows and three tokens.
+    rows, tokens = 2, 3
+    pixels = torch.zeros(rows, 3, about.height, about.width)
+    with torch.inference_mode():
+        cross = Encoder(model)(pixels)
+    past = tuple(torch.zeros(rows, about.heads, tokens, about.head_size) for _ in about.cache_names)
+    dynamic = torch.export.Dim.DYNAMIC
+    _export(
+        Encoder(model),
+        (pixels,),
+        work / ENCODER,
+        input_names=["pixels"],
+        output_names=[f"cross_{name}" for name in about.cache_names],
+        dynamic_shapes=({0: dynamic},),
+    )
+    _export(
+        Decoder(model),
+        (torch.zeros(rows, 1, dtype=torch.int64), past, cross),
+        work / DECODER,
+        input_names=["tokens", *_named("past", about), *_named("cross", about)],
+        output_names=["next", *_named("present", about)],
+        dynamic_shapes=({0: dynamic}, ({0: dynamic, 2: dynamic},) * len(past), ({0: dynamic},) * len(cross)),
+    )
+    for name in (ENCODER, DECODER):
+        _optimise(work / name, staging / name)
+
+
+def describe(model: Any, checkpoint: Path) -> Description:
+    """What the server has to know, as transformers reads it."""
+    processor_class: Any = transformers.AutoImageProcessor
+    processor = processor_class.from_pretrained(checkpoint)
+    generation, decoder = model.generation_config, model.config.decoder
+    ends = generation.eos_token_id
+    # Without the number of new tokens the limit counts the start token.
+    limit = generation.max_new_tokens or generation.max_length - 1
+    return Description(
+        height=processor.size["height"],
+        width=processor.size["width"],
+        resample=int(processor.resample),
+        rescale=processor.rescale_factor,
+        mean=list(processor.image_mean),
+        std=list(processor.image_std),
+        layers=decoder.n_layer,
+        heads=decoder.n_head,
+        head_size=decoder.n_embd // decoder.n_head,
+        start=generation.decoder_start_token_id,
+        ends=[] if ends is None else [ends] if isinstance(ends, int) else list(ends),
+        limit=limit,
+    )
+
+
+def _named(what: str, about: Description) -> list[str]:
+    return [f"{what}_{name}" for name in about.cache_names]
+
+
+def _export(module: torch.nn.Module, inputs: tuple[Any, ...], path: Path, **options: Any) -> None:
+    with torch.inference_mode():
+        program = torch.onnx.export(module, inputs, dynamo=True, opset_version=OPSET, verbose=False, **options)
+    if program is None:
+        raise RuntimeError(f"torch exported nothing for {path.name}")
+    program.save(path, external_data=True)
+
+
+def _optimise(source: Path, output: Path) -> None:
+    """All of ONNX Runtime's optimisations, for the CPU that this runs on, so that a start has none to make."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.optimized_model_filepath = str(output)
+    options.log_severity_level = 3  # it warns that such a graph is for this kind of machine alone, as it is meant
+    weights = f"{output.name}.weights"
+    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", weights)
+    # Matrices in the order that products read them: 240 M parameters open in two thirds of the time.
+    options.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
+    onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("--model", type=Path, required=True, help="checkpoint folder")
+    parser.add_argument("--output", type=Path, required=True, help="folder to be made")
+    options = parser.parse_args()
+    export(options.model, options.output)
+
+
+if __name__ == "__main__":
+    main()

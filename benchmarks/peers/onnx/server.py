@@ -1,0 +1,79 @@
+"""Serves the peer without torch: FastAPI, uvicorn and ONNX Runtime over models exported ahead of time.
+
+    python -m snapcap.benchmarks.peers.onnx.export --model models/demo --output FOLDER
+    python -m snapcap.benchmarks.peers.onnx.server --model FOLDER --port 8102
+
+The models are opened beside the import of FastAPI and before the port is bound. Images are decoded in a thread
+pool, and those that wait for the model go through it as one batch. The defaults are what gave 16 clients of the
+demo model most captions/s on two CPUs (`benchmarks/README.md`): all CPUs but one for the model, that one for HTTP.
+"""
+
+import argparse
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from snapcap.benchmarks.harness.arguments import count, make_parser
+from snapcap.benchmarks.harness.marks import mark
+
+
+def create_app(captioner: Any, options: argparse.Namespace) -> Any:
+    """The application over an open captioner."""
+    import asyncio
+
+    import numpy as np
+    from fastapi import FastAPI, Request
+    from fastapi.responses import JSONResponse
+
+    from snapcap.benchmarks.peers.onnx.batcher import Batcher
+
+    def run(batch: Sequence[Any]) -> list[list[int]]:
+        rows: list[list[int]] = captioner.generate(np.stack(batch))
+        return rows
+
+    app = FastAPI()
+    batcher = Batcher(run, options.batch, options.workers)
+    decoders = ThreadPoolExecutor(options.image_threads)
+
+    @app.post("/caption")
+    async def caption(request: Request) -> JSONResponse:
+        image = await request.body()
+        pixels = await asyncio.get_running_loop().run_in_executor(decoders, captioner.pixels, image)
+        tokens = await asyncio.wrap_future(batcher.submit(pixels))
+        return JSONResponse({"caption": captioner.text(tokens), "tokens": len(tokens)})
+
+    return app
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("--model", type=Path, required=True, help="exported folder")
+    parser.add_argument("--device", choices=("cpu",), default="cpu")
+    parser.add_argument("--port", type=int, default=8102)
+    cpus = len(os.sched_getaffinity(0))
+    text = "of one operation (default: one less than CPUs)"
+    parser.add_argument("--threads", type=count, default=max(cpus - 1, 1), help=text)
+    parser.add_argument("--workers", type=count, default=1, help="batches at a time (default: %(default)s)")
+    parser.add_argument("--batch", type=count, default=8, help="images in one at most (default: %(default)s)")
+    text = "threads that decode images (default: as many as CPUs)"
+    parser.add_argument("--image-threads", type=count, default=cpus, help=text)
+    options = parser.parse_args()
+    mark("interpreter")
+    from snapcap.benchmarks.peers.onnx.captioner import Captioner
+
+    mark("import_onnxruntime")
+    with ThreadPoolExecutor(1) as beside:  # the runtime does not hold Python's lock while it opens them
+        opening = beside.submit(Captioner, options.model, options.threads)
+        import fastapi  # noqa: F401
+        import uvicorn
+
+        mark("import_fastapi")
+        app = create_app(opening.result(), options)
+    mark("load_model")
+    uvicorn.run(app, host="127.0.0.1", port=options.port, log_level="warning", ws="none", lifespan="off")
+
+
+if __name__ == "__main__":
+    main()

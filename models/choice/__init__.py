@@ -1,1 +1,0 @@
-"""Chooses the next token of eager steps from logits."""

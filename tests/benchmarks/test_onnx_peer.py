@@ -1,0 +1,152 @@
+"""The ONNX Runtime peer: the captions, the pixels and the tokens of transformers, without torch in its process."""
+
+import json
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.servers.server_process import python
+
+from snapcap.benchmarks.harness.server import Server, serving
+from snapcap.benchmarks.harness.workload import Workload, open_workload
+from snapcap.benchmarks.peers.commands import PEERS
+
+PEER = PEERS["onnxruntime"]
+pytestmark = pytest.mark.skipif(bool(PEER.missing), reason=f"not installed: {', '.join(PEER.missing)}")
+FILES = ("preprocessor_config.json", "tokenizer.json", "tokenizer_config.json")
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of artifact sets, with the demo model's export."""
+    folder = tmp_path_factory.mktemp("sets")
+    PEER.prepare(open_workload("demo", folder), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def workload(sets: Path) -> Workload:
+    return open_workload("demo", sets)
+
+
+def open_captioner(folder: Path) -> Any:
+    from snapcap.benchmarks.peers.onnx.captioner import Captioner
+
+    return Captioner(folder, threads=1)
+
+
+def test_samples_get_their_captions_alone_and_together(
+    workload: Workload, sets: Path, samples: dict[Path, str]
+) -> None:
+    captioner = open_captioner(PEER.model(workload, sets))
+    images = [captioner.pixels(image.read_bytes()) for image in samples]
+    alone = [captioner.text(captioner.generate(pixels[None])[0]) for pixels in images]
+    together = [captioner.text(tokens) for tokens in captioner.generate(np.stack(images))]
+    assert alone == together == list(samples.values())
+
+
+def test_pixels_are_those_of_transformers(workload: Workload, sets: Path, samples: dict[Path, str]) -> None:
+    import transformers
+    from PIL import Image
+
+    captioner = open_captioner(PEER.model(workload, sets))
+    processor: Any = transformers.AutoImageProcessor
+    processor = processor.from_pretrained(workload.folder)
+    for path in samples:
+        with Image.open(path) as picture:
+            expected = processor(picture.convert("RGB"), return_tensors="np").pixel_values[0]
+        np.testing.assert_allclose(captioner.pixels(path.read_bytes()), expected, atol=1e-6)
+
+
+def test_a_random_model_gets_the_tokens_of_transformers(
+    make_captioner: Callable[..., Any], demo_folder: Path, workload: Workload, tmp_path: Path
+) -> None:
+    """Of widths that differ, so that states are projected between them, and to the limit, as no caption ends."""
+    import torch
+
+    model = make_captioner({"hidden_size": 72}, {}, seed=3)
+    model.generation_config.update(eos_token_id=None, decoder_start_token_id=1, max_new_tokens=9)
+    model.config.eos_token_id = model.config.decoder.eos_token_id = None
+    checkpoint = tmp_path / "checkpoint"
+    model.save_pretrained(checkpoint)
+    for name in FILES:
+        shutil.copyfile(demo_folder / name, checkpoint / name)
+    random = replace(workload, folder=checkpoint)
+    PEER.prepare(random, tmp_path)
+    captioner = open_captioner(PEER.model(random, tmp_path))
+    pixels = np.stack([captioner.pixels(data) for data, _ in workload.images.values()])
+    expected = model.generate(torch.from_numpy(pixels), do_sample=False, num_beams=1)[:, 1:].tolist()
+    assert {len(row) for row in expected} == {9}
+    assert captioner.generate(pixels) == expected
+
+
+@pytest.fixture(scope="module")
+def server(workload: Workload, sets: Path) -> Any:
+    with serving(PEER.command(workload, "cpu", sets), PEER.api) as server:
+        yield server
+
+
+def test_batches_of_many_clients_are_answered_right(server: Server, workload: Workload) -> None:
+    def ask(image: bytes) -> str:
+        connection = server.connect()
+        caption: str = server.caption(connection, image).json()["caption"]
+        connection.close()
+        return caption
+
+    images = list(workload.images.values()) * 3
+    with ThreadPoolExecutor(12) as clients:
+        captions = list(clients.map(ask, [data for data, _ in images]))
+    assert captions == [caption for _, caption in images]
+
+
+def test_there_is_no_torch_in_the_server(server: Server, workload: Workload) -> None:
+    connection = server.connect()
+    workload.check(server.caption(connection, workload.first_image[0]).json())
+    connection.close()
+    maps = Path(f"/proc/{server.pid}/maps").read_text()
+    assert "onnxruntime" in maps
+    assert "libtorch" not in maps
+    assert "/torch/" not in maps
+
+
+# What the server does, in one process that can say what it has imported.
+_SERVE = """
+import argparse, json, sys
+from pathlib import Path
+from snapcap.benchmarks.peers.onnx import server
+from snapcap.benchmarks.peers.onnx.captioner import Captioner
+import uvicorn
+captioner = Captioner(Path(sys.argv[1]), threads=1)
+app = server.create_app(captioner, argparse.Namespace(batch=4, workers=1, image_threads=1))
+pixels = captioner.pixels(Path(sys.argv[2]).read_bytes())
+print(captioner.text(captioner.generate(pixels[None])[0]))
+print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
+"""
+
+
+def test_the_server_imports_neither_torch_nor_transformers(
+    workload: Workload, sets: Path, samples: dict[Path, str]
+) -> None:
+    image, caption = next(iter(samples.items()))
+    run = python("-c", _SERVE, str(PEER.model(workload, sets)), str(image))
+    text, modules = run.stdout.splitlines()
+    assert text == caption
+    assert "onnxruntime" in json.loads(modules)
+    assert not {"torch", "transformers", "onnx", "onnxscript"} & set(json.loads(modules))
+
+
+def test_an_export_is_made_once(workload: Workload, sets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("subprocess.run", lambda *_, **__: pytest.fail("exported again"))
+    PEER.prepare(workload, sets)
+
+
+def test_an_export_that_fails_says_why(workload: Workload, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(RuntimeError, match="the export to ONNX failed"):
+        PEER.prepare(replace(workload, folder=tmp_path), tmp_path)
+    assert not (tmp_path / "onnx").exists() or not list((tmp_path / "onnx").iterdir())
