@@ -1,8 +1,10 @@
 """Prepares the weights of a server that is ready, where its start had to convert a checkpoint."""
 
 import logging
+import os
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapcap.service.readiness import AFTER_READY_S, after_ready
@@ -27,8 +29,12 @@ def start_preparing(
 
     def prepare() -> None:
         try:
+            from snapcap.warmup.store.store import WEIGHTS  # noqa: PLC0415  not for a start
             from snapcap.warmup.weights.worker import prepare_in_worker, weights_worker  # noqa: PLC0415  not for a start
 
+            if not _is_writable(options.store_folder / WEIGHTS):
+                _logger.info("weights are not prepared: the artifact folder is read-only")
+                return
             workers.append(weights_worker(loaded.checkpoint.folder, loaded.plan, options, _LOWEST_PRIORITY))
             if stopped.is_set():
                 return
@@ -49,3 +55,10 @@ def start_preparing(
 
     timer = after_ready(prepare, after_s)
     return stop
+
+
+def _is_writable(folder: Path) -> bool:
+    """Whether files can be made there, or in the nearest folder above it that is there."""
+    while not os.access(folder, os.F_OK):
+        folder = folder.parent
+    return os.access(folder, os.W_OK)

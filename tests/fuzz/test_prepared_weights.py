@@ -10,7 +10,7 @@ from support.attacks.mutations import mutated
 
 from snapcap.models.weights.load import Weights
 from snapcap.models.weights.prepared.contents import lay_out
-from snapcap.models.weights.prepared.header import ITEM_BYTES, Header, PreparedError, read_header
+from snapcap.models.weights.prepared.header import ITEM_BYTES, Header, PreparedError, read_header, sealed
 
 SHARED = torch.arange(8.0)
 TURNED = torch.arange(6.0).reshape(2, 3).t()
@@ -64,9 +64,9 @@ def _check_within(header: Header, begin: int, size: int) -> None:
 
 
 def wrapped(text: bytes) -> bytes:
-    """A file with this header and a length that fits it."""
+    """A file with this header, and a length and a digest that fit it."""
     length = len(text) + -(8 + len(text)) % 4096
-    return length.to_bytes(8, "little") + text.ljust(length) + TENSORS
+    return length.to_bytes(8, "little") + sealed(text.ljust(length)) + TENSORS
 
 
 def test_the_seed_is_opened() -> None:

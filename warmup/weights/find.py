@@ -1,13 +1,13 @@
 """Finds the prepared weights of a checkpoint, without reading the checkpoint. No torch."""
 
+import contextlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from snapcap.models.weights.listing import WeightsError
 from snapcap.models.weights.prepared.header import PreparedError
 from snapcap.models.weights.prepared.mapped import MappedWeights, map_weights
-from snapcap.warmup.machine.installation import MachineError
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.store.folder import FolderStore
@@ -29,10 +29,11 @@ class FoundWeights:
 
 
 def find_weights(checkpoint: Checkpoint, plan: Plan, store_folder: Path) -> FoundWeights:
-    """Map the prepared weights of a checkpoint for a device and dtype, or say why there are none to be used."""
-    if not store_folder.is_dir():
-        return FoundWeights("miss", "there is no artifact folder")
+    """Map the prepared weights of a checkpoint for a device and dtype, or say why there are none to be used. Raises
+    nothing: a start can always read the checkpoint."""
     try:
+        if not store_folder.is_dir():
+            return FoundWeights("miss", "there is no artifact folder")
         store = FolderStore.open(store_folder)
         digest = recorded_digest(store, checkpoint.folder, identify(checkpoint.folder))
         if digest is None:
@@ -40,8 +41,8 @@ def find_weights(checkpoint: Checkpoint, plan: Plan, store_folder: Path) -> Foun
         mapped = open_prepared(store, digest, checkpoint, plan)
     except (PreparedError, StoreError) as error:
         return FoundWeights("corrupt", str(error))
-    except (OSError, ValueError, WeightsError, MachineError) as error:  # none that loading would not tell better
-        return FoundWeights("miss", str(error))
+    except Exception as error:  # what is wrong with the checkpoint is for loading to say
+        return FoundWeights("miss", f"{type(error).__name__}: {error}")
     if mapped is None:
         return FoundWeights("miss", "they are not prepared for this checkpoint, device and dtype")
     return FoundWeights("hit", mapped.header.key, mapped)
@@ -57,4 +58,9 @@ def open_prepared(store: FolderStore, digest: str, checkpoint: Checkpoint, plan:
     layout = layout_digest(checkpoint.config, checkpoint.transform)
     name = prepared_name(digest, plan.device_type, plan.dtype, layout)
     with store.opened(f"{WEIGHTS}/{name}") as file:
-        return None if file is None else map_weights(file, name)
+        if file is None:
+            return None
+        mapped = map_weights(file, name)
+        with contextlib.suppress(OSError):  # of a folder that is read-only
+            os.utime(file.fileno())  # the newest are kept
+        return mapped

@@ -16,7 +16,8 @@ CLOCK_NS = 2_000_000_000
 
 @dataclass(frozen=True)
 class FileIdentity:
-    """``name`` in the checkpoint; ``path``: the file that it leads to; times in nanoseconds."""
+    """``name`` in the checkpoint; ``path``: the file that it leads to; times in nanoseconds. Without its device,
+    whose number may be another after each mount."""
 
     name: str
     path: str
@@ -24,7 +25,6 @@ class FileIdentity:
     modified: int
     changed: int
     inode: int
-    device: int
 
 
 Identity = tuple[FileIdentity, ...]
@@ -63,4 +63,4 @@ def _identify(path: Path) -> FileIdentity:
     real = path.resolve()
     status = real.stat()
     times = status.st_mtime_ns, status.st_ctime_ns
-    return FileIdentity(path.name, str(real), status.st_size, *times, status.st_ino, status.st_dev)
+    return FileIdentity(path.name, str(real), status.st_size, *times, status.st_ino)

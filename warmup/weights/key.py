@@ -3,6 +3,7 @@
 Nothing of it enters the artifact key: checkpoints of the same shapes share one set of packages.
 """
 
+import errno
 import hashlib
 import re
 from pathlib import Path
@@ -16,10 +17,8 @@ if TYPE_CHECKING:
     from snapcap.models.processing.transform import ImageTransform
 
 # What is put where, and under which names it is in a checkpoint.
-_SOURCES = ("weights/*.py", "families/*.py", "names.py")
-_NAME = re.compile(
-    r"(?P<variant>(?P<digest>[0-9a-f]{64})\.(cpu|cuda)\.(float32|bfloat16|float16))\.[0-9a-f]{64}\.safetensors"
-)
+_SOURCES = ("weights/*.py", "families/*.py", "names.py", "dimensions.py", "config.py")
+PREPARED_NAME = re.compile(r"[0-9a-f]{64}\.(cpu|cuda)\.(float32|bfloat16|float16)\.[0-9a-f]{64}\.safetensors")
 
 
 def prepared_name(digest: str, device_type: str, dtype: str, layout: str) -> str:
@@ -32,24 +31,16 @@ def prepared_name(digest: str, device_type: str, dtype: str, layout: str) -> str
     return f"{digest}.{device_type}.{dtype}.{layout}.safetensors"
 
 
-def digest_of(name: str) -> str | None:
-    """The checkpoint's digest in such a name; None of any other."""
-    match = _NAME.fullmatch(name)
-    return match and match["digest"]
-
-
-def variant_of(name: str) -> str | None:
-    """All but the layout in such a name; None of any other."""
-    match = _NAME.fullmatch(name)
-    return match and match["variant"]
-
-
 def layout_digest(config: "ModelConfig", transform: "ImageTransform", models: Path | None = None) -> str:
     """SHA-256, in hex, of what makes a checkpoint's tensors the regions' ones: our sources, torch, whose arithmetic
     it is, and of the configuration the dimensions and the normalisation of images.
 
     Args:
         models: the folder of our sources, if it is not the installed one.
+
+    Raises:
+        OSError: the sources are not there, or cannot be read.
+        MachineError: what is installed cannot be told.
     """
     normalisation = transform.effective_rescale, transform.effective_mean, transform.effective_std
     described = {
@@ -64,7 +55,10 @@ def layout_digest(config: "ModelConfig", transform: "ImageTransform", models: Pa
 def _source_digest(models: Path) -> str:
     digest = hashlib.sha256()
     for pattern in _SOURCES:
-        for file in sorted(models.glob(pattern)):
+        files = sorted(models.glob(pattern))
+        if not files:
+            raise FileNotFoundError(errno.ENOENT, "an installation without its sources", str(models / pattern))
+        for file in files:
             source = file.read_bytes().replace(b"\r\n", b"\n")
             digest.update(b"%s/%s %d\n%s" % (file.parent.name.encode(), file.name.encode(), len(source), source))
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""Writes the prepared weights of a checkpoint, whole or not at all, and removes those that they supersede."""
+"""Writes the prepared weights of a checkpoint, whole or not at all, and bounds how many are kept."""
 
 import contextlib
 import hashlib
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Literal
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.processing.transform import ImageTransform
+from snapcap.models.weights.listing import weight_files
 from snapcap.models.weights.prepared.header import PreparedError
-from snapcap.warmup.machine.files import locked_alone, make_folder, write_all
+from snapcap.warmup.machine.files import locked_alone, make_folder, sync, write_all
 from snapcap.warmup.machine.memory import free_memory
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.plan import Plan
@@ -21,11 +22,12 @@ from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.store import WEIGHTS, StoreError
 from snapcap.warmup.weights.find import open_prepared
 from snapcap.warmup.weights.identity import CLOCK_NS, Identity, content_digest, identify, is_at_rest
-from snapcap.warmup.weights.key import digest_of, layout_digest, prepared_name, variant_of
+from snapcap.warmup.weights.key import PREPARED_NAME, layout_digest, prepared_name
 from snapcap.warmup.weights.records import (
     RECORD_NAME,
     Record,
     read_record,
+    record_name,
     recorded_digest,
     write_record,
 )
@@ -35,14 +37,17 @@ if TYPE_CHECKING:
 
 _FLUSHED_BYTES = 64 << 20  # written at a time: others that wait for the disk wait for no more
 _PROCESS_BYTES = 512 << 20  # of this process with torch
+_KEPT = 8  # prepared files of a folder, of which several servers, versions and machines may use some
 _LISTED = 10_000
+_UNFINISHED = ".writing"
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What came of preparing. ``written``: the file is new; ``kept``: it was there; ``skipped``: there is none."""
+    """What came of preparing. ``written``: the file is new; ``kept``: it was there; ``busy``: another process is
+    preparing; ``skipped``: there is none."""
 
-    result: Literal["written", "kept", "skipped"]
+    result: Literal["written", "kept", "busy", "skipped"]
     reason: str
 
 
@@ -59,7 +64,9 @@ def prepare_weights(folder: Path, plan: Plan, store_folder: Path, *, thorough: b
     make_folder(store.root / WEIGHTS)
     with locked_alone(store.root / WEIGHTS / ".lock") as alone:
         if not alone:
-            return Prepared("skipped", "another process is preparing weights")
+            return Prepared("busy", "another process is preparing weights")
+        unfinished = store.root / WEIGHTS / _UNFINISHED
+        unfinished.unlink(missing_ok=True)  # of a process that was killed: whoever has the lock is the only one
         record = _record(store, folder)
         if record is None:
             return Prepared("skipped", "the checkpoint is being changed, or its files have times in the future")
@@ -67,24 +74,32 @@ def prepare_weights(folder: Path, plan: Plan, store_folder: Path, *, thorough: b
         transform = ImageTransform.from_folder(folder, config.vision.image_size, family=config.vision.family)
         checkpoint = Checkpoint(folder.name, folder, config, transform)
         name = prepared_name(record.digest, plan.device_type, plan.dtype, layout_digest(config, transform))
+        for each in (f"{WEIGHTS}/{name}", record_name(folder)):
+            path = store.path(each)
+            if path.is_dir() and not path.is_symlink():
+                return Prepared("skipped", f"{path} is a folder; remove it")
         if _is_there(store, record.digest, checkpoint, plan, thorough):
             prepared = Prepared("kept", name)
         else:
-            prepared = _write(store, checkpoint, plan, name, record.files)
+            prepared = _write(unfinished, store.path(f"{WEIGHTS}/{name}"), checkpoint, plan, record.files)
         if prepared.result == "skipped" or identify(folder) != record.files:
             return prepared
+        before = _readable(store, record_name(folder))
         write_record(store, folder, record)
-        _remove_superseded(store, name)
+        with contextlib.suppress(StoreError):  # what stays is removed by the next one
+            if before is not None and _is_superseded(store, before, record):
+                store.delete(f"{WEIGHTS}/{name.replace(record.digest, before.digest)}")
+            _prune(store)
         return prepared
 
 
 def _record(store: FolderStore, folder: Path) -> Record | None:
     """The digest of a checkpoint: as it is recorded, or else taken, once its files have been at rest for as long as
     the clock may stand still."""
-    files, began = identify(folder), time.time_ns()
+    files, began = _flushed(folder), time.time_ns()
     if not is_at_rest(files, began):
         time.sleep(CLOCK_NS / 1e9)
-        files, began = identify(folder), time.time_ns()
+        files, began = _flushed(folder), time.time_ns()
         if not is_at_rest(files, began):
             return None
     digest = None
@@ -92,6 +107,15 @@ def _record(store: FolderStore, folder: Path) -> Record | None:
         digest = recorded_digest(store, folder, files)
     digest = digest or content_digest(folder)
     return Record(files, digest, began) if identify(folder) == files else None
+
+
+def _flushed(folder: Path) -> Identity:
+    """The identity after which any write gives another: one through a map changes a file's times only when it is
+    the first since the page was written to the disk."""
+    for path in weight_files(folder):
+        with contextlib.suppress(OSError):  # where nothing can be written
+            sync(path)
+    return identify(folder)
 
 
 def _is_there(store: FolderStore, digest: str, checkpoint: Checkpoint, plan: Plan, thorough: bool) -> bool:
@@ -102,23 +126,23 @@ def _is_there(store: FolderStore, digest: str, checkpoint: Checkpoint, plan: Pla
     return mapped is not None and not (thorough and mapped.damaged_chunks())
 
 
-def _write(store: FolderStore, checkpoint: Checkpoint, plan: Plan, name: str, files: Identity) -> Prepared:
+def _write(unfinished: Path, path: Path, checkpoint: Checkpoint, plan: Plan, files: Identity) -> Prepared:
     """Read the checkpoint on the CPU, as a device of the plan's type would have it, and write that."""
-    path = store.path(f"{WEIGHTS}/{name}")
     # A cast to a type of twice the size is the most that may be made of the files' pages.
     memory = 2 * sum(file.size for file in files) + _PROCESS_BYTES
     if free_memory() < memory:
         return Prepared("skipped", f"it may take {_mib(memory)} of memory, and less is free")
-    contents = _contents(checkpoint, plan, name)
+    contents = _contents(checkpoint, plan, path.name)
     if shutil.disk_usage(path.parent).free < 2 * contents.header.size:  # as much again is left to others
         return Prepared("skipped", f"less than twice {_mib(contents.header.size)} of {path.parent} are free")
-    with store.scratch() as scratch:
-        temporary = scratch / "weights"
-        _write_contents(temporary, contents)
+    try:
+        _write_contents(unfinished, contents)
         if identify(checkpoint.folder) != files:
             return Prepared("skipped", "the checkpoint has changed meanwhile")
-        commit(temporary, path)
-    return Prepared("written", name)
+        commit(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return Prepared("written", path.name)
 
 
 def _contents(checkpoint: Checkpoint, plan: Plan, name: str) -> "Contents":
@@ -139,7 +163,7 @@ def _write_contents(path: Path, contents: "Contents") -> None:
     """The tensors, and then the header, which has their digests."""
     digests: list[str] = []
     offset = len(contents.header_bytes())
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         for chunk in contents.chunks():
             digests.append(hashlib.sha256(chunk).hexdigest())
@@ -152,21 +176,27 @@ def _write_contents(path: Path, contents: "Contents") -> None:
         os.close(descriptor)
 
 
-def _remove_superseded(store: FolderStore, name: str) -> None:
-    """Remove prepared weights of contents that no checkpoint on this machine has any more, and those of this one in
-    another layout; and records of checkpoints that are gone. What has another name than ours stays."""
-    present = [Path(each).name for each in store.newest(WEIGHTS, _LISTED)]
-    live = {digest_of(name)}
-    for each in filter(RECORD_NAME.fullmatch, present):
-        record = read_record(store, f"{WEIGHTS}/{each}")
-        if record is not None and all(Path(file.path).exists() for file in record.files):
-            live.add(record.digest)
-        else:
-            store.delete(f"{WEIGHTS}/{each}")
-    for each in present:
-        digest = digest_of(each)
-        if digest is not None and each != name and (digest not in live or variant_of(each) == variant_of(name)):
-            store.delete(f"{WEIGHTS}/{each}")
+def _readable(store: FolderStore, name: str) -> Record | None:
+    with contextlib.suppress(StoreError):
+        return read_record(store, name)
+    return None
+
+
+def _is_superseded(store: FolderStore, before: Record, record: Record) -> bool:
+    """Whether the checkpoint was changed after the record before, whose content no other record names. Where it was
+    not, the place is another one for another container, and each has its weights."""
+    if before.digest == record.digest or all(file.changed <= before.began for file in record.files):
+        return False
+    names = [name for name in store.newest(WEIGHTS, _LISTED) if RECORD_NAME.fullmatch(Path(name).name)]
+    others = [_readable(store, name) for name in names]
+    return all(other is None or other.digest != before.digest for other in others)
+
+
+def _prune(store: FolderStore) -> None:
+    """Remove prepared files but the last ones that were written or used. What has another name than ours stays."""
+    names = [name for name in store.newest(WEIGHTS, _LISTED) if PREPARED_NAME.fullmatch(Path(name).name)]
+    for name in names[_KEPT:]:
+        store.delete(name)
 
 
 def _mib(size: int) -> str:

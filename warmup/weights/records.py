@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from snapcap.warmup.artifacts.manifest import is_digest
@@ -56,10 +56,9 @@ def read_record(store: FolderStore, name: str) -> Record | None:
         value = json.loads(stored.data)
         files = tuple(FileIdentity(**file) for file in value["files"])
         record = Record(files, value["digest"], value["began"])
-        # What is not of its type is not equal to anything; only what is computed with must be.
-        return record if is_digest(record.digest) and type(record.began) is int else None
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
+    return record if is_digest(record.digest) and type(record.began) is int and all(map(_is_typed, files)) else None
 
 
 def write_record(store: FolderStore, folder: Path, record: Record) -> None:
@@ -67,3 +66,7 @@ def write_record(store: FolderStore, folder: Path, record: Record) -> None:
     StoreError: it cannot be written.
     """
     store.write(record_name(folder), json.dumps(asdict(record)).encode())
+
+
+def _is_typed(file: FileIdentity) -> bool:
+    return all(type(getattr(file, field.name)) is field.type for field in fields(file))

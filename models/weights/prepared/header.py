@@ -7,6 +7,7 @@
 It is a safetensors file, which other tools read too. That format admits no holes, so what lies between two tensors
 is one as well, ``padding.N``. What is ours is in ``__metadata__``:
 
+    digest    SHA-256, in hex, of all N bytes, in which it is 64 zeros itself
     key       what the weights were made of
     regions   for each region and layer the names of its tensors; a tied one is named twice
     views     the shape and strides, in elements, of tensors that do not lie row by row; they are stored as they lie
@@ -15,6 +16,7 @@ is one as well, ``padding.N``. What is ours is in ``__metadata__``:
 Nothing in a header is believed: what a tensor covers is within the file, and nothing else covers it.
 """
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -24,15 +26,16 @@ from typing import Any, BinaryIO
 FORMAT = "snapcap prepared weights 1"
 ALIGNMENT = 256  # bytes: what the widest loads of a GPU, and vectors of a CPU, want
 CHUNK_BYTES = 4 << 20
-MAX_HEADER_BYTES = 8 << 20  # a model of 100 layers has a tenth of that
+MAX_HEADER_BYTES = 2 << 20  # a model of 100 layers has two fifths of that
 MAX_DIMENSIONS = 8
 ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "U8": 1}
 
 _PAGE = 4096
 _METADATA = "__metadata__"
-_FIELDS = {"format", "key", "regions", "views", "chunks"}
+_FIELDS = {"digest", "format", "key", "regions", "views", "chunks"}
 _PADDING = "padding."
 _DIGEST = 64  # characters
+_MARK = b'"digest":"'  # before the header's own; within a text the quotes would be escaped
 Layers = tuple[tuple[str, ...], ...]
 
 
@@ -93,7 +96,15 @@ def write_header(header: Header) -> bytes:
         described[name] = _entry(tensor.dtype, tensor.stored_shape, tensor.offset, end)
     text = json.dumps(described, separators=(",", ":")).encode()
     length = len(text) + -(8 + len(text)) % _PAGE
-    return length.to_bytes(8, "little") + text.ljust(length)
+    return length.to_bytes(8, "little") + sealed(text.ljust(length))
+
+
+def sealed(header: bytes) -> bytes:
+    """A header with its own digest where the mark is."""
+    before, mark, after = header.partition(_MARK)
+    rest = after[_DIGEST:]
+    digest = hashlib.sha256(before + mark + b"0" * _DIGEST + rest).hexdigest()
+    return before + mark + digest.encode() + rest
 
 
 def read_header(file: BinaryIO, file_size: int) -> tuple[Header, int]:
@@ -110,6 +121,8 @@ def read_header(file: BinaryIO, file_size: int) -> tuple[Header, int]:
     data = file.read(length)
     if len(data) != length:
         raise PreparedError("its header is cut off")
+    if sealed(data) != data:
+        raise PreparedError("its header is damaged")
     return _parse(data, file_size - begin), begin
 
 
@@ -120,6 +133,7 @@ def _metadata(header: Header) -> dict[str, str]:
         if tensor.strides != row_major(tensor.shape)
     }
     return {
+        "digest": "0" * _DIGEST,
         "format": FORMAT,
         "key": header.key,
         "regions": json.dumps(header.regions, separators=(",", ":")),
@@ -226,8 +240,10 @@ def _regions(value: Mapping[str, Any], tensors: Mapping[str, PreparedTensor]) ->
         if not isinstance(layers, list) or not all(isinstance(layer, list) for layer in layers):
             raise PreparedError("its regions are not lists of layers")
         for layer in layers:
-            named |= {name if isinstance(name, str) else "" for name in layer}
-    if named != tensors.keys():
+            if not all(isinstance(name, str) for name in layer):
+                raise PreparedError("its layers are not lists of names")
+            named.update(layer)
+    if not named or named != tensors.keys():
         raise PreparedError("its regions name other tensors than it has")
     return {region: tuple(map(tuple, layers)) for region, layers in value.items()}
 

@@ -17,7 +17,7 @@ from support.parity.parity import NORMALISATION
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.weights.load import Weights, load_weights
-from snapcap.models.weights.prepared.header import CHUNK_BYTES, PreparedError
+from snapcap.models.weights.prepared.header import CHUNK_BYTES, MAX_HEADER_BYTES, PreparedError, sealed
 from snapcap.models.weights.prepared.mapped import MappedWeights, map_weights
 from snapcap.models.weights.prepared.tensors import prepared_weights
 
@@ -165,9 +165,12 @@ def header_of(path: Path) -> tuple[dict[str, Any], bytes]:
 
 
 def rewritten(path: Path, header: dict[str, Any] | bytes, tensors: bytes) -> Path:
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    """A file with this header, whose digest is right."""
+    text = header if isinstance(header, bytes) else json.dumps(header, separators=(",", ":")).encode()
+    if b'"digest":"' not in text:
+        text += b' "digest":"' + b"0" * 64
     length = len(text) + -(8 + len(text)) % 4096
-    path.write_bytes(length.to_bytes(8, "little") + text.ljust(length) + tensors)
+    path.write_bytes(length.to_bytes(8, "little") + sealed(text.ljust(length)) + tensors)
     return path
 
 
@@ -206,7 +209,8 @@ CHANGES: dict[str, tuple[Change, str]] = {
     "more members": (entry(more=1), "not described"),
     "no entry": (lambda h: h.update({NAME: None}), "not described"),
     "one tensor less": (lambda h: h.pop(NAME), "overlap"),
-    "no metadata": (lambda h: h.pop("__metadata__"), "other fields"),
+    "no metadata": (lambda h: h.pop("__metadata__"), "not JSON"),
+    "no object of metadata": (lambda h: h.update(__metadata__=[h["__metadata__"]]), "other fields"),
     "more metadata": (metadata(more=""), "other fields"),
     "another format": (metadata(format="snapcap prepared weights 0"), "another format"),
     "metadata that is no text": (metadata(chunks=[]), "another format"),
@@ -214,7 +218,8 @@ CHANGES: dict[str, tuple[Change, str]] = {
     "regions that are none": (metadata(regions="[]"), "not a JSON object"),
     "layers that are none": (metadata(regions='{"encoder_block": {}}'), "not lists of layers"),
     "no regions": (metadata(regions="{}"), "name other tensors"),
-    "regions of numbers": (metadata(regions='{"encoder_block": [[1]]}'), "name other tensors"),
+    "regions of numbers": (metadata(regions='{"encoder_block": [[1]]}'), "not lists of names"),
+    "a layer with nothing": (metadata(regions='{"encoder_block": [[null]]}'), "not lists of names"),
     "regions twice": (metadata(regions='{"a": [], "a": []}'), "not JSON"),
     "a view of nothing": (metadata(views='{"nothing": [[1], [1]]}'), "view of no tensor"),
     "a view beyond the end": (metadata(views=f'{{"{NAME}": [[72], [2]]}}'), "not viewed"),
@@ -252,6 +257,22 @@ def test_bytes_that_are_no_header_are_refused(prepared: Path, tmp_path: Path) ->
         refused(rewritten(path, header, cut), "bytes of tensors|digests")
 
 
+def test_a_file_without_tensors_is_refused(prepared: Path, tmp_path: Path) -> None:
+    header, _ = header_of(prepared)
+    nothing = {**header["__metadata__"], "regions": '{"encoder_block": []}', "views": "{}", "chunks": ""}
+    refused(rewritten(tmp_path / "empty", {"__metadata__": nothing}, b""), "name other tensors")
+
+
+def test_any_damage_of_a_header_is_found(prepared: Path, tmp_path: Path) -> None:
+    data, path = prepared.read_bytes(), tmp_path / "changed"
+    begin = opened(prepared).begin
+    for place in (8, begin // 2, begin - 1, data.index(b'"digest":"') + 20):
+        changed = bytearray(data)
+        changed[place] ^= 1
+        path.write_bytes(changed)
+        refused(path, "header is damaged")
+
+
 def test_a_header_is_bounded(prepared: Path, tmp_path: Path) -> None:
     _, tensors = header_of(prepared)
-    refused(rewritten(tmp_path / "large", b"{}" + b" " * (8 << 20), tensors), "length of a header")
+    refused(rewritten(tmp_path / "large", b"{}" + b" " * MAX_HEADER_BYTES, tensors), "length of a header")
