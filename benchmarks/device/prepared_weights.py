@@ -82,7 +82,7 @@ def prepare(options: StartOptions) -> float:
     plan = make_plan(checkpoint.config, options)
     began = time.perf_counter()
     prepared = prepare_in_worker(weights_worker(checkpoint.folder, plan, options), thorough=False)
-    if prepared.result == "skipped":
+    if prepared.result not in ("written", "kept"):
         raise SystemExit(f"no prepared weights: {prepared.reason}")
     return time.perf_counter() - began
 

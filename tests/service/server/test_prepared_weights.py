@@ -2,6 +2,7 @@
 
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,12 +10,15 @@ from typing import Any
 import pytest
 from support.servers.server_process import ServerProcess, descendants, snapcap, wait_until
 
+from snapcap.service.readiness import after_ready
+from snapcap.service.server import prepared_weights
 from snapcap.service.server.prepared_weights import start_preparing
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.weights import worker as weights_worker
 from snapcap.warmup.weights.prepare import Prepared
 
 PATIENCE = 60.0
+SKIPPED = Prepared("skipped", "no room")
 
 
 def test_the_next_start_takes_them_as_they_are(tmp_path: Path, samples: dict[Path, str]) -> None:
@@ -58,7 +62,8 @@ def test_a_server_that_ends_meanwhile_leaves_no_process(tmp_path: Path) -> None:
         server.process.terminate()
         server.process.wait(PATIENCE)
         assert not Path(f"/proc/{pid}").exists()
-    assert list((tmp_path / "store").rglob("*.safetensors")) == []
+    left = {path.name for path in (tmp_path / "store" / "weights").glob("*")}
+    assert left <= {".lock", ".writing"}, "at most what the next one removes"
 
 
 # --- without a server ---
@@ -74,7 +79,9 @@ class FakeWorker:
         self.stopped.set()
 
 
-def begin(monkeypatch: pytest.MonkeyPatch, result: str, after_s: float = 0.0) -> tuple[Any, list[FakeWorker]]:
+def begin(
+    monkeypatch: pytest.MonkeyPatch, result: str, after_s: float = 0.0, came: Prepared = SKIPPED
+) -> tuple[Any, list[FakeWorker]]:
     made: list[FakeWorker] = []
 
     def make(*_: object) -> FakeWorker:
@@ -82,12 +89,19 @@ def begin(monkeypatch: pytest.MonkeyPatch, result: str, after_s: float = 0.0) ->
         return made[-1]
 
     monkeypatch.setattr(weights_worker, "weights_worker", make)
-    monkeypatch.setattr(weights_worker, "prepare_in_worker", lambda *_, **__: Prepared("skipped", "no room"))
+    monkeypatch.setattr(weights_worker, "prepare_in_worker", lambda *_, **__: came)
     loaded: Any = SimpleNamespace(weights=result, checkpoint=SimpleNamespace(folder=Path()), plan=None)
+    timers: list[threading.Timer] = []
+
+    def after(work: Callable[[], object], seconds: float) -> threading.Timer:
+        timers.append(after_ready(work, seconds))
+        return timers[-1]
+
+    monkeypatch.setattr(prepared_weights, "after_ready", after)
     stop = start_preparing(StartOptions(), loaded, after_s)
-    for thread in threading.enumerate():
-        if isinstance(thread, threading.Timer) and not after_s:
-            thread.join(PATIENCE)
+    for timer in timers if not after_s else ():
+        timer.join(PATIENCE)
+        assert not timer.is_alive()
     return stop, made
 
 
@@ -105,7 +119,21 @@ def test_a_server_that_ends_first_prepares_nothing(monkeypatch: pytest.MonkeyPat
     assert made == []
 
 
-def test_what_is_not_prepared_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    begin(monkeypatch, "miss")
+@pytest.mark.parametrize(("came", "level"), [(SKIPPED, "WARNING"), (Prepared("busy", "another process"), "INFO")])
+def test_what_is_not_prepared_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, came: Prepared, level: str
+) -> None:
+    with caplog.at_level("INFO", "snapcap.weights"):
+        begin(monkeypatch, "miss", came=came)
     (record,) = [record for record in caplog.records if record.name == "snapcap.weights"]
-    assert (record.levelname, record.fields["reason"]) == ("WARNING", "no room")  # type: ignore[attr-defined]
+    assert (record.levelname, record.fields["reason"]) == (level, came.reason)  # type: ignore[attr-defined]
+
+
+def test_a_folder_that_is_read_only_starts_no_process(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(os, "access", lambda _, mode: mode != os.W_OK)
+    with caplog.at_level("INFO", "snapcap.weights"):
+        assert begin(monkeypatch, "miss")[1] == []
+    (record,) = [record for record in caplog.records if record.name == "snapcap.weights"]
+    assert (record.levelname, "read-only" in record.getMessage()) == ("INFO", True)

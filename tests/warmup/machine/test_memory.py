@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import errno
+import fcntl
 import pytest
 
 from snapcap.warmup.machine.files import locked_alone
@@ -63,3 +65,14 @@ def test_one_has_a_lock_alone_and_nobody_waits(tmp_path: Path) -> None:
     path.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(OSError, match="symbolic links"), locked_alone(path):
         pass
+
+
+def test_where_there_are_no_locks_no_file_stays_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(OSError, match="No locks"), locked_alone(tmp_path / "lock"):
+        pass
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

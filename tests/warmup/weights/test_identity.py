@@ -13,7 +13,7 @@ from snapcap.models.weights.listing import WeightsError
 from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.store import StoreRefusedError
 from snapcap.warmup.weights.identity import CLOCK_NS, content_digest, identify, is_at_rest
-from snapcap.warmup.weights.records import Record, record_name, recorded_digest, write_record
+from snapcap.warmup.weights.records import Record, read_record, record_name, recorded_digest, write_record
 
 DIGEST = "ab" * 32
 
@@ -116,12 +116,24 @@ def test_each_place_has_its_record(checkpoint: Path, record: Record, local: Fold
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "null", '{"files": 3}', '{"files": [{"name": 1}], "digest": "", "began": 1}', "[" * 9999]
+    "text",
+    [
+        "",
+        "[]",
+        "null",
+        '{"files": 3}',
+        '{"files": [{"name": 1}], "digest": "", "began": 1}',
+        '{"files": [{"name": "", "path": 3, "size": 1, "modified": 1, "changed": 1, "inode": 1}], "digest": "'
+        + DIGEST
+        + '", "began": 1}',
+        "[" * 9999,
+    ],
 )
 def test_a_record_that_is_none_is_not_there(
     text: str, checkpoint: Path, record: Record, local: FolderStore
 ) -> None:
     local.path(record_name(checkpoint)).write_text(text)
+    assert read_record(local, record_name(checkpoint)) is None
     assert recorded_digest(local, checkpoint, identify(checkpoint)) is None
     whole = Record(record.files, "no digest", record.began)
     write_record(local, checkpoint, whole)
