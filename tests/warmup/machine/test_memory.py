@@ -1,9 +1,9 @@
 """The memory that is free, by the machine and by the control groups of both versions."""
 
-from pathlib import Path
-
 import errno
 import fcntl
+from pathlib import Path
+
 import pytest
 
 from snapcap.warmup.machine.files import locked_alone
