@@ -1,4 +1,4 @@
-"""Writes the prepared weights of a checkpoint, whole or not at all, and bounds how many are kept."""
+"""Writes the prepared weights of a checkpoint, whole or not at all."""
 
 import contextlib
 import hashlib
@@ -22,23 +22,15 @@ from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.store import WEIGHTS, StoreError
 from snapcap.warmup.weights.find import open_prepared
 from snapcap.warmup.weights.identity import CLOCK_NS, Identity, content_digest, identify, is_at_rest
-from snapcap.warmup.weights.key import PREPARED_NAME, layout_digest, prepared_name
-from snapcap.warmup.weights.records import (
-    RECORD_NAME,
-    Record,
-    read_record,
-    record_name,
-    recorded_digest,
-    write_record,
-)
+from snapcap.warmup.weights.key import layout_digest, prepared_name
+from snapcap.warmup.weights.old import readable_record, remove_old
+from snapcap.warmup.weights.records import Record, record_name, recorded_digest, write_record
 
 if TYPE_CHECKING:
     from snapcap.models.weights.prepared.contents import Contents
 
 _FLUSHED_BYTES = 64 << 20  # written at a time: others that wait for the disk wait for no more
 _PROCESS_BYTES = 512 << 20  # of this process with torch
-_KEPT = 8  # prepared files of a folder, of which several servers, versions and machines may use some
-_LISTED = 10_000
 _UNFINISHED = ".writing"
 
 
@@ -84,12 +76,10 @@ def prepare_weights(folder: Path, plan: Plan, store_folder: Path, *, thorough: b
             prepared = _write(unfinished, store.path(f"{WEIGHTS}/{name}"), checkpoint, plan, record.files)
         if prepared.result == "skipped" or identify(folder) != record.files:
             return prepared
-        before = _readable(store, record_name(folder))
+        before = readable_record(store, record_name(folder))
         write_record(store, folder, record)
         with contextlib.suppress(StoreError):  # what stays is removed by the next one
-            if before is not None and _is_superseded(store, before, record):
-                store.delete(f"{WEIGHTS}/{name.replace(record.digest, before.digest)}")
-            _prune(store)
+            remove_old(store, name, before, record)
         return prepared
 
 
@@ -174,29 +164,6 @@ def _write_contents(path: Path, contents: "Contents") -> None:
         write_all(descriptor, contents.header_bytes(digests), 0)
     finally:
         os.close(descriptor)
-
-
-def _readable(store: FolderStore, name: str) -> Record | None:
-    with contextlib.suppress(StoreError):
-        return read_record(store, name)
-    return None
-
-
-def _is_superseded(store: FolderStore, before: Record, record: Record) -> bool:
-    """Whether the checkpoint was changed after the record before, whose content no other record names. Where it was
-    not, the place is another one for another container, and each has its weights."""
-    if before.digest == record.digest or all(file.changed <= before.began for file in record.files):
-        return False
-    names = [name for name in store.newest(WEIGHTS, _LISTED) if RECORD_NAME.fullmatch(Path(name).name)]
-    others = [_readable(store, name) for name in names]
-    return all(other is None or other.digest != before.digest for other in others)
-
-
-def _prune(store: FolderStore) -> None:
-    """Remove prepared files but the last ones that were written or used. What has another name than ours stays."""
-    names = [name for name in store.newest(WEIGHTS, _LISTED) if PREPARED_NAME.fullmatch(Path(name).name)]
-    for name in names[_KEPT:]:
-        store.delete(name)
 
 
 def _mib(size: int) -> str:

@@ -200,7 +200,7 @@ def test_a_touched_checkpoint_is_read_once_and_written_not_at_all(case: Case, fo
     assert case.find().result == "miss"
     assert case.prepare().result == "kept"
     assert case.find().result == "hit"
-    assert case.file().stat() == before
+    assert case.file().stat().st_ino == before.st_ino
 
 
 def test_a_write_through_a_map_is_a_change(case: Case, folder: Path) -> None:
