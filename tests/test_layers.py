@@ -33,6 +33,7 @@ ROOMS: dict[str, tuple[str | tuple[str, ...], ...]] = {
         "plan",
         "progress",
         "checkpoints",
+        "weights",
         "runtime",
         "build",
         "start",

@@ -54,6 +54,13 @@ class ModelOptions:
         metavar="FOLDER",
         default_text="~/.cache/snapcap",
     )
+    prepared_weights: bool = option(
+        "prepared_weights",
+        True,
+        "keep weights in the artifact folder as the device takes them, so that later starts convert nothing",
+        parse=parse_switch,
+        default_text="on",
+    )
     max_new_tokens: int = option(
         "max_new_tokens",
         0,
@@ -75,11 +82,7 @@ class ComputeOptions:
     """Where and how the model runs."""
 
     device: str = option(
-        "device",
-        "auto",
-        "auto (cuda, else cpu), cpu, cuda or cuda:N",
-        parse=parse_device,
-        metavar="DEVICE",
+        "device", "auto", "auto (cuda, else cpu), cpu, cuda or cuda:N", parse=parse_device, metavar="DEVICE"
     )
     dtype: str = option(
         "dtype",
@@ -134,11 +137,7 @@ class ImageOptions:
     """The limit of images that a checkpoint's transform keeps."""
 
     max_pixels: int = option(
-        "max_pixels",
-        50_000_000,
-        "largest image that is decoded, in pixels",
-        parse=parse_int(1),
-        metavar="N",
+        "max_pixels", 50_000_000, "largest image that is decoded, in pixels", parse=parse_int(1), metavar="N"
     )
 
 

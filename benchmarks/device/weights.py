@@ -36,7 +36,7 @@ def load(way: str, folder: Path) -> None:
 
     from snapcap.models.config import ModelConfig
     from snapcap.models.processing.transform import ImageTransform
-    from snapcap.models.weights.files import weight_files
+    from snapcap.models.weights.listing import weight_files
     from snapcap.models.weights.load import Normalisation, load_weights
 
     device = torch.device("cuda", 0)

@@ -33,7 +33,7 @@ def block(take: WeightSource, decoder: Gpt2Config, layer: int) -> WeightSet:
         weight, bias = take.affine(f"{name}.{part}", inputs, outputs, bias=outputs)
         # The shape is the checkpoint's. On CUDA what makes an output lies together, so that a program of a few
         # outputs reads whole lines of memory; on a CPU the file's own order needs no copy and is as fast.
-        return (weight.t().contiguous().t() if weight.is_cuda else weight), bias
+        return (weight.t().contiguous().t() if take.layout == "cuda" else weight), bias
 
     return (
         *take.affine(f"{name}.ln_1", width),

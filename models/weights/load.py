@@ -45,15 +45,20 @@ def load_weights(
     normalisation: Normalisation,
     device: torch.device,
     dtype: torch.dtype,
+    layout: str | None = None,
 ) -> Weights:
     """Read a checkpoint folder (safetensors or ``.bin``, one file or sharded) into region weights.
 
     Strict: a tensor that is missing, left over, or of another shape is an error that names it.
 
+    Args:
+        layout: the type of the device that will read them, cpu or cuda, if it is not this one.
+
     Raises:
         WeightsError: the files cannot be read or do not fit the configuration.
     """
-    take = WeightSource(upload(_canonical(read_tensors(folder), config), device), device, dtype)
+    tensors = upload(_canonical(read_tensors(folder), config), device)
+    take = WeightSource(tensors, device, dtype, layout or device.type)
     vision = config.vision
     sets = {
         "encoder_before": (vit_weights.embed(take, vision, normalisation),),

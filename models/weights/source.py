@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from snapcap.models.weights.files import WeightsError
+from snapcap.models.weights.listing import WeightsError
 
 WeightSet = tuple[Tensor, ...]
 
@@ -12,9 +12,12 @@ class WeightSource:
     """Tensors by snapcap's names, in the dtype of the file, to be handed out as regions want them.
 
     On CUDA they are there already, so what is cut, joined or turned around is so on the device.
+
+    ``layout``: the type of the device that will read them, which decides how they lie in memory.
     """
 
-    def __init__(self, tensors: dict[str, Tensor], device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, tensors: dict[str, Tensor], device: torch.device, dtype: torch.dtype, layout: str) -> None:
+        self.layout = layout
         self._tensors = tensors
         self._names = frozenset(tensors)
         self._device = device

@@ -24,6 +24,7 @@ from snapcap.warmup.start.preparation import find_artifacts, read_checkpoint
 from snapcap.warmup.start.start import load
 from snapcap.warmup.store.store import StoreError
 from snapcap.warmup.store.worker import publish_in_worker
+from snapcap.warmup.weights.worker import prepare_in_worker, weights_worker
 
 
 def build(settings: Settings) -> int:
@@ -52,6 +53,7 @@ def _build(options: StartOptions) -> int:
     artifacts = find_artifacts(checkpoint.config, plan, options, options.kind)
     console = Console(stderr=True)
     console.print(f"key {artifacts.key}  {plan.device} {plan.dtype}  buckets {','.join(map(str, plan.buckets))}")
+    _prepare_weights(checkpoint, plan, options, console)
     if artifacts.hit and remote is None:
         console.print(f"nothing to do: {artifacts.fetched.reason}", markup=False)
         return 0
@@ -80,6 +82,14 @@ def _build(options: StartOptions) -> int:
         console.print(f"{len(built.files)} packages in {time.monotonic() - started:.0f} s")
     final = publication.remote or publication.local
     return 0 if final.done else 1
+
+
+def _prepare_weights(checkpoint: Checkpoint, plan: Plan, options: StartOptions, console: Console) -> None:
+    """Without them the artifacts are as good, and each start converts the checkpoint."""
+    if options.model.prepared_weights:
+        with console.status("preparing weights"):
+            prepared = prepare_in_worker(weights_worker(checkpoint.folder, plan, options), thorough=True)
+        console.print(f"weights {prepared.result}: {prepared.reason}", highlight=False, markup=False)
 
 
 def _build_jit(options: StartOptions, artifacts: Artifacts, console: Console) -> int:

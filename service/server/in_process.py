@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from snapcap.service.config.settings import Settings
 from snapcap.service.images.threads import ThreadImageDecoder
 from snapcap.service.server.background_build import start_build
+from snapcap.service.server.prepared_weights import start_preparing
 from snapcap.service.server.start_result import StartResult
 from snapcap.service.watch.engine_watch import EngineWatch
 
@@ -34,6 +35,7 @@ def start(settings: Settings, services: "Services", stop: Callable[[], None]) ->
         services.status.started()
         if result.ready(engine, loaded.checkpoint):
             exits.callback(start_build(settings, loaded, services.status, engine))
+            exits.callback(start_preparing(settings, loaded))
             exits.callback(_watch(settings, services, engine, scheduler, result))
 
     def begin() -> None:

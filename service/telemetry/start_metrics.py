@@ -93,6 +93,9 @@ class StartupCollector(Collector):
         if self._status.tier is not None:
             labels = {"backend": self._status.tier}
             yield _info("startup_tier", "1 for the backend that the start ended with.", labels)
+        if self._status.weights is not None:
+            labels = {"result": self._status.weights.result}
+            yield _info("startup_weights", "1 for what came of looking for prepared weights.", labels)
         buckets = self._status.buckets()
         duration = GaugeMetricFamily(
             "snapcap_warmup_bucket_duration_seconds",

@@ -1,15 +1,18 @@
-"""Weights on a GPU are those of a CPU, bit for bit, of every family."""
+"""Weights on a GPU are those of a CPU, bit for bit, of every family; and so are those that were prepared for it."""
 
 from pathlib import Path
 
 import pytest
 import torch
 from support.checkpoints import random_captioners
+from support.checkpoints.prepared import write_prepared
 from support.checkpoints.random_pairs import PAIRS
 from support.parity.parity import NORMALISATION
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.weights.load import load_weights
+from snapcap.models.weights.prepared.mapped import map_weights
+from snapcap.models.weights.prepared.tensors import prepared_weights
 
 SOME = (
     "vit and bert",
@@ -31,11 +34,19 @@ def test_weights_equal_those_of_a_cpu(pair: str, dtype: torch.dtype, device: tor
         model = random_captioners.pair(*PAIRS[pair]())
     model.save_pretrained(tmp_path)
     config = ModelConfig.from_folder(tmp_path)
-    wanted = load_weights(tmp_path, config, NORMALISATION, torch.device("cpu"), dtype)
+    cpu = torch.device("cpu")
+    wanted = load_weights(tmp_path, config, NORMALISATION, cpu, dtype)
     found = load_weights(tmp_path, config, NORMALISATION, device, dtype)
+    path = tmp_path / "prepared"
+    write_prepared(path, load_weights(tmp_path, config, NORMALISATION, cpu, dtype, device.type), "key")
+    with path.open("rb") as file:
+        prepared = prepared_weights(map_weights(file, "key"), device)
     for region, layers in wanted.sets.items():
-        for ours, theirs in zip(found.sets[region], layers, strict=True):
-            for one, other in zip(ours, theirs, strict=True):
-                assert one.device == device
-                assert device.type == "cpu" or one.data_ptr() % 16 == 0
+        for ours, mapped, theirs in zip(found.sets[region], prepared.sets[region], layers, strict=True):
+            for one, another, other in zip(ours, mapped, theirs, strict=True):
+                assert one.device == another.device == device
+                assert device.type == "cpu" or one.data_ptr() % 16 == another.data_ptr() % 256 == 0
+                assert one.stride() == another.stride()
                 assert torch.equal(one.cpu(), other), region
+                assert torch.equal(another.cpu(), other), region
+    assert prepared.nbytes == found.nbytes

@@ -12,6 +12,7 @@ from snapcap.models.fields import read_json
 from snapcap.models.names import HEADS
 from snapcap.models.processing.tokenizer import Tokenizer
 from snapcap.models.processing.transform import ImageTransform
+from snapcap.models.weights.listing import WeightsError, weight_files
 from snapcap.warmup.checkpoints.patterns import SAFETENSORS, CheckpointError, matching
 from snapcap.warmup.checkpoints.resolve import resolve_checkpoint
 from snapcap.warmup.errors import os_error_text
@@ -67,8 +68,6 @@ def _write(folder: Path, destination: Path) -> list[Path]:
 
 
 def _convert(folder: Path, staging: Path) -> None:
-    from snapcap.models.weights.files import WeightsError  # noqa: PLC0415 - torch
-
     try:
         config = ModelConfig.from_folder(folder)
         ImageTransform.from_folder(folder, config.vision.image_size, family=config.vision.family)
@@ -85,7 +84,7 @@ def _convert_weights(folder: Path, staging: Path, config: ModelConfig) -> None:
     from safetensors import SafetensorError  # noqa: PLC0415 - torch
     from safetensors.torch import save_file  # noqa: PLC0415 - torch
 
-    from snapcap.models.weights.files import read_tensors, weight_files  # noqa: PLC0415 - torch
+    from snapcap.models.weights.files import read_tensors  # noqa: PLC0415 - torch
 
     files = weight_files(folder)
     if files[0].suffix == ".safetensors":

@@ -1,9 +1,12 @@
 """Opens regular files without ever blocking on anything else, and writes files and makes folders durably."""
 
+import contextlib
 import errno
+import fcntl
 import io
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -28,6 +31,27 @@ def open_regular(path: Path) -> io.BufferedReader:
         os.close(descriptor)
         raise _not_a_file(path)
     return os.fdopen(descriptor, "rb")
+
+
+@contextlib.contextmanager
+def locked_alone(path: Path) -> Iterator[bool]:
+    """Whether this process has the lock of a file, which is made if there is none, without waiting for whoever else
+    has it; until the block ends, however this process does.
+
+    Raises:
+        OSError: the file cannot be made.
+    """
+    flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            alone = True
+        except BlockingIOError:
+            alone = False
+        yield alone
+    finally:
+        os.close(descriptor)
 
 
 def write_all(descriptor: int, data: bytes, offset: int) -> None:

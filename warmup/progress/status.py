@@ -45,6 +45,14 @@ class FetchStatus:
     bytes_fetched: int
 
 
+@dataclass(frozen=True)
+class WeightsStatus:
+    """What came of looking for prepared weights: hit, miss, corrupt or off; all but a hit read the checkpoint."""
+
+    result: str
+    reason: str
+
+
 @dataclass
 class StatusState:
     """All that a status holds, as it is sent to another process."""
@@ -54,6 +62,7 @@ class StatusState:
     tier: str | None = None
     compiled: int | None = None
     error: str | None = None
+    weights: WeightsStatus | None = None
     fetch: FetchStatus | None = None
     build: dict[str, Any] | None = None
     buckets: dict[tuple[str, int], BucketStatus] = field(default_factory=dict)
@@ -109,6 +118,10 @@ class StartupStatus:
     def fetch(self) -> FetchStatus | None:
         return self._state.fetch
 
+    @property
+    def weights(self) -> WeightsStatus | None:
+        return self._state.weights
+
     def expect(self, sizes: tuple[int, ...], device: str, dtype: str) -> None:
         """Every bucket of both components, pending."""
         with self._changed():
@@ -140,6 +153,10 @@ class StartupStatus:
                 kind, fetched.result, fetched.reason, artifacts.key, fetched.seconds, fetched.bytes_fetched
             )
             self._state.counts["artifact_requests", kind, fetched.result] += 1
+
+    def found_weights(self, result: str, reason: str) -> None:
+        with self._changed():
+            self._state.weights = WeightsStatus(result, reason)
 
     def published(self, result: str) -> None:
         with self._changed():
@@ -213,6 +230,7 @@ class StartupStatus:
             "device": state.device,
             "dtype": state.dtype,
             "error": state.error,
+            "weights": None if state.weights is None else asdict(state.weights),
             "artifacts": None if state.fetch is None else asdict(state.fetch),
             "build": state.build,
             "buckets": [asdict(bucket) for bucket in self.buckets()],

@@ -1,5 +1,6 @@
 """Loads a checkpoint onto the device: regions, weights and buffers, which compiled code is checked with too."""
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,8 +12,12 @@ from snapcap.models.processing.transform import ImageTransform
 from snapcap.models.regions.state.kv_cache import DecodeState
 from snapcap.models.regions.table import Region, Regions, build_regions, region_inputs
 from snapcap.models.weights.load import Normalisation, Weights, load_weights
+from snapcap.models.weights.prepared.mapped import MappedWeights
+from snapcap.models.weights.prepared.tensors import prepared_weights
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.plan.plan import Plan
+
+_logger = logging.getLogger("snapcap.weights")
 
 
 @dataclass(frozen=True)
@@ -38,13 +43,33 @@ def load_model(
     plan: Plan,
     device: torch.device,
     dtype: torch.dtype,
+    prepared: MappedWeights | None = None,
 ) -> LoadedModel:
     """Read the weights of a checkpoint folder and allocate the buffers of the plan.
+
+    Args:
+        prepared: the same weights as they are wanted, if they have been prepared; then no checkpoint is read,
+            unless they are not what the configuration implies.
 
     Raises:
         WeightsError: the weights cannot be read or do not fit the configuration.
     """
-    normalisation = Normalisation(transform.effective_rescale, transform.effective_mean, transform.effective_std)
-    weights = load_weights(folder, config, normalisation, device, dtype)
+    regions = build_regions(config)
+    weights = None if prepared is None else _prepared(prepared, regions, device)
+    if weights is None:
+        pixels = Normalisation(transform.effective_rescale, transform.effective_mean, transform.effective_std)
+        weights = load_weights(folder, config, pixels, device, dtype)
     state = DecodeState.allocate(config, plan.table.largest.size, plan.cache_length, device, dtype)
-    return LoadedModel(config, build_regions(config), weights, state, dtype)
+    return LoadedModel(config, regions, weights, state, dtype)
+
+
+def _prepared(mapped: MappedWeights, regions: Regions, device: torch.device) -> Weights | None:
+    """None where they cannot be used: the checkpoint has them too."""
+    try:
+        wanted = {region.name: [len(region.weight_names)] * region.layers for region in regions}
+        if {name: [len(layer) for layer in layers] for name, layers in mapped.header.regions.items()} != wanted:
+            raise ValueError("they have other regions or layers than the configuration implies")
+        return prepared_weights(mapped, device)
+    except Exception:
+        _logger.exception("prepared weights are not used; the checkpoint is read")
+        return None

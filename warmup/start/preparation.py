@@ -1,5 +1,6 @@
 """Does the part of a start that needs no torch: brings the checkpoint, decides the plan, brings the artifacts."""
 
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,21 +20,24 @@ from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.open import trust_of
 from snapcap.warmup.store.store import StoreError
 from snapcap.warmup.store.worker import StoreJob, fetch_in_worker
+from snapcap.warmup.weights.find import FoundWeights, find_weights
 
 if TYPE_CHECKING:
     from snapcap.models.config import ModelConfig
 
+_logger = logging.getLogger("snapcap.start")
+
 
 @dataclass(frozen=True)
 class Preparation:
-    """What runs beside the import of torch: first the plan, then the rest of the checkpoint, the artifacts, and a
-    GPU's context, for which nobody has to wait.
+    """What runs beside the import of torch: first the plan, then the rest of the checkpoint with its prepared
+    weights, the artifacts, and a GPU's context, for which nobody has to wait.
 
     ``artifacts`` is None where the backend uses none.
     """
 
     planned: "Future[tuple[ModelConfig, Plan]]"
-    model: "Future[tuple[Checkpoint, Plan]]"
+    model: "Future[tuple[Checkpoint, Plan, FoundWeights]]"
     artifacts: "Future[Artifacts | None]"
 
 
@@ -46,7 +50,7 @@ def prepare(
 ) -> Preparation:
     """Begin on two threads of ``pool``. One of them calls ``on_checkpoint``."""
     planned: Future[tuple[ModelConfig, Plan]] = Future()
-    model = pool.submit(_model, options, timeline, planned, on_checkpoint)
+    model = pool.submit(_model, options, timeline, status, planned, on_checkpoint)
 
     def artifacts() -> Artifacts | None:
         if options.compute.backend == "eager":
@@ -84,9 +88,10 @@ def find_artifacts(config: "ModelConfig", plan: Plan, options: StartOptions, kin
 def _model(
     options: StartOptions,
     timeline: Timeline,
+    status: StartupStatus,
     planned: "Future[tuple[ModelConfig, Plan]]",
     on_checkpoint: Callable[[Checkpoint], object],
-) -> tuple[Checkpoint, Plan]:
+) -> tuple[Checkpoint, Plan, FoundWeights]:
     """``planned`` is there first: for what need not wait for numpy."""
     try:
         with timeline.phase("fetch_weights"):
@@ -95,11 +100,22 @@ def _model(
             planned.set_result((config, plan))
             checkpoint = Checkpoint.of(options.model.source, folder, config, options.images.max_pixels)
         on_checkpoint(checkpoint)
+        weights = _find_weights(checkpoint, plan, options)
+        status.found_weights(weights.result, weights.reason)
     except BaseException as error:
         if not planned.done():
             planned.set_exception(error)
         raise
-    return checkpoint, plan
+    return checkpoint, plan, weights
+
+
+def _find_weights(checkpoint: Checkpoint, plan: Plan, options: StartOptions) -> FoundWeights:
+    if not options.model.prepared_weights:
+        return FoundWeights("off", "--no-prepared-weights")
+    found = find_weights(checkpoint, plan, options.store_folder)
+    level = logging.WARNING if found.result == "corrupt" else logging.INFO
+    _logger.log(level, "prepared weights", extra={"fields": {"result": found.result, "reason": found.reason}})
+    return found
 
 
 def read_checkpoint(options: StartOptions) -> Checkpoint:

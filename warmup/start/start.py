@@ -33,6 +33,7 @@ from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.start.preparation import Preparation, prepare
+from snapcap.warmup.weights.find import WeightsResult
 
 if TYPE_CHECKING:
     from snapcap.warmup.runtime.aoti.container import Container
@@ -51,7 +52,8 @@ _logger = logging.getLogger("snapcap.start")
 class StartedModel:
     """What serves: a runner, warm but for the buckets of ``cold``, which `--ready-when first` leaves for later.
 
-    ``publication``: of the jit backend, what comes of publishing what it compiled.
+    ``weights``: what came of looking for prepared ones. ``publication``: of the jit backend, what comes of
+    publishing what it compiled.
     """
 
     checkpoint: Checkpoint
@@ -61,6 +63,7 @@ class StartedModel:
     warmer: "Warmer"
     artifacts: Artifacts | None
     cold: tuple[Bucket, ...]
+    weights: WeightsResult
     publication: "Future[list[Published]] | None" = None
 
     @property
@@ -107,7 +110,7 @@ def load(
             from snapcap.warmup.start.jit.start import open_compiler  # noqa: PLC0415  of no other start
 
             jit = scope.enter_context(open_compiler(options, timeline, status))
-        checkpoint, plan = preparation.model.result()
+        checkpoint, plan, weights = preparation.model.result()
 
         from snapcap.warmup.runtime.backends.eager import EagerBackend  # noqa: PLC0415  these import torch
         from snapcap.warmup.runtime.device import avoid_driver_compilation, open_device  # noqa: PLC0415
@@ -120,7 +123,9 @@ def load(
             if jit is None:
                 avoid_driver_compilation()
         with timeline.phase("load_weights"):
-            model = load_model(checkpoint.folder, checkpoint.config, checkpoint.transform, plan, device, dtype)
+            model = load_model(
+                checkpoint.folder, checkpoint.config, checkpoint.transform, plan, device, dtype, weights.mapped
+            )
         artifacts = preparation.artifacts.result()
 
         runner = Runner(model.config, model.regions, model.weights, model.state)
@@ -138,7 +143,7 @@ def load(
             self_test(runner, buckets[0])
         publication = None if jit is None else jit.publish()
     cold = buckets[len(now) :]
-    return StartedModel(checkpoint, plan, model, runner, warmer, artifacts, cold, publication)
+    return StartedModel(checkpoint, plan, model, runner, warmer, artifacts, cold, weights.result, publication)
 
 
 def before_ready(

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import io
 import itertools
 import os
 import shutil
@@ -19,8 +20,10 @@ from snapcap.warmup.errors import os_error_text
 from snapcap.warmup.machine.files import NotAFileError, make_folder, open_regular
 from snapcap.warmup.machine.scratch import scratch_folder
 from snapcap.warmup.store.blobs import commit, describe, new_file
+from snapcap.warmup.store.owner import check_owner
 from snapcap.warmup.store.store import (
     MANIFESTS,
+    WEIGHTS,
     DamagedError,
     Stored,
     StoreDeniedError,
@@ -34,7 +37,7 @@ from snapcap.warmup.store.store import (
 _SCRATCH = "tmp"
 _BUILT = "built"
 # All that are made in a store; nobody else may write to any of them.
-_FOLDERS = (MANIFESTS, "blobs", "blobs/sha256", "leases", "builds", _BUILT, _SCRATCH)
+_FOLDERS = (MANIFESTS, "blobs", "blobs/sha256", "leases", "builds", WEIGHTS, _BUILT, _SCRATCH)
 _LISTED = 10_000  # entries of a folder: one with more than that is searched among some of them
 _SMALL = 8 * 1024 * 1024  # bytes of what a condition is about
 _LOCK_SECONDS = 10.0
@@ -58,10 +61,10 @@ class FolderStore:
         """
         try:
             make_folder(root)
-            _check_owner(root, root.stat(), f", or choose a folder inside it, such as {root / 'snapcap'}")
+            check_owner(root, root.stat(), f", or choose a folder inside it, such as {root / 'snapcap'}")
             for name in _FOLDERS:
                 with contextlib.suppress(FileNotFoundError):
-                    _check_owner(root / name, (root / name).stat())
+                    check_owner(root / name, (root / name).stat())
         except OSError as error:
             raise StoreRefusedError(f"cannot use {root} as artifact folder: {os_error_text(error)}") from error
         return cls(root)
@@ -81,17 +84,29 @@ class FolderStore:
             DamagedError: a folder, a FIFO or a link has the name.
             StoreRefusedError: others may write to the file.
         """
-        path = self.path(name)
-        with self._translated(path):
-            try:
-                with open_regular(path) as file:
-                    _check_owner(path, os.fstat(file.fileno()))
-                    data = file.read(limit + 1)
-            except FileNotFoundError:
+        with self.opened(name) as file:
+            if file is None:
                 return None
-            except NotAFileError as error:
-                raise DamagedError(f"{path}: {error.strerror}") from error
+            data = file.read(limit + 1)
         return Stored(data, _version(data))
+
+    @contextlib.contextmanager
+    def opened(self, name: str) -> Iterator[io.BufferedReader | None]:
+        """A file that nobody else can have written, open for reading; None if there is none.
+
+        Raises:
+            DamagedError, StoreRefusedError: as ``read``.
+        """
+        path = self.path(name)
+        with self._translated(path), contextlib.ExitStack() as scope:
+            file = None
+            with contextlib.suppress(FileNotFoundError):
+                try:
+                    file = scope.enter_context(open_regular(path))
+                except NotAFileError as error:
+                    raise DamagedError(f"{path}: {error.strerror}") from error
+                check_owner(path, os.fstat(file.fileno()))
+            yield file
 
     def write(
         self, name: str, data: bytes, *, if_absent: bool = False, if_version: str | None = None
@@ -188,7 +203,7 @@ class FolderStore:
             try:
                 with open_regular(path) as file:
                     status = os.fstat(file.fileno())
-                    _check_owner(path, status)
+                    check_owner(path, status)
                     return file.read(_SHORT) == str(status.st_ino).encode()
             except (FileNotFoundError, NotAFileError):
                 return False
@@ -253,24 +268,6 @@ class FolderStore:
         except OSError as error:
             denied = isinstance(error, PermissionError) or error.errno == errno.EROFS
             raise (StoreDeniedError if denied else StoreError)(f"{path}: {os_error_text(error)}") from error
-
-
-def _check_owner(path: Path, status: os.stat_result, more: str = "") -> None:
-    """Refuse what others than this user and root could have written.
-
-    Raises:
-        StoreRefusedError: they could; says what to do.
-    """
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise StoreRefusedError(
-            f"others may write to {path} in the artifact folder, and what they write would be run: "
-            f"chmod go-w it{more}"
-        )
-    if status.st_uid not in (os.geteuid(), 0):
-        raise StoreRefusedError(
-            f"{path} in the artifact folder belongs to user {status.st_uid}, who could change what would be run; "
-            "choose a folder of your own"
-        )
 
 
 def _copy(source: Path, target: Path) -> None:

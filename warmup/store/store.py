@@ -4,6 +4,7 @@
     blobs/sha256/<digest>       immutable
     leases/<key>.json           who is building the set
     built/<digest>              of a folder only: the envelopes that its owner made there
+    weights/                    of a folder only: prepared weights (warmup/weights/)
 
 A store moves bytes. What they are worth is for ``warmup.store.fetch`` to check.
 """
@@ -18,6 +19,7 @@ from snapcap.models.errors import UserError
 from snapcap.warmup.artifacts.manifest import Blob, is_digest
 
 MANIFESTS = "manifests"
+WEIGHTS = "weights"
 _NAME = re.compile(r"[a-z0-9_][a-z0-9_.-]*(/[a-z0-9_][a-z0-9_.-]*)*")
 
 

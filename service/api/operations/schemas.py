@@ -34,6 +34,13 @@ class Bucket(BaseModel):
     start: float | None = Field(description="When its warm-up began.")
 
 
+class Weights(BaseModel):
+    """What came of looking for prepared weights; all but a hit convert the checkpoint."""
+
+    result: Literal["hit", "miss", "corrupt", "off"]
+    reason: str
+
+
 class Artifacts(BaseModel):
     """What came of looking for compiled artifacts."""
 
@@ -69,6 +76,7 @@ class Startup(BaseModel):
     device: str | None
     dtype: str | None
     error: str | None
+    weights: Weights | None
     artifacts: Artifacts | None
     build: Build | None
     buckets: list[Bucket]

@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from snapcap.service.config.settings import Settings
@@ -67,7 +67,7 @@ class _EngineProcess:
         self._ended = threading.Event()
         self._loop_watch = LoopWatch(settings.watchdog.timeout, os.getppid())
         self._engine: Engine | None = None
-        self._stop_build: Callable[[], object] = lambda: None
+        self._behind = ExitStack()  # what ends the work behind the server
 
     def run(self) -> None:
         self._timeline.listen(lambda phase: self._channel.send(PhaseSeen(phase)))
@@ -78,7 +78,7 @@ class _EngineProcess:
                 self._take(message)
         self._ended.set()
         self._loop_watch.stop()
-        self._stop_build()
+        self._behind.close()
 
     def _begin(self) -> None:
         try:
@@ -131,6 +131,7 @@ class _EngineProcess:
 
     def _ready(self, loaded: "StartedModel", engine: "Engine", _scheduler: "Scheduler") -> None:
         from snapcap.service.server.background_build import start_build  # noqa: PLC0415  before the first request, which it would delay
+        from snapcap.service.server.prepared_weights import start_preparing  # noqa: PLC0415  likewise
 
         self._server.attach(engine)
         settle()
@@ -141,7 +142,8 @@ class _EngineProcess:
         self._channel.send(Ready())
         self._loop_watch.start()
         threading.Thread(target=self._report_usage, args=(loaded, usage), name="usage", daemon=True).start()
-        self._stop_build = start_build(self._settings, loaded, self._status, engine)
+        self._behind.callback(start_build(self._settings, loaded, self._status, engine))
+        self._behind.callback(start_preparing(self._settings, loaded))
 
     def _failed(self, error: Exception) -> None:
         sentence = one_line(error)

@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from snapcap.models.weights.files import WeightsError, read_tensors
+from snapcap.models.weights.files import read_tensors
+from snapcap.models.weights.listing import WeightsError
 
 SAFE, BIN = "model.safetensors", "pytorch_model.bin"
 

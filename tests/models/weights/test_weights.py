@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from snapcap.models.config import ModelConfig
-from snapcap.models.weights.files import WeightsError
+from snapcap.models.weights.listing import WeightsError
 from snapcap.models.weights.load import Normalisation, Weights, load_weights
 
 NORMALISATION = Normalisation(1 / 255, (0.5, 0.4, 0.3), (0.5, 0.6, 0.7))

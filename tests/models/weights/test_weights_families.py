@@ -17,7 +17,7 @@ from torch import Tensor
 from snapcap.models.config import ModelConfig
 from snapcap.models.weights.beit import relative_index
 from snapcap.models.weights.bert import sinusoids
-from snapcap.models.weights.files import WeightsError
+from snapcap.models.weights.listing import WeightsError
 from snapcap.models.weights.load import Weights, load_weights
 
 SAFE, BIN = "model.safetensors", "pytorch_model.bin"

@@ -1,0 +1,1 @@
+"""Keeps weights as regions read them in one file, so that a later start converts nothing."""

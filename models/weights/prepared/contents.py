@@ -1,0 +1,91 @@
+"""Lays out weights as a file of prepared weights holds them."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from snapcap.models.weights.load import Weights
+from snapcap.models.weights.prepared.header import (
+    ALIGNMENT,
+    CHUNK_BYTES,
+    Header,
+    PreparedTensor,
+    chunk_count,
+    write_header,
+)
+from snapcap.models.weights.prepared.tensors import DTYPES
+
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
+
+@dataclass(frozen=True)
+class Contents:
+    """``tensors`` are on the CPU, in the order in which the file has them."""
+
+    header: Header
+    tensors: tuple[Tensor, ...]
+
+    def chunks(self) -> Iterator[bytes]:
+        """The bytes of all tensors and what lies between them, ``CHUNK_BYTES`` at a time."""
+        chunk = bytearray()
+        for tensor in self.tensors:
+            chunk += bytes(-len(chunk) % ALIGNMENT)  # a chunk's length is a multiple of it
+            memory = _bytes(tensor)
+            for start in range(0, len(memory), CHUNK_BYTES):
+                chunk += memory[start : start + CHUNK_BYTES]
+                while len(chunk) >= CHUNK_BYTES:
+                    yield bytes(chunk[:CHUNK_BYTES])
+                    del chunk[:CHUNK_BYTES]
+        if chunk:
+            yield bytes(chunk)
+
+    def header_bytes(self, digests: list[str] | None = None) -> bytes:
+        """The header; the digests of the chunks are known last, and without them it is as long."""
+        return write_header(self.header if digests is None else replace(self.header, chunks=tuple(digests)))
+
+
+def lay_out(weights: Weights, key: str) -> Contents:
+    """Describe weights that are on the CPU; a tensor that several layers or regions share is in the file once."""
+    row = _Row()
+    regions = {
+        region: tuple(
+            tuple(row.place(tensor, f"{region}.{number}.{place}") for place, tensor in enumerate(layer))
+            for number, layer in enumerate(layers)
+        )
+        for region, layers in weights.sets.items()
+    }
+    unknown = ("0" * 64,) * chunk_count(row.size)
+    return Contents(Header(key, row.described, regions, row.size, unknown), tuple(row.tensors))
+
+
+class _Row:
+    """Tensors one after the other, each once."""
+
+    def __init__(self) -> None:
+        self.described: dict[str, PreparedTensor] = {}
+        self.tensors: list[Tensor] = []
+        self.size = 0
+        self._names: dict[tuple[object, ...], str] = {}
+
+    def place(self, tensor: Tensor, name: str) -> str:
+        """Put it at the end, if it is not there; returns the name that it has in the file."""
+        same = tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+        if same not in self._names:
+            offset = self.size + -self.size % ALIGNMENT
+            described = PreparedTensor(_NAMES[tensor.dtype], tuple(tensor.shape), tensor.stride(), offset)
+            self._names[same], self.described[name] = name, described
+            self.tensors.append(tensor)
+            self.size = offset + described.nbytes
+        return self._names[same]
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    """The tensor's memory, in the order in which it lies."""
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda each: (-strides[each], each))
+    lying = tensor.detach().permute(order)
+    if not lying.is_contiguous():
+        raise ValueError(f"a weight of shape {tuple(tensor.shape)} has holes: {strides}")
+    return lying.reshape(-1).view(torch.uint8).numpy().data

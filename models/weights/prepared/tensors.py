@@ -1,0 +1,28 @@
+"""Makes the weights of regions over a mapped file, or uploads them as they are."""
+
+import torch
+
+from snapcap.models.weights.load import Weights
+from snapcap.models.weights.prepared.mapped import MappedWeights
+from snapcap.models.weights.upload import upload
+
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+
+def prepared_weights(mapped: MappedWeights, device: torch.device) -> Weights:
+    """The weights that the file was made of. For a CPU they are the file's own pages; on CUDA they share one
+    allocation, in which each begins at a multiple of 256 bytes."""
+    memory = torch.frombuffer(mapped.memory, dtype=torch.uint8, offset=mapped.begin)
+    placed = upload({"all": memory}, device)["all"]
+    tensors = {
+        name: placed[tensor.offset : tensor.offset + tensor.nbytes]
+        .view(DTYPES[tensor.dtype])
+        .as_strided(tensor.shape, tensor.strides)
+        for name, tensor in mapped.header.tensors.items()
+    }
+    return Weights(
+        {
+            region: tuple(tuple(tensors[name] for name in layer) for layer in layers)
+            for region, layers in mapped.header.regions.items()
+        }
+    )

@@ -1,0 +1,78 @@
+"""The memory that is free, by the machine and by the control groups of both versions."""
+
+import errno
+import fcntl
+from pathlib import Path
+
+import pytest
+
+from snapcap.warmup.machine.files import locked_alone
+from snapcap.warmup.machine.memory import free_memory
+
+MIB = 1 << 20
+
+
+def group(folder: Path, **files: str) -> None:
+    folder.mkdir(parents=True)
+    for name, text in files.items():
+        (folder / f"memory.{name}").write_text(text)
+
+
+@pytest.fixture
+def membership(tmp_path: Path) -> Path:
+    path = tmp_path / "cgroup"
+    path.write_text("0::/pod/container\n4:memory:/docker/one\n")
+    return path
+
+
+def test_a_machine_without_limits_has_its_own_memory(membership: Path, tmp_path: Path) -> None:
+    alone = free_memory(membership, tmp_path)
+    assert alone > 0
+    group(tmp_path / "pod" / "container", max="max\n", current="5\n", stat="active_file 0\ninactive_file 0\n")
+    assert free_memory(membership, tmp_path) > 0
+
+
+def test_the_least_of_all_groups_counts_and_pages_of_files_are_free(membership: Path, tmp_path: Path) -> None:
+    stat = f"anon 1\nactive_file {2 * MIB}\ninactive_file {MIB}\n"
+    group(tmp_path / "pod" / "container", max=f"{10 * MIB}\n", current=f"{8 * MIB}\n", stat=stat)
+    assert free_memory(membership, tmp_path) == 5 * MIB
+    stat = f"total_active_file {MIB}\ntotal_inactive_file 0\n"
+    one = {"limit_in_bytes": str(4 * MIB), "usage_in_bytes": str(2 * MIB), "stat": stat}
+    group(tmp_path / "memory" / "docker" / "one", **one)
+    assert free_memory(membership, tmp_path) == 3 * MIB
+
+
+def test_a_group_that_is_over_its_limit_has_none(membership: Path, tmp_path: Path) -> None:
+    stat = "active_file 0\ninactive_file 0\n"
+    group(tmp_path / "pod" / "container", max="5\n", current="8\n", stat=stat)
+    assert free_memory(membership, tmp_path) == 0
+
+
+@pytest.mark.parametrize("stat", ["", "active_file\n", "active_file many\ninactive_file 0\n", "a b c\n"])
+def test_what_the_kernel_does_not_write_is_no_limit(stat: str, membership: Path, tmp_path: Path) -> None:
+    group(tmp_path / "pod" / "container", max="5\n", current="8\n", stat=stat)
+    assert free_memory(membership, tmp_path) > 8
+
+
+def test_one_has_a_lock_alone_and_nobody_waits(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    with locked_alone(path) as first, locked_alone(path) as second:
+        assert (first, second) == (True, False)
+    with locked_alone(path) as again:
+        assert again
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.unlink()
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic links"), locked_alone(path):
+        pass
+
+
+def test_where_there_are_no_locks_no_file_stays_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(OSError, match="No locks"), locked_alone(tmp_path / "lock"):
+        pass
+    assert len(list(Path("/proc/self/fd").iterdir())) == before

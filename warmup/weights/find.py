@@ -1,0 +1,66 @@
+"""Finds the prepared weights of a checkpoint, without reading the checkpoint. No torch."""
+
+import contextlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from snapcap.models.weights.prepared.header import PreparedError
+from snapcap.models.weights.prepared.mapped import MappedWeights, map_weights
+from snapcap.warmup.plan.checkpoint import Checkpoint
+from snapcap.warmup.plan.plan import Plan
+from snapcap.warmup.store.folder import FolderStore
+from snapcap.warmup.store.store import WEIGHTS, StoreError
+from snapcap.warmup.weights.identity import identify
+from snapcap.warmup.weights.key import layout_digest, prepared_name
+from snapcap.warmup.weights.records import recorded_digest
+
+WeightsResult = Literal["hit", "miss", "corrupt", "off"]
+
+
+@dataclass(frozen=True)
+class FoundWeights:
+    """What came of looking for prepared weights; ``mapped`` of a hit."""
+
+    result: WeightsResult
+    reason: str
+    mapped: MappedWeights | None = None
+
+
+def find_weights(checkpoint: Checkpoint, plan: Plan, store_folder: Path) -> FoundWeights:
+    """Map the prepared weights of a checkpoint for a device and dtype, or say why there are none to be used. Raises
+    nothing: a start can always read the checkpoint."""
+    try:
+        if not store_folder.is_dir():
+            return FoundWeights("miss", "there is no artifact folder")
+        store = FolderStore.open(store_folder)
+        digest = recorded_digest(store, checkpoint.folder, identify(checkpoint.folder))
+        if digest is None:
+            return FoundWeights("miss", "the checkpoint's files are not those of any record")
+        mapped = open_prepared(store, digest, checkpoint, plan)
+    except (PreparedError, StoreError) as error:
+        return FoundWeights("corrupt", str(error))
+    except Exception as error:  # what is wrong with the checkpoint is for loading to say
+        return FoundWeights("miss", f"{type(error).__name__}: {error}")
+    if mapped is None:
+        return FoundWeights("miss", "they are not prepared for this checkpoint, device and dtype")
+    return FoundWeights("hit", mapped.header.key, mapped)
+
+
+def open_prepared(store: FolderStore, digest: str, checkpoint: Checkpoint, plan: Plan) -> MappedWeights | None:
+    """Map the weights that were prepared of a checkpoint, whose content has this digest; None where there are none.
+
+    Raises:
+        PreparedError: the file is damaged.
+        StoreError: it cannot be read, or others may write to it.
+    """
+    layout = layout_digest(checkpoint.config, checkpoint.transform)
+    name = prepared_name(digest, plan.device_type, plan.dtype, layout)
+    with store.opened(f"{WEIGHTS}/{name}") as file:
+        if file is None:
+            return None
+        mapped = map_weights(file, name)
+        with contextlib.suppress(OSError):  # of a folder that is read-only
+            os.utime(file.fileno())  # the newest are kept
+        return mapped

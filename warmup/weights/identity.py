@@ -1,0 +1,66 @@
+"""Tells whether a checkpoint's weights are still the files that they were, and what they hold. No torch.
+
+Reading a checkpoint takes seconds. So its digest is taken once, and found again by what the system says of the
+files: a change of content, of a name or of a time gives another identity.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from snapcap.models.weights.listing import weight_files
+
+# A file may be written twice at what a clock says is one moment, of up to two seconds on some file systems.
+CLOCK_NS = 2_000_000_000
+
+
+@dataclass(frozen=True)
+class FileIdentity:
+    """``name`` in the checkpoint; ``path``: the file that it leads to; times in nanoseconds. Without its device,
+    whose number may be another after each mount."""
+
+    name: str
+    path: str
+    size: int
+    modified: int
+    changed: int
+    inode: int
+
+
+Identity = tuple[FileIdentity, ...]
+
+
+def identify(folder: Path) -> Identity:
+    """The files of a checkpoint folder that hold its weights.
+
+    Raises:
+        WeightsError: there are none.
+        OSError: one cannot be looked at.
+    """
+    return tuple(_identify(path) for path in weight_files(folder))
+
+
+def is_at_rest(files: Identity, moment: int) -> bool:
+    """Whether any change after ``moment``, in nanoseconds of the clock, gives another identity: none was so shortly
+    before it that the next could have the same time. The time of change is the system's; nobody sets it."""
+    return all(max(file.changed, file.modified) <= moment - CLOCK_NS for file in files)
+
+
+def content_digest(folder: Path) -> str:
+    """SHA-256, in hex, of the names and contents of the weights' files.
+
+    Raises:
+        WeightsError, OSError: they cannot be read.
+    """
+    digest = hashlib.sha256()
+    for path in weight_files(folder):
+        with path.open("rb") as file:
+            digest.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    return digest.hexdigest()
+
+
+def _identify(path: Path) -> FileIdentity:
+    real = path.resolve()
+    status = real.stat()
+    times = status.st_mtime_ns, status.st_ctime_ns
+    return FileIdentity(path.name, str(real), status.st_size, *times, status.st_ino)

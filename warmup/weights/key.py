@@ -1,0 +1,64 @@
+"""Names prepared weights by all that decides what is in them. No torch.
+
+Nothing of it enters the artifact key: checkpoints of the same shapes share one set of packages.
+"""
+
+import errno
+import hashlib
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from snapcap.warmup.artifacts.key import canonical_json
+from snapcap.warmup.machine.installation import package_folder, torch_version
+
+if TYPE_CHECKING:
+    from snapcap.models.config import ModelConfig
+    from snapcap.models.processing.transform import ImageTransform
+
+# What is put where, and under which names it is in a checkpoint.
+_SOURCES = ("weights/*.py", "families/*.py", "names.py", "dimensions.py", "config.py")
+PREPARED_NAME = re.compile(r"[0-9a-f]{64}\.(cpu|cuda)\.(float32|bfloat16|float16)\.[0-9a-f]{64}\.safetensors")
+
+
+def prepared_name(digest: str, device_type: str, dtype: str, layout: str) -> str:
+    """``<checkpoint>.<device>.<dtype>.<layout>.safetensors``
+
+    Args:
+        digest: ``identity.content_digest``.
+        layout: ``layout_digest``.
+    """
+    return f"{digest}.{device_type}.{dtype}.{layout}.safetensors"
+
+
+def layout_digest(config: "ModelConfig", transform: "ImageTransform", models: Path | None = None) -> str:
+    """SHA-256, in hex, of what makes a checkpoint's tensors the regions' ones: our sources, torch, whose arithmetic
+    it is, and of the configuration the dimensions and the normalisation of images.
+
+    Args:
+        models: the folder of our sources, if it is not the installed one.
+
+    Raises:
+        OSError: the sources are not there, or cannot be read.
+        MachineError: what is installed cannot be told.
+    """
+    normalisation = transform.effective_rescale, transform.effective_mean, transform.effective_std
+    described = {
+        "sources": _source_digest(models or package_folder("snapcap.models")),
+        "torch": torch_version().version,
+        "dimensions": config.dimensions(),
+        "normalisation": normalisation,
+    }
+    return hashlib.sha256(canonical_json(described)).hexdigest()
+
+
+def _source_digest(models: Path) -> str:
+    digest = hashlib.sha256()
+    for pattern in _SOURCES:
+        files = sorted(models.glob(pattern))
+        if not files:
+            raise FileNotFoundError(errno.ENOENT, "an installation without its sources", str(models / pattern))
+        for file in files:
+            source = file.read_bytes().replace(b"\r\n", b"\n")
+            digest.update(b"%s/%s %d\n%s" % (file.parent.name.encode(), file.name.encode(), len(source), source))
+    return digest.hexdigest()

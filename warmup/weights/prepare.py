@@ -1,0 +1,170 @@
+"""Writes the prepared weights of a checkpoint, whole or not at all."""
+
+import contextlib
+import hashlib
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from snapcap.models.config import ModelConfig
+from snapcap.models.processing.transform import ImageTransform
+from snapcap.models.weights.listing import weight_files
+from snapcap.models.weights.prepared.header import PreparedError
+from snapcap.warmup.machine.files import locked_alone, make_folder, sync, write_all
+from snapcap.warmup.machine.memory import free_memory
+from snapcap.warmup.plan.checkpoint import Checkpoint
+from snapcap.warmup.plan.plan import Plan
+from snapcap.warmup.store.blobs import commit
+from snapcap.warmup.store.folder import FolderStore
+from snapcap.warmup.store.store import WEIGHTS, StoreError
+from snapcap.warmup.weights.find import open_prepared
+from snapcap.warmup.weights.identity import CLOCK_NS, Identity, content_digest, identify, is_at_rest
+from snapcap.warmup.weights.key import layout_digest, prepared_name
+from snapcap.warmup.weights.old import readable_record, remove_old
+from snapcap.warmup.weights.records import Record, record_name, recorded_digest, write_record
+
+if TYPE_CHECKING:
+    from snapcap.models.weights.prepared.contents import Contents
+
+_FLUSHED_BYTES = 64 << 20  # written at a time: others that wait for the disk wait for no more
+_PROCESS_BYTES = 512 << 20  # of this process with torch
+_UNFINISHED = ".writing"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What came of preparing. ``written``: the file is new; ``kept``: it was there; ``busy``: another process is
+    preparing; ``skipped``: there is none."""
+
+    result: Literal["written", "kept", "busy", "skipped"]
+    reason: str
+
+
+def prepare_weights(folder: Path, plan: Plan, store_folder: Path, *, thorough: bool) -> Prepared:
+    """Have prepared weights of a checkpoint folder in the store, for the device and dtype of a plan.
+
+    Args:
+        thorough: read what is there, and replace it if it is damaged.
+
+    Raises:
+        ConfigError, WeightsError, StoreError, OSError: the checkpoint cannot be read, or the store not be written.
+    """
+    store = FolderStore.open(store_folder)
+    make_folder(store.root / WEIGHTS)
+    with locked_alone(store.root / WEIGHTS / ".lock") as alone:
+        if not alone:
+            return Prepared("busy", "another process is preparing weights")
+        unfinished = store.root / WEIGHTS / _UNFINISHED
+        unfinished.unlink(missing_ok=True)  # of a process that was killed: whoever has the lock is the only one
+        record = _record(store, folder)
+        if record is None:
+            return Prepared("skipped", "the checkpoint is being changed, or its files have times in the future")
+        config = ModelConfig.from_folder(folder)
+        transform = ImageTransform.from_folder(folder, config.vision.image_size, family=config.vision.family)
+        checkpoint = Checkpoint(folder.name, folder, config, transform)
+        name = prepared_name(record.digest, plan.device_type, plan.dtype, layout_digest(config, transform))
+        for each in (f"{WEIGHTS}/{name}", record_name(folder)):
+            path = store.path(each)
+            if path.is_dir() and not path.is_symlink():
+                return Prepared("skipped", f"{path} is a folder; remove it")
+        if _is_there(store, record.digest, checkpoint, plan, thorough):
+            prepared = Prepared("kept", name)
+        else:
+            prepared = _write(unfinished, store.path(f"{WEIGHTS}/{name}"), checkpoint, plan, record.files)
+        if prepared.result == "skipped" or identify(folder) != record.files:
+            return prepared
+        before = readable_record(store, record_name(folder))
+        write_record(store, folder, record)
+        with contextlib.suppress(StoreError):  # what stays is removed by the next one
+            remove_old(store, name, before, record)
+        return prepared
+
+
+def _record(store: FolderStore, folder: Path) -> Record | None:
+    """The digest of a checkpoint: as it is recorded, or else taken, once its files have been at rest for as long as
+    the clock may stand still."""
+    files, began = _flushed(folder), time.time_ns()
+    if not is_at_rest(files, began):
+        time.sleep(CLOCK_NS / 1e9)
+        files, began = _flushed(folder), time.time_ns()
+        if not is_at_rest(files, began):
+            return None
+    digest = None
+    with contextlib.suppress(StoreError):  # a record that is no good is replaced
+        digest = recorded_digest(store, folder, files)
+    digest = digest or content_digest(folder)
+    return Record(files, digest, began) if identify(folder) == files else None
+
+
+def _flushed(folder: Path) -> Identity:
+    """The identity after which any write gives another: one through a map changes a file's times only when it is
+    the first since the page was written to the disk."""
+    for path in weight_files(folder):
+        with contextlib.suppress(OSError):  # where nothing can be written
+            sync(path)
+    return identify(folder)
+
+
+def _is_there(store: FolderStore, digest: str, checkpoint: Checkpoint, plan: Plan, thorough: bool) -> bool:
+    try:
+        mapped = open_prepared(store, digest, checkpoint, plan)
+    except (PreparedError, StoreError):
+        return False
+    return mapped is not None and not (thorough and mapped.damaged_chunks())
+
+
+def _write(unfinished: Path, path: Path, checkpoint: Checkpoint, plan: Plan, files: Identity) -> Prepared:
+    """Read the checkpoint on the CPU, as a device of the plan's type would have it, and write that."""
+    # A cast to a type of twice the size is the most that may be made of the files' pages.
+    memory = 2 * sum(file.size for file in files) + _PROCESS_BYTES
+    if free_memory() < memory:
+        return Prepared("skipped", f"it may take {_mib(memory)} of memory, and less is free")
+    contents = _contents(checkpoint, plan, path.name)
+    if shutil.disk_usage(path.parent).free < 2 * contents.header.size:  # as much again is left to others
+        return Prepared("skipped", f"less than twice {_mib(contents.header.size)} of {path.parent} are free")
+    try:
+        _write_contents(unfinished, contents)
+        if identify(checkpoint.folder) != files:
+            return Prepared("skipped", "the checkpoint has changed meanwhile")
+        commit(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return Prepared("written", path.name)
+
+
+def _contents(checkpoint: Checkpoint, plan: Plan, name: str) -> "Contents":
+    import torch  # noqa: PLC0415  seconds, where there may be nothing to do
+
+    from snapcap.models.weights.load import Normalisation, load_weights  # noqa: PLC0415
+    from snapcap.models.weights.prepared.contents import lay_out  # noqa: PLC0415
+
+    torch.set_num_threads(1)  # beside a server
+    transform, dtype = checkpoint.transform, getattr(torch, plan.dtype)
+    pixels = Normalisation(transform.effective_rescale, transform.effective_mean, transform.effective_std)
+    with torch.no_grad():
+        given = (checkpoint.folder, checkpoint.config, pixels, torch.device("cpu"), dtype, plan.device_type)
+        return lay_out(load_weights(*given), name)
+
+
+def _write_contents(path: Path, contents: "Contents") -> None:
+    """The tensors, and then the header, which has their digests."""
+    digests: list[str] = []
+    offset = len(contents.header_bytes())
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        for chunk in contents.chunks():
+            digests.append(hashlib.sha256(chunk).hexdigest())
+            write_all(descriptor, chunk, offset)
+            offset += len(chunk)
+            if offset % _FLUSHED_BYTES < len(chunk):
+                os.fsync(descriptor)
+        write_all(descriptor, contents.header_bytes(digests), 0)
+    finally:
+        os.close(descriptor)
+
+
+def _mib(size: int) -> str:
+    return f"{size / (1 << 20):.0f} MiB"
