@@ -38,7 +38,7 @@ def start_preparing(
             workers.append(weights_worker(loaded.checkpoint.folder, loaded.plan, options, _LOWEST_PRIORITY))
             if stopped.is_set():
                 return
-            prepared = prepare_in_worker(workers[0], thorough=False)
+            prepared = prepare_in_worker(workers[0], thorough=loaded.weights == "corrupt")
         except Exception:  # nobody waits for this thread
             _logger.exception("weights could not be prepared; the next start reads the checkpoint again")
             return

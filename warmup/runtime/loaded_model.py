@@ -29,6 +29,7 @@ class LoadedModel:
     weights: Weights
     state: DecodeState
     dtype: torch.dtype
+    prepared: bool = False  # whether the weights are prepared ones
 
     def inputs(self, region: Region, bucket: Bucket) -> tuple[Tensor, ...]:
         """Everything the region takes at a bucket, with the weights of its first layer."""
@@ -55,12 +56,14 @@ def load_model(
         WeightsError: the weights cannot be read or do not fit the configuration.
     """
     regions = build_regions(config)
-    weights = None if prepared is None else _prepared(prepared, regions, device)
-    if weights is None:
+    found = None if prepared is None else _prepared(prepared, regions, device)
+    if found is not None:
+        weights = found
+    else:
         pixels = Normalisation(transform.effective_rescale, transform.effective_mean, transform.effective_std)
         weights = load_weights(folder, config, pixels, device, dtype)
     state = DecodeState.allocate(config, plan.table.largest.size, plan.cache_length, device, dtype)
-    return LoadedModel(config, regions, weights, state, dtype)
+    return LoadedModel(config, regions, weights, state, dtype, found is not None)
 
 
 def _prepared(mapped: MappedWeights, regions: Regions, device: torch.device) -> Weights | None:

@@ -33,7 +33,7 @@ from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.start.preparation import Preparation, prepare
-from snapcap.warmup.weights.find import WeightsResult
+from snapcap.warmup.weights.find import FoundWeights, WeightsResult
 
 if TYPE_CHECKING:
     from snapcap.warmup.runtime.aoti.container import Container
@@ -126,6 +126,9 @@ def load(
             model = load_model(
                 checkpoint.folder, checkpoint.config, checkpoint.transform, plan, device, dtype, weights.mapped
             )
+        if weights.mapped is not None and not model.prepared:
+            weights = FoundWeights("corrupt", "they could not be used: the log says why")
+            status.found_weights(weights.result, weights.reason)
         artifacts = preparation.artifacts.result()
 
         runner = Runner(model.config, model.regions, model.weights, model.state)

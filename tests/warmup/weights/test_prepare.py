@@ -129,9 +129,10 @@ def test_a_start_finds_what_was_written_after_the_one_before(case: Case) -> None
     assert (found.result, found.reason) == ("hit", case.file().name)
     checkpoint, plan = case.checkpoint, case.plan
     given = (checkpoint.folder, checkpoint.config, checkpoint.transform, plan, CPU, torch.float32)
-    ours, theirs = load_model(*given, found.mapped).weights, load_model(*given).weights
-    for region, layers in theirs.sets.items():
-        for one, other in zip(ours.sets[region], layers, strict=True):
+    ours, theirs = load_model(*given, found.mapped), load_model(*given)
+    assert (ours.prepared, theirs.prepared) == (True, False)
+    for region, layers in theirs.weights.sets.items():
+        for one, other in zip(ours.weights.sets[region], layers, strict=True):
             assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
     assert case.prepare().result == "kept"
 
@@ -152,8 +153,9 @@ def test_what_does_not_fit_the_configuration_is_read_from_the_checkpoint(
         CPU,
         torch.float32,
     )
-    layers = load_model(*given, odd).weights.sets["decoder_block"]
-    assert len(layers) == case.checkpoint.config.decoder.num_layers
+    model = load_model(*given, odd)
+    assert not model.prepared
+    assert len(model.weights.sets["decoder_block"]) == case.checkpoint.config.decoder.num_layers
     assert "the checkpoint is read" in caplog.text
 
 
