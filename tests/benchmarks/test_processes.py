@@ -181,7 +181,7 @@ def test_a_child_with_another_program_is_no_part() -> None:
 
 
 def test_the_watch_names_what_a_part_starts_and_not_itself() -> None:
-    script = FORK.format("time = __import__('time'); time.sleep(0.2); subprocess.run(['sleep', '0.3'])")
+    script = FORK.format("time = __import__('time'); time.sleep(0.2); subprocess.run(['sleep', '3'])")
     with child(script) as process, Watch(process.pid) as watch:
-        time.sleep(0.6)
+        time.sleep(1.5)  # on a busy machine too
     assert watch.programs == ["sleep"]
