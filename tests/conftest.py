@@ -59,7 +59,7 @@ def built_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not built.exists():
             # Other workers wait for it, so it may have their CPUs.
-            options = ("--cache-dir", str(cache), "--buckets", "1,4", "--build-workers", "2")
+            options = ("--cache-dir", str(cache), "--buckets", "1,4", "--build-workers", "2", "--prepared-weights")
             run = snapcap("build", *options, timeout=900)
             assert run.returncode == 0, run.stderr
             built.touch()

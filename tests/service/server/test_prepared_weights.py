@@ -24,8 +24,8 @@ SKIPPED = Prepared("skipped", "no room")
 def test_the_next_start_takes_them_as_they_are(tmp_path: Path, samples: dict[Path, str]) -> None:
     arguments = ("--backend", "eager", "--buckets", "1", "--cache-dir", str(tmp_path))
     found = []
-    for more in ((), (), ("--no-prepared-weights",)):
-        with ServerProcess(*arguments, *more) as server:
+    for more in ("--prepared-weights", "--prepared-weights", "--no-prepared-weights"):
+        with ServerProcess(*arguments, more) as server:
             startup = server.wait_ready().startup()
             image, caption = next(iter(samples.items()))
             assert server.caption(image)["caption"] == caption
@@ -39,7 +39,7 @@ def test_the_next_start_takes_them_as_they_are(tmp_path: Path, samples: dict[Pat
 
 
 def test_a_build_prepares_weights_too(built_cache: Path, tmp_path: Path) -> None:
-    options = ("--cache-dir", str(built_cache), "--buckets", "1,4")
+    options = ("--cache-dir", str(built_cache), "--buckets", "1,4", "--prepared-weights")
     run = snapcap("build", *options, timeout=900)
     assert (run.returncode, "weights kept" in run.stderr) == (0, True), run.stderr
     assert "nothing to do" in run.stderr
@@ -49,7 +49,8 @@ def test_a_build_prepares_weights_too(built_cache: Path, tmp_path: Path) -> None
 
 
 def test_a_server_that_ends_meanwhile_leaves_no_process(tmp_path: Path) -> None:
-    with ServerProcess("--backend", "eager", "--buckets", "1", "--cache-dir", str(tmp_path)) as server:
+    options = ("--backend", "eager", "--buckets", "1", "--cache-dir", str(tmp_path), "--prepared-weights")
+    with ServerProcess(*options) as server:
         server.wait_ready()
 
         def workers() -> list[int]:

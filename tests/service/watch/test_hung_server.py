@@ -1,6 +1,7 @@
 """A part of a real server hangs: the readiness says so, who waits is told to come again, and the server ends."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -126,8 +127,15 @@ def test_an_event_loop_that_stands_still_ends_the_server(server: FaultyServer, f
     wait_until(lambda: is_gone(engine))
 
 
+def catches(pid: int, number: signal.Signals) -> bool:
+    """Whether a process has a handler for a signal, which the kernel tells as a mask."""
+    (mask,) = re.findall(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return bool(int(mask, 16) >> (number - 1) & 1)
+
+
 def test_a_stopped_http_process_is_ended(server: FaultyServer) -> None:
     server.wait_ready()
+    wait_until(lambda: catches(server.process.pid, signal.SIGUSR2))  # a moment after READY
     server.process.send_signal(signal.SIGSTOP)
     assert server.process.wait(PATIENCE) == signal.SIGUSR2
     assert "has stood still" in sentence(server)

@@ -52,8 +52,7 @@ class Abused:
     """A server that is ready, and the watch over it; a context manager. ``samples``: images and their captions."""
 
     def __init__(self, samples: Mapping[Path, str], cache: Path, *options: str) -> None:
-        quiet = ("--build", "off", "--no-prepared-weights")  # else another process's memory would be watched too
-        given = ("--cache-dir", str(cache), "--backend", "eager", "--buckets", "1,4", *quiet)
+        given = ("--cache-dir", str(cache), "--backend", "eager", "--buckets", "1,4", "--build", "off")
         self.samples = samples
         self.server = ServerProcess(*given, "--queue-size", "16", *options)
 
