@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 # tuple knows nothing of each other.
 ROOMS: dict[str, tuple[str | tuple[str, ...], ...]] = {
     "models": (
-        "errors",
+        ("errors", "json_object"),
         "names",
         "dimensions",
         "fields",

@@ -10,13 +10,12 @@ memory is told that the process then has more: its own, and a file's pages, whic
 import argparse
 import hashlib
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 from snapcap.benchmarks.harness.arguments import add_files, count, make_parser
-from snapcap.benchmarks.harness.common import ROOT, environment, scratch
+from snapcap.benchmarks.harness.common import run_child, scratch
 from snapcap.benchmarks.harness.marks import read_result, result
 from snapcap.benchmarks.harness.workload import MODELS, open_workload, start_options
 from snapcap.benchmarks.report.tables import Report, number, ratio
@@ -103,11 +102,9 @@ def measure(model: Path, cache: Path, dtype: str, runs: int) -> dict[str, list[d
     for turn in range(runs + 1):
         for way, results in found.items():
             command = [*program, "--dtype", dtype, "--child", way, str(model), str(cache)]
-            run = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
-            if run.returncode:
-                raise SystemExit(f"{way} failed: {run.stderr.strip()[-2000:]}")
+            measured = read_result(run_child(command, way))
             if turn:
-                results.append(read_result(run.stdout.splitlines()))
+                results.append(measured)
     return found
 
 

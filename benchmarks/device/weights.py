@@ -10,14 +10,13 @@ device one tensor after the other, which is the floor that starts are compared w
 import argparse
 import contextlib
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
 from unittest import mock
 
 from snapcap.benchmarks.harness.arguments import add_files, count, make_parser, require_cuda
-from snapcap.benchmarks.harness.common import ROOT, environment, scratch
+from snapcap.benchmarks.harness.common import run_child, scratch
 from snapcap.benchmarks.harness.marks import read_result, result
 from snapcap.benchmarks.harness.workload import MODELS, open_workload
 from snapcap.benchmarks.report.tables import Report, number, ratio
@@ -72,11 +71,9 @@ def measure(folder: Path, runs: int) -> dict[str, list[dict[str, float]]]:
     for turn in range(runs + 1):
         for way, results in found.items():
             command = [sys.executable, "-m", "snapcap.benchmarks.device.weights", "--child", way, str(folder)]
-            run = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
-            if run.returncode:
-                raise SystemExit(f"{way} failed: {run.stderr.strip()[-2000:]}")
+            measured = read_result(run_child(command, way))
             if turn:
-                results.append(read_result(run.stdout.splitlines()))
+                results.append(measured)
     return found
 
 

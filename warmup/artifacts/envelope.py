@@ -8,9 +8,9 @@ from a stranger's work, and guards a folder's unsigned manifests against damage 
 import base64
 import binascii
 import hashlib
-import json
 from typing import Any
 
+from snapcap.models import json_object
 from snapcap.warmup.artifacts.key import canonical_json
 from snapcap.warmup.artifacts.signing import Signature, Signer, Trust
 
@@ -56,29 +56,15 @@ def open_payload(data: bytes, trust: Trust) -> bytes:
 
 
 def load_object(data: bytes, what: str) -> dict[str, Any]:
-    """A JSON object in UTF-8, in which no name occurs twice: one reader would take the first, another the last.
+    """A JSON object that has one meaning; ``what`` names it.
 
     Raises:
-        ManifestError: it is none; ``what`` names it.
+        ManifestError: it is none.
     """
     try:
-        value = json.loads(data.decode(), object_pairs_hook=_unambiguous, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
-        raise ManifestError(f"the manifest's {what} is not JSON") from None
-    if not isinstance(value, dict):
-        raise ManifestError(f"the manifest's {what} is not a JSON object")
-    return value
-
-
-def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        raise ValueError("a name occurs twice")
-    return value
-
-
-def _refuse_constant(text: str) -> Any:
-    raise ValueError(f"{text} is not JSON")
+        return json_object.load_object(data)
+    except ValueError as error:
+        raise ManifestError(f"the manifest's {what} {error}") from None
 
 
 def _parse(data: bytes) -> tuple[bytes, list[Signature]]:

@@ -23,6 +23,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
+from snapcap.models.json_object import load_object
+
 FORMAT = "snapcap prepared weights 1"
 ALIGNMENT = 256  # bytes: what the widest loads of a GPU, and vectors of a CPU, want
 CHUNK_BYTES = 4 << 20
@@ -165,20 +167,9 @@ def _parse(data: bytes, size: int) -> Header:
 
 def _object(data: bytes | str, what: str) -> dict[str, Any]:
     try:
-        text = data.decode() if isinstance(data, bytes) else data
-        value = json.loads(text, object_pairs_hook=_unambiguous)
-    except (ValueError, RecursionError):
-        raise PreparedError(f"{what} is not JSON") from None
-    if not isinstance(value, dict):
-        raise PreparedError(f"{what} is not a JSON object")
-    return value
-
-
-def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        raise ValueError("a name occurs twice")
-    return value
+        return load_object(data)
+    except ValueError as error:
+        raise PreparedError(f"{what} {error}") from None
 
 
 def _tensor(name: str, entry: Any, view: Any) -> PreparedTensor:

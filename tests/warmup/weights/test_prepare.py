@@ -3,96 +3,23 @@
 import mmap
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from support.checkpoints.prepared_case import Case, case_of, prepared_files, rewrite
 
 from snapcap.models.config import ModelConfig
-from snapcap.models.weights.prepared.header import CHUNK_BYTES
 from snapcap.warmup.artifacts.key import artifact_key
-from snapcap.warmup.machine.files import locked_alone
-from snapcap.warmup.machine.tasks import to_json
-from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
-from snapcap.warmup.plan.checkpoint import Checkpoint
-from snapcap.warmup.plan.plan import Plan, make_plan
 from snapcap.warmup.runtime.loaded_model import load_model
-from snapcap.warmup.start.preparation import read_checkpoint
-from snapcap.warmup.store.store import WEIGHTS
-from snapcap.warmup.weights import identity, prepare
-from snapcap.warmup.weights.find import FoundWeights, find_weights
+from snapcap.warmup.weights import prepare
 from snapcap.warmup.weights.key import layout_digest
-from snapcap.warmup.weights.prepare import Prepared, prepare_weights
-from snapcap.warmup.weights.worker import PrepareJob, prepare_in_worker, weights_worker
+from snapcap.warmup.weights.prepare import Prepared
 
 CPU = torch.device("cpu")
-
-
-class Case(NamedTuple):
-    """A checkpoint of its own, and an artifact folder."""
-
-    options: StartOptions
-    checkpoint: Checkpoint
-    plan: Plan
-
-    @property
-    def weights(self) -> Path:
-        return self.options.store_folder / WEIGHTS
-
-    def find(self, **plan: Any) -> FoundWeights:
-        return find_weights(self.checkpoint, replace(self.plan, **plan), self.options.store_folder)
-
-    def prepare(self, thorough: bool = False, **plan: Any) -> Prepared:
-        given = replace(self.plan, **plan)
-        return prepare_weights(self.checkpoint.folder, given, self.options.store_folder, thorough=thorough)
-
-    def file(self) -> Path:
-        (file,) = self.weights.glob("*.safetensors")
-        return file
-
-    def is_clean(self) -> bool:
-        """Whether nothing half-written is anywhere in the store."""
-        files = [path for path in self.options.store_folder.rglob("*") if path.is_file() and path.name != ".lock"]
-        return all(path.parent == self.weights and path.suffix in (".safetensors", ".json") for path in files)
-
-
-def case_of(folder: Path, cache: Path) -> Case:
-    options = StartOptions(
-        ModelOptions(str(folder), cache), ComputeOptions("cpu", "float32", buckets=(1,), threads=1)
-    )
-    checkpoint = read_checkpoint(options)
-    return Case(options, checkpoint, make_plan(checkpoint.config, options))
-
-
-@pytest.fixture
-def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that never stands still: what was just copied counts as at rest."""
-    monkeypatch.setattr(identity, "CLOCK_NS", 0)
-    monkeypatch.setattr(prepare, "CLOCK_NS", 0)
-
-
-@pytest.fixture
-def folder(demo_folder: Path, tmp_path: Path) -> Path:
-    ignored = shutil.ignore_patterns("samples", "training", "*.py", "__pycache__")
-    return shutil.copytree(demo_folder, tmp_path / "model", ignore=ignored)
-
-
-@pytest.fixture
-def case(folder: Path, tmp_path: Path, no_wait: None) -> Case:
-    return case_of(folder, tmp_path / "cache")
-
-
-def prepared_files(case: Case) -> set[Path]:
-    return set(case.weights.glob("*.safetensors"))
 
 
 def file_system(path: Path) -> str:
@@ -109,14 +36,6 @@ def exchange(folder: Path, first: Path, second: Path, prepare: Callable[[], Prep
     folder.rename(second)
     first.rename(folder)
     return [other, prepare()]
-
-
-def rewrite(folder: Path) -> None:
-    """Other weights of the same shapes, in a file of the same size."""
-    path = folder / "model.safetensors"
-    tensors = load_file(path)
-    name = next(name for name, tensor in tensors.items() if tensor.dim() == 2)
-    save_file({**tensors, name: tensors[name] + 1}, path)
 
 
 def test_a_start_finds_what_was_written_after_the_one_before(case: Case) -> None:
@@ -331,172 +250,3 @@ def test_no_record_of_others_changes_what_comes_of_it(case: Case, folder: Path, 
     assert case.prepare().result == "written"
     assert (stray.exists(), before.exists()) == (True, False)
     assert case.find().result == "hit"
-
-
-def truncated(path: Path) -> None:
-    os.truncate(path, path.stat().st_size - 4096)
-
-
-def longer(path: Path) -> None:
-    os.truncate(path, path.stat().st_size + 4096)
-
-
-def without_header(path: Path) -> None:
-    with path.open("r+b") as file:
-        file.write(b"\0" * 100)
-
-
-def of_others(path: Path) -> None:
-    path.chmod(0o666)
-
-
-def of_another_user(path: Path) -> None:
-    if os.geteuid():
-        pytest.skip("ONLY ROOT CAN GIVE A FILE AWAY")
-    os.chown(path, 12345, 12345)
-
-
-def a_link(path: Path) -> None:
-    path.rename(path.with_name("elsewhere"))
-    path.symlink_to(path.with_name("elsewhere"))
-
-
-def a_fifo(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [truncated, longer, without_header, of_others, of_another_user, a_link, a_fifo],
-    ids=lambda f: f.__name__,
-)
-def test_a_defect_is_a_miss_and_is_replaced(case: Case, damage: Callable[[Path], None]) -> None:
-    case.prepare()
-    damage(case.file())
-    found = case.find()
-    assert (found.result, found.mapped) == ("corrupt", None)
-    assert found.reason
-    assert case.prepare().result == "written"
-    assert case.find().result == "hit"
-
-
-def test_a_record_that_others_may_write_is_replaced(case: Case) -> None:
-    case.prepare()
-    (record,) = case.weights.glob("*.json")
-    record.chmod(0o666)
-    assert case.find().result == "corrupt"
-    assert case.prepare().result == "kept"
-    assert case.find().result == "hit"
-
-
-def test_damage_within_is_found_by_who_reads_it_all(case: Case) -> None:
-    case.prepare()
-    with case.file().open("r+b") as file:
-        file.seek(CHUNK_BYTES)
-        file.write(b"damage")
-    assert case.find().result == "hit", "a start does not read it"
-    assert case.prepare().result == "kept"
-    assert case.prepare(thorough=True).result == "written"
-    assert case.prepare(thorough=True).result == "kept"
-
-
-def test_only_one_process_prepares(case: Case) -> None:
-    case.weights.mkdir(parents=True, mode=0o700)
-    with locked_alone(case.weights / ".lock") as alone:
-        assert alone
-        prepared = case.prepare()
-    assert (prepared.result, prepared.reason) == ("busy", "another process is preparing weights")
-    assert case.prepare().result == "written"
-
-
-def test_two_workers_at_once(case: Case) -> None:
-    workers = [weights_worker(case.checkpoint.folder, case.plan, case.options) for _ in range(2)]
-    with ThreadPoolExecutor(2) as pool:
-        ended = list(pool.map(lambda worker: prepare_in_worker(worker, thorough=False), workers))
-    one, other = sorted(ended, key=lambda each: each.result == "written")
-    assert other.result == "written", ended
-    assert one.result in ("busy", "kept"), ended
-    assert case.find().result == "hit"
-    assert case.is_clean()
-
-
-def test_a_worker_that_is_killed_leaves_one_file_that_the_next_removes(case: Case) -> None:
-    program = """
-import os, signal, sys
-from pathlib import Path
-from snapcap.warmup.machine.tasks import from_json
-from snapcap.warmup.weights import identity, prepare
-from snapcap.warmup.weights.worker import PrepareJob
-identity.CLOCK_NS = prepare.CLOCK_NS = 0
-write = prepare.write_all
-def write_and_die(*arguments):
-    write(*arguments)
-    os.kill(os.getpid(), signal.SIGKILL)
-prepare.write_all = write_and_die
-job = from_json(PrepareJob, sys.argv[1])
-prepare.prepare_weights(job.checkpoint, job.plan, job.store, thorough=False)
-"""
-    job = to_json(PrepareJob(case.checkpoint.folder, case.plan, case.options.store_folder))
-    for _ in range(2):
-        run = subprocess.run([sys.executable, "-c", program, job], check=False, capture_output=True, timeout=120)
-        assert run.returncode == -signal.SIGKILL, run.stderr
-        (left,) = [path for path in case.weights.iterdir() if path.name != ".lock"]
-        assert (left.name, left.stat().st_size > 4096) == (".writing", True)
-        assert case.find().result == "miss"
-    assert case.prepare().result == "written"
-    assert case.is_clean()
-
-
-def test_what_goes_wrong_in_a_worker_is_a_reason(case: Case, folder: Path) -> None:
-    (folder / "model.safetensors").write_bytes(b"nothing")
-    worker = weights_worker(folder, case.plan, case.options)
-    prepared = prepare_in_worker(worker, thorough=False)
-    assert (prepared.result, "model.safetensors is damaged" in prepared.reason) == ("skipped", True)
-
-
-def test_short_disks_and_memory_are_left_to_others(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patched:
-        patched.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 30, 1 << 30, 20 << 20))  # type: ignore[attr-defined]
-        assert "are free" in case.prepare().reason
-    with monkeypatch.context() as patched:
-        patched.setattr(prepare, "free_memory", lambda: 100 << 20)
-        assert "of memory, and less is free" in case.prepare().reason
-    assert case.is_clean()
-    assert case.find().result == "miss"
-    assert case.prepare().result == "written"
-
-
-def test_a_disk_that_fills_up_leaves_nothing(case: Case, disk_that_fills_up: None) -> None:
-    with pytest.raises(OSError, match="No space left"):
-        case.prepare()
-    assert case.is_clean()
-    assert list(case.weights.glob("*.safetensors")) == []
-    assert case.find().result == "miss"
-
-
-def test_a_checkpoint_that_changes_while_it_is_read_is_not_prepared(
-    case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = prepare._write_contents
-
-    def change(*arguments: Any) -> None:
-        time.sleep(0.02)
-        rewrite(folder)
-        real(*arguments)
-
-    monkeypatch.setattr(prepare, "_write_contents", change)
-    assert case.prepare().reason == "the checkpoint has changed meanwhile"
-    assert case.is_clean()
-    assert case.find().result == "miss"
-
-
-def test_what_was_just_changed_is_waited_for(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = case_of(folder, tmp_path / "cache")
-    (folder / "model.safetensors").touch()
-    waited: list[float] = []
-    monkeypatch.setattr(time, "sleep", waited.append)
-    prepared = case.prepare()
-    assert (prepared.result, waited) == ("skipped", [identity.CLOCK_NS / 1e9])
-    assert "is being changed" in prepared.reason
-    assert case.is_clean()
