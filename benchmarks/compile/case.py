@@ -137,7 +137,7 @@ def main() -> int:
         options.model, Path(), device=options.device, backend="eager", buckets=buckets, threads=options.threads
     )
     checkpoint, plan, model = open_model(start, mark)
-    device, image = model.state.tokens.device, checkpoint.transform.decode(options.image.read_bytes()).pixels
+    device, image = model.device, checkpoint.transform.decode(options.image.read_bytes()).pixels
     how = How(options.way, options.only, {"encoder": options.encoder_mode, "decoder": options.decoder_mode})
     if how.way != "eager":
         import torch._dynamo

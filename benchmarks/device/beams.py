@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from snapcap.warmup.plan.buckets import Bucket
     from snapcap.warmup.runtime.runner import Runner
     from snapcap.warmup.runtime.slot_request import Needs
-    from snapcap.warmup.start.start import StartedModel
+    from snapcap.warmup.start.started import StartedModel
 
 BEAMS = (2, 3, 4, 5, 8)
 MOST = 1.3
@@ -46,7 +46,7 @@ def start(workload: Workload, options: argparse.Namespace, cache: Path) -> "Star
     return load(given, Timeline.since_exec(), StartupStatus())
 
 
-def admit(runner: "Runner", bucket: "Bucket", beams: int, image: Any, search: bool) -> "Needs":
+def admit(runner: "Runner[Any]", bucket: "Bucket", beams: int, image: Any, search: bool) -> "Needs":
     """The first b slots: one image's beams, or as many greedy rows. The image is encoded for both, as that leaves
     the CPU's caches without what a step reads."""
     from snapcap.warmup.runtime.slot_request import GREEDY, Needs, SamplingParams, SlotRequest
@@ -62,7 +62,7 @@ def admit(runner: "Runner", bucket: "Bucket", beams: int, image: Any, search: bo
     return Needs(beams=True)
 
 
-def milliseconds(runner: "Runner", bucket: "Bucket", needs: "Needs") -> float:
+def milliseconds(runner: "Runner[Any]", bucket: "Bucket", needs: "Needs") -> float:
     """Of one of the next steps; what is read after each is copied as when serving."""
     timer = runner.timer()
     for _ in range(STEPS):
@@ -87,7 +87,7 @@ def measure(loaded: "StartedModel", image: Any, repeats: int) -> dict[int, dict[
     return found
 
 
-def searched(runner: "Runner", bucket: "Bucket", beams: int, image: Any) -> list[int]:
+def searched(runner: "Runner[Any]", bucket: "Bucket", beams: int, image: Any) -> list[int]:
     """The best hypothesis."""
     from snapcap.warmup.runtime.slot_request import SamplingParams, SlotRequest
 

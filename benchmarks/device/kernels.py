@@ -25,10 +25,11 @@ from snapcap.warmup.option import parse_buckets
 from snapcap.warmup.progress.status import COMPONENTS
 
 if TYPE_CHECKING:
-    from snapcap.models.regions.table import Region, RegionFunction
+    from snapcap.models.regions.functions import RegionFunction
+    from snapcap.models.regions.table import Region
     from snapcap.warmup.plan.buckets import Bucket
+    from snapcap.warmup.runtime.devices.device import Timer
     from snapcap.warmup.runtime.loaded_model import LoadedModel
-    from snapcap.warmup.runtime.readback import DeviceTimer
     from snapcap.warmup.runtime.runner import Runner
 
 REPLAYS, SERIES = 20, 5
@@ -48,13 +49,13 @@ class Compiled:
     def callable(self, region: "Region", bucket: "Bucket") -> "RegionFunction":
         from snapcap.models.regions.fused import compiled_function
 
-        device, dtype = self.model.state.tokens.device, self.model.dtype
+        device, dtype = self.model.device, self.model.dtype
         function = compiled_function(region, device, dtype) if self.fused else region.function
         compiled: RegionFunction = torch.compile(function, fullgraph=True, dynamic=False)
         return compiled
 
 
-def milliseconds(replay: Callable[[], object], timer: "Callable[[], DeviceTimer]") -> float:
+def milliseconds(replay: Callable[[], object], timer: "Callable[[], Timer]") -> float:
     """Of one replay, on the device: the fastest of some series, back to back."""
 
     def series() -> float:
@@ -66,7 +67,7 @@ def milliseconds(replay: Callable[[], object], timer: "Callable[[], DeviceTimer]
     return min(series() for _ in range(SERIES))
 
 
-def measure(runner: "Runner", bucket: "Bucket") -> tuple[float, float]:
+def measure(runner: "Runner[Any]", bucket: "Bucket") -> tuple[float, float]:
     """Milliseconds of an encode and of a decode step at a bucket whose callables are bound."""
     import numpy as np
 
@@ -123,12 +124,13 @@ def main() -> None:
 
 def _variant(variant: str, options: argparse.Namespace, folder: Path) -> dict[int, dict[str, Any]]:
     from snapcap.warmup.runtime.backends.eager import EagerBackend
+    from snapcap.warmup.runtime.devices.torch_settings import torch_device
     from snapcap.warmup.runtime.runner import Runner, open_callables
 
     checkpoint = open_workload(options.model, folder).folder
     _, plan, model = open_model(start_options(checkpoint, folder, buckets=options.buckets))
     backend = EagerBackend() if variant == "eager" else Compiled(model, variant == "fused")
-    runner = Runner(model.config, model.regions, model.weights, model.state)
+    runner = Runner(model, torch_device(model.device))
     found = {}
     for bucket in reversed(plan.table.buckets):
         runner.bind("encoder", bucket, open_callables(runner.regions, "encoder", bucket, backend))

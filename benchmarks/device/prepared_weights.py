@@ -32,7 +32,7 @@ def load(way: str, options: StartOptions) -> None:
     """One load in this process; prints the seconds of finding, loading and reading once, and bytes of memory."""
     import torch
 
-    from snapcap.models.weights.load import Normalisation, load_weights
+    from snapcap.models.weights.load import Normalisation, load_weights, weight_bytes
     from snapcap.models.weights.prepared.tensors import prepared_weights
     from snapcap.warmup.plan.plan import make_plan
     from snapcap.warmup.start.preparation import read_checkpoint
@@ -60,7 +60,13 @@ def load(way: str, options: StartOptions) -> None:
     read = time.perf_counter()
     grown = {name: size - before[name] for name, size in memory().items()}
     result(
-        {"find": looked - began, "load": loaded - looked, "read": read - looked, "nbytes": weights.nbytes, **grown}
+        {
+            "find": looked - began,
+            "load": loaded - looked,
+            "read": read - looked,
+            "nbytes": weight_bytes(weights),
+            **grown,
+        }
     )
 
 

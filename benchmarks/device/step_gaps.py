@@ -51,7 +51,7 @@ class Steps:
     marks: list[tuple[Event, Event] | None] = field(default_factory=list)
 
     @contextlib.contextmanager
-    def watch(self, runner: "Runner") -> Iterator[None]:
+    def watch(self, runner: "Runner[Any]") -> Iterator[None]:
         """Of everything that this runner is asked to launch meanwhile."""
         encode, step = runner.encode, runner.decode_step
 
@@ -156,7 +156,7 @@ def main() -> None:
     parser.add_argument("--backend", choices=("aot", "eager"), default="aot")
     add_files(parser)
     options = parser.parse_args()
-    from snapcap.warmup.runtime.readback import event
+    from snapcap.warmup.runtime.devices.cuda import event
     from snapcap.warmup.runtime.runner import Runner
 
     require_cuda("device.step_gaps", "a CPU works on the thread that launches")

@@ -9,7 +9,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from snapcap.benchmarks.harness.arguments import add_files, make_parser
 from snapcap.benchmarks.harness.common import DEMO, build_store, samples, scratch
@@ -32,9 +32,10 @@ def measure(cache: Path, threads: int, repeats: int) -> tuple[dict[tuple[str, in
     """Seconds by kind of work, bucket and backend; and the threads they ran with."""
     from snapcap.models.processing.transform import ImageTransform
     from snapcap.warmup.plan.buckets import Bucket
-    from snapcap.warmup.runtime.backends.aot import AotBackend
+    from snapcap.warmup.runtime.aoti.torch_packages import torch_backend
     from snapcap.warmup.runtime.backends.base import Backend
     from snapcap.warmup.runtime.backends.eager import EagerBackend
+    from snapcap.warmup.runtime.devices.torch_settings import torch_device
     from snapcap.warmup.runtime.runner import Runner, open_callables
     from snapcap.warmup.runtime.slot_request import Needs, SamplingParams, SlotRequest
     from snapcap.warmup.start.preparation import find_artifacts
@@ -46,13 +47,13 @@ def measure(cache: Path, threads: int, repeats: int) -> tuple[dict[tuple[str, in
         raise SystemExit(f"no artifacts: {artifacts.fetched.reason}")
     backends: dict[str, Backend] = {
         "eager": EagerBackend(),
-        "aot": AotBackend(artifacts.fetched.entries, artifacts.input_specs, model),
+        "aot": torch_backend(artifacts.fetched.entries, artifacts.input_specs, model),
     }
-    runners = {name: Runner(model.config, model.regions, model.weights, model.state).twin() for name in backends}
+    runners = {name: Runner(model, torch_device(model.device)).twin() for name in backends}
     transform: ImageTransform = checkpoint.transform
     images = [transform.decode(data).pixels for data, _ in samples().values()]
 
-    def case(runner: Runner, what: str, bucket: Bucket) -> Callable[[], object]:
+    def case(runner: Runner[Any], what: str, bucket: Bucket) -> Callable[[], object]:
         if what == "encode":
             batch = (images * bucket.size)[: bucket.size]
             return lambda: runner.encode(bucket, batch, 0)

@@ -91,7 +91,7 @@ def open_model(
     """A checkpoint on its device, as a start has it before anything is compiled. ``mark`` is told of each stretch
     that is over."""
     from snapcap.warmup.plan.plan import make_plan
-    from snapcap.warmup.runtime.device import open_device
+    from snapcap.warmup.runtime.devices.torch_settings import open_device
     from snapcap.warmup.runtime.loaded_model import load_model
     from snapcap.warmup.start.preparation import read_checkpoint
 

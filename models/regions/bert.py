@@ -14,31 +14,6 @@ from snapcap.models.regions.activations import Activation
 from snapcap.models.regions.attention import attend, attend_cached
 from snapcap.models.regions.choice.next_token import advance
 
-EMBED_WEIGHTS = ("token", "position")
-EMBED_NORM_WEIGHTS = ("norm.weight", "norm.bias")
-BLOCK_WEIGHTS = (
-    "qkv.weight",
-    "qkv.bias",
-    "out.weight",
-    "out.bias",
-    "norm1.weight",
-    "norm1.bias",
-    "cross_q.weight",
-    "cross_q.bias",
-    "cross_out.weight",
-    "cross_out.bias",
-    "norm_cross.weight",
-    "norm_cross.bias",
-    "fc1.weight",
-    "fc1.bias",
-    "fc2.weight",
-    "fc2.bias",
-    "norm2.weight",
-    "norm2.bias",
-)
-TRANSFORM_WEIGHTS = ("dense.weight", "dense.bias", "norm.weight", "norm.bias")
-HEAD_WEIGHTS = ("head.weight", "head.bias")
-
 
 def embed(
     tokens: Tensor,  # [b] int64

@@ -11,10 +11,6 @@ from torch import Tensor
 # states, slots, key cache, value cache, weight, bias
 WriteCrossKV = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
 
-NORM_WEIGHTS = ("norm.weight", "norm.bias")
-KV_WEIGHTS = ("cross_kv.weight", "cross_kv.bias")
-PROJECTION_WEIGHTS = ("projection.weight", "projection.bias")
-
 
 def write_cross_kv(
     states: Tensor,  # [B, T, width that cross-attention reads]

@@ -14,7 +14,9 @@ from torch import Tensor
 from snapcap.models.regions import bert, cross_kv, gpt2, vit
 from snapcap.models.regions.activations import Activation, activation
 from snapcap.models.regions.choice import beam_search
-from snapcap.models.regions.table import Region, RegionFunction
+from snapcap.models.regions.functions import RegionFunction
+from snapcap.models.regions.table import Region
+from snapcap.models.regions.weight_names import BERT_BLOCK, GPT2_BLOCK
 
 DTYPES = (torch.bfloat16, torch.float16)
 
@@ -48,7 +50,7 @@ def _gpt2_block(
     value_cache: Tensor,
     cross_key: Tensor,
     cross_value: Tensor,
-    *weights: Tensor,  # gpt2.BLOCK_WEIGHTS
+    *weights: Tensor,  # GPT2_BLOCK
     eps: float,
     scale: float,
     act: Activation,
@@ -56,7 +58,7 @@ def _gpt2_block(
     from snapcap.models.regions.kernels.attention import attend_cached, attend_cross  # noqa: PLC0415  Triton
     from snapcap.models.regions.kernels.linear import linear  # noqa: PLC0415  Triton
 
-    w = dict(zip(gpt2.BLOCK_WEIGHTS, weights, strict=True))
+    w = dict(zip(GPT2_BLOCK, weights, strict=True))
 
     def layer(
         x: Tensor, name: str, norm: str | None = None, residual: Tensor | None = None, act: str = ""
@@ -97,7 +99,7 @@ def _bert_block(
     value_cache: Tensor,
     cross_key: Tensor,
     cross_value: Tensor,
-    *weights: Tensor,  # bert.BLOCK_WEIGHTS
+    *weights: Tensor,  # BERT_BLOCK
     num_heads: int,
     eps: float,
     scale: float,
@@ -106,7 +108,7 @@ def _bert_block(
     from snapcap.models.regions.kernels.attention import attend_cached, attend_cross  # noqa: PLC0415  Triton
     from snapcap.models.regions.kernels.linear import linear, norm  # noqa: PLC0415  Triton
 
-    w = dict(zip(bert.BLOCK_WEIGHTS, weights, strict=True))
+    w = dict(zip(BERT_BLOCK, weights, strict=True))
 
     def layer(x: Tensor, name: str, residual: Tensor | None = None, act: str = "") -> Tensor:
         y: Tensor = linear(x, w[f"{name}.weight"].t(), w[f"{name}.bias"], None, None, residual, eps, act)

@@ -18,29 +18,6 @@ from snapcap.models.regions.activations import Activation
 from snapcap.models.regions.attention import attend, attend_cached
 from snapcap.models.regions.choice.next_token import advance
 
-EMBED_WEIGHTS = ("token", "position")
-BLOCK_WEIGHTS = (
-    "norm1.weight",
-    "norm1.bias",
-    "qkv.weight",
-    "qkv.bias",
-    "out.weight",
-    "out.bias",
-    "norm_cross.weight",
-    "norm_cross.bias",
-    "cross_q.weight",
-    "cross_q.bias",
-    "cross_out.weight",
-    "cross_out.bias",
-    "norm2.weight",
-    "norm2.bias",
-    "fc1.weight",
-    "fc1.bias",
-    "fc2.weight",
-    "fc2.bias",
-)
-HEAD_WEIGHTS = ("norm.weight", "norm.bias", "head.weight")
-
 
 def embed(
     tokens: Tensor,  # [b] int64

@@ -1,7 +1,7 @@
 """The ViT encoder as pure functions of activations and weights (Dosovitskiy et al., 2020, pre-norm).
 
 B is the padded batch, S the encoder tokens (patches and the class token), D the hidden size, H the heads.
-Weights come last and in the order of the ``*_WEIGHTS`` tables, so one compiled block serves every layer.
+Weights come last and in the order of `weight_names`, so one compiled block serves every layer.
 """
 
 from collections.abc import Callable
@@ -14,23 +14,6 @@ from snapcap.models.regions.activations import Activation
 
 # x, weight, bias, activation -> the activated linear layer
 Activated = Callable[[Tensor, Tensor, Tensor, Activation], Tensor]
-
-EMBED_WEIGHTS = ("rescale", "mean", "std", "patch.weight", "patch.bias", "class_token", "position")
-BLOCK_WEIGHTS = (
-    "norm1.weight",
-    "norm1.bias",
-    "qkv.weight",
-    "qkv.bias",
-    "out.weight",
-    "out.bias",
-    "norm2.weight",
-    "norm2.bias",
-    "fc1.weight",
-    "fc1.bias",
-    "fc2.weight",
-    "fc2.bias",
-)
-RELATIVE_WEIGHTS = ("relative",)  # of BEiT, where attention has a bias for each pair of positions
 
 
 def embed(

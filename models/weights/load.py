@@ -1,7 +1,6 @@
 """Loads a checkpoint's tensors onto the device, in the order the regions take them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -10,33 +9,23 @@ from torch import Tensor
 from snapcap.models.config import ModelConfig
 from snapcap.models.dimensions import BeitConfig, BertConfig, Gpt2Config
 from snapcap.models.regions.names import ON_DEMAND
-from snapcap.models.regions.table import Region
 from snapcap.models.weights import beit as beit_weights
 from snapcap.models.weights import bert as bert_weights
 from snapcap.models.weights import gpt2 as gpt2_weights
 from snapcap.models.weights import vit as vit_weights
 from snapcap.models.weights.files import read_tensors
+from snapcap.models.weights.sets import Weights
 from snapcap.models.weights.source import WeightSet, WeightSource
 from snapcap.models.weights.upload import upload
 from snapcap.models.weights.vit import Normalisation
 
-__all__ = ["Normalisation", "WeightSet", "Weights", "load_weights"]
+__all__ = ["Normalisation", "WeightSet", "Weights", "load_weights", "weight_bytes"]
 
 
-@dataclass(frozen=True)
-class Weights:
-    """For each region name, one tuple of tensors per layer, in ``Region.weight_names`` order."""
-
-    sets: Mapping[str, tuple[WeightSet, ...]]
-
-    def of(self, region: Region) -> tuple[WeightSet, ...]:
-        return self.sets[region.name]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes on the device; a tied tensor counts once."""
-        unique = {t.data_ptr(): t.nbytes for layers in self.sets.values() for weights in layers for t in weights}
-        return sum(unique.values())
+def weight_bytes(weights: Weights[Tensor]) -> int:
+    """Bytes on the device; a tied tensor counts once."""
+    unique = {t.data_ptr(): t.nbytes for layers in weights.sets.values() for layer in layers for t in layer}
+    return sum(unique.values())
 
 
 def load_weights(
@@ -46,7 +35,7 @@ def load_weights(
     device: torch.device,
     dtype: torch.dtype,
     layout: str | None = None,
-) -> Weights:
+) -> Weights[Tensor]:
     """Read a checkpoint folder (safetensors or ``.bin``, one file or sharded) into region weights.
 
     Strict: a tensor that is missing, left over, or of another shape is an error that names it.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from snapcap.models.errors import UserError
 
 if TYPE_CHECKING:
-    from snapcap.warmup.runtime.device import DeviceHealth
+    from snapcap.warmup.runtime.devices.device import DeviceHealth
 
 # Whatever it is, what fails every time does not get better by more requests that fail.
 MAX_CONSECUTIVE_FAILURES = 3

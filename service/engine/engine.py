@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from snapcap.service.engine.device_failures import DeviceFailedError, DeviceFailures
 from snapcap.service.engine.limits import Limits
@@ -26,7 +26,7 @@ from snapcap.service.errors import EngineFailed
 from snapcap.warmup.runtime.slot_request import Needs, SlotRequest
 
 if TYPE_CHECKING:
-    from snapcap.warmup.runtime.readback import DeviceTimer, PendingTokens
+    from snapcap.warmup.runtime.devices.device import PendingTokens, Timer
     from snapcap.warmup.runtime.runner import Runner
 
 log = logging.getLogger("snapcap.engine")
@@ -63,7 +63,7 @@ class _Encoded:
 
     rows: list[RunningRequest]
     bucket: int
-    timer: "DeviceTimer"
+    timer: "Timer"
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class _Step:
     rows: list[RunningRequest]  # by slot: a search is in several
     bucket: int
     tokens: "PendingTokens"
-    timer: "DeviceTimer"
+    timer: "Timer"
     encoded: list[_Encoded]
 
 
@@ -141,7 +141,7 @@ class Engine:
         self._scheduler.close()  # first: what is still taken in is also served
         self._stopping = True
 
-    def run(self, runner: "Runner", backend_of: Callable[[int], str]) -> None:
+    def run(self, runner: "Runner[Any]", backend_of: Callable[[int], str]) -> None:
         """Serve until ``stop``; the calling thread becomes the device thread.
 
         ``backend_of`` names the backend that decodes a bucket of so many rows, for the reply.
@@ -170,7 +170,7 @@ class Engine:
                 self._turns += 1
                 self._turn_ended()
 
-    def _call_next(self, runner: "Runner") -> None:
+    def _call_next(self, runner: "Runner[Any]") -> None:
         """One call of those that wait: rows that run have a step between two of them.
 
         Raises what a call raised, if that was the end of the device: else it is for whoever called."""
@@ -182,7 +182,7 @@ class Engine:
         if error is not None and runner.health(error) == "lost":
             raise error
 
-    def _serve_once(self, runner: "Runner", backend_of: Callable[[int], str]) -> bool:
+    def _serve_once(self, runner: "Runner[Any]", backend_of: Callable[[int], str]) -> bool:
         """A turn. Whether the device has shown that it works: the tokens of a step have been read."""
         scheduler = self._scheduler
         runner.move(scheduler.drop_lost())
@@ -197,7 +197,7 @@ class Engine:
             runner.move(scheduler.advance(step.rows, tokens, backend_of(step.bucket), hypotheses))
         return step is not None
 
-    def _encode(self, runner: "Runner", admitted: list[RunningRequest]) -> _Encoded:
+    def _encode(self, runner: "Runner[Any]", admitted: list[RunningRequest]) -> _Encoded:
         scheduler = self._scheduler
         bucket = scheduler.table.fit(len(admitted))
         first = len(scheduler.running) - sum(row.slots for row in admitted)
@@ -215,7 +215,7 @@ class Engine:
                 row.request.on_admitted()
         return _Encoded(admitted, bucket.size, timer)
 
-    def _launch(self, runner: "Runner", encoded: list[_Encoded]) -> _Step:
+    def _launch(self, runner: "Runner[Any]", encoded: list[_Encoded]) -> _Step:
         rows = self._scheduler.launched()
         bucket = self._scheduler.table.fit(len(rows))
         timer = runner.timer()

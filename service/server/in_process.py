@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from snapcap.service.engine.engine import Engine
     from snapcap.service.engine.scheduler import Scheduler
     from snapcap.warmup.plan.checkpoint import Checkpoint
-    from snapcap.warmup.start.start import StartedModel
+    from snapcap.warmup.start.started import StartedModel
 
 
 def start(settings: Settings, services: "Services", stop: Callable[[], None]) -> Callable[[], object]:
@@ -31,7 +31,7 @@ def start(settings: Settings, services: "Services", stop: Callable[[], None]) ->
     result.log_phases()
 
     def ready(loaded: "StartedModel", engine: "Engine", scheduler: "Scheduler") -> None:
-        services.metrics.device_memory_allocated.set_function(loaded.runner.allocated_bytes)
+        services.metrics.device_memory_allocated.set_function(loaded.runner.device.allocated_bytes)
         services.status.started()
         if result.ready(engine, loaded.checkpoint):
             exits.callback(start_build(settings, loaded, services.status, engine))

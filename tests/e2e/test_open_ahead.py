@@ -42,16 +42,16 @@ modules = sorted({"torch", "PIL._imaging"} & set(sys.modules))
 if beside:
     importing.join()
 
-from snapcap.warmup.runtime.backends.aot import AotBackend
+from snapcap.warmup.runtime.aoti.torch_packages import torch_backend
 from snapcap.warmup.build.check_worker import example_inputs
 from snapcap.warmup.runtime.compare import compare_call
-from snapcap.warmup.runtime.device import open_device
+from snapcap.warmup.runtime.devices.torch_settings import open_device
 from snapcap.warmup.runtime.loaded_model import load_model
 from snapcap.warmup.plan.buckets import Bucket
 
 device, dtype = open_device(plan)
 model = load_model(checkpoint.folder, checkpoint.config, checkpoint.transform, plan, device, dtype)
-backend = AotBackend(dict.fromkeys(opened, "nowhere"), found.input_specs, model, opened)
+backend = torch_backend(dict.fromkeys(opened, "nowhere"), found.input_specs, model, opened)
 worst = {}
 for region in model.regions:
     for bucket in (Bucket(1), Bucket(4)):

@@ -16,8 +16,9 @@ from support.parity import device_cases
 from support.parity.device_cases import Captioner
 
 from snapcap.warmup.build.builder import Built
-from snapcap.warmup.runtime.backends.aot import AotBackend
-from snapcap.warmup.runtime.device import DTYPES
+from snapcap.warmup.runtime.aoti.torch_packages import torch_backend
+from snapcap.warmup.runtime.backends.base import Backend
+from snapcap.warmup.runtime.devices.torch_settings import DTYPES
 from snapcap.warmup.runtime.loaded_model import LoadedModel
 
 FAMILIES = {"vit-gpt2": device_cases.vit_gpt2, "blip": device_cases.blip}
@@ -89,10 +90,10 @@ class Packages:
         assert not built.failures  # nor what only some requests need
         return built
 
-    def backend(self, family: str, dtype: str, model: LoadedModel) -> AotBackend:
+    def backend(self, family: str, dtype: str, model: LoadedModel) -> Backend:
         """What opens the set for a model."""
         built = self._of(family, dtype)
-        return AotBackend(built.files, built.input_specs, model)
+        return torch_backend(built.files, built.input_specs, model)
 
     def stop(self) -> None:
         for builder in self._builders.values():

@@ -27,7 +27,7 @@ from support.parity.device_cases import (
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.runtime.backends.eager import EagerBackend
 from snapcap.warmup.runtime.compare import relative_difference
-from snapcap.warmup.runtime.device import DTYPES
+from snapcap.warmup.runtime.devices.torch_settings import DTYPES
 from snapcap.warmup.runtime.runner import Runner
 from snapcap.warmup.runtime.slot_request import SlotRequest
 

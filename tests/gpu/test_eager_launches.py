@@ -8,7 +8,7 @@ import torch
 from support.fakes.recorded_launches import expected_and_run, missing
 from support.parity.device_cases import Captioner
 
-from snapcap.warmup.runtime.device import DTYPES, avoid_driver_compilation
+from snapcap.warmup.runtime.devices.torch_settings import DTYPES, avoid_driver_compilation
 from snapcap.warmup.start.ahead import launch_ahead
 
 

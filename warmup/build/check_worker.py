@@ -20,7 +20,7 @@ from snapcap.models.regions.table import Region
 from snapcap.warmup.build.worker import serve_regions
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.plan.plan import Plan
-from snapcap.warmup.runtime.backends.aot import open_package
+from snapcap.warmup.runtime.aoti.torch_packages import open_package
 from snapcap.warmup.runtime.compare import CheckError, compare_call
 from snapcap.warmup.runtime.loaded_model import LoadedModel
 from snapcap.warmup.store.blobs import VerifiedFile
@@ -32,7 +32,7 @@ def check(model: LoadedModel, region: Region, bucket: Bucket, package: VerifiedF
     Raises:
         CheckError: they differ by more than the dtype explains.
     """
-    run = open_package(package, model.state.tokens.device)
+    run = open_package(package, model.device)
     # As a start on a GPU does before it has anything else.
     run(*(torch.zeros_like(tensor) for tensor in model.inputs(region, bucket)))
     worst = 0.0

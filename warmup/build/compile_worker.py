@@ -15,13 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from snapcap.models.regions.functions import RegionFunction
 from snapcap.models.regions.fused import compiled_function
-from snapcap.models.regions.table import Region, RegionFunction
+from snapcap.models.regions.table import Region
 from snapcap.warmup.build.environment import skip_vector_tests
 from snapcap.warmup.build.worker import serve_regions
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.plan.plan import Plan, inductor_options
-from snapcap.warmup.runtime.aoti.packages import input_specs, is_whole, slim
+from snapcap.warmup.runtime.aoti.packages import is_whole, slim
 from snapcap.warmup.runtime.loaded_model import LoadedModel
 
 # Inductor writes into its cache folder in place, and may take a file from there that another build on this machine
@@ -49,9 +50,7 @@ def compile_region(model: LoadedModel, region: Region, bucket: Bucket, plan: Pla
 
     skip_vector_tests(plan.device_type)
     inputs = model.inputs(region, bucket)
-    program = torch.export.export(
-        _RegionModule(compiled_function(region, model.state.tokens.device, model.dtype)), inputs
-    )
+    program = torch.export.export(_RegionModule(compiled_function(region, model.device, model.dtype)), inputs)
     options = inductor_options(plan.mode(region.component), plan.device_type)
     if not torch._inductor.config.cpp_cache_precompile_headers:  # the variable does not speak for packages
         options["aot_inductor.precompile_headers"] = False
@@ -69,7 +68,7 @@ def build(model: LoadedModel, plan: Plan, region: Region, bucket: Bucket, path: 
     path.parent.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
     compile_region(model, region, bucket, plan, path)
-    return {"inputs": input_specs(model.inputs(region, bucket)), "seconds": time.monotonic() - started}
+    return {"inputs": model.input_specs(region, bucket), "seconds": time.monotonic() - started}
 
 
 if __name__ == "__main__":

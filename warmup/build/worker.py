@@ -12,7 +12,7 @@ from snapcap.warmup.machine.tasks import Task, serve_tasks
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.runtime.aoti.packages import entry_name
-from snapcap.warmup.runtime.device import open_device
+from snapcap.warmup.runtime.devices.torch_settings import open_device
 from snapcap.warmup.runtime.loaded_model import LoadedModel, load_model
 
 # What is done with a region at a bucket: its package's path -> members of the answer.

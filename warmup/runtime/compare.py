@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from snapcap.models.regions.table import RegionFunction
+from snapcap.models.regions.functions import RegionFunction
 
 # ‖a − b‖ / ‖b‖ of one region. Reordered sums differ by a few ulp; a wrong input layout differs by about 1.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 5e-3}

@@ -1,40 +1,37 @@
 """Loads a checkpoint onto the device: regions, weights and buffers, which compiled code is checked with too."""
 
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from snapcap.models.config import ModelConfig
+from snapcap.models.memory.torch_memory import torch_memory
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.models.regions.state.kv_cache import DecodeState
-from snapcap.models.regions.table import Region, Regions, build_regions, region_inputs
-from snapcap.models.weights.load import Normalisation, Weights, load_weights
+from snapcap.models.regions.table import Regions, build_regions
+from snapcap.models.weights.load import Normalisation, load_weights
 from snapcap.models.weights.prepared.mapped import MappedWeights
 from snapcap.models.weights.prepared.tensors import prepared_weights
-from snapcap.warmup.plan.buckets import Bucket
+from snapcap.models.weights.sets import Weights
 from snapcap.warmup.plan.plan import Plan
+from snapcap.warmup.runtime.model import Model, check_weights
 
 _logger = logging.getLogger("snapcap.weights")
 
 
-@dataclass(frozen=True)
-class LoadedModel:
-    """Regions, weights and one set of static buffers."""
+class LoadedModel(Model[Tensor]):
+    """A model of torch's tensors."""
 
-    config: ModelConfig
-    regions: Regions
-    weights: Weights
-    state: DecodeState
-    dtype: torch.dtype
-    prepared: bool = False  # whether the weights are prepared ones
+    @property
+    def device(self) -> torch.device:
+        return self.state.tokens.device
 
-    def inputs(self, region: Region, bucket: Bucket) -> tuple[Tensor, ...]:
-        """Everything the region takes at a bucket, with the weights of its first layer."""
-        own = region_inputs(region, self.config, self.state, bucket.size, self.dtype)
-        return (*own, *self.weights.of(region)[0])
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights and caches."""
+        return self.state.key.dtype
 
 
 def load_model(
@@ -62,16 +59,15 @@ def load_model(
     else:
         pixels = Normalisation(transform.effective_rescale, transform.effective_mean, transform.effective_std)
         weights = load_weights(folder, config, pixels, device, dtype)
-    state = DecodeState.allocate(config, plan.table.largest.size, plan.cache_length, device, dtype)
-    return LoadedModel(config, regions, weights, state, dtype, found is not None)
+    slots, memory = plan.table.largest.size, torch_memory(device)
+    state = DecodeState.allocate(config, slots, plan.cache_length, memory, str(dtype).removeprefix("torch."))
+    return LoadedModel(config, regions, weights, state, found is not None)
 
 
-def _prepared(mapped: MappedWeights, regions: Regions, device: torch.device) -> Weights | None:
+def _prepared(mapped: MappedWeights, regions: Regions, device: torch.device) -> Weights[Tensor] | None:
     """None where they cannot be used: the checkpoint has them too."""
     try:
-        wanted = {region.name: [len(region.weight_names)] * region.layers for region in regions}
-        if {name: [len(layer) for layer in layers] for name, layers in mapped.header.regions.items()} != wanted:
-            raise ValueError("they have other regions or layers than the configuration implies")
+        check_weights(mapped, regions)
         return prepared_weights(mapped, device)
     except Exception:
         _logger.exception("prepared weights are not used; the checkpoint is read")

@@ -2,74 +2,74 @@
 
 from collections.abc import Sequence
 from functools import cached_property, partial
-from typing import NamedTuple
+from typing import Generic, NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from snapcap.models.dimensions import MAX_BEAMS, GenerationConfig
-from snapcap.models.regions.choice import beam_search
+from snapcap.models.memory.memory import B
+from snapcap.models.memory.row_moves import RowMoves
 from snapcap.models.regions.names import BEAMS, PENALTIES, SAMPLING
 from snapcap.models.regions.state.beams import BeamState
 from snapcap.models.regions.state.kv_cache import DecodeState
-from snapcap.models.regions.state.reorder import RowMoves
-from snapcap.models.regions.table import RegionFunction, choice_inputs
+from snapcap.models.regions.table import RegionCall, choice_inputs
 from snapcap.warmup.runtime.slot_request import Needs, SlotRequest
 
 
 class Choice(NamedTuple):
     """What runs a bucket's regions that choose tokens, each in those steps alone that need it."""
 
-    penalties: RegionFunction
-    sampling: RegionFunction
-    beams: RegionFunction
+    penalties: RegionCall
+    sampling: RegionCall
+    beams: RegionCall
 
 
-class TokenChoice:
+class TokenChoice(Generic[B]):
     """Works on the first slots of a decode state, after the regions have left the greedy tokens there.
 
     What only beams and penalties need is allocated when a row asks for them first; until then it costs nothing.
     """
 
-    def __init__(self, state: DecodeState, generation: GenerationConfig, vocabulary: int) -> None:
+    def __init__(self, state: DecodeState[B], generation: GenerationConfig, vocabulary: int) -> None:
         self._state = state
         self._generation = generation
         self._vocabulary = vocabulary
         self._used = False
-        self._views: dict[tuple[str, int], tuple[Tensor, ...]] = {}
+        self._views: dict[tuple[str, int], tuple[B, ...]] = {}
 
     @cached_property
-    def beams(self) -> BeamState:
+    def beams(self) -> BeamState[B]:
         """The buffers, zeroed."""
         self._used = True
         state = self._state
-        return BeamState.allocate(state.slots, state.cache_length, state.tokens.device)
+        return BeamState.allocate(state.slots, state.cache_length, state.memory)
 
     @cached_property
-    def _ends(self) -> Tensor:
-        ends = torch.zeros(self._vocabulary, dtype=torch.bool)
-        ends[list(self._generation.eos_ids)] = True
-        return ends.to(self._state.tokens.device)
+    def _ends(self) -> B:
+        """[V] bool: the tokens that end a hypothesis."""
+        return self._flags(np.isin(np.arange(self._vocabulary), self._generation.eos_ids))
 
     @cached_property
-    def _moves(self) -> RowMoves:
-        return RowMoves(self._state.key, self._state.value)
-
-    @cached_property
-    def _normalised(self) -> tuple[Tensor, ...]:
+    def _normalised(self) -> tuple[B, B]:
         """Whether scores are log-probabilities already, by whether there are penalties: [1] bool each."""
-        return torch.tensor([[False], [True]]).to(self._state.tokens.device).unbind()
+        return self._flags(np.array([False])), self._flags(np.array([True]))
+
+    def _flags(self, values: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> B:
+        memory = self._state.memory
+        flags = memory.zeros("bool", values.shape)
+        memory.write(flags, range(len(values)), values)
+        return flags
 
     def start(self, first_slot: int, rows: Sequence[SlotRequest]) -> None:
         """Requests take the slots from the first one on, a slot each."""
-        if not (self._used or any(row.params.penalised or row.params.searches for row in rows)):
-            return
-        beams = self.beams
-        beams.start(slice(first_slot, first_slot + len(rows)), self._generation.start_id)
-        for slot, row in enumerate(rows, start=first_slot):
-            if row.params.penalised:
-                beams.penalty[slot] = row.params.repetition_penalty
-                beams.ngrams[slot] = row.params.no_repeat_ngram_size
+        params = [row.params for row in rows]
+        if self._used or any(each.penalised or each.searches for each in params):
+            self.beams.start(
+                range(first_slot, first_slot + len(rows)),
+                self._generation.start_id,
+                [each.repetition_penalty for each in params],
+                [each.no_repeat_ngram_size for each in params],
+            )
 
     def group(self, slots: Sequence[int], row: SlotRequest) -> None:
         """What the first of these slots holds is the others' too; together they are a search."""
@@ -85,7 +85,7 @@ class TokenChoice:
         if self._used:
             self.beams.move(sources, targets)
 
-    def apply(self, logits: Tensor, rows: int, needs: Needs, choice: Choice) -> Tensor:
+    def apply(self, logits: B, rows: int, needs: Needs, choice: Choice) -> B:
         """Penalties and beams, by launches alone: what the greedy tokens are replaced with.
 
         Args:
@@ -95,24 +95,35 @@ class TokenChoice:
         Returns:
             The scores [rows, V] fp32 that sampling goes on with.
         """
-        scores = logits
+        scores: B = logits
         if needs.penalties:
             scores = choice.penalties(logits, *self._inputs(PENALTIES, rows))
         if needs.beams:
+            inputs = (scores, self._normalised[needs.penalties], *self._inputs(BEAMS, rows))
             most, ends = min(MAX_BEAMS, rows), len(self._generation.eos_ids)
-            select = choice.beams
-            if ends > most:  # more than the compiled region looks at
-                select = partial(beam_search.select, per_row=most + ends)
-            parents = select(scores, self._normalised[needs.penalties], *self._inputs(BEAMS, rows))
-            if not parents.is_cuda:
-                self._moves.move(parents, self._state.positions[:rows])
+            if ends <= most:
+                parents: B = choice.beams(*inputs)
+            else:  # more than the compiled region looks at
+                from snapcap.models.regions.choice.beam_search import select  # noqa: PLC0415  it imports torch
+
+                wider: RegionCall = partial(select, per_row=most + ends)
+                parents = wider(*inputs)
+            self._go_on_from(parents, rows)
         return scores
 
-    def sample(self, scores: Tensor, rows: int, choice: Choice) -> None:
+    def _go_on_from(self, parents: B, rows: int) -> None:
+        """Where the host knows the parents, it copies what is to be copied; elsewhere the region has done it."""
+        memory, state = self._state.memory, self._state
+        known, positions = memory.array(parents), memory.array(state.positions)
+        key, value = memory.array(state.key), memory.array(state.value)
+        if known is not None and positions is not None and key is not None and value is not None:
+            RowMoves(key, value).move(known.tolist(), positions[:rows].tolist())
+
+    def sample(self, scores: B, rows: int, choice: Choice) -> None:
         """Replace the greedy token of each row that samples. Scores: logits [rows, V], or those penalised."""
         choice.sampling(scores, *self._inputs(SAMPLING, rows))
 
-    def _inputs(self, region: str, rows: int) -> tuple[Tensor, ...]:
+    def _inputs(self, region: str, rows: int) -> tuple[B, ...]:
         """What a region takes after the scores. They are the same at every step, so that a CPU need not make the
         views again."""
         if (region, rows) not in self._views:

@@ -18,10 +18,12 @@ from snapcap.warmup.machine.cxx import require_compiler
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.progress.status import COMPONENTS, ComponentName, StartupStatus
-from snapcap.warmup.runtime.backends.aot import AotBackend
+from snapcap.warmup.runtime.aoti.torch_packages import torch_backend
+from snapcap.warmup.runtime.backends.base import Backend
 from snapcap.warmup.runtime.compare import CheckError
+from snapcap.warmup.runtime.loaded_model import LoadedModel
 from snapcap.warmup.start.preparation import find_artifacts
-from snapcap.warmup.start.start import StartedModel
+from snapcap.warmup.start.started import StartedModel
 from snapcap.warmup.start.swap import swap_bucket
 from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.lease import Held, Lease, acquire
@@ -61,7 +63,10 @@ class BackgroundBuild:
         if loaded.artifacts is None:
             raise ValueError("nothing to build: this start uses no artifacts")
         self._artifacts = loaded.artifacts
+        if not isinstance(loaded.model, LoadedModel):
+            raise TypeError("nothing to build: this start runs compiled packages alone")
         self._loaded = loaded
+        self._model = loaded.model
         self._options = options
         self._status = status
         self._on_device = on_device
@@ -149,7 +154,7 @@ class BackgroundBuild:
         if not artifacts.hit:
             return False
         self._status.fetched(artifacts)
-        backend = AotBackend(artifacts.fetched.entries, artifacts.input_specs, loaded.model)
+        backend = torch_backend(artifacts.fetched.entries, artifacts.input_specs, self._model)
         for size in loaded.plan.buckets:
             for component in COMPONENTS:
                 self._swap(component, size, backend)
@@ -193,9 +198,9 @@ class BackgroundBuild:
             self._report(state="building", done=len(files), of=len(builder.tasks))
         component, size = event.task.component, event.task.size
         if builder.is_settled(component, size):
-            self._swap(component, size, AotBackend(files, specs, self._loaded.model))
+            self._swap(component, size, torch_backend(files, specs, self._model))
 
-    def _swap(self, component: ComponentName, size: int, backend: AotBackend) -> None:
+    def _swap(self, component: ComponentName, size: int, backend: Backend) -> None:
         """Switch one bucket on the device thread, once; a mismatch keeps eager and says so."""
         with self._lock:  # two packages may end at once, and both find that none is missing any more
             if (component, size) in self._swapped or self._stopped.is_set():
@@ -204,7 +209,7 @@ class BackgroundBuild:
         loaded, status = self._loaded, self._status
 
         def swap() -> None:
-            swap_bucket(loaded.runner, loaded.model.dtype, component, Bucket(size), backend)
+            swap_bucket(loaded.runner, self._model.dtype, component, Bucket(size), backend)
 
         fields = {"component": component, "bucket": size}
         try:
@@ -215,7 +220,7 @@ class BackgroundBuild:
             _logger.error("swap refused; the bucket stays eager", extra={"fields": {**fields, "error": str(error)}})
             return
         status.swapped("swapped")
-        captured = loaded.runner.device.type == "cuda"
+        captured = loaded.runner.runs_ahead
         status.update(component, size, "captured" if captured else "warm", backend.name)
         _logger.info("bucket swapped in", extra={"fields": fields})
 

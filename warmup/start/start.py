@@ -19,7 +19,6 @@ import logging
 import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from snapcap.warmup.errors import StartError
@@ -27,55 +26,24 @@ from snapcap.warmup.machine.device_context import begin_device_context
 from snapcap.warmup.machine.torch_libraries import load_torch_libraries
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.artifacts import Artifacts
-from snapcap.warmup.plan.buckets import Bucket, BucketTable
+from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
+from snapcap.warmup.start.native import needs_torch, start_without_torch
 from snapcap.warmup.start.preparation import Preparation, prepare
-from snapcap.warmup.weights.find import FoundWeights, WeightsResult
+from snapcap.warmup.start.started import StartedModel
+from snapcap.warmup.weights.find import FoundWeights
 
 if TYPE_CHECKING:
     from snapcap.warmup.runtime.aoti.container import Container
     from snapcap.warmup.runtime.backends.base import Backend
     from snapcap.warmup.runtime.loaded_model import LoadedModel
-    from snapcap.warmup.runtime.runner import Runner
     from snapcap.warmup.start.jit.start import Jit
-    from snapcap.warmup.start.warmer import Warmer
-    from snapcap.warmup.store.publish import Published
 
 SWITCH_INTERVAL_S = 0.0001
 _logger = logging.getLogger("snapcap.start")
-
-
-@dataclass(frozen=True)
-class StartedModel:
-    """What serves: a runner, warm but for the buckets of ``cold``, which `--ready-when first` leaves for later.
-
-    ``weights``: what came of looking for prepared ones. ``publication``: of the jit backend, what comes of
-    publishing what it compiled.
-    """
-
-    checkpoint: Checkpoint
-    plan: Plan
-    model: "LoadedModel"
-    runner: "Runner"
-    warmer: "Warmer"
-    artifacts: Artifacts | None
-    cold: tuple[Bucket, ...]
-    weights: WeightsResult
-    publication: "Future[list[Published]] | None" = None
-
-    @property
-    def warm_table(self) -> BucketTable:
-        """The buckets that may serve by now."""
-        cold = {bucket.size for bucket in self.cold}
-        return BucketTable.of(size for size in self.plan.buckets if size not in cold)
-
-    @property
-    def compiled(self) -> bool:
-        """Whether every bucket came from artifacts."""
-        return self.artifacts is not None and self.artifacts.hit
 
 
 def load(
@@ -98,13 +66,32 @@ def load(
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         pool = scope.enter_context(ThreadPoolExecutor(3, thread_name_prefix="snapcap-fetch"))
         begin_device_context(options.compute.device)
-        importing = pool.submit(_import_torch, timeline)
-        preparation = prepare(options, timeline, status, pool, on_checkpoint)
+        if needs_torch(options):
+            importing = pool.submit(_import_torch, timeline)
+            preparation = prepare(options, timeline, status, pool, on_checkpoint)
+        else:
+            preparation = prepare(options, timeline, status, pool, on_checkpoint)
+            started = start_without_torch(preparation, options, timeline, status)
+            if started is not None:
+                return started
+            importing = pool.submit(_import_torch, timeline)
         # The weights need not wait for artifacts that are still on their way when torch is there.
         either: list[Future[Any]] = [importing, preparation.artifacts]
         wait(either, return_when=FIRST_COMPLETED)
         opened = _launch_ahead(preparation, options, timeline) if preparation.artifacts.done() else {}
         importing.result()
+        return _load_with_torch(preparation, opened, options, timeline, status)
+
+
+def _load_with_torch(
+    preparation: Preparation,
+    opened: "Mapping[str, Container]",
+    options: StartOptions,
+    timeline: Timeline,
+    status: StartupStatus,
+) -> StartedModel:
+    """The rest of a start whose process has torch's module."""
+    with contextlib.ExitStack() as scope:
         jit = None
         if options.compute.backend == "jit":
             from snapcap.warmup.start.jit.start import open_compiler  # noqa: PLC0415  of no other start
@@ -113,7 +100,11 @@ def load(
         checkpoint, plan, weights = preparation.model.result()
 
         from snapcap.warmup.runtime.backends.eager import EagerBackend  # noqa: PLC0415  these import torch
-        from snapcap.warmup.runtime.device import avoid_driver_compilation, open_device  # noqa: PLC0415
+        from snapcap.warmup.runtime.devices.torch_settings import (  # noqa: PLC0415
+            avoid_driver_compilation,
+            open_device,
+            torch_device,
+        )
         from snapcap.warmup.runtime.loaded_model import load_model  # noqa: PLC0415
         from snapcap.warmup.runtime.runner import Runner  # noqa: PLC0415
         from snapcap.warmup.start.warmer import Warmer, self_test  # noqa: PLC0415
@@ -131,8 +122,8 @@ def load(
             status.found_weights(weights.result, weights.reason)
         artifacts = preparation.artifacts.result()
 
-        runner = Runner(model.config, model.regions, model.weights, model.state)
-        warmer = Warmer(runner, plan.table, status, timeline, options.compute.strict)
+        runner = Runner(model, torch_device(device))
+        warmer = Warmer(runner, plan.table, status, timeline, options.compute.strict, EagerBackend())
         status.expect(plan.buckets, plan.device, plan.dtype)
         with timeline.phase("load_artifacts"):
             backend = _backend(options, artifacts, plan, model, jit, opened) or EagerBackend()
@@ -204,9 +195,9 @@ def _backend(
         return jit.backend(plan, artifacts)
     if not artifacts.hit:
         return None
-    from snapcap.warmup.runtime.backends.aot import AotBackend  # noqa: PLC0415  imports torch
+    from snapcap.warmup.runtime.aoti.torch_packages import torch_backend  # noqa: PLC0415  imports torch
 
-    return AotBackend(artifacts.fetched.entries, artifacts.input_specs, model, opened)
+    return torch_backend(artifacts.fetched.entries, artifacts.input_specs, model, opened)
 
 
 def _report_missing(artifacts: Artifacts, options: StartOptions) -> None:

@@ -5,22 +5,25 @@ All of it runs on the device thread between two steps, on buffers of its own, so
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from snapcap.models.regions.table import Component
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.runtime.backends.base import Backend
 from snapcap.warmup.runtime.backends.eager import EagerBackend
 from snapcap.warmup.runtime.compare import TOLERANCE, CheckError, relative_difference
+from snapcap.warmup.runtime.devices.device import Pixels
 from snapcap.warmup.runtime.runner import Callables, Runner, open_callables
 from snapcap.warmup.runtime.slot_request import SlotRequest
-from snapcap.warmup.runtime.staging import Pixels
 
 CHECKED_STEPS = 3
 # A whole component adds the rounding of all its layers to that of one region.
 _LAYERS_FACTOR = 4.0
 
 
-def swap_bucket(runner: Runner, dtype: torch.dtype, component: Component, bucket: Bucket, backend: Backend) -> None:
+def swap_bucket(
+    runner: Runner[Tensor], dtype: torch.dtype, component: Component, bucket: Bucket, backend: Backend
+) -> None:
     """Serve a bucket of one component with this backend from now on.
 
     Raises:
@@ -32,12 +35,12 @@ def swap_bucket(runner: Runner, dtype: torch.dtype, component: Component, bucket
     check = check_encoder if component == "encoder" else check_decoder
     check(runner, dtype, bucket, compiled, eager)
     runner.bind(component, bucket, compiled)
-    if runner.device.type == "cuda":
+    if runner.runs_ahead:
         runner.capture(component, bucket)
 
 
 def check_encoder(
-    runner: Runner, dtype: torch.dtype, bucket: Bucket, compiled: Callables, eager: Callables
+    runner: Runner[Tensor], dtype: torch.dtype, bucket: Bucket, compiled: Callables, eager: Callables
 ) -> None:
     """Encode random images with both; compare the output and the cross-attention caches.
 
@@ -55,7 +58,7 @@ def check_encoder(
 
 
 def check_decoder(
-    runner: Runner, dtype: torch.dtype, bucket: Bucket, compiled: Callables, eager: Callables
+    runner: Runner[Tensor], dtype: torch.dtype, bucket: Bucket, compiled: Callables, eager: Callables
 ) -> None:
     """Some steps over the same random prompts with both; compare the logits and the caches they leave.
 
@@ -66,7 +69,7 @@ def check_decoder(
     ours.bind("decoder", bucket, compiled)
     theirs.bind("decoder", bucket, eager)
     # Drawn on the device, where they are needed: rows wait meanwhile, and a host would take seconds for large ones.
-    generator = torch.Generator(runner.device).manual_seed(bucket.size)
+    generator = torch.Generator(runner.state.key.device).manual_seed(bucket.size)
     for name in ("cross_key", "cross_value"):
         drawn = _rows(ours, name, bucket).normal_(generator=generator)
         _rows(theirs, name, bucket).copy_(drawn)
@@ -83,19 +86,19 @@ def check_decoder(
         raise CheckError("positions differ")
 
 
-def _rows(runner: Runner, cache: str, bucket: Bucket) -> torch.Tensor:
+def _rows(runner: Runner[Tensor], cache: str, bucket: Bucket) -> Tensor:
     """A cache's rows of a bucket, in every layer."""
-    rows: torch.Tensor = getattr(runner.state, cache)[:, : bucket.size]
+    rows: Tensor = getattr(runner.state, cache)[:, : bucket.size]
     return rows
 
 
-def _random_images(runner: Runner, bucket: Bucket) -> list[Pixels]:
+def _random_images(runner: Runner[Tensor], bucket: Bucket) -> list[Pixels]:
     generator = np.random.default_rng(bucket.size)
     shape = (*runner.config.vision.image_size, 3)
     return [generator.integers(0, 256, shape, dtype=np.uint8) for _ in range(bucket.size)]
 
 
-def _require_close(name: str, actual: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
+def _require_close(name: str, actual: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
     difference, allowed = relative_difference(actual, expected), TOLERANCE[dtype] * _LAYERS_FACTOR
     if difference > allowed:
         raise CheckError(f"{name} differ by {difference:.1e}, more than {allowed:.0e}")

@@ -2,36 +2,37 @@
 
 import logging
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import torch
 
 from snapcap.warmup.errors import StartError, first_line
 from snapcap.warmup.plan.buckets import Bucket, BucketTable
 from snapcap.warmup.progress.status import COMPONENTS, BucketState, ComponentName, StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
-from snapcap.warmup.runtime.aoti.packages import InputSpecError
-from snapcap.warmup.runtime.backends.aot import PackageError
+from snapcap.warmup.runtime.aoti.packages import InputSpecError, PackageError
 from snapcap.warmup.runtime.backends.base import Backend
-from snapcap.warmup.runtime.backends.eager import EagerBackend
+from snapcap.warmup.runtime.devices.device import Pixels
 from snapcap.warmup.runtime.runner import Runner, open_callables
 from snapcap.warmup.runtime.slot_request import SlotRequest
-from snapcap.warmup.runtime.staging import Pixels
 
 SELF_TEST_TOKENS = 8
-_EAGER = EagerBackend()
 _logger = logging.getLogger("snapcap.start")
 
 
 @dataclass(frozen=True)
 class Warmer:
-    """Puts buckets on a backend and runs each once through the callables that serve. Device thread only."""
+    """Puts buckets on a backend and runs each once through the callables that serve. Device thread only.
 
-    runner: Runner
+    ``eager``: what serves a bucket whose compiled code fails; without it that is an error.
+    """
+
+    runner: Runner[Any]
     table: BucketTable
     status: StartupStatus
     timeline: Timeline
     strict: bool = False
+    eager: Backend | None = None
 
     def assign(self, backend: Backend) -> None:
         """Every bucket on the backend; one that cannot be opened stays eager, or ends a strict start. jit opens all
@@ -39,6 +40,7 @@ class Warmer:
 
         Raises:
             StartError: a bucket cannot be opened, and the start is strict.
+            PackageError, InputSpecError: likewise, and there is nothing eager.
         """
         for bucket in self.table.buckets:
             for component in COMPONENTS:
@@ -56,12 +58,14 @@ class Warmer:
 
     def _stay_eager(self, component: ComponentName, bucket: Bucket, backend: str, error: Exception) -> None:
         reason = first_line(error)
+        if self.eager is None:
+            raise error
         if self.strict:
             raise StartError(f"the {backend} backend cannot serve: {reason}") from error
         fields = {"component": component, "bucket": bucket.size, "error": reason}
         _logger.error("bucket stays eager", extra={"fields": fields})
-        self.runner.bind(component, bucket, open_callables(self.runner.regions, component, bucket, _EAGER))
-        self.status.update(component, bucket.size, "failed", _EAGER.name)
+        self.runner.bind(component, bucket, open_callables(self.runner.regions, component, bucket, self.eager))
+        self.status.update(component, bucket.size, "failed", self.eager.name)
 
     def warm(self, buckets: tuple[Bucket, ...]) -> None:
         """Run these once, smallest first: a lone request is the rule. No row may be running."""
@@ -71,7 +75,7 @@ class Warmer:
         with self.timeline.phase("warm_decoder"):
             for bucket in buckets:
                 self._run_once("decoder", bucket, self.runner)
-        if self.runner.device.type == "cuda":
+        if self.runner.runs_ahead:
             with self.timeline.phase("capture_graphs"):
                 for bucket in reversed(buckets):
                     self._capture(bucket)
@@ -82,7 +86,7 @@ class Warmer:
         for component in COMPONENTS:
             twin.bind(component, bucket, self.runner.bound(component, bucket))
             self._run_once(component, bucket, twin)
-        if self.runner.device.type == "cuda":
+        if self.runner.runs_ahead:
             self._capture(bucket)
 
     def _capture(self, bucket: Bucket) -> None:
@@ -92,39 +96,39 @@ class Warmer:
             if known.state != "failed":
                 self.status.update(component, bucket.size, "captured", known.backend)
 
-    def _run_once(self, component: ComponentName, bucket: Bucket, runner: Runner) -> None:
+    def _run_once(self, component: ComponentName, bucket: Bucket, runner: Runner[Any]) -> None:
         """Run a bucket as it is bound; where that fails, which for jit is where it compiles, run it eager."""
         started = self.timeline.now()
         backend = self.status.bucket(component, bucket.size).backend
         try:
             self._call(component, bucket, runner)
         except Exception as error:
-            if backend == _EAGER.name:
+            if backend == "eager":
                 raise
             self._stay_eager(component, bucket, backend, error)
             runner.bind(component, bucket, self.runner.bound(component, bucket))
             self._call(component, bucket, runner)
         self._warmed(component, bucket, started)
 
-    def _call(self, component: ComponentName, bucket: Bucket, runner: Runner) -> None:
+    def _call(self, component: ComponentName, bucket: Bucket, runner: Runner[Any]) -> None:
         if component == "encoder":
             height, width = runner.config.vision.image_size
             runner.encode(bucket, [np.zeros((height, width, 3), dtype=np.uint8)] * bucket.size, 0)
         else:
             runner.admit(0, [SlotRequest()] * bucket.size)
             runner.decode_step(bucket)
-        runner.wait()
+        runner.device.wait()
 
     def _warmed(self, component: ComponentName, bucket: Bucket, started: float) -> None:
         known = self.status.bucket(component, bucket.size)
-        state: BucketState = "eager" if known.backend == _EAGER.name else "warm"
+        state: BucketState = "eager" if known.backend == "eager" else "warm"
         if known.state == "failed":
             state = "failed"
         seconds = self.timeline.now() - started
         self.status.update(component, bucket.size, state, known.backend, seconds, started)
 
 
-def self_test(runner: Runner, bucket: Bucket) -> list[int]:
+def self_test(runner: Runner[Any], bucket: Bucket) -> list[int]:
     """Caption one built-in image, from pixels to tokens, as a request would be.
 
     Raises:
@@ -135,8 +139,7 @@ def self_test(runner: Runner, bucket: Bucket) -> list[int]:
     tokens: list[int] = []
     while len(tokens) < min(SELF_TEST_TOKENS, runner.state.cache_length - 1):
         # On the host: a GPU would load four kernels for this.
-        logits = runner.decode_step(bucket)[0].cpu()
-        if not torch.isfinite(logits).all():
+        if not np.isfinite(runner.device.read(runner.decode_step(bucket))[0]).all():
             raise StartError("the self-test's logits are not finite: the weights or the device are damaged")
         tokens += runner.tokens(1)
         if tokens[-1] in runner.config.generation.eos_ids:

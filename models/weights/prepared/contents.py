@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from snapcap.models.weights.load import Weights
 from snapcap.models.weights.prepared.header import (
     ALIGNMENT,
     CHUNK_BYTES,
@@ -16,6 +15,7 @@ from snapcap.models.weights.prepared.header import (
     write_header,
 )
 from snapcap.models.weights.prepared.tensors import DTYPES
+from snapcap.models.weights.sets import Weights
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -46,7 +46,7 @@ class Contents:
         return write_header(self.header if digests is None else replace(self.header, chunks=tuple(digests)))
 
 
-def lay_out(weights: Weights, key: str) -> Contents:
+def lay_out(weights: Weights[Tensor], key: str) -> Contents:
     """Describe weights that are on the CPU; a tensor that several layers or regions share is in the file once."""
     row = _Row()
     regions = {

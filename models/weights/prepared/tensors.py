@@ -1,15 +1,16 @@
 """Makes the weights of regions over a mapped file, or uploads them as they are."""
 
 import torch
+from torch import Tensor
 
-from snapcap.models.weights.load import Weights
 from snapcap.models.weights.prepared.mapped import MappedWeights
+from snapcap.models.weights.sets import Weights
 from snapcap.models.weights.upload import upload
 
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
-def prepared_weights(mapped: MappedWeights, device: torch.device) -> Weights:
+def prepared_weights(mapped: MappedWeights, device: torch.device) -> Weights[Tensor]:
     """The weights that the file was made of. For a CPU they are the file's own pages; on CUDA they share one
     allocation, in which each begins at a multiple of 256 bytes."""
     memory = torch.frombuffer(mapped.memory, dtype=torch.uint8, offset=mapped.begin)

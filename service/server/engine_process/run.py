@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from snapcap.service.engine.engine import Engine
     from snapcap.service.engine.scheduler import Scheduler
     from snapcap.warmup.plan.checkpoint import Checkpoint
-    from snapcap.warmup.start.start import StartedModel
+    from snapcap.warmup.start.started import StartedModel
 
 _USAGE_S = 1.0
 _logger = logging.getLogger("snapcap.start")
@@ -162,4 +162,4 @@ class _EngineProcess:
 def _usage(loaded: "StartedModel") -> Usage:
     from snapcap.warmup.progress.compile_events import compiler_counts  # noqa: PLC0415  which the start does not need
 
-    return Usage(loaded.runner.allocated_bytes(), compiler_counts())
+    return Usage(loaded.runner.device.allocated_bytes(), compiler_counts())

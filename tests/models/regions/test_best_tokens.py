@@ -5,8 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from snapcap.models.memory.row_moves import RowMoves
 from snapcap.models.regions.choice.beam_search import _PART, best_log_probs, largest
-from snapcap.models.regions.state.reorder import RowMoves, reorder
+from snapcap.models.regions.state.reorder import reorder
 
 NEVER = float("-inf")
 # Of few different values, so that many are equal, or almost none of them finite.
@@ -78,7 +79,7 @@ def test_both_ways_of_moving_give_each_row_what_its_parent_has_cached(seed: int,
     for host in (False, True):
         ours = key.clone(), value.clone()
         if host:
-            RowMoves(*ours).move(parents, positions)
+            RowMoves(*(each.numpy() for each in ours)).move(parents.tolist(), positions.tolist())
         else:
             reorder(*ours, parents, positions)
         assert torch.equal(ours[0][:, :rows, ..., :filled], expected[0])

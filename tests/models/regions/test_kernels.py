@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from snapcap.models.config import ModelConfig
-from snapcap.models.regions import gpt2, vit
+from snapcap.models.regions import gpt2
 from snapcap.models.regions.activations import activation
 from snapcap.models.regions.fused import compiled_function
 from snapcap.models.regions.table import Region, build_regions
+from snapcap.models.regions.weight_names import VIT_BLOCK
 
 ROOT = Path(__file__).parents[3]
 DEMO = ROOT / "models" / "demo"
@@ -68,7 +69,7 @@ def test_the_encoder_block_with_the_activation_as_epilogue_is_the_plain_one_with
     shapes = {"qkv": (3 * width, width), "out": (width, width), "fc1": (inner, width), "fc2": (width, inner)}
     torch.manual_seed(0)
     weights = []
-    for name in vit.BLOCK_WEIGHTS:
+    for name in VIT_BLOCK:
         layer, _, kind = name.partition(".")
         shape = shapes.get(layer, (width,))
         weights.append(torch.randn(shape if kind == "weight" else shape[:1], dtype=torch.bfloat16) * 0.05)

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from snapcap.models.config import ModelConfig
+from snapcap.models.memory.torch_memory import TorchDeviceMemory, TorchHostMemory
 from snapcap.models.regions.state.kv_cache import DecodeState
 
 SLOTS, CACHE_LENGTH = 7, 9
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+State = DecodeState[torch.Tensor]
 
 
 @pytest.fixture(scope="module")
@@ -23,14 +24,18 @@ def config(make_captioner: Callable[..., Any], tmp_path_factory: pytest.TempPath
     return ModelConfig.from_folder(folder)
 
 
-@pytest.fixture(params=["keys as on the CPU", "keys as on CUDA"])
-def state(config: ModelConfig, request: pytest.FixtureRequest) -> DecodeState:
+MEMORIES = {
+    "numpy, as on the CPU": TorchHostMemory(),
+    # Launches, and keys in other strides: neither needs a GPU.
+    "torch, as on CUDA": TorchDeviceMemory(torch.device("cpu")),
+}
+
+
+@pytest.fixture(params=MEMORIES)
+def state(config: ModelConfig, request: pytest.FixtureRequest) -> State:
     """Every number of it is another one."""
-    state = DecodeState.allocate(config, SLOTS, CACHE_LENGTH, torch.device("cpu"), torch.float32)
-    if request.param == "keys as on CUDA":
-        transposed = {name: getattr(state, name).mT.contiguous().mT for name in ("key", "cross_key")}
-        state = DecodeState(**(contents(state) | transposed))
-        assert not state.key.is_contiguous()
+    state = DecodeState.allocate(config, SLOTS, CACHE_LENGTH, MEMORIES[request.param], "float32")
+    assert state.key.is_contiguous() == (request.param == "numpy, as on the CPU")
     first = 1
     for buffer in contents(state).values():
         # By the values, not by the memory, which is what a move works on.
@@ -40,11 +45,11 @@ def state(config: ModelConfig, request: pytest.FixtureRequest) -> DecodeState:
     return state
 
 
-def contents(state: DecodeState) -> dict[str, torch.Tensor]:
-    return {each.name: getattr(state, each.name) for each in fields(state)}
+def contents(state: State) -> dict[str, torch.Tensor]:
+    return state.buffers
 
 
-def copied(state: DecodeState) -> dict[str, torch.Tensor]:
+def copied(state: State) -> dict[str, torch.Tensor]:
     return {name: buffer.clone() for name, buffer in contents(state).items()}
 
 
@@ -73,7 +78,7 @@ def assert_moved(
     ],
 )
 def test_a_move_copies_every_buffer_of_a_slot_and_leaves_all_else_alone(
-    state: DecodeState, moves: list[tuple[int, int]]
+    state: State, moves: list[tuple[int, int]]
 ) -> None:
     before = copied(state)
     state.move([source for source, _ in moves], [target for _, target in moves])
@@ -81,14 +86,14 @@ def test_a_move_copies_every_buffer_of_a_slot_and_leaves_all_else_alone(
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_several_moves_at_once_are_the_same_as_one_by_one(state: DecodeState, seed: int) -> None:
+def test_several_moves_at_once_are_the_same_as_one_by_one(state: State, seed: int) -> None:
     luck = random.Random(seed)
     for _ in range(10):
         slots = luck.sample(range(SLOTS), SLOTS)
         count = luck.randint(1, SLOTS // 2)
         targets = slots[:count]
         sources = luck.choices(slots[count:], k=count)
-        single = DecodeState(**copied(state))
+        single = replace(state, **copied(state))
         for source, target in zip(sources, targets, strict=True):
             single.move([source], [target])
         state.move(sources, targets)
@@ -99,19 +104,18 @@ def test_several_moves_at_once_are_the_same_as_one_by_one(state: DecodeState, se
 @pytest.mark.parametrize(
     ("sources", "targets"), [([6, 0], [0, 1]), ([3], [3]), ([5, 6], [2, 2])], ids=["chain", "itself", "same target"]
 )
-def test_moves_whose_order_would_matter_are_refused(
-    state: DecodeState, sources: list[int], targets: list[int]
-) -> None:
+def test_moves_whose_order_would_matter_are_refused(state: State, sources: list[int], targets: list[int]) -> None:
     before = copied(state)
     with pytest.raises(ValueError, match="overlap"):
         state.move(sources, targets)
     assert_moved(before, contents(state), [])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_bits_are_moved_as_they_are(config: ModelConfig, dtype: str) -> None:
+@pytest.mark.parametrize("memory", MEMORIES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_bits_are_moved_as_they_are(config: ModelConfig, dtype: str, memory: str) -> None:
     """Views of another dtype are copied: no number may be rounded, nor a NaN made another."""
-    state = DecodeState.allocate(config, SLOTS, CACHE_LENGTH, torch.device("cpu"), DTYPES[dtype])
+    state = DecodeState.allocate(config, SLOTS, CACHE_LENGTH, MEMORIES[memory], dtype)
     torch.manual_seed(0)
     for buffer in contents(state).values():
         bits = torch.randint(-(2**15), 2**15, (*buffer.shape, buffer.element_size() // 2), dtype=torch.int16)
@@ -122,7 +126,7 @@ def test_bits_are_moved_as_they_are(config: ModelConfig, dtype: str) -> None:
         assert torch.equal(rows[[1, 0]], rows[[5, 6]]), name
 
 
-def test_a_state_that_has_moved_rows_has_a_zeroed_one_of_the_same_layout(state: DecodeState) -> None:
+def test_a_state_that_has_moved_rows_has_a_zeroed_one_of_the_same_layout(state: State) -> None:
     state.move([6], [0])
     twin = state.zeroed()
     before = copied(state)

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.runtime.aoti.eager_launches import Launch, Like, eager_launches
 from snapcap.warmup.runtime.backends.eager import EagerBackend
+from snapcap.warmup.runtime.devices.torch_settings import torch_device
 from snapcap.warmup.runtime.runner import Runner, open_callables
 from snapcap.warmup.runtime.slot_request import SlotRequest
 
@@ -23,7 +24,7 @@ def expected_and_run(
     """What is launched ahead, and all that an encode and a step launch."""
     plan = plan_of(device, dtype, (rows,))
     model, bucket = open_model(captioner, plan), Bucket(rows)
-    runner = Runner(model.config, model.regions, model.weights, model.state)
+    runner = Runner(model, torch_device(model.device))
     for component in ("encoder", "decoder"):
         runner.bind(component, bucket, open_callables(model.regions, component, bucket, EagerBackend()))
     with _Recorder() as recorder:

@@ -18,8 +18,9 @@ from support.parity.references import Generated, generated_by_blip, generated_by
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.processing.transform import ImageTransform
+from snapcap.models.regions.functions import RegionFunction
 from snapcap.models.regions.fused import compiled_function
-from snapcap.models.regions.table import Region, RegionFunction
+from snapcap.models.regions.table import Region
 from snapcap.warmup.build.builder import Builder
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.plan.checkpoint import Checkpoint
@@ -27,7 +28,7 @@ from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.runtime.backends.base import Backend
-from snapcap.warmup.runtime.device import DTYPES
+from snapcap.warmup.runtime.devices.torch_settings import DTYPES, torch_device
 from snapcap.warmup.runtime.loaded_model import LoadedModel, load_model
 from snapcap.warmup.runtime.runner import Runner
 from snapcap.warmup.runtime.slot_request import SlotRequest
@@ -93,7 +94,7 @@ class Direct:
     name = "kernels"
 
     def callable(self, region: Region, bucket: Bucket) -> RegionFunction:
-        return compiled_function(region, self.model.state.tokens.device, self.model.dtype)
+        return compiled_function(region, self.model.device, self.model.dtype)
 
 
 def plan_of(device: torch.device, dtype: str, buckets: tuple[int, ...]) -> Plan:
@@ -114,14 +115,14 @@ def open_model(captioner: Captioner, plan: Plan) -> LoadedModel:
 
 def open_runner(model: LoadedModel, plan: Plan, backend: Backend) -> Runner:
     """Every bucket warm on the backend, and on CUDA captured, as a strict start leaves them."""
-    runner = Runner(model.config, model.regions, model.weights, model.state)
+    runner = Runner(model, torch_device(model.device))
     status = StartupStatus()
     status.expect(plan.buckets, plan.device, plan.dtype)
     warmer = Warmer(runner, plan.table, status, Timeline.since_exec(), strict=True)
     warmer.assign(backend)
     warmer.warm(plan.table.buckets)
     states = {bucket.state for bucket in status.buckets()}
-    assert states <= {"captured"} if runner.device.type == "cuda" else states <= {"warm", "eager"}, states
+    assert states <= {"captured"} if runner.runs_ahead else states <= {"warm", "eager"}, states
     return runner
 
 

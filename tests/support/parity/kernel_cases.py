@@ -15,9 +15,10 @@ from torch import Tensor
 from snapcap.models.regions import bert, cross_kv, gpt2
 from snapcap.models.regions.activations import activation
 from snapcap.models.regions.choice import beam_search
+from snapcap.models.regions.functions import RegionFunction
 from snapcap.models.regions.fused import compiled_function
 from snapcap.models.regions.state.reorder import reorder
-from snapcap.models.regions.table import Region, RegionFunction
+from snapcap.models.regions.table import Region
 from snapcap.warmup.build.check_worker import example_groups
 
 WIDTH, HEADS, HEAD_DIM, INNER, LENGTH, TOKENS, VOCABULARY, LAYERS = 64, 2, 32, 96, 70, 33, 150, 2

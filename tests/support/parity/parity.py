@@ -8,12 +8,15 @@ import numpy as np
 import torch
 
 from snapcap.models.config import ModelConfig
+from snapcap.models.memory.torch_memory import torch_memory
 from snapcap.models.regions.state.kv_cache import DecodeState
 from snapcap.models.regions.table import build_regions
 from snapcap.models.weights.load import Normalisation, load_weights
 from snapcap.warmup.plan.buckets import BucketTable
 from snapcap.warmup.progress.status import COMPONENTS
 from snapcap.warmup.runtime.backends.eager import EagerBackend
+from snapcap.warmup.runtime.devices.torch_settings import torch_device
+from snapcap.warmup.runtime.loaded_model import LoadedModel
 from snapcap.warmup.runtime.runner import Runner, open_callables
 from snapcap.warmup.runtime.slot_request import SlotRequest
 
@@ -26,10 +29,10 @@ NORMALISATION = Normalisation(1 / 255, (0.5, 0.4, 0.3), (0.5, 0.6, 0.7))
 def build_runner(folder: Path, table: BucketTable = TABLE, cache_length: int = 48) -> Runner:
     """Eager, fp32, on the CPU, with every bucket bound."""
     config = ModelConfig.from_folder(folder)
-    device = torch.device("cpu")
-    weights = load_weights(folder, config, NORMALISATION, device, torch.float32)
-    state = DecodeState.allocate(config, table.largest.size, cache_length, device, torch.float32)
-    runner = Runner(config, build_regions(config), weights, state)
+    cpu = torch.device("cpu")
+    weights = load_weights(folder, config, NORMALISATION, cpu, torch.float32)
+    state = DecodeState.allocate(config, table.largest.size, cache_length, torch_memory(cpu), "float32")
+    runner = Runner(LoadedModel(config, build_regions(config), weights, state), torch_device(cpu))
     for bucket in table.buckets:
         for component in COMPONENTS:
             runner.bind(component, bucket, open_callables(runner.regions, component, bucket, EagerBackend()))

@@ -10,7 +10,8 @@ import torch
 from support.servers.server_process import python
 
 from snapcap.warmup.runtime.aoti.package_library import library_file
-from snapcap.warmup.runtime.backends.aot import PackageError, open_package
+from snapcap.warmup.runtime.aoti.packages import PackageError
+from snapcap.warmup.runtime.aoti.torch_packages import open_package
 from snapcap.warmup.store.blobs import VerifiedFile
 
 INSIDE = Path("package") / "data" / "aotinductor" / "model"

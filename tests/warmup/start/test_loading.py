@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from snapcap.models.config import ModelConfig
-from snapcap.models.regions.table import Region, RegionFunction
+from snapcap.models.regions.functions import RegionFunction
+from snapcap.models.regions.table import Region
 from snapcap.warmup.errors import StartError
 from snapcap.warmup.options import BackendChoice, ComputeOptions, ModelOptions, ReadyWhen, StartOptions
 from snapcap.warmup.plan.buckets import Bucket, BucketTable
@@ -20,9 +21,10 @@ from snapcap.warmup.plan.plan import DEFAULT_BUCKETS, Plan, make_plan
 from snapcap.warmup.progress.status import COMPONENTS, StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.runtime.backends.aot import PackageError
-from snapcap.warmup.runtime.device import open_device
+from snapcap.warmup.runtime.devices.torch_settings import open_device
 from snapcap.warmup.runtime.runner import Runner
-from snapcap.warmup.start.start import StartedModel, before_ready, load
+from snapcap.warmup.start.start import before_ready, load
+from snapcap.warmup.start.started import StartedModel
 from snapcap.warmup.start.warmer import Warmer, self_test
 
 SIZES = (1, 2, 5)
@@ -242,11 +244,11 @@ def test_a_bucket_aside_that_cannot_run_stays_eager(make_warmer: Any, on_device:
 def test_warming_aside_leaves_running_rows_alone(make_warmer: Any, on_device: Any) -> None:
     warmer, backend = make_warmer(), Recording()
     warmer.assign(backend)
-    for buffer in vars(warmer.runner.state).values():
+    for buffer in warmer.runner.state.buffers.values():
         buffer.fill_(7)
     on_device(warmer.warm_aside, Bucket(5))
     assert {size for _, size, _ in backend.ran} == {5}
-    assert all((buffer == 7).all() for buffer in vars(warmer.runner.state).values())
+    assert all((buffer == 7).all() for buffer in warmer.runner.state.buffers.values())
     assert {b.state for b in warmer.status.buckets() if b.size == 5} == {"warm"}
 
 

@@ -13,10 +13,11 @@ from support.parity.beams import search
 from snapcap.warmup.build.check_worker import example_inputs
 from snapcap.warmup.build.folder import BuildFolder
 from snapcap.warmup.plan.buckets import Bucket, BucketTable
-from snapcap.warmup.runtime.aoti.packages import entry_name, input_specs
-from snapcap.warmup.runtime.backends.aot import AotBackend
+from snapcap.warmup.runtime.aoti.packages import entry_name
+from snapcap.warmup.runtime.aoti.torch_packages import torch_backend
 from snapcap.warmup.runtime.backends.eager import EagerBackend
 from snapcap.warmup.runtime.compare import compare_call
+from snapcap.warmup.runtime.devices.torch_settings import torch_device
 from snapcap.warmup.runtime.loaded_model import LoadedModel
 from snapcap.warmup.runtime.runner import Runner, open_callables
 from snapcap.warmup.runtime.slot_request import SamplingParams, SlotRequest
@@ -38,10 +39,10 @@ def test_what_cannot_be_opened_stays_eager_and_says_so_once(
         path.unlink()
     if damage == "changed":
         path.write_bytes(b"other code")
-    built_for = input_specs(demo_model.inputs(region, FOUR))
+    built_for = demo_model.input_specs(region, FOUR)
     specs = {ENTRY: built_for[:-1] if damage == "of other inputs" else built_for}
     entries = {} if damage == "not in the set" else {ENTRY: package}
-    run = AotBackend(entries, specs, demo_model).callable(region, FOUR)
+    run = torch_backend(entries, specs, demo_model).callable(region, FOUR)
     assert caplog.records == []
     inputs = example_inputs(demo_model, region, FOUR, padding=False)
     with caplog.at_level(logging.ERROR), torch.no_grad():
@@ -59,9 +60,9 @@ def test_a_package_is_opened_from_the_bytes_that_were_verified(
     (build,) = (built_cache / "store" / "builds").iterdir()
     region, path = demo_model.regions.decoder_beams, tmp_path / "package.pt2"
     path.write_bytes((build / ENTRY).read_bytes())
-    package, specs = VerifiedFile.of(path), {ENTRY: input_specs(demo_model.inputs(region, FOUR))}
-    opened = AotBackend({ENTRY: package}, specs, demo_model).callable(region, FOUR)
-    late = AotBackend({ENTRY: package}, specs, demo_model).callable(region, FOUR)
+    package, specs = VerifiedFile.of(path), {ENTRY: demo_model.input_specs(region, FOUR)}
+    opened = torch_backend({ENTRY: package}, specs, demo_model).callable(region, FOUR)
+    late = torch_backend({ENTRY: package}, specs, demo_model).callable(region, FOUR)
     inputs = example_inputs(demo_model, region, FOUR, padding=False)
     with torch.no_grad():
         assert compare_call(region.function, opened, inputs, demo_model.dtype) < 1e-4
@@ -94,7 +95,7 @@ def test_compiled_choices_are_those_of_eager_regions(
     names = [entry_name(region.name, bucket.size) for region in demo_model.regions]
     recorded = {name: kept for name in names if (kept := BuildFolder(path).recorded(name)) is not None}
     assert recorded.keys() == set(names)
-    compiled = AotBackend(
+    compiled = torch_backend(
         {name: package for name, (package, _) in recorded.items()},
         {name: specs for name, (_, specs) in recorded.items()},
         demo_model,
@@ -104,7 +105,7 @@ def test_compiled_choices_are_those_of_eager_regions(
     rows = [SlotRequest((), each, [luck.random() for _ in range(length)], 12) for each in asked]
     tokens = []
     for backend in (compiled, EagerBackend()):
-        runner = Runner(demo_model.config, demo_model.regions, demo_model.weights, demo_model.state).twin()
+        runner = Runner(demo_model, torch_device(demo_model.device)).twin()
         for component in ("encoder", "decoder"):
             runner.bind(component, bucket, open_callables(runner.regions, component, bucket, backend))
         tokens.append(search(runner, BucketTable.of([bucket.size]), list(zip(images, rows, strict=True)), 12))

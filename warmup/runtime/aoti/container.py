@@ -63,13 +63,16 @@ class Container:
         Raises:
             AotiError: an operator failed; its message is on the standard error of the process.
         """
-        given = (ctypes.c_void_p * len(inputs))(*inputs)
+        return self.run_given((ctypes.c_void_p * len(inputs))(*inputs), stream)
+
+    def run_given(self, given: "ctypes.Array[ctypes.c_void_p]", stream: int | None) -> int:
+        """As ``run``, with the handles in an array, which may be used again."""
         output = ctypes.c_void_p()
         # Single-threaded: a variant with locks and events of its own breaks the capture of a CUDA graph.
         status = self.library.AOTInductorModelContainerRunSingleThreaded(
             self.handle,
             given,
-            ctypes.c_size_t(len(inputs)),
+            ctypes.c_size_t(len(given)),
             ctypes.byref(output),
             ctypes.c_size_t(1),
             ctypes.c_void_p(stream),

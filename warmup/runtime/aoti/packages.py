@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 from snapcap.warmup.plan.buckets import Bucket
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from snapcap.models.regions.table import Region, Regions
 
 MODEL_NAME = "model"  # the one model inside each package
@@ -19,6 +17,10 @@ _ENTRY = re.compile(r"aot/(?P<region>\w+)\.b(?P<size>\d+)\.pt2")
 
 # Per input: [dtype, shape, strides]. Manifests and the records of builds have it under "signature".
 InputSpecs = list[list[Any]]
+
+
+class PackageError(RuntimeError):
+    """A package that cannot be opened; one line that names it."""
 
 
 class InputSpecError(RuntimeError):
@@ -54,18 +56,12 @@ def entry_names(regions: "Regions", sizes: Sequence[int]) -> list[tuple["Region"
     ]
 
 
-def input_specs(inputs: Sequence["Tensor"]) -> InputSpecs:
-    """Dtype, shape and strides of each input, as JSON."""
-    return [[str(t.dtype).removeprefix("torch."), list(t.shape), list(t.stride())] for t in inputs]
-
-
-def check_inputs(entry: str, expected: object, inputs: Sequence["Tensor"]) -> None:
+def check_inputs(entry: str, expected: object, actual: InputSpecs) -> None:
     """Compare what a package was built for with what it is going to be given; a package checks nothing itself.
 
     Raises:
         InputSpecError: they differ; names the first input that does.
     """
-    actual = input_specs(inputs)
     if not isinstance(expected, list) or len(expected) != len(actual):
         count = len(expected) if isinstance(expected, list) else 0
         raise InputSpecError(f"{entry} was built for {count} inputs, the region has {len(actual)}")

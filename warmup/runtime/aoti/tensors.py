@@ -108,4 +108,20 @@ def run_on_tensors(container: Container, inputs: "Sequence[Tensor]", stream: int
 
     convert = torch._C._aoti
     handles = [_unpack(capsule, None) for capsule in convert.unsafe_alloc_void_ptrs_from_tensors(list(inputs))]
-    return convert.alloc_tensor_by_stealing_from_void_ptr(_pack(container.run(handles, stream), None, None))
+    return tensor_of(container.run(handles, stream))
+
+
+def tensor_of(handle: int) -> "Tensor":
+    """The tensor of a handle, which is gone afterwards. Imports torch."""
+    import torch  # noqa: PLC0415
+
+    return torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(_pack(handle, None, None))
+
+
+def handle_of(tensor: "Tensor") -> int:
+    """A handle of a tensor, which belongs to the caller. Imports torch."""
+    import torch  # noqa: PLC0415
+
+    (capsule,) = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors([tensor])
+    handle: int = _unpack(capsule, None)
+    return handle

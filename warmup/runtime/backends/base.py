@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from snapcap.models.regions.table import Region, RegionFunction
+from snapcap.models.regions.table import Region, RegionCall
 from snapcap.warmup.plan.buckets import Bucket
 
 
@@ -12,6 +12,6 @@ class Backend(Protocol):
     @property
     def name(self) -> str: ...
 
-    def callable(self, region: Region, bucket: Bucket) -> RegionFunction:
+    def callable(self, region: Region, bucket: Bucket) -> RegionCall:
         """A function of (activations, caches, weights) that returns the region's one tensor."""
         ...

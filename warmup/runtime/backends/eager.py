@@ -1,6 +1,6 @@
-"""Returns the region functions themselves: the `eager` backend, always there, which needs no compiler."""
+"""Returns the region functions themselves: the `eager` backend, which needs torch's module and no compiler."""
 
-from snapcap.models.regions.table import Region, RegionFunction
+from snapcap.models.regions.table import Region, RegionCall
 from snapcap.warmup.plan.buckets import Bucket
 
 
@@ -9,5 +9,5 @@ class EagerBackend:
 
     name = "eager"
 
-    def callable(self, region: Region, bucket: Bucket) -> RegionFunction:
+    def callable(self, region: Region, bucket: Bucket) -> RegionCall:
         return region.function

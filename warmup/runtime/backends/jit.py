@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from snapcap.models.regions.functions import RegionFunction
 from snapcap.models.regions.fused import compiled_function
-from snapcap.models.regions.table import Region, RegionFunction
+from snapcap.models.regions.table import Region
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.plan.plan import InductorOption, Plan, inductor_options
-from snapcap.warmup.runtime.device import DTYPES
+from snapcap.warmup.runtime.devices.torch_settings import DTYPES
 
 OnFallback = Callable[[str, int], None]
 

@@ -8,6 +8,7 @@ from typing import Literal
 import pytest
 import torch
 
+from snapcap.models.memory.torch_memory import TorchHostMemory
 from snapcap.models.regions.choice.beam_search import select
 from snapcap.models.regions.state.beams import SELECT_INPUTS, BeamState
 
@@ -68,7 +69,7 @@ class Device:
     """Slots whose cache is the tokens that they hold."""
 
     def __init__(self) -> None:
-        self.state = BeamState.allocate(SLOTS, LENGTH, torch.device("cpu"))
+        self.state = BeamState.allocate(SLOTS, LENGTH, TorchHostMemory())
         self.tokens = torch.zeros(SLOTS, dtype=torch.int64)
         self.positions = torch.zeros(SLOTS, dtype=torch.int64)
         self.forced = torch.full((SLOTS, LENGTH), -1)
@@ -81,7 +82,7 @@ class Device:
 
     def put(self, prompt: tuple[int, ...], slots: list[int], asked: Asked | None) -> None:
         for slot in slots:
-            self.state.start(slice(slot, slot + 1), START)
+            self.state.start(range(slot, slot + 1), START, [1.0], [0])
             self.tokens[slot], self.positions[slot], self.forced[slot] = START, 0, -1
             self.forced[slot, 1 : 1 + len(prompt)] = torch.tensor(prompt, dtype=torch.int64)
         if asked is not None:
@@ -193,7 +194,7 @@ def test_searches_of_any_sizes_beside_greedy_rows_give_what_each_gives_alone(see
 
 
 def test_a_penalty_too_large_for_a_float_is_no_error() -> None:
-    state = BeamState.allocate(4, LENGTH, torch.device("cpu"))
+    state = BeamState.allocate(4, LENGTH, TorchHostMemory())
     state.group([0, 1], 1, 9, 1e6, "never")
     assert state.divisors[0, 0, 1] == 1
     assert math.isfinite(state.divisors[0, 0, 2])

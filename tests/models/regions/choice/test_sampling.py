@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from snapcap.models.config import ModelConfig
+from snapcap.models.memory.torch_memory import torch_memory
 from snapcap.models.regions.choice.sampling import sample
 from snapcap.models.regions.state.kv_cache import DecodeState
 from snapcap.models.regions.table import build_regions
@@ -18,6 +19,8 @@ from snapcap.models.weights.load import Normalisation, load_weights
 from snapcap.warmup.plan.buckets import BucketTable
 from snapcap.warmup.progress.status import COMPONENTS
 from snapcap.warmup.runtime.backends.eager import EagerBackend
+from snapcap.warmup.runtime.devices.torch_settings import torch_device
+from snapcap.warmup.runtime.loaded_model import LoadedModel
 from snapcap.warmup.runtime.runner import Runner, open_callables
 from snapcap.warmup.runtime.slot_request import Needs, SamplingParams, SlotRequest
 
@@ -116,10 +119,10 @@ def runner(make_captioner: Callable[..., Any], tmp_path_factory: pytest.TempPath
     folder: Path = tmp_path_factory.mktemp("captioner")
     make_captioner({}, {}).save_pretrained(folder)
     config = ModelConfig.from_folder(folder)
-    device, dtype = torch.device("cpu"), torch.float32
-    weights = load_weights(folder, config, Normalisation(1 / 255, (0.5,) * 3, (0.5,) * 3), device, dtype)
-    state = DecodeState.allocate(config, TABLE.largest.size, 32, device, dtype)
-    runner = Runner(config, build_regions(config), weights, state)
+    cpu = torch.device("cpu")
+    weights = load_weights(folder, config, Normalisation(1 / 255, (0.5,) * 3, (0.5,) * 3), cpu, torch.float32)
+    state = DecodeState.allocate(config, TABLE.largest.size, 32, torch_memory(cpu), "float32")
+    runner = Runner(LoadedModel(config, build_regions(config), weights, state), torch_device(cpu))
     for bucket in TABLE.buckets:
         for component in COMPONENTS:
             runner.bind(component, bucket, open_callables(runner.regions, component, bucket, EagerBackend()))

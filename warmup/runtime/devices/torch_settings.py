@@ -1,20 +1,16 @@
-"""Sets device, precision and threads, in one place, once, on the thread that will run the regions.
-
-When a region fails there, it tells whether the device has survived.
-"""
-
-from typing import Literal
+"""Sets torch's device, precision and threads, in one place, once, on the thread that will run the regions."""
 
 import torch
 from torch import Tensor
 
+from snapcap.models.memory.torch_memory import TorchHostMemory
 from snapcap.warmup.errors import StartError
 from snapcap.warmup.plan.plan import Plan
+from snapcap.warmup.runtime.devices.cpu import CpuDevice
+from snapcap.warmup.runtime.devices.cuda import CudaDevice
+from snapcap.warmup.runtime.devices.device import Device
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-# "failed": it answers, so what failed was the work. "lost": every later call fails too (a CUDA error that sticks:
-# a kernel's assertion, an illegal address, a GPU that has fallen off its bus); only a new process can go on.
-DeviceHealth = Literal["failed", "out_of_memory", "lost"]
 
 
 def open_device(plan: Plan) -> tuple[torch.device, torch.dtype]:
@@ -50,15 +46,6 @@ def avoid_driver_compilation() -> None:
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
-def device_health(buffer: Tensor, error: Exception) -> DeviceHealth:
-    """What an error of a step says of the device that ``buffer`` is on; waits for it, as a kernel's error is known
-    only at its end."""
-    try:
-        if buffer.is_cuda:
-            torch.cuda.synchronize(buffer.device)
-        buffer[:1].tolist()  # a copy to the host, which needs no memory of the device
-    except Exception:
-        return "lost"
-    # The driver's own refusal has no class of its own.
-    memory = isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error)
-    return "out_of_memory" if memory else "failed"
+def torch_device(device: torch.device) -> Device[Tensor]:
+    """What a runner over torch's tensors works on."""
+    return CudaDevice(device) if device.type == "cuda" else CpuDevice(TorchHostMemory())

@@ -1,0 +1,42 @@
+"""Writes and copies buffers of a CPU, whatever they are made with: by numpy, in their own memory. No torch."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Generic, Literal
+
+import numpy as np
+
+from snapcap.models.memory.memory import B, CopySlots, Spec
+
+
+class HostMemory(ABC, Generic[B]):
+    """What a `Memory` does where the host reaches every buffer."""
+
+    @property
+    def kind(self) -> Literal["cpu"]:
+        return "cpu"
+
+    @abstractmethod
+    def zeros(self, dtype: str, shape: Sequence[int], strides: Sequence[int] | None = None) -> B: ...
+
+    @abstractmethod
+    def spec(self, buffer: B) -> Spec: ...
+
+    @abstractmethod
+    def view(self, buffer: B, *index: int | slice) -> B: ...
+
+    @abstractmethod
+    def array(self, buffer: B) -> "np.ndarray[Any, Any]": ...
+
+    def write(self, buffer: B, slots: Sequence[int], values: "np.ndarray[Any, Any]") -> None:
+        self.array(buffer)[list(slots)] = values
+
+    def copier(self, buffers: Sequence[tuple[B, int]]) -> CopySlots:
+        rows = [np.moveaxis(self.array(buffer), dimension, 0) for buffer, dimension in buffers]
+
+        def copy(sources: Sequence[int], targets: Sequence[int]) -> None:
+            for each in rows:
+                for source, target in zip(sources, targets, strict=True):
+                    each[target] = each[source]
+
+        return copy

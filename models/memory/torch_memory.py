@@ -1,0 +1,117 @@
+"""Makes buffers of torch's tensors, on a CPU or another device."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from snapcap.models.memory.host import HostMemory
+from snapcap.models.memory.memory import CopySlots, Memory, Spec, row_major
+
+
+def torch_memory(device: torch.device) -> Memory[Tensor]:
+    """The memory of a device."""
+    return TorchHostMemory() if device.type == "cpu" else TorchDeviceMemory(device)
+
+
+class TorchHostMemory(HostMemory[Tensor]):
+    """Tensors of a CPU."""
+
+    def zeros(self, dtype: str, shape: Sequence[int], strides: Sequence[int] | None = None) -> Tensor:
+        return _zeros(dtype, shape, strides, torch.device("cpu"))
+
+    def spec(self, buffer: Tensor) -> Spec:
+        return _spec(buffer)
+
+    def view(self, buffer: Tensor, *index: int | slice) -> Tensor:
+        return buffer[index]
+
+    def array(self, buffer: Tensor) -> "np.ndarray[Any, Any]":
+        return (buffer.view(torch.int16) if buffer.dtype == torch.bfloat16 else buffer).numpy()
+
+
+class TorchDeviceMemory:
+    """Tensors of a device that works while the host goes on: all is given to it, and nothing waited for."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    @property
+    def kind(self) -> Literal["cuda"]:
+        return "cuda"
+
+    def zeros(self, dtype: str, shape: Sequence[int], strides: Sequence[int] | None = None) -> Tensor:
+        return _zeros(dtype, shape, strides, self._device)
+
+    def spec(self, buffer: Tensor) -> Spec:
+        return _spec(buffer)
+
+    def view(self, buffer: Tensor, *index: int | slice) -> Tensor:
+        return buffer[index]
+
+    def array(self, buffer: Tensor) -> None:
+        return None
+
+    def write(self, buffer: Tensor, slots: Sequence[int], values: "np.ndarray[Any, Any]") -> None:
+        """The driver takes values at once that lie in pageable memory, as these do."""
+        first, count = slots[0], len(slots)
+        if list(slots) == list(range(first, first + count)):
+            buffer[first : first + count].copy_(torch.from_numpy(values), non_blocking=True)
+            return
+        target = torch.tensor(slots).to(self._device, non_blocking=True)
+        buffer.index_copy_(0, target, torch.from_numpy(values).to(self._device, non_blocking=True))
+
+    def copier(self, buffers: Sequence[tuple[Tensor, int]]) -> CopySlots:
+        return _Copier(buffers)
+
+
+class _Copier:
+    """Copies slots with a launch for each 64 views (`_held`), without an index to upload and without a wait."""
+
+    def __init__(self, buffers: Sequence[tuple[Tensor, int]]) -> None:
+        self._kinds = _flat(buffers)
+        self._views: dict[int, list[list[Tensor]]] = {}
+
+    def __call__(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        to, of = [self._held(slot) for slot in targets], [self._held(slot) for slot in sources]
+        for kind in range(len(self._kinds)):
+            torch._foreach_copy_(
+                [view for held in to for view in held[kind]], [view for held in of for view in held[kind]]
+            )
+
+    def _held(self, slot: int) -> list[list[Tensor]]:
+        """Views of everything a slot holds. They are made when a slot is first asked for: those of all slots at
+        once would keep the rows waiting."""
+        held = self._views.get(slot)
+        if held is None:
+            held = self._views[slot] = [[buffer[slot] for buffer in kind] for kind in self._kinds]
+        return held
+
+
+def _flat(buffers: Sequence[tuple[Tensor, int]]) -> list[list[Tensor]]:
+    """All buffers as [slots, n], as int64 those that can be, then as int16 and as bytes: CUDA copies together what
+    is contiguous and of one dtype, and large numbers fastest."""
+    flat: list[Tensor] = []
+    for buffer, dimension in buffers:
+        stored = buffer if buffer.is_contiguous() else buffer.mT
+        if dimension == 0:
+            flat.append(stored.view(stored.shape[0], -1))
+        else:
+            flat += stored.view(*stored.shape[:2], -1).unbind()
+    kinds: dict[torch.dtype, list[Tensor]] = {torch.int64: [], torch.int16: [], torch.uint8: []}
+    for each in flat:
+        size = each.shape[-1] * each.element_size()
+        dtype = torch.int64 if size % 8 == 0 else torch.int16 if size % 2 == 0 else torch.uint8
+        kinds[dtype].append(each.view(dtype))
+    return [views for views in kinds.values() if views]
+
+
+def _zeros(dtype: str, shape: Sequence[int], strides: Sequence[int] | None, device: torch.device) -> Tensor:
+    strides = row_major(shape) if strides is None else strides
+    return torch.empty_strided(tuple(shape), tuple(strides), dtype=getattr(torch, dtype), device=device).zero_()
+
+
+def _spec(buffer: Tensor) -> Spec:
+    return str(buffer.dtype).removeprefix("torch."), tuple(buffer.shape), buffer.stride()

@@ -1,0 +1,70 @@
+"""Names the weights of each region, in the order in which it takes them. No torch."""
+
+VIT_EMBED = ("rescale", "mean", "std", "patch.weight", "patch.bias", "class_token", "position")
+VIT_BLOCK = (
+    "norm1.weight",
+    "norm1.bias",
+    "qkv.weight",
+    "qkv.bias",
+    "out.weight",
+    "out.bias",
+    "norm2.weight",
+    "norm2.bias",
+    "fc1.weight",
+    "fc1.bias",
+    "fc2.weight",
+    "fc2.bias",
+)
+VIT_RELATIVE = ("relative",)  # of BEiT, where attention has a bias for each pair of positions
+
+GPT2_EMBED = ("token", "position")
+GPT2_BLOCK = (
+    "norm1.weight",
+    "norm1.bias",
+    "qkv.weight",
+    "qkv.bias",
+    "out.weight",
+    "out.bias",
+    "norm_cross.weight",
+    "norm_cross.bias",
+    "cross_q.weight",
+    "cross_q.bias",
+    "cross_out.weight",
+    "cross_out.bias",
+    "norm2.weight",
+    "norm2.bias",
+    "fc1.weight",
+    "fc1.bias",
+    "fc2.weight",
+    "fc2.bias",
+)
+GPT2_HEAD = ("norm.weight", "norm.bias", "head.weight")
+
+BERT_EMBED = ("token", "position")
+BERT_EMBED_NORM = ("norm.weight", "norm.bias")
+BERT_BLOCK = (
+    "qkv.weight",
+    "qkv.bias",
+    "out.weight",
+    "out.bias",
+    "norm1.weight",
+    "norm1.bias",
+    "cross_q.weight",
+    "cross_q.bias",
+    "cross_out.weight",
+    "cross_out.bias",
+    "norm_cross.weight",
+    "norm_cross.bias",
+    "fc1.weight",
+    "fc1.bias",
+    "fc2.weight",
+    "fc2.bias",
+    "norm2.weight",
+    "norm2.bias",
+)
+BERT_TRANSFORM = ("dense.weight", "dense.bias", "norm.weight", "norm.bias")
+BERT_HEAD = ("head.weight", "head.bias")
+
+CROSS_NORM = ("norm.weight", "norm.bias")
+CROSS_KV = ("cross_kv.weight", "cross_kv.bias")
+CROSS_PROJECTION = ("projection.weight", "projection.bias")

@@ -1,0 +1,108 @@
+"""Makes tensors of a CPU for packages without torch's Python module: numpy's memory behind libtorch's handles."""
+
+import mmap
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from snapcap.models.memory.host import HostMemory
+from snapcap.models.memory.memory import Spec, row_major
+from snapcap.models.weights.prepared.header import PreparedTensor
+from snapcap.models.weights.prepared.mapped import MappedWeights
+from snapcap.models.weights.sets import Weights
+from snapcap.warmup.runtime.aoti.libtorch import Libtorch
+
+_ALIGNMENT = 64  # bytes, as torch's own allocator has it
+_DTYPES: dict[str, Any] = {
+    "float32": np.float32,
+    "float16": np.uint16,  # as their bits: nobody here computes with them
+    "bfloat16": np.uint16,
+    "int64": np.int64,
+    "uint8": np.uint8,
+    "bool": np.bool_,
+}
+_PREPARED_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "U8": "uint8"}
+
+
+class NativeTensor:
+    """A tensor of libtorch's, which is freed with this object."""
+
+    __slots__ = ("_array", "_libtorch", "handle")
+
+    def __init__(self, libtorch: Libtorch, handle: int, array: "np.ndarray[Any, Any] | None" = None) -> None:
+        """``array``: its memory, if that is not the tensor's own."""
+        self._libtorch = libtorch
+        self._array = array
+        self.handle = handle
+
+    def __del__(self) -> None:
+        self._libtorch.delete(self.handle)
+
+    @property
+    def array(self) -> "np.ndarray[Any, Any]":
+        """Its memory, which keeps the tensor."""
+        return np.asarray(self) if self._array is None else self._array
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """What numpy needs to know of memory that is not its own."""
+        address, dtype, shape, strides = self._libtorch.describe(self.handle)
+        kind = np.dtype(_DTYPES[dtype])
+        steps = tuple(step * kind.itemsize for step in strides)
+        return {"version": 3, "typestr": kind.str, "shape": shape, "strides": steps, "data": (address, False)}
+
+    @property
+    def spec(self) -> Spec:
+        """Dtype, shape and strides."""
+        return self._libtorch.describe(self.handle)[1:]
+
+
+class NativeMemory(HostMemory[NativeTensor]):
+    """Buffers of a CPU for what packages are given."""
+
+    def __init__(self, libtorch: Libtorch) -> None:
+        self._libtorch = libtorch
+
+    def zeros(self, dtype: str, shape: Sequence[int], strides: Sequence[int] | None = None) -> NativeTensor:
+        if strides is not None and tuple(strides) != row_major(shape):
+            raise ValueError(f"buffers of a CPU lie row by row, not in strides of {tuple(strides)}")
+        kind = np.dtype(_DTYPES[dtype])
+        size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+        memory = np.zeros(size + _ALIGNMENT, np.uint8)  # pages of zeros, which nobody writes twice
+        first = -memory.__array_interface__["data"][0] % _ALIGNMENT
+        return self._over(memory[first : first + size].view(kind).reshape(tuple(shape)), dtype)
+
+    def spec(self, buffer: NativeTensor) -> Spec:
+        return buffer.spec
+
+    def view(self, buffer: NativeTensor, *index: int | slice) -> NativeTensor:
+        return self._over(buffer.array[index], buffer.spec[0])
+
+    def array(self, buffer: NativeTensor) -> "np.ndarray[Any, Any]":
+        return buffer.array
+
+    def weights(self, mapped: MappedWeights) -> Weights[NativeTensor]:
+        """The weights that a file was made of: its own pages."""
+        tensors = {
+            name: self._mapped(mapped.memory, mapped.begin, tensor)
+            for name, tensor in mapped.header.tensors.items()
+        }
+        return Weights(
+            {
+                region: tuple(tuple(tensors[name] for name in layer) for layer in layers)
+                for region, layers in mapped.header.regions.items()
+            }
+        )
+
+    def _mapped(self, memory: mmap.mmap, begin: int, tensor: PreparedTensor) -> NativeTensor:
+        dtype = _PREPARED_DTYPES[tensor.dtype]
+        kind = np.dtype(_DTYPES[dtype])
+        steps = tuple(step * kind.itemsize for step in tensor.strides)
+        array: np.ndarray[Any, Any] = np.ndarray(tensor.shape, kind, memory, begin + tensor.offset, steps)
+        return self._over(array, dtype)
+
+    def _over(self, array: "np.ndarray[Any, Any]", dtype: str) -> NativeTensor:
+        strides = [step // array.itemsize for step in array.strides]
+        address = array.__array_interface__["data"][0]
+        return NativeTensor(self._libtorch, self._libtorch.over(address, dtype, array.shape, strides), array)

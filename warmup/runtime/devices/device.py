@@ -1,0 +1,117 @@
+"""Defines what a runner asks of a device, and what it is given to wait for. No torch."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeVar
+
+import numpy as np
+
+from snapcap.models.memory.memory import B, Memory
+
+B_co = TypeVar("B_co", covariant=True)
+B_contra = TypeVar("B_contra", contravariant=True)
+Pixels = np.ndarray[tuple[int, int, int], np.dtype[np.uint8]]
+# "failed": it answers, so what failed was the work. "lost": every later call fails too (a CUDA error that sticks:
+# a kernel's assertion, an illegal address, a GPU that has fallen off its bus); only a new process can go on.
+DeviceHealth = Literal["failed", "out_of_memory", "lost"]
+
+
+@dataclass(frozen=True)
+class PendingTokens:
+    """Tokens [rows] int64 on their way to the host, and what beam searches have come to, [rows, L + 1] int64."""
+
+    arrived: Callable[[], None]
+    tokens: "np.ndarray[Any, Any]"
+    outcomes: "np.ndarray[Any, Any] | None" = None
+
+    def result(self) -> list[int]:
+        """One token a row; waits until the step that made them has ended, and for nothing after it."""
+        self.arrived()
+        values: list[int] = self.tokens.tolist()
+        return values
+
+    def hypotheses(self) -> dict[int, list[int]]:
+        """By slot, the best hypothesis of each search that has ended: the start token, the prompt, and what was
+        generated with its end. Waits as ``result`` does."""
+        if self.outcomes is None:
+            return {}
+        self.arrived()
+        ended = self.outcomes[:, -1].nonzero()[0].tolist()
+        return {slot: self.outcomes[slot, : self.outcomes[slot, -1]].tolist() for slot in ended}
+
+
+class Timer(Protocol):
+    """Seconds that work takes on the device, from the timer's making to ``stop``."""
+
+    def stop(self) -> "Timer": ...
+
+    def seconds(self) -> float:
+        """Waits for the end of the work."""
+        ...
+
+
+class Staging(Protocol):
+    """Hands batches of images over to one bucket's buffers."""
+
+    def copy(self, images: Sequence[Pixels], slots: Sequence[int]) -> None:
+        """Images [height, width, 3] into the first rows, and as many slots as the bucket has rows; what is launched
+        from now on finds them. Waits for the upload of the last batch, which the device has long made."""
+        ...
+
+
+class Readback(Protocol[B_contra]):
+    """Copies tokens to the host right behind the step that makes them, so that the next one may overwrite them."""
+
+    def start(self, rows: int, outcomes: B_contra | None = None) -> PendingTokens:
+        """Copy the first ``rows`` tokens as they are at this point; ``outcomes``: the static buffer [slots, L + 1]
+        of beam searches, when a row is one."""
+        ...
+
+
+class Captured(Protocol[B_co]):
+    """Launches that were recorded, and the buffer that a replay leaves its result in."""
+
+    def replay(self) -> B_co: ...
+
+
+class Device(Protocol[B]):
+    """What a runner works on. Only the device thread calls it."""
+
+    @property
+    def memory(self) -> Memory[B]: ...
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether it works while the host goes on: then a step may be launched before the last is read, and what it
+        launches can be recorded."""
+        ...
+
+    def staging(self, pixels: B, slots: B) -> Staging:
+        """``pixels`` [B, height, width, 3] uint8 and ``slots`` [B] int64: what the encoder reads."""
+        ...
+
+    def readback(self, tokens: B) -> Readback[B]:
+        """``tokens``: the static buffer [slots] that every step writes."""
+        ...
+
+    def read(self, buffer: B) -> "np.ndarray[Any, Any]":
+        """A copy on the host of numbers that are not 16-bit floats; waits for the device."""
+        ...
+
+    def record(self, run: Callable[[], B]) -> Captured[B]:
+        """Record what ``run`` launches, which has run once before; nothing is launched."""
+        ...
+
+    def timer(self) -> Timer: ...
+
+    def wait(self) -> None:
+        """Until it has done all it was given."""
+        ...
+
+    def health(self, error: Exception) -> DeviceHealth:
+        """What an error of its work says of it."""
+        ...
+
+    def allocated_bytes(self) -> int:
+        """Bytes the process holds on a GPU; 0 on a CPU."""
+        ...

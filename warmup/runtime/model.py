@@ -1,0 +1,47 @@
+"""Holds a model that is on a device: regions, weights and buffers, whatever tensors they are. No torch."""
+
+from dataclasses import dataclass
+from typing import Generic
+
+from snapcap.models.config import ModelConfig
+from snapcap.models.memory.memory import B
+from snapcap.models.regions.state.kv_cache import DecodeState
+from snapcap.models.regions.table import Region, Regions, region_inputs
+from snapcap.models.weights.prepared.mapped import MappedWeights
+from snapcap.models.weights.sets import Weights
+from snapcap.warmup.plan.buckets import Bucket
+from snapcap.warmup.runtime.aoti.packages import InputSpecs
+
+
+@dataclass(frozen=True)
+class Model(Generic[B]):
+    """Regions, weights and one set of static buffers.
+
+    ``prepared``: whether the weights are prepared ones.
+    """
+
+    config: ModelConfig
+    regions: Regions
+    weights: Weights[B]
+    state: DecodeState[B]
+    prepared: bool = False
+
+    def inputs(self, region: Region, bucket: Bucket) -> tuple[B, ...]:
+        """Everything the region takes at a bucket, with the weights of its first layer."""
+        return (*region_inputs(region, self.config, self.state, bucket.size), *self.weights.of(region)[0])
+
+    def input_specs(self, region: Region, bucket: Bucket) -> InputSpecs:
+        """Dtype, shape and strides of each of these, as JSON."""
+        specs = map(self.state.memory.spec, self.inputs(region, bucket))
+        return [[dtype, list(shape), list(strides)] for dtype, shape, strides in specs]
+
+
+def check_weights(mapped: MappedWeights, regions: Regions) -> None:
+    """Compare what prepared weights hold with what the regions of a configuration take.
+
+    Raises:
+        ValueError: they differ.
+    """
+    wanted = {region.name: [len(region.weight_names)] * region.layers for region in regions}
+    if {name: [len(layer) for layer in layers] for name, layers in mapped.header.regions.items()} != wanted:
+        raise ValueError("they have other regions or layers than the configuration implies")

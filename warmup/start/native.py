@@ -1,0 +1,115 @@
+"""Starts a compiled model without torch's Python module, whose import takes longer than all the rest.
+
+It needs the packages of the set and prepared weights; whatever else a start needs, it needs torch for.
+"""
+
+import logging
+from typing import TYPE_CHECKING
+
+from snapcap.models.dimensions import MAX_BEAMS
+from snapcap.warmup.errors import StartError, first_line
+from snapcap.warmup.machine import cuda_driver
+from snapcap.warmup.machine.torch_libraries import load_torch_libraries
+from snapcap.warmup.options import StartOptions
+from snapcap.warmup.plan.artifacts import Artifacts
+from snapcap.warmup.plan.checkpoint import Checkpoint
+from snapcap.warmup.plan.plan import Plan
+from snapcap.warmup.progress.status import StartupStatus
+from snapcap.warmup.progress.timeline import Timeline
+from snapcap.warmup.start.preparation import Preparation
+from snapcap.warmup.start.started import StartedModel
+from snapcap.warmup.weights.find import FoundWeights
+
+if TYPE_CHECKING:
+    from snapcap.models.config import ModelConfig
+
+_logger = logging.getLogger("snapcap.start")
+
+
+def needs_torch(options: StartOptions) -> bool:
+    """Whether the options alone say that torch's module will be imported: it begins at once then."""
+    compute, model = options.compute, options.model
+    if compute.backend in ("eager", "jit") or not model.prepared_weights:
+        return True
+    return compute.device != "cpu" and (compute.device != "auto" or cuda_driver.is_there())
+
+
+def start_without_torch(
+    preparation: Preparation, options: StartOptions, timeline: Timeline, status: StartupStatus
+) -> StartedModel | None:
+    """A warm model, or None where torch is needed: something is missing, or does not work.
+
+    Raises:
+        CheckpointError, ConfigError: the model cannot be served.
+        StartError: a setting does not fit, or weights or device are damaged.
+    """
+    checkpoint, plan, weights = preparation.model.result()
+    if weights.mapped is None or plan.device_type != "cpu" or _needs_eager(checkpoint.config, plan):
+        return None
+    artifacts = preparation.artifacts.result()
+    if artifacts is None or not artifacts.hit:
+        return None
+    try:
+        return _start(checkpoint, plan, weights, artifacts, options, timeline, status)
+    except StartError:
+        raise
+    except Exception as error:
+        fields = {"error": first_line(error)}
+        _logger.warning("the start needs torch's module after all", exc_info=True, extra={"fields": fields})
+        return None
+
+
+def _needs_eager(config: "ModelConfig", plan: Plan) -> bool:
+    """Whether more tokens end a caption than a compiled beam search looks at, in one of the buckets that have room
+    for one."""
+    sizes = [size for size in plan.buckets if size > 1]
+    return bool(sizes) and len(config.generation.eos_ids) > min(MAX_BEAMS, *sizes)
+
+
+def _start(
+    checkpoint: Checkpoint,
+    plan: Plan,
+    weights: FoundWeights,
+    artifacts: Artifacts,
+    options: StartOptions,
+    timeline: Timeline,
+    status: StartupStatus,
+) -> StartedModel:
+    from snapcap.models.regions.state.kv_cache import DecodeState  # noqa: PLC0415  while others import torch
+    from snapcap.models.regions.table import build_regions  # noqa: PLC0415
+    from snapcap.warmup.runtime.aoti.libtorch import Libtorch  # noqa: PLC0415
+    from snapcap.warmup.runtime.aoti.native_packages import NativePackages  # noqa: PLC0415
+    from snapcap.warmup.runtime.aoti.native_tensors import NativeMemory  # noqa: PLC0415
+    from snapcap.warmup.runtime.backends.aot import AotBackend  # noqa: PLC0415
+    from snapcap.warmup.runtime.devices.cpu import CpuDevice  # noqa: PLC0415
+    from snapcap.warmup.runtime.model import Model, check_weights  # noqa: PLC0415
+    from snapcap.warmup.runtime.runner import Runner  # noqa: PLC0415
+    from snapcap.warmup.start.warmer import Warmer, self_test  # noqa: PLC0415
+
+    if weights.mapped is None:
+        raise ValueError("there are no prepared weights")
+    with timeline.phase("device_init"):
+        library = load_torch_libraries()
+        if library is None:
+            raise StartError("torch's libraries cannot be loaded")
+        libtorch = Libtorch(library)
+        libtorch.set_num_threads(plan.threads)
+    config = checkpoint.config
+    with timeline.phase("load_weights"):
+        memory = NativeMemory(libtorch)
+        regions = build_regions(config)
+        check_weights(weights.mapped, regions)
+        state = DecodeState.allocate(config, plan.table.largest.size, plan.cache_length, memory, plan.dtype)
+        model = Model(config, regions, memory.weights(weights.mapped), state, prepared=True)
+    runner = Runner(model, CpuDevice(memory))
+    warmer = Warmer(runner, plan.table, status, timeline, options.compute.strict)
+    status.expect(plan.buckets, plan.device, plan.dtype)
+    with timeline.phase("load_artifacts"):
+        packages = NativePackages(libtorch)
+        warmer.assign(AotBackend(artifacts.fetched.entries, artifacts.input_specs, model, packages))
+    now = options.before_ready(plan.table.buckets)
+    warmer.warm(now)
+    with timeline.phase("self_test"):
+        self_test(runner, plan.table.buckets[0])
+    cold = plan.table.buckets[len(now) :]
+    return StartedModel(checkpoint, plan, model, runner, warmer, artifacts, cold, weights.result)
