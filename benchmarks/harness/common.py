@@ -27,11 +27,10 @@ def samples() -> dict[str, tuple[bytes, str]]:
 
 def environment(**extra: str) -> dict[str, str]:
     """This process's environment without what would change what is measured: snapcap's own variables, and that byte
-    code is not kept, which an installed package has: each start would compile a hundred modules again. Nor does a
-    server prepare weights for its next start beside what is measured."""
+    code is not kept, which an installed package has: each start would compile a hundred modules again."""
     unwanted = ("SNAPCAP_", "PYTHONDONTWRITEBYTECODE")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
-    return {**kept, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", "SNAPCAP_PREPARED_WEIGHTS": "false", **extra}
+    return {**kept, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", **extra}
 
 
 def fresh_caches(folder: Path) -> dict[str, str]:

@@ -131,8 +131,8 @@ class ServerStart:
             values["compiles_serving"] = server.metrics().get(SERVING_COMPILES, 0.0)
             segments = from_startup(startup, total)
             facts = {"startup": without_places(startup)}
-            imported = max(phase["end"] for phase in startup["phases"] if phase["name"] == "import_torch")
-            values["live_before_torch"] = imported - startup["marks"]["live"]
+            for imported in (phase["end"] for phase in startup["phases"] if phase["name"] == "import_torch"):
+                values["live_before_torch"] = imported - startup["marks"]["live"]
         else:
             marks = read_marks(server.log().splitlines())
             segments = from_marks(

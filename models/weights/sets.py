@@ -14,5 +14,15 @@ class Weights(Generic[B]):
 
     sets: Mapping[str, tuple[tuple[B, ...], ...]]
 
+    @classmethod
+    def of_names(cls, regions: Mapping[str, tuple[tuple[str, ...], ...]], tensors: Mapping[str, B]) -> "Weights[B]":
+        """``regions``: for each region and layer the names of its tensors."""
+        return cls(
+            {
+                region: tuple(tuple(tensors[name] for name in layer) for layer in layers)
+                for region, layers in regions.items()
+            }
+        )
+
     def of(self, region: Region) -> tuple[tuple[B, ...], ...]:
         return self.sets[region.name]

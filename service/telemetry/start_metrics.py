@@ -93,6 +93,11 @@ class StartupCollector(Collector):
         if self._status.tier is not None:
             labels = {"backend": self._status.tier}
             yield _info("startup_tier", "1 for the backend that the start ended with.", labels)
+        yield GaugeMetricFamily(
+            "snapcap_torch_modules",
+            "Python modules of torch in the server's processes; 0 where compiled packages run without them.",
+            value=self._status.torch_modules,
+        )
         if self._status.weights is not None:
             labels = {"result": self._status.weights.result}
             yield _info("startup_weights", "1 for what came of looking for prepared weights.", labels)

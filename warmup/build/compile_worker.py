@@ -49,6 +49,7 @@ def compile_region(model: LoadedModel, region: Region, bucket: Bucket, plan: Pla
     import torch._inductor  # noqa: PLC0415  seconds, and only ever here
 
     skip_vector_tests(plan.device_type)
+    torch.backends.cuda.enable_cudnn_sdp(plan.takes_cudnn_attention(region.component))
     inputs = model.inputs(region, bucket)
     program = torch.export.export(_RegionModule(compiled_function(region, model.device, model.dtype)), inputs)
     options = inductor_options(plan.mode(region.component), plan.device_type)

@@ -53,15 +53,6 @@ def cuda_device_count() -> int:
     return count.value
 
 
-def is_there() -> bool:
-    """Whether this machine has the driver, which is not initialised for that."""
-    try:
-        open_library(LIBRARY)
-    except OSError:
-        return False
-    return True
-
-
 def open_context(index: int) -> None:
     """Make the context of ``cuda:index`` that torch is going to use. It stays until the process ends.
 

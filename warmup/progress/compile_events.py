@@ -1,4 +1,4 @@
-"""Counts what this process has compiled, by the compiler's own counters. Imports nothing."""
+"""Counts what this process has of torch's Python module and has compiled with it. Imports nothing."""
 
 import sys
 from collections.abc import Mapping
@@ -17,15 +17,21 @@ class CacheCounts(NamedTuple):
 
 
 class CompilerCounts(NamedTuple):
-    """Graphs compiled, and lookups."""
+    """Graphs compiled, lookups, and torch's Python modules: 0 where packages run without them."""
 
     graphs: int = 0
     caches: CacheCounts = CacheCounts()
+    modules: int = 0
 
 
 def compiler_counts() -> CompilerCounts:
     """Of this process."""
-    return CompilerCounts(compiled_graphs(), cache_counts())
+    return CompilerCounts(compiled_graphs(), cache_counts(), torch_modules())
+
+
+def torch_modules() -> int:
+    """Modules named torch, or below it, that have been imported."""
+    return sum(name == "torch" or name.startswith("torch.") for name in list(sys.modules))
 
 
 def compiled_graphs() -> int:

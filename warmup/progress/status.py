@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from snapcap.warmup.progress.compile_events import CacheCounts, CompilerCounts, compiler_counts
+from snapcap.warmup.progress.compile_events import CacheCounts, CompilerCounts, compiler_counts, torch_modules
 
 if TYPE_CHECKING:
     from snapcap.warmup.plan.artifacts import Artifacts
@@ -89,8 +89,9 @@ class StartupStatus:
             self._state = state
 
     def compiled_elsewhere(self, counts: CompilerCounts) -> None:
-        """What the process that has the model has compiled, which is not this one."""
-        self._compiler = lambda: counts
+        """What the process that has the model has compiled, which is not this one. torch's modules are counted in
+        both."""
+        self._compiler = lambda: counts._replace(modules=counts.modules + torch_modules())
 
     @contextmanager
     def _changed(self) -> Iterator[None]:
@@ -144,6 +145,11 @@ class StartupStatus:
     def cache_counts(self) -> CacheCounts:
         """Lookups in torch's compile caches."""
         return self._compiler().caches
+
+    @property
+    def torch_modules(self) -> int:
+        """torch's Python modules in the server's processes."""
+        return self._compiler().modules
 
     def fetched(self, artifacts: "Artifacts") -> None:
         fetched = artifacts.fetched
@@ -230,6 +236,7 @@ class StartupStatus:
             "device": state.device,
             "dtype": state.dtype,
             "error": state.error,
+            "torch_modules": self.torch_modules,
             "weights": None if state.weights is None else asdict(state.weights),
             "artifacts": None if state.fetch is None else asdict(state.fetch),
             "build": state.build,

@@ -12,7 +12,8 @@ PHASES = (
     "interpreter",
     "bind",
     "import_engine",  # of the server only: in the engine process, as all that follow
-    "import_torch",
+    "load_libraries",  # of a compiled start: libtorch without its Python module
+    "import_torch",  # of every other
     "import_compiler",  # of the jit backend only
     "device_init",
     "fetch_artifacts",

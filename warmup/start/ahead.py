@@ -44,7 +44,7 @@ def open_ahead(artifacts: Artifacts, device: str, sizes: Sequence[int]) -> Mappi
             opening = {
                 entry: pool.submit(Container.open, path, device)
                 for entry, path in artifacts.fetched.entries.items()
-                if _wanted(entry, sizes)
+                if wanted(entry, sizes)
             }
             zeros = Zeros.on(libtorch, device)
             for entry, container in opening.items():
@@ -74,6 +74,7 @@ def launch_ahead(launches: Iterable[Launch], device: str) -> None:
         _logger.warning("operators not launched ahead", extra={"fields": {"error": ", ".join(failed)}})
 
 
-def _wanted(entry: str, sizes: Sequence[int]) -> bool:
+def wanted(entry: str, sizes: Sequence[int]) -> bool:
+    """Whether a package is of a bucket of these sizes, and every caption needs it."""
     region, size = region_of(entry)
     return size in sizes and region not in ON_DEMAND

@@ -4,11 +4,12 @@ It needs the packages of the set and prepared weights; whatever else a start nee
 """
 
 import logging
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from snapcap.models.dimensions import MAX_BEAMS
 from snapcap.warmup.errors import StartError, first_line
-from snapcap.warmup.machine import cuda_driver
 from snapcap.warmup.machine.torch_libraries import load_torch_libraries
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.artifacts import Artifacts
@@ -16,22 +17,27 @@ from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
+from snapcap.warmup.runtime.aoti.container import AotiError, Container
+from snapcap.warmup.start.ahead import wanted
 from snapcap.warmup.start.preparation import Preparation
 from snapcap.warmup.start.started import StartedModel
 from snapcap.warmup.weights.find import FoundWeights
 
 if TYPE_CHECKING:
     from snapcap.models.config import ModelConfig
+    from snapcap.warmup.runtime.aoti.native_cuda_tensors import NativeCudaMemory
+    from snapcap.warmup.runtime.aoti.native_packages import NativePackages
+    from snapcap.warmup.runtime.aoti.native_tensors import NativeMemory, NativeTensor
+    from snapcap.warmup.runtime.devices.device import Device
 
+_OPENERS = 3  # a package is unpacked, mapped and given to the driver, each without Python's lock
 _logger = logging.getLogger("snapcap.start")
 
 
 def needs_torch(options: StartOptions) -> bool:
     """Whether the options alone say that torch's module will be imported: it begins at once then."""
     compute, model = options.compute, options.model
-    if compute.backend in ("eager", "jit") or not model.prepared_weights:
-        return True
-    return compute.device != "cpu" and (compute.device != "auto" or cuda_driver.is_there())
+    return compute.backend in ("eager", "jit") or not model.prepared_weights
 
 
 def start_without_torch(
@@ -44,7 +50,7 @@ def start_without_torch(
         StartError: a setting does not fit, or weights or device are damaged.
     """
     checkpoint, plan, weights = preparation.model.result()
-    if weights.mapped is None or plan.device_type != "cpu" or _needs_eager(checkpoint.config, plan):
+    if weights.mapped is None or _needs_eager(checkpoint.config, plan):
         return None
     artifacts = preparation.artifacts.result()
     if artifacts is None or not artifacts.hit:
@@ -77,39 +83,66 @@ def _start(
 ) -> StartedModel:
     from snapcap.models.regions.state.kv_cache import DecodeState  # noqa: PLC0415  while others import torch
     from snapcap.models.regions.table import build_regions  # noqa: PLC0415
-    from snapcap.warmup.runtime.aoti.libtorch import Libtorch  # noqa: PLC0415
-    from snapcap.warmup.runtime.aoti.native_packages import NativePackages  # noqa: PLC0415
-    from snapcap.warmup.runtime.aoti.native_tensors import NativeMemory  # noqa: PLC0415
     from snapcap.warmup.runtime.backends.aot import AotBackend  # noqa: PLC0415
-    from snapcap.warmup.runtime.devices.cpu import CpuDevice  # noqa: PLC0415
     from snapcap.warmup.runtime.model import Model, check_weights  # noqa: PLC0415
     from snapcap.warmup.runtime.runner import Runner  # noqa: PLC0415
     from snapcap.warmup.start.warmer import Warmer, self_test  # noqa: PLC0415
 
     if weights.mapped is None:
         raise ValueError("there are no prepared weights")
-    with timeline.phase("device_init"):
-        library = load_torch_libraries()
-        if library is None:
-            raise StartError("torch's libraries cannot be loaded")
-        libtorch = Libtorch(library)
-        libtorch.set_num_threads(plan.threads)
-    config = checkpoint.config
-    with timeline.phase("load_weights"):
-        memory = NativeMemory(libtorch)
-        regions = build_regions(config)
-        check_weights(weights.mapped, regions)
-        state = DecodeState.allocate(config, plan.table.largest.size, plan.cache_length, memory, plan.dtype)
-        model = Model(config, regions, memory.weights(weights.mapped), state, prepared=True)
-    runner = Runner(model, CpuDevice(memory))
-    warmer = Warmer(runner, plan.table, status, timeline, options.compute.strict)
-    status.expect(plan.buckets, plan.device, plan.dtype)
-    with timeline.phase("load_artifacts"):
-        packages = NativePackages(libtorch)
-        warmer.assign(AotBackend(artifacts.fetched.entries, artifacts.input_specs, model, packages))
     now = options.before_ready(plan.table.buckets)
-    warmer.warm(now)
+    with timeline.phase("load_libraries"):
+        library = load_torch_libraries()
+    if library is None:
+        raise AotiError("torch's libraries cannot be loaded")
+    # Mapped on other threads: what is there can run.
+    with ThreadPoolExecutor(_OPENERS, thread_name_prefix="snapcap-packages") as pool:
+        opening = {
+            entry: pool.submit(Container.open, package, plan.device)
+            for entry, package in artifacts.fetched.entries.items()
+            if wanted(entry, [bucket.size for bucket in now])
+        }
+        with timeline.phase("device_init"):
+            device, memory, packages = _open_device(library, plan, opening)
+        config = checkpoint.config
+        with timeline.phase("load_weights"):
+            regions = build_regions(config)
+            check_weights(weights.mapped, regions)
+            loaded = memory.weights(weights.mapped)
+            slots = plan.table.largest.size
+            state = DecodeState.allocate(config, slots, plan.cache_length, device.memory, plan.dtype)
+            model = Model(config, regions, loaded, state, prepared=True)
+        runner = Runner(model, device)
+        warmer = Warmer(runner, plan.table, status, timeline, options.compute.strict)
+        status.expect(plan.buckets, plan.device, plan.dtype)
+        with timeline.phase("load_artifacts"):
+            warmer.assign(AotBackend(artifacts.fetched.entries, artifacts.input_specs, model, packages))
+        warmer.warm(now)
     with timeline.phase("self_test"):
         self_test(runner, plan.table.buckets[0])
     cold = plan.table.buckets[len(now) :]
     return StartedModel(checkpoint, plan, model, runner, warmer, artifacts, cold, weights.result)
+
+
+def _open_device(
+    library: int, plan: Plan, opening: "Mapping[str, Future[Container]]"
+) -> "tuple[Device[NativeTensor], NativeMemory | NativeCudaMemory, NativePackages]":
+    """What the plan's device is driven with, on this thread; its memory; and what opens packages for it."""
+    from snapcap.warmup.runtime.aoti.libtorch import Libtorch  # noqa: PLC0415
+    from snapcap.warmup.runtime.aoti.native_packages import NativePackages  # noqa: PLC0415
+
+    if plan.device_type == "cpu":
+        from snapcap.warmup.runtime.aoti.native_tensors import NativeMemory  # noqa: PLC0415
+        from snapcap.warmup.runtime.devices.cpu import CpuDevice  # noqa: PLC0415
+
+        libtorch = Libtorch(library)
+        libtorch.set_num_threads(plan.threads)
+        host = NativeMemory(libtorch)
+        return CpuDevice(host), host, NativePackages(libtorch, opening=opening)
+    from snapcap.warmup.runtime.aoti.cuda_runtime import CudaRuntime  # noqa: PLC0415
+    from snapcap.warmup.runtime.aoti.native_cuda import NativeCudaDevice  # noqa: PLC0415
+
+    index = int(plan.device.partition(":")[2] or 0)
+    cuda, libtorch = CudaRuntime(library, index), Libtorch(library, index)
+    device = NativeCudaDevice(libtorch, cuda)
+    return device, device.memory, NativePackages(libtorch, plan.device, cuda.stream, opening)

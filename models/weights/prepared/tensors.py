@@ -21,9 +21,4 @@ def prepared_weights(mapped: MappedWeights, device: torch.device) -> Weights[Ten
         .as_strided(tensor.shape, tensor.strides)
         for name, tensor in mapped.header.tensors.items()
     }
-    return Weights(
-        {
-            region: tuple(tuple(tensors[name] for name in layer) for layer in layers)
-            for region, layers in mapped.header.regions.items()
-        }
-    )
+    return Weights.of_names(mapped.header.regions, tensors)

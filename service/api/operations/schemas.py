@@ -76,6 +76,10 @@ class Startup(BaseModel):
     device: str | None
     dtype: str | None
     error: str | None
+    torch_modules: int = Field(
+        ge=0,
+        description="Python modules of torch in the server's processes: 0 where packages run without them.",
+    )
     weights: Weights | None
     artifacts: Artifacts | None
     build: Build | None

@@ -18,6 +18,10 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
         *(_Pointer, ctypes.c_int64, _Lengths, _Lengths, ctypes.c_int64),
         *(_Int, _Int, _Int, _Pointer),
     ),
+    "aoti_torch_empty_strided": (ctypes.c_int64, _Lengths, _Lengths, _Int, _Int, _Int, _Pointer),
+    "aoti_torch__reinterpret_tensor": (_Pointer, ctypes.c_int64, _Lengths, _Lengths, ctypes.c_int64, _Pointer),
+    "aoti_torch_zero_": (_Pointer,),
+    "aoti_torch_copy_": (_Pointer, _Pointer, _Int),
     "aoti_torch_new_tensor_handle": (_Pointer, _Pointer),
     "aoti_torch_delete_tensor_object": (_Pointer,),
     "aoti_torch_get_data_ptr": (_Pointer, _Pointer),
@@ -34,8 +38,8 @@ class Libtorch:
     Every call takes microseconds at most, for which Python's lock is kept.
     """
 
-    def __init__(self, library: int) -> None:
-        """``library``: the handle of libtorch.
+    def __init__(self, library: int, cuda: int | None = None) -> None:
+        """``library``: the handle of libtorch; ``cuda``: the index of the device that new tensors are on, if any.
 
         Raises:
             AotiError: this version has not all of the functions.
@@ -47,9 +51,11 @@ class Libtorch:
             self._set_num_threads = functions[_SET_NUM_THREADS]
             self._dtypes = {name: int(functions[f"aoti_torch_dtype_{name}"]()) for name in _DTYPES}
             self._cpu = int(functions["aoti_torch_device_type_cpu"]())
+            self._cuda = int(functions["aoti_torch_device_type_cuda"]())
         except AttributeError as error:
             raise AotiError(f"this libtorch is of another version: {error}") from error
         self._functions = functions
+        self.cuda = cuda
         self._names = {code: name for name, code in self._dtypes.items()}
         # Called for every input of every run.
         self.duplicate = functions.aoti_torch_new_tensor_handle
@@ -59,15 +65,50 @@ class Libtorch:
         """Of what the calling thread computes."""
         self._set_num_threads(_Int(count))
 
-    def over(self, address: int, dtype: str, shape: Sequence[int], strides: Sequence[int]) -> int:
-        """The handle of a tensor over memory of the CPU, which must outlive it. Strides in elements."""
+    def over(
+        self, address: int, dtype: str, shape: Sequence[int], strides: Sequence[int], cuda: int | None = None
+    ) -> int:
+        """The handle of a tensor over memory of the CPU, or of a CUDA device by its index, which must outlive it.
+        Strides in elements. Not while launches are being recorded."""
         lengths, tensor = ctypes.c_int64 * len(shape), _Pointer()
         self._call(
             "aoti_torch_create_tensor_from_blob",
             *(address, len(shape), lengths(*shape), lengths(*strides), 0),
-            *(self._dtypes[dtype], self._cpu, 0, ctypes.byref(tensor)),
+            *(self._dtypes[dtype], *self._device(cuda), ctypes.byref(tensor)),
         )
         return tensor.value or 0
+
+    def zeros(self, dtype: str, shape: Sequence[int], strides: Sequence[int]) -> int:
+        """The handle of a new tensor on the current CUDA device.
+
+        Raises:
+            AotiError: there is no memory for it.
+        """
+        lengths, tensor = ctypes.c_int64 * len(shape), _Pointer()
+        self._call(
+            "aoti_torch_empty_strided",
+            *(len(shape), lengths(*shape), lengths(*strides)),
+            *(self._dtypes[dtype], *self._device(self.cuda), ctypes.byref(tensor)),
+        )
+        self._call("aoti_torch_zero_", tensor)
+        return tensor.value or 0
+
+    def view(self, tensor: int, shape: Sequence[int], strides: Sequence[int], offset: int) -> int:
+        """The handle of a part of a tensor, in the same memory; ``offset`` in elements from its first."""
+        lengths, made = ctypes.c_int64 * len(shape), _Pointer()
+        self._call(
+            "aoti_torch__reinterpret_tensor",
+            *(tensor, len(shape), lengths(*shape), lengths(*strides), offset, ctypes.byref(made)),
+        )
+        return made.value or 0
+
+    def copy(self, target: int, source: int) -> None:
+        """What one tensor holds into another of its shape, on the current stream."""
+        self._call("aoti_torch_copy_", target, source, 1)
+
+    def _device(self, cuda: int | None) -> tuple[int, int]:
+        """Type and index."""
+        return (self._cpu, 0) if cuda is None else (self._cuda, cuda)
 
     def another(self, tensor: int) -> int:
         """One more handle of a tensor."""

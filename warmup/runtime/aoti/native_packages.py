@@ -1,7 +1,9 @@
 """Opens packages for tensors that are made without torch's Python module."""
 
 import ctypes
-from dataclasses import dataclass
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 
 from snapcap.models.regions.table import Region, RegionCall
 from snapcap.warmup.runtime.aoti.container import AotiError, Container
@@ -15,13 +17,21 @@ _HANDLE_BYTES = ctypes.sizeof(ctypes.c_void_p)
 
 @dataclass(frozen=True)
 class NativePackages:
-    """The `Packages` of a CPU, through the C interface."""
+    """The `Packages` of tensors without torch, through the C interface.
+
+    ``device``: "cpu", or as "cuda:0". ``stream``: of a GPU, that of the device thread. ``opening``: by entry, what
+    another thread opens meanwhile.
+    """
 
     libtorch: Libtorch
+    device: str = "cpu"
+    stream: int | None = None
+    opening: "Mapping[str, Future[Container]]" = field(default_factory=dict)
 
     def open(self, entry: str, package: VerifiedFile) -> RegionCall:
         try:
-            container = Container.open(package, "cpu")
+            future = self.opening.get(entry)
+            container = Container.open(package, self.device) if future is None else future.result()
         except AotiError as error:
             raise PackageError(f"{entry} cannot be opened: {error}") from error
         return self.function(container)
@@ -32,7 +42,7 @@ class NativePackages:
         Raises:
             AotiError: it fails when it is called.
         """
-        libtorch, duplicate = self.libtorch, self.libtorch.duplicate
+        libtorch, duplicate, stream = self.libtorch, self.libtorch.duplicate, self.stream
 
         def call(*inputs: NativeTensor) -> NativeTensor:
             given = (ctypes.c_void_p * len(inputs))()
@@ -41,7 +51,7 @@ class NativePackages:
                 if duplicate(tensor.handle, place) != 0:
                     raise AotiError("an input cannot be handed over")
                 place += _HANDLE_BYTES
-            return NativeTensor(libtorch, container.run_given(given, None))
+            return NativeTensor(libtorch, container.run_given(given, stream))
 
         return call
 

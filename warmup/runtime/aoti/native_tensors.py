@@ -22,18 +22,27 @@ _DTYPES: dict[str, Any] = {
     "uint8": np.uint8,
     "bool": np.bool_,
 }
-_PREPARED_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "U8": "uint8"}
+ITEM_BYTES = {name: np.dtype(kind).itemsize for name, kind in _DTYPES.items()}
+PREPARED_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "U8": "uint8"}
 
 
 class NativeTensor:
     """A tensor of libtorch's, which is freed with this object."""
 
-    __slots__ = ("_array", "_libtorch", "handle")
+    __slots__ = ("_array", "_described", "_libtorch", "_owner", "handle")
 
-    def __init__(self, libtorch: Libtorch, handle: int, array: "np.ndarray[Any, Any] | None" = None) -> None:
-        """``array``: its memory, if that is not the tensor's own."""
+    def __init__(
+        self,
+        libtorch: Libtorch,
+        handle: int,
+        array: "np.ndarray[Any, Any] | None" = None,
+        owner: object = None,
+    ) -> None:
+        """``array``: its memory, if that is not the tensor's own; ``owner``: whose memory it is otherwise."""
         self._libtorch = libtorch
         self._array = array
+        self._owner = owner
+        self._described: tuple[int, str, tuple[int, ...], tuple[int, ...]] | None = None
         self.handle = handle
 
     def __del__(self) -> None:
@@ -47,15 +56,26 @@ class NativeTensor:
     @property
     def __array_interface__(self) -> dict[str, Any]:
         """What numpy needs to know of memory that is not its own."""
-        address, dtype, shape, strides = self._libtorch.describe(self.handle)
+        address, dtype, shape, strides = self.described
         kind = np.dtype(_DTYPES[dtype])
         steps = tuple(step * kind.itemsize for step in strides)
         return {"version": 3, "typestr": kind.str, "shape": shape, "strides": steps, "data": (address, False)}
 
     @property
+    def described(self) -> tuple[int, str, tuple[int, ...], tuple[int, ...]]:
+        """Address, dtype, shape and strides, which stay what they are."""
+        if self._described is None:
+            self._described = self._libtorch.describe(self.handle)
+        return self._described
+
+    @property
+    def address(self) -> int:
+        return self.described[0]
+
+    @property
     def spec(self) -> Spec:
         """Dtype, shape and strides."""
-        return self._libtorch.describe(self.handle)[1:]
+        return self.described[1:]
 
 
 class NativeMemory(HostMemory[NativeTensor]):
@@ -88,15 +108,10 @@ class NativeMemory(HostMemory[NativeTensor]):
             name: self._mapped(mapped.memory, mapped.begin, tensor)
             for name, tensor in mapped.header.tensors.items()
         }
-        return Weights(
-            {
-                region: tuple(tuple(tensors[name] for name in layer) for layer in layers)
-                for region, layers in mapped.header.regions.items()
-            }
-        )
+        return Weights.of_names(mapped.header.regions, tensors)
 
     def _mapped(self, memory: mmap.mmap, begin: int, tensor: PreparedTensor) -> NativeTensor:
-        dtype = _PREPARED_DTYPES[tensor.dtype]
+        dtype = PREPARED_DTYPES[tensor.dtype]
         kind = np.dtype(_DTYPES[dtype])
         steps = tuple(step * kind.itemsize for step in tensor.strides)
         array: np.ndarray[Any, Any] = np.ndarray(tensor.shape, kind, memory, begin + tensor.offset, steps)

@@ -1,0 +1,158 @@
+"""Compiled starts and servers that never import torch's Python module, and what they do where they need it."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.servers.server_process import ServerProcess, descendants, python
+
+from snapcap.models.regions.table import RegionCall
+from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
+from snapcap.warmup.progress.status import StartupStatus
+from snapcap.warmup.progress.timeline import Timeline
+from snapcap.warmup.runtime.aoti import native_packages
+from snapcap.warmup.runtime.aoti.container import AotiError, Container
+from snapcap.warmup.runtime.aoti.libtorch import Libtorch
+from snapcap.warmup.runtime.loaded_model import LoadedModel
+from snapcap.warmup.start import native
+from snapcap.warmup.start.start import load
+from snapcap.warmup.start.started import StartedModel
+
+TESTS = Path(__file__).parent.parent
+PREPARED = {"SNAPCAP_PREPARED_WEIGHTS": "true"}
+OPTIONS = (
+    "",
+    "?num_beams=4",
+    "?temperature=0.8&seed=3&top_p=0.9",
+    "?repetition_penalty=1.5&no_repeat_ngram_size=2",
+    "?num_beams=3&no_repeat_ngram_size=2",
+)
+
+
+def choices(cache: Path, **environment: str) -> dict[str, Any]:
+    """What the program prints in a process of its own."""
+    arguments = ("-m", "support.programs.choices", str(cache), "cpu", "1,4")
+    run = python(*arguments, PYTHONPATH=str(TESTS), **environment)
+    assert run.returncode == 0, run.stderr
+    printed: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    return printed
+
+
+def test_every_kind_of_request_gets_the_tokens_that_it_gets_with_torch(built_cache: Path) -> None:
+    ours = choices(built_cache)
+    assert (ours["torch"], ours["mapped"], ours["states"]) == (0, [], ["warm"])
+    theirs = choices(built_cache, SNAPCAP_TESTS_WITH_TORCH="1")
+    assert theirs["torch"] > 0
+    assert ours["tokens"] == theirs["tokens"]
+    assert len({json.dumps(each) for each in ours["tokens"].values()}) > len(ours["tokens"]) / 2, "they differ"
+
+
+def test_no_process_of_a_server_imports_torch(built_cache: Path, samples: dict[Path, str]) -> None:
+    options = ("--cache-dir", str(built_cache), "--buckets", "1,4", "--backend", "aot", "--strict")
+    with ServerProcess(*options, "--decode-processes", "1", **PREPARED) as server:
+        server.wait_ready()
+        for path, caption in samples.items():
+            for asked in OPTIONS:
+                status, body = server.call(f"/v1/caption{asked}", data=path.read_bytes())
+                assert status == 200, body
+                assert "temperature" in asked or "penalty" in asked or json.loads(body)["caption"] == caption
+        startup = server.startup()
+        assert (startup["tier"], startup["torch_modules"], startup["weights"]["result"]) == ("aot", 0, "hit")
+        assert "import_torch" not in [phase["name"] for phase in startup["phases"]]
+        assert server.metrics()["snapcap_torch_modules"] == 0
+        for pid in (server.pid, *descendants(server.pid)):
+            assert "libtorch_python" not in Path(f"/proc/{pid}/maps").read_text()
+
+
+def test_a_server_that_has_torch_says_so(built_cache: Path) -> None:
+    with ServerProcess("--cache-dir", str(built_cache), "--buckets", "1,4", "--backend", "eager") as server:
+        server.wait_ready()
+        assert server.startup()["torch_modules"] > 100
+        assert server.metrics()["snapcap_torch_modules"] > 100
+
+
+def started(cache: Path, **compute: Any) -> StartedModel:
+    """A start on this thread, in this process."""
+    options = StartOptions(ModelOptions("demo", cache), ComputeOptions("cpu", buckets=(1, 4), **compute))
+    return load(options, Timeline.since_exec(), StartupStatus())
+
+
+class Broken:
+    """One part of a start without torch that does not work."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._patch = monkeypatch.setattr
+
+    def libtorch(self) -> None:
+        """It lacks a function."""
+
+        def init(_: Libtorch, __: int, ___: int | None = None) -> None:
+            raise AotiError("this libtorch is of another version")
+
+        self._patch(Libtorch, "__init__", init)
+
+    def package(self) -> None:
+        """It cannot be mapped."""
+
+        def opened(*_: object) -> Container:
+            raise AotiError("it is no package")
+
+        self._patch(native.Container, "open", opened)
+
+    def first_run(self) -> None:
+        def function(_: object, __: Container) -> RegionCall:
+            def call(*_: object) -> None:
+                raise AotiError("it failed while it ran")
+
+            return call
+
+        self._patch(native_packages.NativePackages, "function", function)
+
+    def weights(self) -> None:
+        """They are of other layers."""
+
+        def check(*_: object) -> None:
+            raise ValueError("they have other regions")
+
+        self._patch("snapcap.warmup.runtime.model.check_weights", check)
+
+
+@pytest.mark.parametrize("part", ["libtorch", "first_run", "weights"])
+def test_what_does_not_work_without_torch_starts_with_it(
+    part: str, built_cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    getattr(Broken(monkeypatch), part)()
+    with caplog.at_level(logging.WARNING, "snapcap.start"):
+        model = started(built_cache)
+    assert isinstance(model.model, LoadedModel)
+    assert model.compiled
+    assert "the start needs torch's module after all" in [record.message for record in caplog.records]
+
+
+def test_a_package_that_cannot_be_opened_when_it_is_called_is_run_eager(
+    built_cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """torch's module is imported for it, late: nobody's request is lost."""
+    import numpy as np
+    from support.programs.choices import KINDS, STEPS, tokens
+
+    from snapcap.warmup.runtime.slot_request import SlotRequest
+
+    model = started(built_cache)
+    assert not isinstance(model.model, LoadedModel)
+    drawn = np.random.default_rng(3)
+    images = [drawn.integers(0, 256, (*model.runner.config.vision.image_size, 3), dtype=np.uint8) for _ in range(3)]
+    rows = [
+        SlotRequest((), params, [0.4] * model.runner.state.cache_length, STEPS) for params in KINDS["everything"]
+    ]
+    table, crowd = model.plan.table, lambda: None
+    expected = tokens(model.runner, table, images, rows, crowd)
+    assert caplog.records == []
+
+    late = started(built_cache)
+    Broken(monkeypatch).package()
+    assert tokens(late.runner, table, images, rows, crowd) == expected
+    assert {record.message for record in caplog.records} == {"package stays eager"}
+    assert len(caplog.records) == len(("penalties", "sampling", "beams"))

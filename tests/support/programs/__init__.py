@@ -1,0 +1,1 @@
+"""Holds programs that tests run in processes of their own."""

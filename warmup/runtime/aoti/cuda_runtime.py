@@ -1,0 +1,175 @@
+"""Calls the CUDA runtime and libtorch's CUDA graphs, without torch's Python module.
+
+The names are those of the CUDA Runtime API, and of ATen/cuda/CUDAGraph.h by their names in the library: its graphs
+have a pool of the caching allocator to themselves, which no C function gives (pytorch#196778). What a graph writes
+stays its own for as long as it can be replayed.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from snapcap.warmup.runtime.aoti.container import AotiError
+
+_SPARE_BYTES = 1 << 16  # for an at::cuda::CUDAGraph, which is below 1 KiB
+_THREAD_LOCAL = 1  # cudaStreamCaptureMode: threads that do other things must not break a capture
+_NON_BLOCKING = 1  # cudaStreamNonBlocking
+_NO_TIMING = 2  # cudaEventDisableTiming
+_DEFAULT = 4  # cudaMemcpyDefault: the pointers say where they point to
+_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
+_Pointer, _Size = ctypes.c_void_p, ctypes.c_size_t
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "cudaSetDevice": (ctypes.c_int,),
+    "cudaStreamCreateWithFlags": (_Pointer, ctypes.c_uint),
+    "cudaStreamWaitEvent": (_Pointer, _Pointer, ctypes.c_uint),
+    "cudaEventCreateWithFlags": (_Pointer, ctypes.c_uint),
+    "cudaEventDestroy": (_Pointer,),
+    "cudaEventRecord": (_Pointer, _Pointer),
+    "cudaEventElapsedTime": (_Pointer, _Pointer, _Pointer),
+    "cudaMemcpyAsync": (_Pointer, _Pointer, _Size, ctypes.c_int, _Pointer),
+    "cudaMemcpy2DAsync": (_Pointer, _Size, _Pointer, _Size, _Size, _Size, ctypes.c_int, _Pointer),
+    "cudaMallocHost": (_Pointer, _Size),
+    "cudaFreeHost": (_Pointer,),
+    "cudaMemGetInfo": (_Pointer, _Pointer),
+}
+# These wait, so that other threads run Python meanwhile.
+_WAITING: dict[str, tuple[Any, ...]] = {"cudaDeviceSynchronize": (), "cudaEventSynchronize": (_Pointer,)}
+_GRAPH = "_ZN2at4cuda9CUDAGraph"
+_MAKE, _BEGIN, _END, _REPLAY = (
+    f"{_GRAPH}C1Eb",
+    f"{_GRAPH}13capture_beginESt4pairIyyE21cudaStreamCaptureMode",
+    f"{_GRAPH}11capture_endEv",
+    f"{_GRAPH}6replayEv",
+)
+_POOL = "_ZN2at4cuda17graph_pool_handleEv"
+
+
+class CudaError(RuntimeError):
+    """A call that the CUDA runtime refused; one line that names it."""
+
+
+class _Pool(ctypes.Structure):
+    """at::cuda::MempoolId_t, a std::pair<unsigned long long, unsigned long long>."""
+
+    _fields_ = (("first", ctypes.c_ulonglong), ("second", ctypes.c_ulonglong))
+
+
+class CudaRuntime:
+    """The functions, on one device, and a stream on which the calling thread launches from now on."""
+
+    def __init__(self, library: int, index: int) -> None:
+        """``library``: the handle of libtorch, which has the CUDA runtime mapped.
+
+        Raises:
+            AotiError: this version has not all of the functions.
+            CudaError: the device cannot be used.
+        """
+        self._functions = ctypes.PyDLL(None, handle=library)
+        self._waiting = ctypes.CDLL(None, handle=library)
+        try:
+            for functions, signatures in ((self._functions, _SIGNATURES), (self._waiting, _WAITING)):
+                for name, arguments in signatures.items():
+                    getattr(functions, name).argtypes = arguments
+            self._make_graph = self._function(_MAKE, _Pointer, ctypes.c_bool)
+            self._begin = self._function(_BEGIN, _Pointer, _Pool, ctypes.c_int)
+            self._end = self._function(_END, _Pointer)
+            self.replay = self._function(_REPLAY, _Pointer)
+            make_pool = self._functions[_POOL]
+            make_pool.restype = _Pool
+            guard = self._functions["aoti_torch_create_cuda_stream_guard"]
+        except AttributeError as error:
+            raise AotiError(f"this libtorch is of another version: {error}") from error
+        self.index = index
+        self.call("cudaSetDevice", index)
+        self.stream = self.new_stream()
+        held = _Pointer()  # for good: it is the thread's stream until that ends
+        if guard(_Pointer(self.stream), ctypes.c_int32(index), ctypes.byref(held)) != 0:
+            raise AotiError("the stream cannot be made the current one")
+        self._pool: _Pool = make_pool()
+
+    def _function(self, name: str, *arguments: Any) -> Any:
+        function = self._functions[name]
+        function.argtypes, function.restype = arguments, None
+        return function
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call a function of the runtime.
+
+        Raises:
+            CudaError: it fails.
+        """
+        self._check(name, getattr(self._functions, name)(*arguments))
+
+    def wait(self, event: int | None = None) -> None:
+        """Until an event has come, or the device has done all that it was given."""
+        name = "cudaDeviceSynchronize" if event is None else "cudaEventSynchronize"
+        self._check(name, getattr(self._waiting, name)(*(() if event is None else (event,))))
+
+    @staticmethod
+    def _check(name: str, status: int) -> None:
+        if status == _OUT_OF_MEMORY:
+            raise CudaError(f"{name}: out of memory")
+        if status != 0:
+            raise CudaError(f"{name} failed with CUDA error {status}")
+
+    def new_stream(self) -> int:
+        stream = _Pointer()
+        self.call("cudaStreamCreateWithFlags", ctypes.byref(stream), _NON_BLOCKING)
+        return stream.value or 0
+
+    def new_event(self, timing: bool = False) -> int:
+        """A place in a stream that the host can wait for."""
+        event = _Pointer()
+        self.call("cudaEventCreateWithFlags", ctypes.byref(event), 0 if timing else _NO_TIMING)
+        return event.value or 0
+
+    def record(self, event: int, stream: int | None = None) -> None:
+        """Put an event behind what a stream (None: that of the device thread) has been given."""
+        self.call("cudaEventRecord", event, self.stream if stream is None else stream)
+
+    def seconds(self, start: int, end: int) -> float:
+        """Between two events that have come."""
+        elapsed = ctypes.c_float()
+        self.call("cudaEventElapsedTime", ctypes.byref(elapsed), start, end)
+        return elapsed.value / 1000.0
+
+    def copy(self, target: int, source: int, size: int, stream: int | None = None) -> None:
+        """Copy bytes, from the host or to it as well, on a stream (None: that of the device thread)."""
+        self.call("cudaMemcpyAsync", target, source, size, _DEFAULT, self.stream if stream is None else stream)
+
+    def copy_rows(self, target: int, to_step: int, source: int, of_step: int, width: int, rows: int) -> None:
+        """Copy rows of ``width`` bytes whose beginnings are so many bytes apart."""
+        self.call("cudaMemcpy2DAsync", target, to_step, source, of_step, width, rows, _DEFAULT, self.stream)
+
+    def pinned(self, size: int) -> int:
+        """The address of pinned memory of the host, which is the caller's."""
+        address = _Pointer()
+        self.call("cudaMallocHost", ctypes.byref(address), size)
+        return address.value or 0
+
+    def free_bytes(self) -> tuple[int, int]:
+        """Of the device's memory: what is free, and all of it."""
+        free, total = _Size(), _Size()
+        self.call("cudaMemGetInfo", ctypes.byref(free), ctypes.byref(total))
+        return free.value, total.value
+
+    def capture(self, run: Callable[[], object]) -> "ctypes.Array[ctypes.c_char]":
+        """Record what ``run`` launches; returns the graph, for ``replay``."""
+        graph = ctypes.create_string_buffer(_SPARE_BYTES)
+        self._make_graph(graph, False)
+        self._begin(graph, self._pool, _THREAD_LOCAL)
+        try:
+            run()
+        finally:
+            self._end(graph)
+        return graph
+
+
+def array_at(address: int, dtype: Any, shape: Sequence[int]) -> "np.ndarray[Any, Any]":
+    """Memory of the host at an address, which must outlive the array."""
+    kind = np.dtype(dtype)
+    size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
+    memory: Any = (ctypes.c_byte * size).from_address(address)
+    return np.frombuffer(memory, kind).reshape(tuple(shape))

@@ -1,0 +1,170 @@
+"""Drives a CUDA device through its runtime and libtorch's C interface, without torch's Python module."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from snapcap.warmup.runtime.aoti.cuda_runtime import CudaError, CudaRuntime, array_at
+from snapcap.warmup.runtime.aoti.libtorch import Libtorch
+from snapcap.warmup.runtime.aoti.native_cuda_tensors import NativeCudaMemory
+from snapcap.warmup.runtime.aoti.native_tensors import NativeTensor
+from snapcap.warmup.runtime.devices.device import Captured, DeviceHealth, PendingTokens, Pixels
+
+_LEAST_FREE = 0.02  # of the device's memory: with less, what failed is taken to have lacked it
+
+
+class NativeCudaDevice:
+    """A `Device` that works while the host goes on."""
+
+    runs_ahead = True
+
+    def __init__(self, libtorch: Libtorch, cuda: CudaRuntime) -> None:
+        self._cuda = cuda
+        self.memory = NativeCudaMemory(libtorch, cuda)
+
+    def staging(self, pixels: NativeTensor, slots: NativeTensor) -> "_Staging":
+        return _Staging(self._cuda, self.memory, pixels, slots)
+
+    def readback(self, tokens: NativeTensor) -> "_Readback":
+        return _Readback(self._cuda, tokens)
+
+    def read(self, buffer: NativeTensor) -> "np.ndarray[Any, Any]":
+        address, dtype, shape, _ = buffer.described
+        values = np.empty(shape, dtype)
+        self._cuda.copy(values.__array_interface__["data"][0], address, values.nbytes)
+        self._cuda.wait()
+        return values
+
+    def record(self, run: Callable[[], NativeTensor]) -> Captured[NativeTensor]:
+        outputs: list[NativeTensor] = []
+        graph = self._cuda.capture(lambda: outputs.append(run()))
+        return _Graph(partial(self._cuda.replay, graph), outputs[0])
+
+    def timer(self) -> "_Timer":
+        return _Timer(self._cuda)
+
+    def wait(self) -> None:
+        self._cuda.wait()
+
+    def health(self, error: Exception) -> DeviceHealth:
+        """A kernel's error is known only at its end, so this waits for it. What a package has failed of it tells
+        the standard error alone, so a lack of memory is seen by how much is free."""
+        try:
+            self._cuda.wait()
+            free, total = self._cuda.free_bytes()
+        except CudaError:
+            return "lost"
+        short = "out of memory" in str(error) or free < total * _LEAST_FREE
+        return "out_of_memory" if short else "failed"
+
+    def allocated_bytes(self) -> int:
+        return self.memory.allocated_bytes
+
+
+@dataclass(frozen=True)
+class _Graph:
+    launch: Callable[[], None]
+    output: NativeTensor
+
+    def replay(self) -> NativeTensor:
+        self.launch()
+        return self.output
+
+
+class _Staging:
+    """As `devices.cuda` does it, whose picture shows why: copies on a stream of their own."""
+
+    def __init__(
+        self, cuda: CudaRuntime, memory: NativeCudaMemory, pixels: NativeTensor, slots: NativeTensor
+    ) -> None:
+        self._cuda = cuda
+        self._targets, self._arrival, self._host = [], [], []
+        self._kept = []  # what the addresses are of
+        for target in (pixels, slots):
+            address, dtype, shape, strides = target.described
+            arrival = memory.zeros(dtype, shape, strides)
+            self._kept += [target, arrival]
+            self._targets.append(address)
+            self._arrival.append(arrival.address)
+            size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+            self._host.append(array_at(cuda.pinned(size), dtype, shape))
+        self._stream = cuda.new_stream()
+        self._arrived, self._taken = cuda.new_event(), cuda.new_event()
+        cuda.record(self._taken)  # the buffers have been made
+
+    def copy(self, images: Sequence[Pixels], slots: Sequence[int]) -> None:
+        pixels, host_slots = self._host
+        cuda = self._cuda
+        cuda.wait(self._arrived)  # the host's buffers have been read
+        np.stack(images, out=pixels[: len(images)])
+        host_slots[:] = slots
+        sizes = (pixels[: len(images)].nbytes, host_slots.nbytes)
+        cuda.call("cudaStreamWaitEvent", self._stream, self._taken, 0)
+        for place, source, size in zip(self._arrival, self._host, sizes, strict=True):
+            cuda.copy(place, source.__array_interface__["data"][0], size, self._stream)
+        cuda.record(self._arrived, self._stream)
+        cuda.call("cudaStreamWaitEvent", cuda.stream, self._arrived, 0)
+        for target, place, size in zip(self._targets, self._arrival, sizes, strict=True):
+            cuda.copy(target, place, size)
+        cuda.record(self._taken)
+
+
+class _Readback:
+    """Two copies may be under way: while the host reads one step's tokens, the device works on the next."""
+
+    def __init__(self, cuda: CudaRuntime, tokens: NativeTensor) -> None:
+        self._tokens = tokens
+        address, _, (slots,), _ = tokens.described
+        self._places = [_Place(cuda, address, slots) for _ in range(2)]
+
+    def start(self, rows: int, outcomes: NativeTensor | None = None) -> PendingTokens:
+        self._places.reverse()
+        return self._places[0].copy(rows, None if outcomes is None else (outcomes.address, outcomes.spec[1][1]))
+
+
+class _Place:
+    """Pinned memory for one step's results."""
+
+    def __init__(self, cuda: CudaRuntime, address: int, slots: int) -> None:
+        self._cuda, self._address, self._slots = cuda, address, slots
+        self._tokens = array_at(cuda.pinned(slots * 8), np.int64, (slots,))
+        self._outcomes: np.ndarray[Any, Any] | None = None
+        self._event = cuda.new_event()
+
+    def copy(self, rows: int, outcomes: tuple[int, int] | None) -> PendingTokens:
+        """``outcomes``: the address of the buffer, and the length of its rows."""
+        tokens, copied = self._tokens[:rows], None
+        self._cuda.copy(tokens.__array_interface__["data"][0], self._address, tokens.nbytes)
+        if outcomes is not None:
+            address, length = outcomes
+            if self._outcomes is None:
+                pinned = self._cuda.pinned(self._slots * length * 8)
+                self._outcomes = array_at(pinned, np.int64, (self._slots, length))
+            copied = self._outcomes[:rows]
+            self._cuda.copy(copied.__array_interface__["data"][0], address, copied.nbytes)
+        self._cuda.record(self._event)
+        return PendingTokens(partial(self._cuda.wait, self._event), tokens, copied)
+
+
+class _Timer:
+    """By events in the stream, as the host is far ahead of the device."""
+
+    def __init__(self, cuda: CudaRuntime) -> None:
+        self._cuda = cuda
+        self._start, self._end = cuda.new_event(timing=True), cuda.new_event(timing=True)
+        cuda.record(self._start)
+
+    def __del__(self) -> None:
+        for event in (self._start, self._end):
+            self._cuda.call("cudaEventDestroy", event)
+
+    def stop(self) -> "_Timer":
+        self._cuda.record(self._end)
+        return self
+
+    def seconds(self) -> float:
+        self._cuda.wait(self._end)
+        return self._cuda.seconds(self._start, self._end)
