@@ -2,7 +2,7 @@
 
     python -m support.programs.choices CACHE DEVICE BUCKETS [crowded]
 
-``crowded``: the device's memory is filled and freed around every step, and the start is on a GPU.
+``crowded``: the device's memory is filled and freed between steps.
 """
 
 import json
@@ -92,8 +92,9 @@ def tokens(
         any(row.params.searches for row in rows),
     )
     steps: list[Any] = []
-    for _ in range(STEPS):
-        crowd()
+    for step in range(STEPS):
+        if step % 4 == 1:
+            crowd()
         runner.decode_step(table.fit(count), needs)
         pending = runner.read_tokens(count, needs.beams)
         steps.append([pending.result(), sorted(pending.hypotheses().items())])
@@ -107,8 +108,9 @@ def moved(
     runner.encode(table.fit(3), images, 0)
     runner.admit(0, [SlotRequest(), SlotRequest(PROMPT), SlotRequest((7,))])
     steps = []
-    for _ in range(STEPS):
-        crowd()
+    for step in range(STEPS):
+        if step % 4 == 1:
+            crowd()
         runner.decode_step(table.fit(3))
         steps.append(runner.tokens(3))
         if len(steps) == 3:
