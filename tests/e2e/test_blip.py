@@ -38,7 +38,8 @@ def folder(demo_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "bos_token_id": start,
     }
     folder = tmp_path_factory.mktemp("blip")
-    model = random_captioners.blip({name: encoder[name] for name in same}, text, seed=2)
+    # Of this seed no two scores of any step are so near that rounding could decide between them.
+    model = random_captioners.blip({name: encoder[name] for name in same}, text, seed=9)
     model.save_pretrained(folder)
     words = word_piece_vocabulary().split()
     words += [f"word{number}" for number in range(len(words), start)]
