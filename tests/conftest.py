@@ -16,6 +16,7 @@ from support.checkpoints.compilers import share_compiler
 from support.servers.server_process import snapcap
 
 pytest_plugins = [
+    "support.schedule",
     "support.servers.browser",
     "support.checkpoints.distribution",
     "support.servers.redis_server",

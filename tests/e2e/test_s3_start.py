@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -17,11 +17,16 @@ BUCKETS = ("--buckets", "1,4")
 
 @dataclass(frozen=True)
 class Remote:
-    """A bucket with a published set, and the public key of who signed it."""
+    """A bucket with a published set, and the key of who signed it. Shared by all tests: whoever changes it takes a
+    copy."""
 
     endpoint: str
     bucket: str
-    public: Path
+    key: Path
+
+    @property
+    def public(self) -> Path:
+        return Path(f"{self.key}.pub")
 
     @property
     def store(self) -> tuple[str, ...]:
@@ -34,21 +39,45 @@ class Remote:
     def at(self, address: str) -> tuple[str, ...]:
         return ("--store", address, "--s3-endpoint-url", self.endpoint, "--s3-region", "us-east-1", *BUCKETS)
 
+    def copy(self) -> "Remote":
+        """Another bucket with the same objects."""
+        s3, other = client(S3Options(endpoint_url=self.endpoint, region="us-east-1")), f"copy-{uuid4().hex}"
+        s3.create_bucket(Bucket=other)
+        for each in s3.list_objects_v2(Bucket=self.bucket)["Contents"]:
+            s3.copy_object(Bucket=other, Key=each["Key"], CopySource={"Bucket": self.bucket, "Key": each["Key"]})
+        return replace(self, bucket=other)
+
+
+@pytest.fixture(scope="module")
+def published() -> dict[str, Remote]:
+    """By the kind of server, filled by the first test that asks for one."""
+    return {}
+
 
 @pytest.fixture
-def remote(request: pytest.FixtureRequest, built_cache: Path, tmp_path: Path, s3_kind: str) -> Remote:
-    """A new bucket, into which `snapcap build` has published what another cache holds already."""
+def remote(
+    request: pytest.FixtureRequest,
+    built_cache: Path,
+    published: dict[str, Remote],
+    tmp_path_factory: pytest.TempPathFactory,
+    s3_kind: str,
+) -> Remote:
+    """A bucket into which `snapcap build` has published what another cache holds already."""
     request.getfixturevalue("ceph_environment" if s3_kind == "ceph" else "aws_environment")
     endpoint = request.getfixturevalue("ceph_server" if s3_kind == "ceph" else "s3_server")
+    if s3_kind not in published:
+        published[s3_kind] = publish(endpoint, built_cache, tmp_path_factory.mktemp("builder"))
+    return published[s3_kind]
+
+
+def publish(endpoint: str, built_cache: Path, folder: Path) -> Remote:
     bucket = f"start-{uuid4().hex}"
     client(S3Options(endpoint_url=endpoint, region="us-east-1")).create_bucket(Bucket=bucket)
-    key = tmp_path / "artifacts.key"
-    assert snapcap("keygen", str(key)).returncode == 0
-    builder = copied(built_cache, tmp_path / "builder")
-    remote = Remote(endpoint, bucket, Path(f"{key}.pub"))
+    remote = Remote(endpoint, bucket, folder / "artifacts.key")
+    assert snapcap("keygen", str(remote.key)).returncode == 0
     # Nobody has signed that set, and a copy of it is not vouched for as what was built in its folder is.
-    vouching = (*remote.trusting, "--allow-unsigned", "--sign-key", str(key))
-    run = snapcap("build", *vouching, "--cache-dir", str(builder))
+    vouching = (*remote.trusting, "--allow-unsigned", "--sign-key", str(remote.key))
+    run = snapcap("build", *vouching, "--cache-dir", str(copied(built_cache, folder / "builder")))
     assert run.returncode == 0, run.stderr
     assert f"s3://{bucket}/snapcap" in run.stderr
     return remote
@@ -98,7 +127,7 @@ def test_a_machine_that_has_nothing_starts_compiled_and_downloads_once(
 def test_a_second_build_of_what_is_published_compiles_and_writes_nothing(remote: Remote, tmp_path: Path) -> None:
     s3 = client(S3Options(endpoint_url=remote.endpoint, region="us-east-1"))
     before = s3.list_objects_v2(Bucket=remote.bucket)["Contents"]
-    options = ("--sign-key", str(tmp_path / "artifacts.key"), "--cache-dir", str(tmp_path / "other"))
+    options = ("--sign-key", str(remote.key), "--cache-dir", str(tmp_path / "other"))
     build = snapcap("build", *remote.trusting, *options, CXX="no-such-compiler")
     assert build.returncode == 0, build.stderr
     assert "exists: " in build.stderr
@@ -106,6 +135,7 @@ def test_a_second_build_of_what_is_published_compiles_and_writes_nothing(remote:
 
 
 def flip_a_byte(remote: Remote, tmp_path: Path) -> tuple[str, ...]:
+    remote = remote.copy()
     s3 = client(S3Options(endpoint_url=remote.endpoint, region="us-east-1"))
     listed = s3.list_objects_v2(Bucket=remote.bucket, Prefix="snapcap/blobs/")["Contents"]
     name = listed[0]["Key"]
@@ -160,7 +190,7 @@ def test_an_endpoint_that_never_answers_holds_the_start_up_for_its_deadline_only
     aws_environment: None, black_hole: str, tmp_path: Path, samples: dict[Path, str]
 ) -> None:
     assert snapcap("keygen", str(tmp_path / "key")).returncode == 0
-    store = Remote(black_hole, "bucket", tmp_path / "key.pub").trusting
+    store = Remote(black_hole, "bucket", tmp_path / "key").trusting
     options = (*store, "--build", "off", "--store-deadline", "2")
     expect_eager(options, tmp_path, samples, "error", "within 2 s")
 

@@ -1,5 +1,6 @@
 """Provides artifact stores: folders, and prefixes on the S3 servers of `support/servers/s3_servers.py`."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,12 +45,24 @@ def s3_options(request: pytest.FixtureRequest) -> Callable[[str], S3Options]:
     return options
 
 
+@pytest.fixture(scope="session")
+def s3_clients() -> dict[tuple[str, ...], Any]:
+    """By server and credentials, filled by the tests: a client takes a tenth of a second to make."""
+    return {}
+
+
 @pytest.fixture
-def make_s3_store(s3_options: Callable[[str], S3Options]) -> Callable[[str], S3Store]:
+def make_s3_store(
+    s3_options: Callable[[str], S3Options], s3_clients: dict[tuple[str, ...], Any]
+) -> Callable[[str], S3Store]:
     """``make_s3_store("moto" | "ceph")`` -> a store under a prefix of its own."""
 
     def make(server: str) -> S3Store:
-        store = S3Store.open(f"s3://artifacts/{uuid4().hex}/deeper", s3_options(server))
+        options = s3_options(server)
+        whose = (server, os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"])
+        if whose not in s3_clients:
+            s3_clients[whose] = client(options)
+        store = S3Store(s3_clients[whose], "artifacts", f"{uuid4().hex}/deeper")
         try:
             store.s3.head_bucket(Bucket=store.bucket)
         except ClientError:

@@ -18,6 +18,8 @@ from snapcap.benchmarks.harness.processes import tree_memory
 from snapcap.benchmarks.harness.watching import ServerWatch, Window
 
 IDLE_S = 2.0
+# A tenth of the least that is a stall; five times as often, the watch would take as much CPU as the server.
+PROBE_S = 0.05
 # An attack may cost what other requests cost, on a machine whose two CPUs do other things too.
 FACTOR = 20.0
 FLOOR_S = 0.5
@@ -63,7 +65,7 @@ class Abused:
             # Allocators keep what a first burst took; what an attack takes is counted from there.
             for _ in range(3):
                 full_capacity(self.server, self.samples)
-            self._watch = ServerWatch(self.port, self.server.process.pid).__enter__()
+            self._watch = ServerWatch(self.port, self.server.process.pid, PROBE_S).__enter__()
             began = time.monotonic()
             time.sleep(IDLE_S)
             self.idle = self._watch.window(began, time.monotonic())

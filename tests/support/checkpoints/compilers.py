@@ -26,6 +26,9 @@ def share_compiler(folder: Path) -> None:
     (programs / "g++").chmod(0o755)
     os.environ["PATH"] = f"{programs}{os.pathsep}{os.environ['PATH']}"
     os.environ[_SHARED] = str(programs)
+    # The code that calls kernels is what g++ is busy with, and O1 takes it a quarter longer. How fast that code is,
+    # no test is about.
+    os.environ["AOT_INDUCTOR_COMPILE_WRAPPER_OPT_LEVEL"] = "O0"
 
 
 def own_compiler() -> dict[str, str]:

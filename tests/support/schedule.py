@@ -1,0 +1,54 @@
+"""Orders the files of a run, and spreads them over its workers: long ones first, so that none ends alone.
+
+What compiles has both CPUs busy, what is attacked waits most of the time: the attacks run beside the compilers.
+They stay together, as one worker then starts their servers once.
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+TOGETHER = "tests/abuse/"
+# Paths, or folders of them. The first one has the store built that most of the others use.
+FIRST = (
+    "deploy/test_kubernetes_run.py",
+    "abuse",
+    "e2e/test_compiled_start.py",
+    "e2e/test_blip.py",
+    "e2e/test_interrupted_build.py",
+    "e2e/test_shared_build.py",
+    "deploy/test_observed_server.py",
+    "service/watch/test_hung_server.py",
+    "e2e",
+    "deploy",
+    "benchmarks",
+    "clients",
+)
+
+
+@cache
+def rank(path: Path) -> int:
+    """Place of a file's line in ``FIRST``; those that have none follow in their own order."""
+    return next((place for place, first in enumerate(FIRST) if path.is_relative_to(TESTS / first)), len(FIRST))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: rank(item.path))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """As `--dist loadfile`, but with a folder that stays together."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return TOGETHER if nodeid.startswith(TOGETHER) else super()._split_scope(nodeid)
+
+    return Scheduling(config, log)
