@@ -185,7 +185,7 @@ def test_a_build_behind_a_serving_server_is_swapped_in_under_load(tmp_path: Path
                     wrong.append(body)
                 else:
                     served.add(body["backend"])
-                stop.wait(0.5)  # the compilers, of the lowest priority, must get some of the two CPUs
+                stop.wait(0.1)  # the compilers must get some of the two CPUs
 
     options = ("--cache-dir", str(tmp_path), "--buckets", "1")
     temporary = tmp_path / "temporary"

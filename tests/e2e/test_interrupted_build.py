@@ -91,17 +91,14 @@ def test_a_package_that_crashes_its_process_is_told_by_its_signal(built_cache: P
 
 
 class HungBuild:
-    """`snapcap build` as a job of a terminal, whose compiler never ends. A context manager.
+    """`snapcap build` as a job of a terminal, whose compiler never ends. A context manager."""
 
-    ``workers``: compilers at once, each with seconds of imports before it hangs."""
-
-    def __init__(self, built_cache: Path, folder: Path, *options: str, workers: int = 2) -> None:
+    def __init__(self, built_cache: Path, folder: Path, *options: str) -> None:
         self.build = nearly_built(built_cache, folder / "cache" / "store", MISSING)
         self.compiler = HangingCompiler.make(folder / "compiler")
         self.temporary = folder / "temporary"
         self.temporary.mkdir()
-        self._options = ("--cache-dir", str(folder / "cache"), "--buckets", "1,4", *options)
-        self._options += ("--build-workers", str(workers))
+        self._options = ("--cache-dir", str(folder / "cache"), "--buckets", "1,4", "--build-workers", "2", *options)
 
     def __enter__(self) -> "HungBuild":
         self.process = subprocess.Popen(
@@ -166,7 +163,7 @@ def test_one_signal_ends_a_build_that_compiles_in_its_own_process(
 
 
 def test_a_second_signal_ends_a_build_at_once(built_cache: Path, tmp_path: Path) -> None:
-    with HungBuild(built_cache, tmp_path, workers=1) as hung:
+    with HungBuild(built_cache, tmp_path) as hung:
         workers = hung.wait_until_it_hangs()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGINT):
             with contextlib.suppress(ProcessLookupError):
@@ -177,7 +174,7 @@ def test_a_second_signal_ends_a_build_at_once(built_cache: Path, tmp_path: Path)
 
 
 def test_a_build_that_is_killed_leaves_no_process(built_cache: Path, tmp_path: Path) -> None:
-    with HungBuild(built_cache, tmp_path, workers=1) as hung:
+    with HungBuild(built_cache, tmp_path) as hung:
         workers = hung.wait_until_it_hangs()
         hung.process.kill()
         hung.process.wait()
@@ -207,14 +204,11 @@ def test_a_compiler_that_hangs_is_ended_and_its_package_has_failed(built_cache: 
 
 
 class HungServer:
-    """A server whose background build has a compiler that never ends. A context manager.
+    """A server whose background build has a compiler that never ends. A context manager."""
 
-    One package is missing: a server that has two compilers would import all that they need twice, one that has one
-    would wait for each."""
-
-    def __init__(self, built_cache: Path, folder: Path, *options: str) -> None:
+    def __init__(self, built_cache: Path, folder: Path, *options: str, missing: tuple[str, ...] = MISSING) -> None:
         self.store = folder / "store"
-        nearly_built(built_cache, self.store, MISSING[:1])
+        nearly_built(built_cache, self.store, missing)
         self.compiler = HangingCompiler.make(folder / "compiler")
         cache = ("--cache-dir", str(folder), "--buckets", "1,4", "--drain-delay", "0")
         self.server = ServerProcess(*cache, *options, CXX=str(self.compiler.path))
@@ -265,7 +259,8 @@ def test_a_server_that_is_killed_while_it_builds_leaves_no_process(
 
 def test_a_server_goes_on_when_its_build_hangs(built_cache: Path, tmp_path: Path, samples: dict[Path, str]) -> None:
     path, caption = next(iter(samples.items()))
-    with HungServer(built_cache, tmp_path, "--build-timeout", "30") as hung:
+    # One package: a server that has one compiler would wait that long for each.
+    with HungServer(built_cache, tmp_path, "--build-timeout", "30", missing=MISSING[:1]) as hung:
         server = hung.server.wait_ready()
         assert server.metrics()['snapcap_builds_total{result="failed"}'] == 0
         server.wait_for(lambda: (server.startup()["build"] or {}).get("state") == "failed", 200)
