@@ -1,6 +1,8 @@
 """Real starts on a GPU: the demo model built, then served from packages; and the jit backend, cold and restored."""
 
 import importlib.util
+import json
+import os
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -8,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 from support.fakes.start_modules import assert_starts_without_a_compiler
-from support.servers.server_process import ServerProcess, snapcap
+from support.servers.server_process import ServerProcess, python, snapcap
 
 ROOT = Path(__file__).parent.parent.parent
+PREPARED = {"SNAPCAP_PREPARED_WEIGHTS": "true"}
 BUCKETS = ("--buckets", "1,4")
 EAGER = ("--backend", "eager", *BUCKETS)
 JIT = ("--backend", "jit", "--buckets", "1", "--strict")
@@ -28,7 +31,7 @@ class Background:
         self.built, self.jit = folder / "built", folder / "jit"
         pool = ThreadPoolExecutor(2)
         options = ("--cache-dir", str(self.built), "--device", device, *BUCKETS)
-        self.build = pool.submit(snapcap, "build", *options, timeout=500)
+        self.build = pool.submit(snapcap, "build", *options, timeout=500, **PREPARED)
         start = self.jit, device, JIT, samples
         self.cold = pool.submit(serve, *start, publishes=True) if servable() else Future[Served]()
         pool.shutdown(wait=False)
@@ -42,7 +45,7 @@ def serve(
     cache: Path, device: str, options: tuple[str, ...], samples: dict[Path, str], publishes: bool = False
 ) -> Served:
     """/startup, metrics and captions of a server that is ready, and if it publishes has done so."""
-    with ServerProcess("--cache-dir", str(cache), "--device", device, *options) as server:
+    with ServerProcess("--cache-dir", str(cache), "--device", device, *options, **PREPARED) as server:
         server.wait_for(lambda: server.call("/readyz")[0] == 200, seconds=400)
         startup = server.startup()
         captions = {path: server.caption(path)["caption"] for path in samples}
@@ -79,8 +82,7 @@ def test_a_server_with_artifacts_is_compiled_warm_and_right(
     assert (startup["tier"], startup["artifacts"]["result"]) == ("aot", "hit")
     state = "captured" if device.type == "cuda" else "warm"
     assert {(bucket["backend"], bucket["state"]) for bucket in startup["buckets"]} == {("aot", state)}
-    opened = [phase for phase in startup["phases"] if phase["name"] == "open_packages"]
-    assert len(opened) == (device.type == "cuda"), "beside the import of torch"
+    assert (startup["torch_modules"], metrics["snapcap_torch_modules"]) == (0, 0)
     assert captions == samples
     assert [metrics[COMPILED.format(when)] for when in ("startup", "serving")] == [0, 0]
 
@@ -97,6 +99,49 @@ def test_an_eager_start_has_the_driver_compile_nothing(
     assert ("launch_operators" in names) == (device.type == "cuda"), "beside the import of torch"
     assert "not launched ahead" not in log
     assert [path for path in (tmp_path / "driver").rglob("*") if path.is_file()] == [], "it may make the folder"
+
+
+def test_a_compiled_start_without_prepared_weights_opens_packages_beside_the_import_of_torch(
+    served: None, built: Path, device: torch.device, samples: dict[Path, str]
+) -> None:
+    options = ("--cache-dir", str(built), "--device", device.type, "--backend", "aot", "--strict", *BUCKETS)
+    with ServerProcess(*options) as server:
+        server.wait_for(lambda: server.call("/readyz")[0] == 200, seconds=120)
+        assert {path: server.caption(path)["caption"] for path in samples} == samples
+        startup = server.startup()
+    names = [phase["name"] for phase in startup["phases"]]
+    assert ("open_packages" in names) == (device.type == "cuda")
+    assert startup["torch_modules"] > 100
+
+
+def choices(cache: Path, device: str, *more: str, **environment: str) -> dict[str, Any]:
+    """What a start in a process of its own, without torch unless it is told so, makes of every kind of request."""
+    arguments = ("-m", "support.programs.choices", str(cache), device, "1,4", *more)
+    run = python(*arguments, PYTHONPATH=f"{ROOT / 'tests'}:{os.environ.get('PYTHONPATH', '')}", **environment)
+    assert run.returncode == 0, run.stderr
+    printed: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    return printed
+
+
+def test_without_torch_every_kind_of_request_gets_the_tokens_that_it_gets_with_it(
+    built: Path, device: torch.device
+) -> None:
+    ours = choices(built, device.type)
+    state = "captured" if device.type == "cuda" else "warm"
+    assert (ours["torch"], ours["mapped"], ours["states"]) == (0, [], [state])
+    theirs = choices(built, device.type, SNAPCAP_TESTS_WITH_TORCH="1")
+    assert theirs["torch"] > 0
+    assert ours["tokens"] == theirs["tokens"]
+
+
+def test_the_memory_of_a_graph_is_its_own_while_the_device_is_filled_and_freed(
+    built: Path, device: torch.device
+) -> None:
+    if device.type != "cuda":
+        pytest.skip("A CPU HAS NO GRAPHS")
+    quiet, crowded = choices(built, device.type), choices(built, device.type, "crowded")
+    assert crowded["refused"] > 0, "the device was full"
+    assert crowded["tokens"] == quiet["tokens"]
 
 
 def test_a_compiled_start_imports_no_compiler_and_starts_no_process(built: Path, device: torch.device) -> None:

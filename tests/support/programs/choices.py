@@ -55,7 +55,7 @@ def main() -> None:
     status = StartupStatus()
     started = load(options, Timeline.since_exec(), status)
     runner, table = started.runner, started.plan.table
-    crowd = Crowd(runner.state.memory) if more == ["crowded"] else lambda: None
+    crowd = Crowd(runner.state.memory, more == ["crowded"])
     luck, drawn = random.Random(5), np.random.default_rng(3)
     shape = (*runner.config.vision.image_size, 3)
     images = [drawn.integers(0, 256, shape, dtype=np.uint8) for _ in range(3)]
@@ -67,7 +67,8 @@ def main() -> None:
             found[f"{name} {prompt}"] = tokens(runner, table, images, rows, crowd)
     found["moved"] = moved(runner, table, images, crowd)
     states = sorted({bucket.state for bucket in status.buckets()})
-    print(json.dumps({"tokens": found, "states": states, "torch": torch_modules(), "mapped": mapped()}))
+    facts = {"states": states, "torch": torch_modules(), "mapped": mapped(), "refused": crowd.refused}
+    print(json.dumps({"tokens": found, **facts}))
 
 
 def tokens(
@@ -121,11 +122,13 @@ def moved(
 class Crowd:
     """Fills the device's memory with ones and frees it again; then no memory is anybody's that is not held."""
 
-    def __init__(self, memory: Memory[Any]) -> None:
-        self._memory = memory
+    def __init__(self, memory: Memory[Any], crowded: bool) -> None:
+        self._memory, self._crowded = memory, crowded
         self.refused = 0
 
     def __call__(self) -> None:
+        if not self._crowded:
+            return
         held, size = [], 1 << 36
         while size >= 1 << 20:
             try:
