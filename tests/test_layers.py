@@ -18,6 +18,7 @@ ROOMS: dict[str, tuple[str | tuple[str, ...], ...]] = {
         "fields",
         "families",
         "config",
+        "memory",
         "regions",
         "weights",
         "processing",

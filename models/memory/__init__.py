@@ -1,1 +1,1 @@
-"""Makes, views, writes and copies the buffers of a device, in one way whatever they are made with."""
+"""Makes the buffers of a device, writes and copies them, in one way whatever they are made with."""

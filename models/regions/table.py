@@ -6,7 +6,7 @@ so one compiled block serves all layers, and one artifact every checkpoint of th
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -31,12 +31,12 @@ RegionCall = Callable[..., Any]
 class Region:
     """A pure function, the names of its activations and caches, and those of its weights, which follow them.
 
-    ``layers`` is the number of weight sets, all of the same shapes.
+    ``load`` gives the function. ``layers`` is the number of weight sets, all of the same shapes.
     """
 
     name: str
     component: Component
-    config: ModelConfig = field(repr=False, compare=False)
+    load: "Callable[[], RegionFunction]" = field(repr=False, compare=False)
     input_names: tuple[str, ...]
     weight_names: tuple[str, ...]
     layers: int = 1
@@ -44,9 +44,7 @@ class Region:
     @cached_property
     def function(self) -> "RegionFunction":
         """What is compiled, and run as it is where nothing is."""
-        from snapcap.models.regions.functions import region_functions  # noqa: PLC0415  it imports torch
-
-        return region_functions(self.config)[self.name]
+        return self.load()
 
     @property
     def on_demand(self) -> bool:
@@ -96,7 +94,7 @@ def build_regions(config: ModelConfig) -> Regions:
 
     def region(name: str, inputs: tuple[str, ...], weight_names: tuple[str, ...] = (), layers: int = 1) -> Region:
         component: Component = "encoder" if name.startswith("encoder") else "decoder"
-        return Region(name, component, config, inputs, weight_names, layers)
+        return Region(name, component, partial(_function, config, name), inputs, weight_names, layers)
 
     return Regions(
         region("encoder_before", ("pixels",), weights.VIT_EMBED),
@@ -122,6 +120,12 @@ def build_regions(config: ModelConfig) -> Regions:
         region(names.SAMPLING, ("logits", *rows, *SAMPLE_INPUTS, "sequences")),
         region(names.BEAMS, (*scores, *SELECT_INPUTS)),
     )
+
+
+def _function(config: ModelConfig, name: str) -> "RegionFunction":
+    from snapcap.models.regions.functions import region_functions  # noqa: PLC0415  it imports torch
+
+    return region_functions(config)[name]
 
 
 def _decoder_weights(decoder: DecoderConfig) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:

@@ -61,7 +61,7 @@ def test_no_process_of_a_server_imports_torch(built_cache: Path, samples: dict[P
         assert (startup["tier"], startup["torch_modules"], startup["weights"]["result"]) == ("aot", 0, "hit")
         assert "import_torch" not in [phase["name"] for phase in startup["phases"]]
         assert server.metrics()["snapcap_torch_modules"] == 0
-        for pid in (server.pid, *descendants(server.pid)):
+        for pid in (server.process.pid, *descendants(server.process.pid)):
             assert "libtorch_python" not in Path(f"/proc/{pid}/maps").read_text()
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from support.parity import device_cases
 from support.parity.device_cases import Captioner
+from support.servers.device_starts import Background, servable
 
 from snapcap.warmup.build.builder import Built
 from snapcap.warmup.runtime.aoti.torch_packages import torch_backend
@@ -123,3 +124,24 @@ def references(captioners: dict[str, Captioner], device: torch.device) -> dict[t
         for family, captioner in captioners.items()
         for dtype in DTYPES
     }
+
+
+@pytest.fixture(scope="session")
+def background(
+    tmp_path_factory: pytest.TempPathFactory, device: torch.device, samples: dict[Path, str]
+) -> Background:
+    return Background(tmp_path_factory.mktemp("starts"), device.type, samples)
+
+
+@pytest.fixture
+def built(background: Background) -> Path:
+    """A cache folder with the demo model's artifacts and prepared weights for the device."""
+    run = background.build.result()
+    assert run.returncode == 0, run.stderr
+    return background.built
+
+
+@pytest.fixture
+def served() -> None:
+    if not servable():
+        pytest.skip("FASTAPI, UVICORN OR PROMETHEUS_CLIENT IS NOT INSTALLED: NO SERVER IS STARTED ON THE GPU")

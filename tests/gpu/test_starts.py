@@ -1,77 +1,21 @@
 """Real starts on a GPU: the demo model built, then served from packages; and the jit backend, cold and restored."""
 
-import importlib.util
 import json
 import os
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.fakes.start_modules import assert_starts_without_a_compiler
-from support.servers.server_process import ServerProcess, python, snapcap
+from support.servers.device_starts import BUCKETS, JIT, Background, serve
+from support.servers.server_process import ServerProcess, python
 
 ROOT = Path(__file__).parent.parent.parent
-PREPARED = {"SNAPCAP_PREPARED_WEIGHTS": "true"}
-BUCKETS = ("--buckets", "1,4")
 EAGER = ("--backend", "eager", *BUCKETS)
-JIT = ("--backend", "jit", "--buckets", "1", "--strict")
 COMPILED = 'snapcap_compile_events_total{{when="{}"}}'
-Served = tuple[dict[str, Any], dict[str, float], dict[Path, str]]
 CACHE = 'snapcap_compile_cache_total{{result="{}"}}'
-PUBLISHED = 'snapcap_artifact_publish_total{result="published"}'
 pytestmark = pytest.mark.timeout(600)
-
-
-class Background:
-    """Both that take long, at once: the build, and a jit start on an empty store."""
-
-    def __init__(self, folder: Path, device: str, samples: dict[Path, str]) -> None:
-        self.built, self.jit = folder / "built", folder / "jit"
-        pool = ThreadPoolExecutor(2)
-        options = ("--cache-dir", str(self.built), "--device", device, *BUCKETS)
-        self.build = pool.submit(snapcap, "build", *options, timeout=500, **PREPARED)
-        start = self.jit, device, JIT, samples
-        self.cold = pool.submit(serve, *start, publishes=True) if servable() else Future[Served]()
-        pool.shutdown(wait=False)
-
-
-def servable() -> bool:
-    return all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn", "prometheus_client"))
-
-
-def serve(
-    cache: Path, device: str, options: tuple[str, ...], samples: dict[Path, str], publishes: bool = False
-) -> Served:
-    """/startup, metrics and captions of a server that is ready, and if it publishes has done so."""
-    with ServerProcess("--cache-dir", str(cache), "--device", device, *options, **PREPARED) as server:
-        server.wait_for(lambda: server.call("/readyz")[0] == 200, seconds=400)
-        startup = server.startup()
-        captions = {path: server.caption(path)["caption"] for path in samples}
-        if publishes:
-            server.wait_for(lambda: server.metrics().get(PUBLISHED, 0) > 0)
-        return startup, server.metrics(), captions
-
-
-@pytest.fixture(scope="module")
-def background(
-    tmp_path_factory: pytest.TempPathFactory, device: torch.device, samples: dict[Path, str]
-) -> Background:
-    return Background(tmp_path_factory.mktemp("starts"), device.type, samples)
-
-
-@pytest.fixture
-def served() -> None:
-    if not servable():
-        pytest.skip("FASTAPI, UVICORN OR PROMETHEUS_CLIENT IS NOT INSTALLED: NO SERVER IS STARTED ON THE GPU")
-
-
-@pytest.fixture
-def built(background: Background) -> Path:
-    run = background.build.result()
-    assert run.returncode == 0, run.stderr
-    return background.built
 
 
 def test_a_server_with_artifacts_is_compiled_warm_and_right(

@@ -27,7 +27,9 @@ EPS = 1e-5
 
 
 def fused(function: RegionFunction) -> RegionFunction:
-    other = compiled_function(Region("any", "decoder", function, (), ()), torch.device("cuda"), torch.float16)
+    other = compiled_function(
+        Region("any", "decoder", lambda: function, (), ()), torch.device("cuda"), torch.float16
+    )
     assert other is not function
     return other
 

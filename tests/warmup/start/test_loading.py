@@ -21,6 +21,7 @@ from snapcap.warmup.plan.plan import DEFAULT_BUCKETS, Plan, make_plan
 from snapcap.warmup.progress.status import COMPONENTS, StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.runtime.backends.aot import PackageError
+from snapcap.warmup.runtime.backends.eager import EagerBackend
 from snapcap.warmup.runtime.devices.torch_settings import open_device
 from snapcap.warmup.runtime.runner import Runner
 from snapcap.warmup.start.start import before_ready, load
@@ -182,7 +183,7 @@ def make_warmer(started: tuple[StartedModel, Timeline, StartupStatus]) -> Callab
         status = StartupStatus()
         status.expect(SIZES, "cpu", "float32")
         runner: Runner = started[0].runner.twin()
-        return Warmer(runner, BucketTable.of(SIZES), status, Timeline.since_exec(), strict)
+        return Warmer(runner, BucketTable.of(SIZES), status, Timeline.since_exec(), strict, EagerBackend())
 
     return make
 

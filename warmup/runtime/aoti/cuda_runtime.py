@@ -15,6 +15,7 @@ from snapcap.warmup.runtime.aoti.container import AotiError
 
 _SPARE_BYTES = 1 << 16  # for an at::cuda::CUDAGraph, which is below 1 KiB
 _THREAD_LOCAL = 1  # cudaStreamCaptureMode: threads that do other things must not break a capture
+_CAPTURING = 1  # cudaStreamCaptureStatusActive
 _NON_BLOCKING = 1  # cudaStreamNonBlocking
 _NO_TIMING = 2  # cudaEventDisableTiming
 _DEFAULT = 4  # cudaMemcpyDefault: the pointers say where they point to
@@ -25,6 +26,8 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cudaStreamCreateWithFlags": (_Pointer, ctypes.c_uint),
     "cudaStreamWaitEvent": (_Pointer, _Pointer, ctypes.c_uint),
     "cudaEventCreateWithFlags": (_Pointer, ctypes.c_uint),
+    "cudaStreamIsCapturing": (_Pointer, _Pointer),
+    "cudaGraphLaunch": (_Pointer, _Pointer),
     "cudaEventDestroy": (_Pointer,),
     "cudaEventRecord": (_Pointer, _Pointer),
     "cudaEventElapsedTime": (_Pointer, _Pointer, _Pointer),
@@ -37,11 +40,11 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 # These wait, so that other threads run Python meanwhile.
 _WAITING: dict[str, tuple[Any, ...]] = {"cudaDeviceSynchronize": (), "cudaEventSynchronize": (_Pointer,)}
 _GRAPH = "_ZN2at4cuda9CUDAGraph"
-_MAKE, _BEGIN, _END, _REPLAY = (
+_MAKE, _BEGIN, _END, _EXECUTABLE = (
     f"{_GRAPH}C1Eb",
     f"{_GRAPH}13capture_beginESt4pairIyyE21cudaStreamCaptureMode",
     f"{_GRAPH}11capture_endEv",
-    f"{_GRAPH}6replayEv",
+    f"{_GRAPH}19raw_cuda_graph_execEv",
 )
 _POOL = "_ZN2at4cuda17graph_pool_handleEv"
 
@@ -75,7 +78,8 @@ class CudaRuntime:
             self._make_graph = self._function(_MAKE, _Pointer, ctypes.c_bool)
             self._begin = self._function(_BEGIN, _Pointer, _Pool, ctypes.c_int)
             self._end = self._function(_END, _Pointer)
-            self.replay = self._function(_REPLAY, _Pointer)
+            self._executable = self._function(_EXECUTABLE, _Pointer)
+            self._executable.restype = _Pointer
             make_pool = self._functions[_POOL]
             make_pool.restype = _Pool
             guard = self._functions["aoti_torch_create_cuda_stream_guard"]
@@ -88,6 +92,8 @@ class CudaRuntime:
         if guard(_Pointer(self.stream), ctypes.c_int32(index), ctypes.byref(held)) != 0:
             raise AotiError("the stream cannot be made the current one")
         self._pool: _Pool = make_pool()
+        self._graphs: list[object] = []
+        self.broken = False
 
     def _function(self, name: str, *arguments: Any) -> Any:
         function = self._functions[name]
@@ -155,16 +161,35 @@ class CudaRuntime:
         self.call("cudaMemGetInfo", ctypes.byref(free), ctypes.byref(total))
         return free.value, total.value
 
-    def capture(self, run: Callable[[], object]) -> "ctypes.Array[ctypes.c_char]":
-        """Record what ``run`` launches; returns the graph, for ``replay``."""
+    def capture(self, run: Callable[[], object]) -> int:
+        """Record what ``run`` launches; returns the graph, for ``launch``. It stays until the process ends.
+
+        Raises:
+            CudaError: the capture was broken off. Then this device is of no more use to the process.
+        """
         graph = ctypes.create_string_buffer(_SPARE_BYTES)
         self._make_graph(graph, False)
         self._begin(graph, self._pool, _THREAD_LOCAL)
         try:
             run()
         finally:
+            state = ctypes.c_int()
+            self.call("cudaStreamIsCapturing", self.stream, ctypes.byref(state))
+            if state.value != _CAPTURING:
+                # The end would be a C++ exception, which nothing here can catch.
+                self.broken = True
+                raise CudaError("a capture was broken off")
             self._end(graph)
-        return graph
+        self._graphs.append(graph)
+        return int(self._executable(graph))
+
+    def launch(self, graph: int) -> None:
+        """Replay a graph.
+
+        Raises:
+            CudaError: it cannot be launched.
+        """
+        self.call("cudaGraphLaunch", graph, self.stream)
 
 
 def array_at(address: int, dtype: Any, shape: Sequence[int]) -> "np.ndarray[Any, Any]":

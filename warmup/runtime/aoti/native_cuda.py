@@ -41,7 +41,7 @@ class NativeCudaDevice:
     def record(self, run: Callable[[], NativeTensor]) -> Captured[NativeTensor]:
         outputs: list[NativeTensor] = []
         graph = self._cuda.capture(lambda: outputs.append(run()))
-        return _Graph(partial(self._cuda.replay, graph), outputs[0])
+        return _Graph(partial(self._cuda.launch, graph), outputs[0])
 
     def timer(self) -> "_Timer":
         return _Timer(self._cuda)
@@ -56,6 +56,8 @@ class NativeCudaDevice:
             self._cuda.wait()
             free, total = self._cuda.free_bytes()
         except CudaError:
+            return "lost"
+        if self._cuda.broken:
             return "lost"
         short = "out of memory" in str(error) or free < total * _LEAST_FREE
         return "out_of_memory" if short else "failed"
