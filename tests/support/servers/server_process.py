@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,13 @@ def wait_until(what: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.02)
 
 
+def _prepared(arguments: tuple[str, ...]) -> dict[str, str]:
+    """Prepared weights are used where the cache folder has some, as by default everywhere."""
+    folders = [Path(value) for name, value in pairwise(arguments) if name == "--cache-dir"]
+    found = any((folder / "store" / "weights").is_dir() for folder in folders)
+    return {"SNAPCAP_PREPARED_WEIGHTS": "true"} if found else {}
+
+
 class ServerProcess:
     """`snapcap serve` on a free port; a context manager that kills it."""
 
@@ -87,7 +95,7 @@ class ServerProcess:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self._arguments = arguments
-        self._environment = environment
+        self._environment = {**_prepared(arguments), **environment}
         # A file: a pipe that nobody reads fills up, and then the server stands still in the middle of a log line.
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
 
