@@ -114,7 +114,7 @@ def measure(opened: Opened, images: list[Any], rows: int, rounds: int, event: Ca
             # Asked on the device thread, between two steps: all are admitted at once, and end at once.
             for future in engine.call(together).result():
                 future.result()
-            engine.call(runner.wait).result()
+            engine.call(runner.device.wait).result()
     return watched.gaps()
 
 

@@ -143,12 +143,12 @@ def measure_steps(loaded: Any, images: list[Any]) -> dict[str, dict[str, float]]
             runner.admit(0, [SlotRequest()] * bucket.size)
 
         found[str(bucket.size)] = {
-            "encode_ms": _each(encode, rewind, runner.wait),
-            "decode_step_ms": _each(step, rewind, runner.wait),
+            "encode_ms": _each(encode, rewind, runner.device.wait),
+            "decode_step_ms": _each(step, rewind, runner.device.wait),
         }
         if bucket.size > 1:
             close_gap = partial(runner.move, [(bucket.size - 1, 0)])
-            found[str(bucket.size)]["move_ms"] = _each(close_gap, rewind, runner.wait)
+            found[str(bucket.size)]["move_ms"] = _each(close_gap, rewind, runner.device.wait)
     return found
 
 

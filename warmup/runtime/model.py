@@ -37,7 +37,8 @@ class Model(Generic[B]):
 
 
 def check_weights(mapped: MappedWeights, regions: Regions) -> None:
-    """Compare what prepared weights hold with what the regions of a configuration take.
+    """Compare what prepared weights hold with what the regions of a configuration take. All layers of a region are
+    alike, as one package serves them: the first one's shapes are compared with the package's later on.
 
     Raises:
         ValueError: they differ.
@@ -45,3 +46,8 @@ def check_weights(mapped: MappedWeights, regions: Regions) -> None:
     wanted = {region.name: [len(region.weight_names)] * region.layers for region in regions}
     if {name: [len(layer) for layer in layers] for name, layers in mapped.header.regions.items()} != wanted:
         raise ValueError("they have other regions or layers than the configuration implies")
+    for name, layers in mapped.header.regions.items():
+        tensors = [[mapped.header.tensors[tensor] for tensor in layer] for layer in layers]
+        kinds = [[(each.dtype, each.shape, each.strides) for each in layer] for layer in tensors]
+        if any(kind != kinds[0] for kind in kinds):
+            raise ValueError(f"the layers of {name} are not alike")

@@ -4,11 +4,14 @@ It needs the packages of the set and prepared weights; whatever else a start nee
 """
 
 import logging
+import traceback
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from snapcap.models.dimensions import MAX_BEAMS
+from snapcap.models.weights.prepared.mapped import MappedWeights
 from snapcap.warmup.errors import StartError, first_line
 from snapcap.warmup.machine.torch_libraries import load_torch_libraries
 from snapcap.warmup.options import StartOptions
@@ -17,10 +20,11 @@ from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
-from snapcap.warmup.runtime.aoti.container import AotiError, Container
+from snapcap.warmup.runtime.aoti.container import AotiError, CaptureError, Container
 from snapcap.warmup.start.ahead import wanted
 from snapcap.warmup.start.preparation import Preparation
 from snapcap.warmup.start.started import StartedModel
+from snapcap.warmup.store.store import WEIGHTS
 from snapcap.warmup.weights.find import FoundWeights
 
 if TYPE_CHECKING:
@@ -34,34 +38,64 @@ _OPENERS = 3  # a package is unpacked, mapped and given to the driver, each with
 _logger = logging.getLogger("snapcap.start")
 
 
+@dataclass(frozen=True)
+class Found:
+    """What a start without torch is made of."""
+
+    checkpoint: Checkpoint
+    plan: Plan
+    weights: FoundWeights
+    mapped: MappedWeights
+    artifacts: Artifacts
+
+
 def needs_torch(options: StartOptions) -> bool:
-    """Whether the options alone say that torch's module will be imported: it begins at once then."""
-    compute, model = options.compute, options.model
-    return compute.backend in ("eager", "jit") or not model.prepared_weights
+    """Whether torch's module will be imported for certain: that begins at once then."""
+    if options.compute.backend in ("eager", "jit") or not options.model.prepared_weights:
+        return True
+    return next((options.store_folder / WEIGHTS).glob("*.safetensors"), None) is None
 
 
-def start_without_torch(
-    preparation: Preparation, options: StartOptions, timeline: Timeline, status: StartupStatus
-) -> StartedModel | None:
-    """A warm model, or None where torch is needed: something is missing, or does not work.
+def find_without_torch(preparation: Preparation) -> Found | None:
+    """What is needed, once all of it is there, or None as soon as something is known to be missing.
 
     Raises:
-        CheckpointError, ConfigError: the model cannot be served.
-        StartError: a setting does not fit, or weights or device are damaged.
+        CheckpointError, ConfigError, StartError: the model cannot be served.
     """
-    checkpoint, plan, weights = preparation.model.result()
-    if weights.mapped is None or _needs_eager(checkpoint.config, plan):
+    either: list[Future[Any]] = [preparation.model, preparation.artifacts]
+    wait(either, return_when=FIRST_COMPLETED)
+    # The one that is there may say that the other needs not be waited for.
+    if preparation.model.done() and preparation.model.result()[2].mapped is None:
         return None
     artifacts = preparation.artifacts.result()
     if artifacts is None or not artifacts.hit:
         return None
+    checkpoint, plan, weights = preparation.model.result()
+    if weights.mapped is None or _needs_eager(checkpoint.config, plan):
+        return None
+    return Found(checkpoint, plan, weights, weights.mapped, artifacts)
+
+
+def start_without_torch(
+    found: Found, options: StartOptions, timeline: Timeline, status: StartupStatus
+) -> StartedModel | None:
+    """A warm model, or None where something does not work, so that torch is needed. Then the thread's CUDA stream
+    may be another than the default one.
+
+    Raises:
+        StartError: a setting does not fit, or weights or device are damaged.
+    """
     try:
-        return _start(checkpoint, plan, weights, artifacts, options, timeline, status)
+        return _start(found, options, timeline, status)
     except StartError:
         raise
+    except CaptureError as error:
+        raise StartError(f"{error}; --no-prepared-weights starts another way") from error
     except Exception as error:
         fields = {"error": first_line(error)}
         _logger.warning("the start needs torch's module after all", exc_info=True, extra={"fields": fields})
+        # What it has allocated hangs on these, and nothing collects cycles in a server.
+        traceback.clear_frames(error.__traceback__)
         return None
 
 
@@ -72,15 +106,7 @@ def _needs_eager(config: "ModelConfig", plan: Plan) -> bool:
     return bool(sizes) and len(config.generation.eos_ids) > min(MAX_BEAMS, *sizes)
 
 
-def _start(
-    checkpoint: Checkpoint,
-    plan: Plan,
-    weights: FoundWeights,
-    artifacts: Artifacts,
-    options: StartOptions,
-    timeline: Timeline,
-    status: StartupStatus,
-) -> StartedModel:
+def _start(found: Found, options: StartOptions, timeline: Timeline, status: StartupStatus) -> StartedModel:
     from snapcap.models.regions.state.kv_cache import DecodeState  # noqa: PLC0415  while others import torch
     from snapcap.models.regions.table import build_regions  # noqa: PLC0415
     from snapcap.warmup.runtime.backends.aot import AotBackend  # noqa: PLC0415
@@ -88,8 +114,7 @@ def _start(
     from snapcap.warmup.runtime.runner import Runner  # noqa: PLC0415
     from snapcap.warmup.start.warmer import Warmer, self_test  # noqa: PLC0415
 
-    if weights.mapped is None:
-        raise ValueError("there are no prepared weights")
+    plan, artifacts = found.plan, found.artifacts
     now = options.before_ready(plan.table.buckets)
     with timeline.phase("load_libraries"):
         library = load_torch_libraries()
@@ -104,11 +129,11 @@ def _start(
         }
         with timeline.phase("device_init"):
             device, memory, packages = _open_device(library, plan, opening)
-        config = checkpoint.config
+        config = found.checkpoint.config
         with timeline.phase("load_weights"):
             regions = build_regions(config)
-            check_weights(weights.mapped, regions)
-            loaded = memory.weights(weights.mapped)
+            check_weights(found.mapped, regions)
+            loaded = memory.weights(found.mapped)
             slots = plan.table.largest.size
             state = DecodeState.allocate(config, slots, plan.cache_length, device.memory, plan.dtype)
             model = Model(config, regions, loaded, state, prepared=True)
@@ -121,7 +146,7 @@ def _start(
     with timeline.phase("self_test"):
         self_test(runner, plan.table.buckets[0])
     cold = plan.table.buckets[len(now) :]
-    return StartedModel(checkpoint, plan, model, runner, warmer, artifacts, cold, weights.result)
+    return StartedModel(found.checkpoint, plan, model, runner, warmer, artifacts, cold, found.weights.result)
 
 
 def _open_device(

@@ -1,14 +1,14 @@
 """Starts a model, from a bare process to a warm runner, and decides what overlaps what.
 
-    thread          import torch ──────────────────────────────┐
-    thread          checkpoint ─ plan ─┐                       │ (jit: and the compiler)
-    thread                             └─ fetch artifacts ─┐   │
-    thread (cuda)   driver and context ────────────────────┤   │
-    device thread                                (cuda) packages, each run once ─ device ─ weights ─ packages (cpu)
-                                                                                  ─ warm ─ self-test ─ ready
+    thread          checkpoint ─ plan ─┐ prepared weights ──────┐
+    thread                             └─ fetch artifacts ──────┤
+    thread (cuda)   driver and context ─────────────────────────┤
+    threads         torch's libraries ─ open packages ──────────┤
+    device thread                                               └ device ─ weights ─ warm ─ self-test ─ ready
 
-A GPU's packages need no Python module of torch, so they are opened beside its import; a CPU's are opened by it.
-Without packages it is torch's own operators that are run there.
+So it is where packages and prepared weights are found (`native`), and torch's Python module is not imported. Every
+other start imports it, which takes longer than all of that: meanwhile a GPU's packages are opened and run once, or
+without packages torch's own operators.
 
 Nothing here imports torch before `import_torch`, so a server that has bound its port answers meanwhile.
 """
@@ -31,7 +31,7 @@ from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
-from snapcap.warmup.start.native import needs_torch, start_without_torch
+from snapcap.warmup.start.native import find_without_torch, needs_torch, start_without_torch
 from snapcap.warmup.start.preparation import Preparation, prepare
 from snapcap.warmup.start.started import StartedModel
 from snapcap.warmup.weights.find import FoundWeights
@@ -66,19 +66,23 @@ def load(
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         pool = scope.enter_context(ThreadPoolExecutor(3, thread_name_prefix="snapcap-fetch"))
         begin_device_context(options.compute.device)
+        found = None
         if needs_torch(options):
             importing = pool.submit(_import_torch, timeline)
             preparation = prepare(options, timeline, status, pool, on_checkpoint)
         else:
             preparation = prepare(options, timeline, status, pool, on_checkpoint)
-            started = start_without_torch(preparation, options, timeline, status)
+            found = find_without_torch(preparation)
+            started = None if found is None else start_without_torch(found, options, timeline, status)
             if started is not None:
                 return started
             importing = pool.submit(_import_torch, timeline)
         # The weights need not wait for artifacts that are still on their way when torch is there.
         either: list[Future[Any]] = [importing, preparation.artifacts]
         wait(either, return_when=FIRST_COMPLETED)
-        opened = _launch_ahead(preparation, options, timeline) if preparation.artifacts.done() else {}
+        # What has failed once is not tried again the same way.
+        ahead = found is None and preparation.artifacts.done()
+        opened = _launch_ahead(preparation, options, timeline) if ahead else {}
         importing.result()
         return _load_with_torch(preparation, opened, options, timeline, status)
 

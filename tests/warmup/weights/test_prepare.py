@@ -56,13 +56,16 @@ def test_a_start_finds_what_was_written_after_the_one_before(case: Case) -> None
     assert case.prepare().result == "kept"
 
 
+@pytest.mark.parametrize("wrong", ["a layer less", "a layer of other shapes"])
 def test_what_does_not_fit_the_configuration_is_read_from_the_checkpoint(
-    case: Case, caplog: pytest.LogCaptureFixture
+    wrong: str, case: Case, caplog: pytest.LogCaptureFixture
 ) -> None:
     case.prepare()
     mapped = case.find().mapped
     assert mapped is not None
-    regions = {**mapped.header.regions, "decoder_block": mapped.header.regions["decoder_block"][1:]}
+    first, *others = mapped.header.regions["decoder_block"]
+    blocks = (*others,) if wrong == "a layer less" else (first[::-1], *others)
+    regions = {**mapped.header.regions, "decoder_block": blocks}
     odd = replace(mapped, header=replace(mapped.header, regions=regions))
     given = (
         case.checkpoint.folder,

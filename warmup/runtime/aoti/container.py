@@ -24,6 +24,10 @@ class AotiError(RuntimeError):
     """A package that cannot be opened or run; one line."""
 
 
+class CaptureError(AotiError):
+    """Recording launches was broken off; the device is of no more use to this process."""
+
+
 @dataclass(frozen=True)
 class Container:
     """A package that is mapped and has a model made of it. It stays until the process ends.

@@ -1,8 +1,8 @@
 """Calls the CUDA runtime and libtorch's CUDA graphs, without torch's Python module.
 
-The names are those of the CUDA Runtime API, and of ATen/cuda/CUDAGraph.h by their names in the library: its graphs
-have a pool of the caching allocator to themselves, which no C function gives (pytorch#196778). What a graph writes
-stays its own for as long as it can be replayed.
+The names are those of the CUDA Runtime API, and of ATen/cuda/CUDAGraph.h and ATen/Context.h by their names in the
+library. Its graphs have a pool of the caching allocator to themselves, which no C function gives (pytorch#196778):
+what a graph writes stays its own for as long as it can be replayed.
 """
 
 import ctypes
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from snapcap.warmup.runtime.aoti.container import AotiError
+from snapcap.warmup.runtime.aoti.container import AotiError, CaptureError
 
 _SPARE_BYTES = 1 << 16  # for an at::cuda::CUDAGraph, which is below 1 KiB
 _THREAD_LOCAL = 1  # cudaStreamCaptureMode: threads that do other things must not break a capture
@@ -19,11 +19,13 @@ _CAPTURING = 1  # cudaStreamCaptureStatusActive
 _NON_BLOCKING = 1  # cudaStreamNonBlocking
 _NO_TIMING = 2  # cudaEventDisableTiming
 _DEFAULT = 4  # cudaMemcpyDefault: the pointers say where they point to
+_LEAST_BYTES = 32 << 20  # for the executable of a graph
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 _Pointer, _Size = ctypes.c_void_p, ctypes.c_size_t
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cudaSetDevice": (ctypes.c_int,),
     "cudaStreamCreateWithFlags": (_Pointer, ctypes.c_uint),
+    "cudaStreamDestroy": (_Pointer,),
     "cudaStreamWaitEvent": (_Pointer, _Pointer, ctypes.c_uint),
     "cudaEventCreateWithFlags": (_Pointer, ctypes.c_uint),
     "cudaStreamIsCapturing": (_Pointer, _Pointer),
@@ -40,12 +42,14 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 # These wait, so that other threads run Python meanwhile.
 _WAITING: dict[str, tuple[Any, ...]] = {"cudaDeviceSynchronize": (), "cudaEventSynchronize": (_Pointer,)}
 _GRAPH = "_ZN2at4cuda9CUDAGraph"
-_MAKE, _BEGIN, _END, _EXECUTABLE = (
+_MAKE, _DESTROY, _BEGIN, _END, _EXECUTABLE = (
     f"{_GRAPH}C1Eb",
+    f"{_GRAPH}D1Ev",
     f"{_GRAPH}13capture_beginESt4pairIyyE21cudaStreamCaptureMode",
     f"{_GRAPH}11capture_endEv",
     f"{_GRAPH}19raw_cuda_graph_execEv",
 )
+_CONTEXT, _ALLOW_TF32 = "_ZN2at13globalContextEv", "_ZN2at7Context18setAllowTF32CuBLASEb"
 _POOL = "_ZN2at4cuda17graph_pool_handleEv"
 
 
@@ -57,6 +61,20 @@ class _Pool(ctypes.Structure):
     """at::cuda::MempoolId_t, a std::pair<unsigned long long, unsigned long long>."""
 
     _fields_ = (("first", ctypes.c_ulonglong), ("second", ctypes.c_ulonglong))
+
+
+class CudaGraph:
+    """An at::cuda::CUDAGraph, with its share of the pool until it is dropped."""
+
+    def __init__(self, functions: ctypes.PyDLL) -> None:
+        self.memory = ctypes.create_string_buffer(_SPARE_BYTES)
+        self.executable = 0
+        getattr(functions, _MAKE)(self.memory, False)
+        self._destroy = getattr(functions, _DESTROY)
+
+    def __del__(self) -> None:
+        if self.executable:
+            self._destroy(self.memory)
 
 
 class CudaRuntime:
@@ -75,7 +93,11 @@ class CudaRuntime:
             for functions, signatures in ((self._functions, _SIGNATURES), (self._waiting, _WAITING)):
                 for name, arguments in signatures.items():
                     getattr(functions, name).argtypes = arguments
-            self._make_graph = self._function(_MAKE, _Pointer, ctypes.c_bool)
+            self._function(_MAKE, _Pointer, ctypes.c_bool)
+            self._function(_DESTROY, _Pointer)
+            self._function(_ALLOW_TF32, _Pointer, ctypes.c_bool)
+            context = self._function(_CONTEXT)
+            context.restype = _Pointer
             self._begin = self._function(_BEGIN, _Pointer, _Pool, ctypes.c_int)
             self._end = self._function(_END, _Pointer)
             self._executable = self._function(_EXECUTABLE, _Pointer)
@@ -86,17 +108,17 @@ class CudaRuntime:
         except AttributeError as error:
             raise AotiError(f"this libtorch is of another version: {error}") from error
         self.index = index
+        getattr(self._functions, _ALLOW_TF32)(context(), False)  # as `devices.torch_settings`: "highest"
         self.call("cudaSetDevice", index)
         self.stream = self.new_stream()
         held = _Pointer()  # for good: it is the thread's stream until that ends
         if guard(_Pointer(self.stream), ctypes.c_int32(index), ctypes.byref(held)) != 0:
             raise AotiError("the stream cannot be made the current one")
         self._pool: _Pool = make_pool()
-        self._graphs: list[object] = []
-        self.broken = False
+        self.broken: CudaGraph | None = None
 
     def _function(self, name: str, *arguments: Any) -> Any:
-        function = self._functions[name]
+        function = getattr(self._functions, name)
         function.argtypes, function.restype = arguments, None
         return function
 
@@ -161,35 +183,38 @@ class CudaRuntime:
         self.call("cudaMemGetInfo", ctypes.byref(free), ctypes.byref(total))
         return free.value, total.value
 
-    def capture(self, run: Callable[[], object]) -> int:
-        """Record what ``run`` launches; returns the graph, for ``launch``. It stays until the process ends.
+    def capture(self, run: Callable[[], object]) -> "CudaGraph":
+        """Record what ``run`` launches. Waits for the device first: an error of its earlier work, or a lack of
+        memory, would be a C++ exception of the capture, which nothing here can catch.
 
         Raises:
-            CudaError: the capture was broken off. Then this device is of no more use to the process.
+            CudaError: work before has failed, or there is too little memory.
+            CaptureError: the capture was broken off.
         """
-        graph = ctypes.create_string_buffer(_SPARE_BYTES)
-        self._make_graph(graph, False)
-        self._begin(graph, self._pool, _THREAD_LOCAL)
+        self.wait()
+        if self.free_bytes()[0] < _LEAST_BYTES:
+            raise CudaError("too little is free to record a graph: out of memory")
+        graph = CudaGraph(self._functions)
+        self._begin(graph.memory, self._pool, _THREAD_LOCAL)
         try:
             run()
         finally:
             state = ctypes.c_int()
             self.call("cudaStreamIsCapturing", self.stream, ctypes.byref(state))
             if state.value != _CAPTURING:
-                # The end would be a C++ exception, which nothing here can catch.
-                self.broken = True
-                raise CudaError("a capture was broken off")
-            self._end(graph)
-        self._graphs.append(graph)
-        return int(self._executable(graph))
+                self.broken = graph  # the allocator still knows it
+                raise CaptureError("a capture was broken off")
+            self._end(graph.memory)
+        graph.executable = int(self._executable(graph.memory))
+        return graph
 
-    def launch(self, graph: int) -> None:
+    def launch(self, graph: "CudaGraph") -> None:
         """Replay a graph.
 
         Raises:
             CudaError: it cannot be launched.
         """
-        self.call("cudaGraphLaunch", graph, self.stream)
+        self.call("cudaGraphLaunch", graph.executable, self.stream)
 
 
 def array_at(address: int, dtype: Any, shape: Sequence[int]) -> "np.ndarray[Any, Any]":

@@ -1,5 +1,6 @@
 """Drives a CUDA device through its runtime and libtorch's C interface, without torch's Python module."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -57,7 +58,7 @@ class NativeCudaDevice:
             free, total = self._cuda.free_bytes()
         except CudaError:
             return "lost"
-        if self._cuda.broken:
+        if self._cuda.broken is not None:
             return "lost"
         short = "out of memory" in str(error) or free < total * _LEAST_FREE
         return "out_of_memory" if short else "failed"
@@ -93,9 +94,19 @@ class _Staging:
             self._arrival.append(arrival.address)
             size = int(np.prod(shape)) * np.dtype(dtype).itemsize
             self._host.append(array_at(cuda.pinned(size), dtype, shape))
+        self._pinned = [array.__array_interface__["data"][0] for array in self._host]
         self._stream = cuda.new_stream()
         self._arrived, self._taken = cuda.new_event(), cuda.new_event()
         cuda.record(self._taken)  # the buffers have been made
+
+    def __del__(self) -> None:
+        with contextlib.suppress(CudaError):  # of a device that is lost
+            self._cuda.wait(self._arrived)
+            for pinned in self._pinned:
+                self._cuda.call("cudaFreeHost", pinned)
+            for event in (self._arrived, self._taken):
+                self._cuda.call("cudaEventDestroy", event)
+            self._cuda.call("cudaStreamDestroy", self._stream)
 
     def copy(self, images: Sequence[Pixels], slots: Sequence[int]) -> None:
         pixels, host_slots = self._host
@@ -160,8 +171,9 @@ class _Timer:
         cuda.record(self._start)
 
     def __del__(self) -> None:
-        for event in (self._start, self._end):
-            self._cuda.call("cudaEventDestroy", event)
+        with contextlib.suppress(CudaError):
+            for event in (self._start, self._end):
+                self._cuda.call("cudaEventDestroy", event)
 
     def stop(self) -> "_Timer":
         self._cuda.record(self._end)

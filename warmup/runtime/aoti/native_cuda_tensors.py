@@ -1,5 +1,6 @@
 """Makes tensors of a GPU for packages without torch's Python module: libtorch's own memory, copied by CUDA."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -19,7 +20,7 @@ class NativeCudaMemory:
 
     def __init__(self, libtorch: Libtorch, cuda: CudaRuntime) -> None:
         self._libtorch, self._cuda = libtorch, cuda
-        self.allocated_bytes = 0  # of buffers and weights, for good
+        self.allocated_bytes = 0  # of buffers and weights
 
     @property
     def kind(self) -> Literal["cuda"]:
@@ -27,9 +28,8 @@ class NativeCudaMemory:
 
     def zeros(self, dtype: str, shape: Sequence[int], strides: Sequence[int] | None = None) -> NativeTensor:
         strides = row_major(shape) if strides is None else strides
-        tensor = NativeTensor(self._libtorch, self._libtorch.zeros(dtype, shape, strides))
-        self.allocated_bytes += int(np.prod(shape, dtype=np.int64)) * ITEM_BYTES[dtype]
-        return tensor
+        handle = self._libtorch.zeros(dtype, shape, strides)
+        return NativeTensor(self._libtorch, handle, owner=_Counted(self, math.prod(shape) * ITEM_BYTES[dtype]))
 
     def spec(self, buffer: NativeTensor) -> Spec:
         return buffer.spec
@@ -45,7 +45,8 @@ class NativeCudaMemory:
             offset += start * strides[place]
             lengths.insert(0, stop - start)
             steps.insert(0, strides[place])
-        return NativeTensor(self._libtorch, self._libtorch.view(buffer.handle, lengths, steps, offset))
+        handle = self._libtorch.view(buffer.handle, lengths, steps, offset)
+        return NativeTensor(self._libtorch, handle, owner=buffer)
 
     def array(self, buffer: NativeTensor) -> None:
         return None
@@ -53,6 +54,8 @@ class NativeCudaMemory:
     def write(self, buffer: NativeTensor, slots: Sequence[int], values: "np.ndarray[Any, Any]") -> None:
         """The driver takes values at once that lie in pageable memory, as these do."""
         target, dtype, _, (step, *_) = buffer.described
+        if str(values.dtype) != dtype:
+            raise TypeError(f"{values.dtype} is written where {dtype} is")
         values = np.ascontiguousarray(values)
         source, width, step = values.ctypes.data, values.nbytes // len(values), step * ITEM_BYTES[dtype]
         first, count = slots[0], len(slots)
@@ -89,6 +92,17 @@ class NativeCudaMemory:
             for name, each in mapped.header.tensors.items()
         }
         return Weights.of_names(mapped.header.regions, tensors)
+
+
+class _Counted:
+    """Counts the bytes of a buffer until nothing holds it."""
+
+    def __init__(self, memory: NativeCudaMemory, size: int) -> None:
+        self._memory, self._size = memory, size
+        memory.allocated_bytes += size
+
+    def __del__(self) -> None:
+        self._memory.allocated_bytes -= self._size
 
 
 class _Copier:

@@ -59,10 +59,12 @@ function facts(report) {
 function story(report) {
   const { ready } = report.marks;
   const torch = report.phases.find((phase) => phase.name === "import_torch");
+  const without = !torch && isCompiled(report.tier);
   if (report.error) return report.error;
   if (ready === undefined) return "The bars grow as it starts. Those that stand above one another run at the same time.";
   const share = torch?.end ? Math.round((100 * (torch.end - torch.start)) / ready) : 0;
   const rest = torch?.end ? inMilliseconds((ready - torch.end) * 1000) : "";
+  if (without) return "PyTorch's Python module, which takes longer to import than all of this, was left out: compiled code was run at every batch size and tested without it.";
   if (!share || report.tier === null) return "";
   const opened = isCompiled(report.tier) ? "the compiled model was opened" : "the model was loaded";
   return `${share} % of the start is PyTorch being imported. In the ${rest} after that ${opened}, run at every batch size and tested.`;
