@@ -49,7 +49,7 @@ def test_a_compiled_start_without_prepared_weights_opens_packages_beside_the_imp
     served: None, built: Path, device: torch.device, samples: dict[Path, str]
 ) -> None:
     options = ("--cache-dir", str(built), "--device", device.type, "--backend", "aot", "--strict", *BUCKETS)
-    with ServerProcess(*options) as server:
+    with ServerProcess(*options, SNAPCAP_PREPARED_WEIGHTS="false") as server:
         server.wait_for(lambda: server.call("/readyz")[0] == 200, seconds=120)
         assert {path: server.caption(path)["caption"] for path in samples} == samples
         startup = server.startup()

@@ -4,6 +4,7 @@ Only the device thread calls it. Buffers are allocated once; a bucket is a set o
 nothing to copy when the engine moves between buckets. No torch: what tensors are is the device's matter.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, NamedTuple
@@ -18,6 +19,7 @@ from snapcap.warmup.runtime.devices.device import (
     Captured,
     Device,
     DeviceHealth,
+    NoRoomError,
     PendingTokens,
     Pixels,
     Staging,
@@ -211,7 +213,8 @@ class Runner(Generic[B]):
         if plan.captured is None:
             return self._apply(plan, self._run_decoder(plan), needs)
         scores = self._apply(plan, plan.captured.replay(), needs)
-        plan.choices[needs] = self.device.record(lambda: self._apply(plan, self._run_decoder(plan), needs))
+        with contextlib.suppress(NoRoomError):  # a later step may have it
+            plan.choices[needs] = self.device.record(lambda: self._apply(plan, self._run_decoder(plan), needs))
         return scores
 
     def _apply(self, plan: _StepPlan[B], logits: B, needs: Needs) -> B:

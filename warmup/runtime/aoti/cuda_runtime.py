@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from snapcap.warmup.runtime.aoti.container import AotiError, CaptureError
+from snapcap.warmup.runtime.devices.device import NoRoomError
 
 _SPARE_BYTES = 1 << 16  # for an at::cuda::CUDAGraph, which is below 1 KiB
 _THREAD_LOCAL = 1  # cudaStreamCaptureMode: threads that do other things must not break a capture
@@ -188,12 +189,13 @@ class CudaRuntime:
         memory, would be a C++ exception of the capture, which nothing here can catch.
 
         Raises:
-            CudaError: work before has failed, or there is too little memory.
+            CudaError: work before has failed.
+            NoRoomError: there is too little memory.
             CaptureError: the capture was broken off.
         """
         self.wait()
         if self.free_bytes()[0] < _LEAST_BYTES:
-            raise CudaError("too little is free to record a graph: out of memory")
+            raise NoRoomError("too little is free to record a graph: out of memory")
         graph = CudaGraph(self._functions)
         self._begin(graph.memory, self._pool, _THREAD_LOCAL)
         try:

@@ -40,6 +40,10 @@ class PendingTokens:
         return {slot: self.outcomes[slot, : self.outcomes[slot, -1]].tolist() for slot in ended}
 
 
+class NoRoomError(RuntimeError):
+    """Too little memory to record launches now; they can be made all the same."""
+
+
 class Timer(Protocol):
     """Seconds that work takes on the device, from the timer's making to ``stop``."""
 
@@ -99,7 +103,11 @@ class Device(Protocol[B]):
         ...
 
     def record(self, run: Callable[[], B]) -> Captured[B]:
-        """Record what ``run`` launches, which has run once before; nothing is launched."""
+        """Record what ``run`` launches, which has run once before; nothing is launched.
+
+        Raises:
+            NoRoomError: nothing was recorded.
+        """
         ...
 
     def timer(self) -> Timer: ...
