@@ -4,12 +4,28 @@ The engine process imports it before all that needs torch, and so it imports lit
 """
 
 import contextlib
+import importlib
 import os
+import threading
 from importlib.util import find_spec
 from pathlib import Path
 
 from snapcap.warmup.machine import cuda_driver
 from snapcap.warmup.machine.dynamic_library import open_library
+
+# Of all that a compiled start imports, what has compiled parts.
+COMPILED = ("binascii", "csv", "fcntl", "hashlib", "heapq", "json", "numpy", "queue", "subprocess", "uuid")
+
+
+def begin_torch_libraries() -> None:
+    """Load them on a thread, while others go on importing what has no compiled parts.
+
+    The dynamic linker does one thing at a time, and Python waits for it with its lock held where a module has such
+    parts: so these come first.
+    """
+    for name in COMPILED:
+        importlib.import_module(name)
+    threading.Thread(target=load_torch_libraries, name="libraries", daemon=True).start()
 
 
 def load_torch_libraries() -> int | None:

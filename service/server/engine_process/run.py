@@ -86,13 +86,9 @@ class _EngineProcess:
                 from snapcap.warmup.machine.device_context import begin_device_context  # noqa: PLC0415  what fails is for the log
 
                 begin_device_context(self._settings.compute.device)  # the driver takes longer than what follows
-                # Before the libraries, as the dynamic linker does one thing at a time, and Python waits for it with
-                # its lock held where a module has compiled parts. What else is imported has none.
-                import numpy  # noqa: F401, PLC0415
+                from snapcap.warmup.machine.torch_libraries import begin_torch_libraries  # noqa: PLC0415
 
-                from snapcap.warmup.machine.torch_libraries import load_torch_libraries  # noqa: PLC0415
-
-                threading.Thread(target=load_torch_libraries, name="libraries", daemon=True).start()
+                begin_torch_libraries()
                 from snapcap.service.engine.device_thread import DeviceThread  # noqa: PLC0415
             DeviceThread(
                 self._settings,
