@@ -107,7 +107,7 @@ def _needs_eager(config: "ModelConfig", plan: Plan) -> bool:
 
 
 def _start(found: Found, options: StartOptions, timeline: Timeline, status: StartupStatus) -> StartedModel:
-    from snapcap.models.regions.state.kv_cache import DecodeState  # noqa: PLC0415  while others import torch
+    from snapcap.models.regions.state.kv_cache import DecodeState  # noqa: PLC0415  of no other start
     from snapcap.models.regions.table import build_regions  # noqa: PLC0415
     from snapcap.warmup.runtime.backends.aot import AotBackend  # noqa: PLC0415
     from snapcap.warmup.runtime.model import Model, check_weights  # noqa: PLC0415
