@@ -48,6 +48,10 @@ def free_port() -> int:
         return port
 
 
+# Of an eager server: it would prepare weights for its next start beside what is measured.
+UNPREPARED = ("--no-prepared-weights",)
+
+
 def serve_command(*options: str) -> tuple[str, ...]:
     return (*SNAPCAP, "serve", "--host", "127.0.0.1", *options)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from snapcap.benchmarks.harness.arguments import add_cases, add_serve, count
-from snapcap.benchmarks.harness.common import build_store, scratch, serve_command
+from snapcap.benchmarks.harness.common import UNPREPARED, build_store, scratch, serve_command
 from snapcap.benchmarks.harness.http_probe import Connection
 from snapcap.benchmarks.harness.marks import read_result
 from snapcap.benchmarks.harness.server import SNAPCAP_API, Server, run_measured, serving
@@ -63,7 +63,7 @@ class Contenders:
             command, api = peer.command(self.workload, self.device, self.sets), peer.api
         else:
             model = ("--model", str(self.workload.folder), "--device", self.device)
-            strict = () if name == "eager" else ("--strict",)
+            strict = UNPREPARED if name == "eager" else ("--strict",)
             cache = ("--cache-dir", str(self.sets), "--log-level", "warning")
             command = serve_command(*model, *cache, "--backend", name, *strict, *self.serve)
             api = SNAPCAP_API

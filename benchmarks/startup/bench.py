@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from snapcap.benchmarks.harness.common import build_store, fresh_caches, scratch, serve_command
+from snapcap.benchmarks.harness.common import UNPREPARED, build_store, fresh_caches, scratch, serve_command
 from snapcap.benchmarks.harness.moto_store import S3Artifacts, s3_artifacts
 from snapcap.benchmarks.harness.page_cache import drop_page_cache
 from snapcap.benchmarks.harness.server import Server
@@ -151,7 +151,7 @@ class Bench:
             return self._from_s3(empty, extra, watched)
         cold = case == "jit-cold"
         backend = "jit" if cold else case
-        strict = () if case == "eager" else ("--strict",)
+        strict = UNPREPARED if case == "eager" else ("--strict",)
         command = self._serve(empty if cold else self.cache, "--backend", backend, *strict)
         start = self._server(command, extra, backend, watched=watched).run()
         if cold:
