@@ -1,9 +1,10 @@
 """Defines how buffers are made, viewed, written, and copied from slot to slot. No torch."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 B = TypeVar("B")
 # Dtype, shape and strides in elements: ("float32", (4, 8), (8, 1)).

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from snapcap.models.json_object import load_object
+from snapcap.models.memory.memory import row_major
 
 FORMAT = "snapcap prepared weights 1"
 ALIGNMENT = 256  # bytes: what the widest loads of a GPU, and vectors of a CPU, want
@@ -75,11 +76,6 @@ class Header:
     regions: Mapping[str, Layers]
     size: int
     chunks: tuple[str, ...]
-
-
-def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides, in elements, of a tensor that lies row by row."""
-    return tuple(math.prod(shape[place + 1 :]) for place in range(len(shape)))
 
 
 def chunk_count(size: int) -> int:

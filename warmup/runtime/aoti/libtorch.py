@@ -39,7 +39,7 @@ class Libtorch:
     """
 
     def __init__(self, library: int, cuda: int | None = None) -> None:
-        """``library``: the handle of libtorch; ``cuda``: the index of the device that new tensors are on, if any.
+        """``library``: the handle of libtorch; ``cuda``: the index of the GPU that tensors are on, if any.
 
         Raises:
             AotiError: this version has not all of the functions.
@@ -50,12 +50,11 @@ class Libtorch:
                 getattr(functions, name).argtypes = arguments
             self._set_num_threads = functions[_SET_NUM_THREADS]
             self._dtypes = {name: int(functions[f"aoti_torch_dtype_{name}"]()) for name in _DTYPES}
-            self._cpu = int(functions["aoti_torch_device_type_cpu"]())
-            self._cuda = int(functions["aoti_torch_device_type_cuda"]())
+            kind = "cpu" if cuda is None else "cuda"
+            self._device = int(functions[f"aoti_torch_device_type_{kind}"]()), cuda or 0  # type and index
         except AttributeError as error:
             raise AotiError(f"this libtorch is of another version: {error}") from error
         self._functions = functions
-        self.cuda = cuda
         self._names = {code: name for name, code in self._dtypes.items()}
         # Called for every input of every run.
         self.duplicate = functions.aoti_torch_new_tensor_handle
@@ -65,21 +64,19 @@ class Libtorch:
         """Of what the calling thread computes."""
         self._set_num_threads(_Int(count))
 
-    def over(
-        self, address: int, dtype: str, shape: Sequence[int], strides: Sequence[int], cuda: int | None = None
-    ) -> int:
-        """The handle of a tensor over memory of the CPU, or of a CUDA device by its index, which must outlive it.
-        Strides in elements. Not while launches are being recorded."""
+    def over(self, address: int, dtype: str, shape: Sequence[int], strides: Sequence[int]) -> int:
+        """The handle of a tensor over memory of the device, which must outlive it. Strides in elements. Not while
+        launches are being recorded."""
         lengths, tensor = ctypes.c_int64 * len(shape), _Pointer()
         self._call(
             "aoti_torch_create_tensor_from_blob",
             *(address, len(shape), lengths(*shape), lengths(*strides), 0),
-            *(self._dtypes[dtype], *self._device(cuda), ctypes.byref(tensor)),
+            *(self._dtypes[dtype], *self._device, ctypes.byref(tensor)),
         )
         return tensor.value or 0
 
     def zeros(self, dtype: str, shape: Sequence[int], strides: Sequence[int]) -> int:
-        """The handle of a new tensor on the current CUDA device.
+        """The handle of a new tensor.
 
         Raises:
             AotiError: there is no memory for it.
@@ -88,7 +85,7 @@ class Libtorch:
         self._call(
             "aoti_torch_empty_strided",
             *(len(shape), lengths(*shape), lengths(*strides)),
-            *(self._dtypes[dtype], *self._device(self.cuda), ctypes.byref(tensor)),
+            *(self._dtypes[dtype], *self._device, ctypes.byref(tensor)),
         )
         self._call("aoti_torch_zero_", tensor)
         return tensor.value or 0
@@ -105,10 +102,6 @@ class Libtorch:
     def copy(self, target: int, source: int) -> None:
         """What one tensor holds into another of its shape, on the current stream."""
         self._call("aoti_torch_copy_", target, source, 1)
-
-    def _device(self, cuda: int | None) -> tuple[int, int]:
-        """Type and index."""
-        return (self._cpu, 0) if cuda is None else (self._cuda, cuda)
 
     def another(self, tensor: int) -> int:
         """One more handle of a tensor."""

@@ -85,7 +85,6 @@ class NativeCudaMemory:
                     PREPARED_DTYPES[each.dtype],
                     each.shape,
                     each.strides,
-                    self._cuda.index,
                 ),
                 owner=place,
             )
