@@ -1,6 +1,7 @@
 """Forks the engine process and the parent of the decode processes, with the memory that all of them share."""
 
 import socket
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -45,6 +46,14 @@ def fork_processes(
 
 
 def _serve_engine(settings: Settings, end: socket.socket, pixels: SharedPixels, origin: float) -> int:
-    from snapcap.service.server.engine_process.run import serve_engine  # noqa: PLC0415  in the child only
+    importing = time.monotonic() - origin
+    # In the child only, and first what native code does meanwhile: the start waits for torch's libraries, and a
+    # GPU's driver takes longer still.
+    from snapcap.warmup.machine.device_context import begin_device_context  # noqa: PLC0415
+    from snapcap.warmup.machine.torch_libraries import begin_torch_libraries  # noqa: PLC0415
 
-    return serve_engine(settings, end, pixels, origin)
+    begin_device_context(settings.compute.device)
+    begin_torch_libraries()
+    from snapcap.service.server.engine_process.run import serve_engine  # noqa: PLC0415
+
+    return serve_engine(settings, end, pixels, origin, importing)

@@ -89,9 +89,9 @@ class Timeline:
             listener(phase)
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Record the time inside the block, also when it raises."""
-        started = Phase(name, self.now())
+    def phase(self, name: str, start: float | None = None) -> Iterator[None]:
+        """Record the time inside the block, also when it raises. ``start``: when it began, if not now."""
+        started = Phase(name, self.now() if start is None else start)
         self.add(started)
         try:
             yield

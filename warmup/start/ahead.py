@@ -14,14 +14,13 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from snapcap.models.regions.names import ON_DEMAND
 from snapcap.warmup.errors import first_line
 from snapcap.warmup.machine.torch_libraries import load_torch_libraries
 from snapcap.warmup.plan.artifacts import Artifacts
 from snapcap.warmup.runtime.aoti.container import AotiError, Container
 from snapcap.warmup.runtime.aoti.eager_launches import Launch
 from snapcap.warmup.runtime.aoti.operators import Operators
-from snapcap.warmup.runtime.aoti.packages import region_of
+from snapcap.warmup.runtime.aoti.packages import wanted
 from snapcap.warmup.runtime.aoti.tensors import Zeros, run_on_zeros
 
 _logger = logging.getLogger("snapcap.start")
@@ -72,9 +71,3 @@ def launch_ahead(launches: Iterable[Launch], device: str) -> None:
         failed.append(first_line(error))
     if failed:
         _logger.warning("operators not launched ahead", extra={"fields": {"error": ", ".join(failed)}})
-
-
-def wanted(entry: str, sizes: Sequence[int]) -> bool:
-    """Whether a package is of a bucket of these sizes, and every caption needs it."""
-    region, size = region_of(entry)
-    return size in sizes and region not in ON_DEMAND

@@ -21,7 +21,7 @@ from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.runtime.aoti.container import AotiError, CaptureError, Container
-from snapcap.warmup.start.ahead import wanted
+from snapcap.warmup.runtime.aoti.packages import wanted
 from snapcap.warmup.start.preparation import Preparation
 from snapcap.warmup.start.started import StartedModel
 from snapcap.warmup.store.store import WEIGHTS

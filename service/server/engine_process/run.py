@@ -47,20 +47,31 @@ _USAGE_S = 1.0
 _logger = logging.getLogger("snapcap.start")
 
 
-def serve_engine(settings: Settings, end: socket.socket, pixels: SharedPixels, origin: float) -> int:
-    """Serve requests until the socket is closed. `origin`: the moment of exec, the zero of the timeline."""
+def serve_engine(
+    settings: Settings, end: socket.socket, pixels: SharedPixels, origin: float, importing: float
+) -> int:
+    """Serve requests until the socket is closed. `origin`: the moment of exec, the zero of the timeline;
+    `importing`: since when this process imports, in seconds after that."""
     print_stacks_on_signal()
-    process = _EngineProcess(settings, BlockingChannel(end), pixels, origin)
+    process = _EngineProcess(settings, BlockingChannel(end), pixels, Timeline(origin), importing)
     process.run()
     return 0
 
 
 class _EngineProcess:
-    def __init__(self, settings: Settings, channel: BlockingChannel, pixels: SharedPixels, origin: float) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        channel: BlockingChannel,
+        pixels: SharedPixels,
+        timeline: Timeline,
+        importing: float,
+    ) -> None:
         self._settings = settings
         self._channel = channel
         self._pixels = pixels
-        self._timeline = Timeline(origin)
+        self._timeline = timeline
+        self._importing = importing
         self._status = StartupStatus()
         self._server = EngineServer(pixels, channel.send)
         self._rehearsed = threading.Event()
@@ -82,14 +93,8 @@ class _EngineProcess:
 
     def _begin(self) -> None:
         try:
-            with self._timeline.phase("import_engine"):
-                from snapcap.warmup.machine.device_context import begin_device_context  # noqa: PLC0415  what fails is for the log
-
-                begin_device_context(self._settings.compute.device)  # the driver takes longer than what follows
-                from snapcap.warmup.machine.torch_libraries import begin_torch_libraries  # noqa: PLC0415
-
-                begin_torch_libraries()
-                from snapcap.service.engine.device_thread import DeviceThread  # noqa: PLC0415
+            with self._timeline.phase("import_engine", self._importing):
+                from snapcap.service.engine.device_thread import DeviceThread  # noqa: PLC0415  what fails is for the log
             DeviceThread(
                 self._settings,
                 self._timeline,
