@@ -74,8 +74,8 @@ class Report:
 def setting() -> dict[str, str]:
     """Where and how this was measured."""
     module = sys.modules["__main__"].__spec__
-    name = module.name if module is not None else Path(sys.argv[0]).stem
-    command = ["snapcap"] if name in ("snapcap.__main__", "snapcap") else ["python", "-m", name]
+    name = (module.name if module is not None else Path(sys.argv[0]).stem).removesuffix(".__main__")
+    command = ["snapcap"] if name == "snapcap" else ["python", "-m", name]
     parts = [cpu_model(), f"{len(os.sched_getaffinity(0))} CPUs", f"{platform.system()} {platform.release()}"]
     gpu = gpu_name()
     return {
