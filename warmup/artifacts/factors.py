@@ -5,7 +5,6 @@ or address is a factor: they would keep equal machines from sharing.
 """
 
 import hashlib
-import importlib.metadata
 import os
 import platform
 import re
@@ -19,7 +18,13 @@ from snapcap.warmup.artifacts.manifest import FORMAT
 from snapcap.warmup.machine.cpus import instruction_set
 from snapcap.warmup.machine.cuda_driver import CudaDriverError, cuda_device
 from snapcap.warmup.machine.cxx import compiler_version
-from snapcap.warmup.machine.installation import MachineError, package_folder, resolve_device, torch_version
+from snapcap.warmup.machine.installation import (
+    MachineError,
+    installed_version,
+    package_folder,
+    resolve_device,
+    torch_version,
+)
 from snapcap.warmup.options import Kind
 
 # Factors that change when the same machine is given other software.
@@ -40,7 +45,7 @@ def machine_factors(device: str) -> dict[str, Factor]:
         "torch.version": torch.version,
         "torch.git_version": torch.git_version,
         "torch.cuda": torch.cuda,
-        "triton.version": _installed_version("triton"),
+        "triton.version": installed_version("triton"),
         "libc": os.confstr("CS_GNU_LIBC_VERSION") if "CS_GNU_LIBC_VERSION" in os.confstr_names else None,
         "cpu.arch": platform.machine(),
         # Also with a GPU: the host side of a package is compiled for this CPU.
@@ -110,13 +115,6 @@ def build_factors(
 def is_stale(differences: Iterable[Difference]) -> bool:
     """Whether artifacts with these differences are what this machine had before its software changed."""
     return all(_SOFTWARE.fullmatch(difference.name) for difference in differences)
-
-
-def _installed_version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _flat(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from snapcap.warmup.machine import cuda_driver
 from snapcap.warmup.machine.dynamic_library import open_library
 
 # Of all that a compiled start imports, what has compiled parts.
-COMPILED = ("binascii", "csv", "fcntl", "hashlib", "heapq", "json", "numpy", "queue", "subprocess", "uuid")
+COMPILED = ("binascii", "fcntl", "hashlib", "heapq", "json", "numpy", "queue", "subprocess", "uuid")
 
 
 def begin_torch_libraries() -> None:
