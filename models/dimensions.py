@@ -49,6 +49,11 @@ class VisionConfig:
         """Encoder tokens: one per patch, and the leading ones."""
         return self.grid[0] * self.grid[1] + self.leading_tokens
 
+    @property
+    def output_shape(self) -> tuple[int, int]:
+        """Of an image: encoder tokens and their width."""
+        return self.sequence_length, self.hidden_size
+
 
 @dataclass(frozen=True, kw_only=True)
 class BeitConfig(VisionConfig):

@@ -64,7 +64,7 @@ def test_the_encoder_block_with_the_activation_as_epilogue_is_the_plain_one_with
     relative: bool,
 ) -> None:
     config = ModelConfig.from_folder(DEMO)
-    region = build_regions(config).encoder_block
+    region = build_regions(config)["encoder_block"]
     width, inner = config.vision.hidden_size, config.vision.intermediate_size
     shapes = {"qkv": (3 * width, width), "out": (width, width), "fc1": (inner, width), "fc2": (width, inner)}
     torch.manual_seed(0)
