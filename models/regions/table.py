@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from snapcap.models.config import ModelConfig
-from snapcap.models.dimensions import BeitConfig, BertConfig, DecoderConfig, Gpt2Config
+from snapcap.models.dimensions import BeitConfig, BertConfig, ClipConfig, DecoderConfig, GitConfig, Gpt2Config
 from snapcap.models.memory.memory import B
 from snapcap.models.regions import names
 from snapcap.models.regions import weight_names as weights
@@ -92,7 +92,8 @@ def build_regions(config: ModelConfig) -> Regions:
 
 
 def _encoder(config: ModelConfig) -> tuple[Region, ...]:
-    return (*_vision(config), *_cross_kv(config))
+    after = _git_prefix(config) if isinstance(config.decoder, GitConfig) else _cross_kv(config)
+    return (*_vision(config), *after)
 
 
 def _of_encoder(
@@ -103,9 +104,10 @@ def _of_encoder(
 
 def _vision(config: ModelConfig) -> tuple[Region, Region]:
     vision = config.vision
+    norm = weights.VIT_EMBED_NORM if isinstance(vision, ClipConfig) else ()
     relative = weights.VIT_RELATIVE if isinstance(vision, BeitConfig) and vision.relative else ()
     return (
-        _of_encoder(config, "encoder_before", ("pixels",), weights.VIT_EMBED),
+        _of_encoder(config, "encoder_before", ("pixels",), weights.VIT_EMBED + norm),
         _of_encoder(
             config,
             "encoder_block",
@@ -128,6 +130,25 @@ def _cross_kv(config: ModelConfig) -> tuple[Region]:
     every = slice(0, config.decoder.num_layers)
     inputs = ("hidden", *IMAGE_KV)
     return (_of_encoder(config, "encoder_after", inputs, names, hidden=vision.output_shape, writes=(every,)),)
+
+
+def _git_prefix(config: ModelConfig) -> tuple[Region, ...]:
+    """A stage of the decoder's own layers, but for the last one, of which only K/V are needed."""
+    vision, decoder = config.vision, config.decoder
+    hidden, inputs = (vision.sequence_length, decoder.hidden_size), ("hidden", *IMAGE_KV)
+    *layers, last = (slice(layer, layer + 1) for layer in range(decoder.num_layers))
+    before = _of_encoder(config, "prefix_before", ("hidden",), weights.GIT_PROJECTION, hidden=vision.output_shape)
+    block = _of_encoder(
+        config,
+        "prefix_block",
+        inputs,
+        weights.GIT_BLOCK,
+        layers=len(layers),
+        hidden=hidden,
+        writes=tuple(layers),
+    )
+    after = _of_encoder(config, "prefix_after", inputs, weights.GIT_PREFIX_END, hidden=hidden, writes=(last,))
+    return (before, block, after) if layers else (before, after)
 
 
 def _decoder(config: ModelConfig) -> tuple[Region, ...]:
@@ -171,7 +192,8 @@ def _decoder_weights(decoder: DecoderConfig) -> tuple[tuple[str, ...], tuple[str
         case BertConfig():
             norm = weights.BERT_EMBED_NORM if decoder.embedding_norm else ()
             transform = weights.BERT_TRANSFORM if decoder.head_activation else ()
-            return weights.BERT_EMBED + norm, weights.BERT_BLOCK, transform + weights.BERT_HEAD
+            block = weights.GIT_BLOCK if isinstance(decoder, GitConfig) else weights.BERT_BLOCK
+            return weights.BERT_EMBED + norm, block, transform + weights.BERT_HEAD
     raise TypeError(type(decoder).__name__)
 
 
