@@ -46,12 +46,13 @@ def attend_prefixed(
 ) -> Tensor:  # [b, H * d]
     """The same, and all of a prefix is seen too: one softmax over both."""
     future = _cache(key, value, positions, key_cache, value_cache)
-    prefix, length = prefix_key.shape[3], key_cache.shape[3]
+    prefix = prefix_key.shape[3]
     query = query.unsqueeze(2)
     own = (torch.matmul(query, key_cache).float() * scale).masked_fill(future, float("-inf"))
     scores = torch.cat((torch.matmul(query, prefix_key).float() * scale, own), dim=-1)
-    of_prefix, of_own = scores.softmax(dim=-1).to(value.dtype).split((prefix, length), dim=-1)
-    return (torch.matmul(of_prefix, prefix_value) + torch.matmul(of_own, value_cache)).flatten(1)
+    weights = scores.softmax(dim=-1).to(value.dtype)
+    seen = torch.matmul(weights[..., :prefix], prefix_value)
+    return (seen + torch.matmul(weights[..., prefix:], value_cache)).flatten(1)
 
 
 def _cache(key: Tensor, value: Tensor, positions: Tensor, key_cache: Tensor, value_cache: Tensor) -> Tensor:
