@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from snapcap.models.dimensions import DecoderConfig, GenerationConfig, Parts, VisionConfig
-from snapcap.models.families import blip, vision_encoder_decoder
+from snapcap.models.families import blip, git, vision_encoder_decoder
 from snapcap.models.fields import ConfigError, Fields, json_or_empty, read_json
 from snapcap.models.names import Names
 
@@ -17,6 +17,7 @@ __all__ = ["ConfigError", "ModelConfig"]
 
 _FAMILIES: dict[str, Callable[[Fields, Mapping[str, Any]], Parts]] = {
     "blip": blip.read,
+    "git": git.read,
     "vision-encoder-decoder": vision_encoder_decoder.read,
 }
 
@@ -27,7 +28,7 @@ class ModelConfig:
 
     family: transformers' ``model_type``.
     names: what the checkpoint calls its tensors.
-    projected: ``enc_to_dec_proj`` stands between encoder and decoder.
+    projected: a linear layer stands between encoder and decoder, as ``enc_to_dec_proj``.
     """
 
     family: str

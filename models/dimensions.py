@@ -49,6 +49,11 @@ class VisionConfig:
         """Encoder tokens: one per patch, and the leading ones."""
         return self.grid[0] * self.grid[1] + self.leading_tokens
 
+    @property
+    def output_shape(self) -> tuple[int, int]:
+        """Of an image: encoder tokens and their width."""
+        return self.sequence_length, self.hidden_size
+
 
 @dataclass(frozen=True, kw_only=True)
 class BeitConfig(VisionConfig):
@@ -68,8 +73,13 @@ class BeitConfig(VisionConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClipConfig(VisionConfig):
+    """CLIP's encoder (Radford et al., 2021): a ViT with a norm before its first block too."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
-    """What every decoder with cross-attention has. ``family``: transformers' ``model_type`` of the decoder.
+    """What every decoder has. ``family``: transformers' ``model_type`` of the decoder.
 
     ``tied_head``: the head's weight is the token embedding.
     """
@@ -118,6 +128,12 @@ class BertConfig(DecoderConfig):
     token_types: int = 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class GitConfig(BertConfig):
+    """A decoder like BERT's without cross-attention: the image's tokens go through its own layers, as a prefix of
+    the caption (``models.regions.git``)."""
+
+
 @dataclass(frozen=True)
 class GenerationConfig:
     """Special token ids, and the default length: ``max_length`` counts the start token, as in transformers."""
@@ -131,7 +147,7 @@ class GenerationConfig:
 class Parts(NamedTuple):
     """What a family reads from its ``config.json``.
 
-    projected: a linear layer brings the encoder's output to the decoder's width before cross-attention.
+    projected: a linear layer brings the encoder's output to the decoder's width.
     """
 
     vision: VisionConfig

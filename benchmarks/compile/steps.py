@@ -89,44 +89,48 @@ class CompiledSteps:
         return found
 
     def _encode(self, rows: int) -> Callable[[], Any]:
-        before, block, after = self._parts("encoder", rows)
-
-        def encode(pixels: Any, slots: Any, keys: Any, values: Any, first: Any, layers: Any, last: Any) -> Any:
-            hidden = before(pixels, *first)
-            for layer in layers:
-                hidden = block(hidden, *layer)
-            return after(hidden, slots, keys, values, *last)
-
-        state = self._model.state
-        run = self._whole("encoder", encode, rows)
-        views = (self._pixels[:rows], self._slots[:rows], state.cross_key, state.cross_value)
-        return partial(run, *self._fixed(*views), *self._weights("encoder"))
+        return self._bound("encoder", rows, self._pixels[:rows], {"slots": self._slots[:rows]})
 
     def _step(self, rows: int) -> Callable[[], Any]:
-        before, block, after = self._parts("decoder", rows)
+        from snapcap.models.regions.table import ROWS
 
-        def step(tokens: Any, positions: Any, forced: Any, caches: Any, first: Any, layers: Any, last: Any) -> Any:
-            hidden = before(tokens, positions, *first)
-            for cache, layer in zip(caches, layers, strict=True):
-                hidden = block(hidden, positions, *cache, *layer)
-            return after(hidden, tokens, positions, forced, *last)
+        own = dict(zip(ROWS, self._model.state.rows(ROWS, rows), strict=True))
+        return self._bound("decoder", rows, own["tokens"], own)
 
-        state = self._model.state
-        caches = [self._fixed(c.key, c.value, c.cross_key, c.cross_value) for c in state.layers(rows)]
-        views = self._fixed(state.tokens[:rows], state.positions[:rows], state.forced[:rows])
-        run = self._whole("decoder", step, rows)
-        return partial(run, *views, caches, *self._weights("decoder"))
+    def _bound(self, component: str, rows: int, first: Any, own: Mapping[str, Any]) -> Callable[[], Any]:
+        """The component's regions over ``own`` buffers, which hold a row each, and the model's."""
+        from snapcap.models.regions.table import layer_inputs
+
+        parts = self._parts(component, rows)
+
+        def whole(first: Any, inputs: Any) -> Any:
+            hidden = first
+            for part, layers in zip(parts, inputs, strict=True):
+                for layer in layers:
+                    hidden = part(hidden, *layer)
+            return hidden
+
+        model = self._model
+        inputs = [
+            [
+                (*self._fixed(*buffers), *weights)
+                for buffers, weights in zip(
+                    layer_inputs(region, model.state, rows, own), model.weights.of(region), strict=True
+                )
+            ]
+            for region in model.regions.of(component)
+        ]
+        return partial(self._whole(component, whole, rows), *self._fixed(first), inputs)
 
     def _parts(self, component: str, rows: int) -> list[Callable[..., Any]]:
-        """The component's three regions that a greedy caption runs."""
+        """The component's regions that a greedy caption runs."""
         import torch
 
         from snapcap.models.regions.fused import compiled_function
 
         way = self._how.of(component)
         parts = []
-        for name in (f"{component}_before", f"{component}_block", f"{component}_after"):
-            region = getattr(self._model.regions, name)
+        for region in self._model.regions.of(component):
             function = region.function
             if way == "jit":
                 function = compiled_function(region, self._device, self._model.dtype)
@@ -163,10 +167,6 @@ class CompiledSteps:
             for tensor in tensors:
                 torch._dynamo.mark_static_address(tensor)
         return tensors
-
-    def _weights(self, component: str) -> tuple[Any, Any, Any]:
-        sets = self._model.weights.sets
-        return (sets[f"{component}_before"][0], sets[f"{component}_block"], sets[f"{component}_after"][0])
 
     def _wait(self) -> None:
         if self._device.type == "cuda":

@@ -88,11 +88,14 @@ def limits(model: "LoadedModel", rows: int) -> tuple[float, float]:
     """TFLOP of an encode's products; GB that a decode step reads at least."""
     vision, decoder = model.config.vision, model.config.decoder
     tokens = vision.sequence_length
-    block = sum(w.numel() for w in model.weights.of(model.regions.encoder_block)[0] if w.dim() == 2)
-    cross = max(w.numel() for w in model.weights.of(model.regions.encoder_after)[0])
-    flop = 2 * rows * tokens * (vision.num_layers * (block + 2 * tokens * vision.hidden_size) + cross)
-    read = sum(w.nbytes for layer in model.weights.of(model.regions.decoder_block) for w in layer)
-    read += max(w.nbytes for w in model.weights.of(model.regions.decoder_after)[0])
+    products = 0
+    for region in model.regions.encoder:
+        own = sum(w.numel() for w in model.weights.of(region)[0] if w.dim() == 2)
+        attention = 2 * tokens * region.hidden[1] if region.name.endswith("_block") else 0
+        products += region.layers * (own + attention)
+    flop = 2 * rows * tokens * products
+    read = sum(w.nbytes for layer in model.weights.of(model.regions["decoder_block"]) for w in layer)
+    read += max(w.nbytes for w in model.weights.of(model.regions["decoder_after"])[0])
     size = torch.finfo(model.dtype).bits // 8
     read += rows * decoder.num_layers * 2 * tokens * decoder.num_heads * decoder.head_dim * size
     return flop / 1e12, read / 1e9

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 from snapcap.benchmarks.harness.arguments import make_parser
-from snapcap.benchmarks.random_models import blip, vit_gpt2
+from snapcap.benchmarks.random_models import blip, git, vit_gpt2
 from snapcap.benchmarks.random_models.tensors import Shapes, TensorSpec
 
 SEED = 0
@@ -37,6 +37,8 @@ RANDOM_MODELS = {
     "vit-b16-gpt2": RandomModel(vit_gpt2, Shapes()),
     # Salesforce/blip-image-captioning-base: ViT-B/16 at 384 pixels and a decoder of BERT-base's size.
     "blip-base": RandomModel(blip, Shapes(image_size=384, vocab_size=30524, positions=512)),
+    # microsoft/git-base-coco: CLIP's ViT-B/16 at 224 pixels and six layers of BERT-base's size.
+    "git-base": RandomModel(git, Shapes(decoder_layers=6, vocab_size=30522)),
 }
 
 

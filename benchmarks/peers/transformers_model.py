@@ -11,6 +11,7 @@ from snapcap.benchmarks.harness.marks import mark
 _PARTS = {
     "VisionEncoderDecoderModel": ("encoder", "decoder"),
     "BlipForConditionalGeneration": ("vision_model", "text_decoder"),
+    "GitForCausalLM": ("git",),
 }
 
 
@@ -58,7 +59,7 @@ class Captioner:
         import torch
 
         with torch.inference_mode():
-            rows = self._model.generate(pixels, do_sample=False, num_beams=1, **self._limit).tolist()
+            rows = self._model.generate(pixel_values=pixels, do_sample=False, num_beams=1, **self._limit).tolist()
         texts = self._tokenizer.batch_decode(rows, skip_special_tokens=True)
         # The first token of a row is the start token.
         counts = [sum(token not in self._ends for token in row[1:]) for row in rows]

@@ -18,9 +18,7 @@ from snapcap.benchmarks.random_models.tensors import (
     processor_config,
     vit_config,
 )
-from snapcap.benchmarks.random_models.word_pieces import PADDING, SEP, start_id, word_piece_tokenizer
-
-_NEVER = -1e4  # far below every logit, and a number of float16 too
+from snapcap.benchmarks.random_models.word_pieces import NEVER, PADDING, SEP, start_id, word_piece_tokenizer
 
 
 def tensors(shapes: Shapes) -> Iterator[TensorSpec]:
@@ -64,7 +62,7 @@ def _decoder(shapes: Shapes) -> Iterator[TensorSpec]:
     head = "text_decoder.cls.predictions"
     yield from linear(f"{head}.transform.dense", width, width)
     yield from norm(f"{head}.transform.LayerNorm", width)
-    yield TensorSpec(f"{head}.bias", (shapes.vocab_size,), exceptions=dict.fromkeys((PADDING, SEP), _NEVER))
+    yield TensorSpec(f"{head}.bias", (shapes.vocab_size,), exceptions=dict.fromkeys((PADDING, SEP), NEVER))
 
 
 def files(shapes: Shapes) -> Files:

@@ -6,6 +6,7 @@ from typing import Any
 
 _SEED = 0
 PADDING, UNKNOWN, CLS, SEP, MASK = 0, 100, 101, 102, 103  # as in bert-base-uncased
+NEVER = -1e4  # the bias of a token that is not to be chosen: far below every logit, and a number of float16 too
 
 
 def start_id(vocab_size: int) -> int:

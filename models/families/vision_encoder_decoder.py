@@ -3,9 +3,10 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from snapcap.models.dimensions import DEFAULT_NEW_TOKENS, DecoderConfig, GenerationConfig, Parts, VisionConfig
+from snapcap.models.dimensions import DecoderConfig, GenerationConfig, Parts, VisionConfig
 from snapcap.models.families import beit, bert, deit, gpt2, roberta, trocr, vit
-from snapcap.models.fields import ConfigError, Fields, is_whole
+from snapcap.models.families.generation import read_generation
+from snapcap.models.fields import ConfigError, Fields
 from snapcap.models.names import Names
 
 _ENCODERS: dict[str, tuple[Callable[[Fields], VisionConfig], Names]] = {
@@ -68,34 +69,8 @@ def _generation(
     text: DecoderConfig,
 ) -> GenerationConfig:
     """transformers' order: ``generation_config.json``, then the top of ``config.json``, then the decoder's part."""
-
-    def look_up(*fields: str) -> Any:
-        for field in fields:
-            for source in (generation, config, decoder):
-                if source.get(field) is not None:
-                    return source[field]
-        return None
-
-    eos = look_up("eos_token_id")
-    eos_ids = tuple(eos) if isinstance(eos, list) else (() if eos is None else (eos,))
-    start = look_up("decoder_start_token_id", "bos_token_id")
-    for field, ids in (("decoder_start_token_id", (start,)), ("eos_token_id", eos_ids)):
-        for token in ids:
-            if not is_whole(token) or not 0 <= token < text.vocab_size:
-                raise ConfigError(field, token, f"a token id below vocab_size {text.vocab_size} is expected")
-    if text.family == "roberta" and start == decoder.get("pad_token_id", 1):
-        raise ConfigError("decoder_start_token_id", start, "RoBERTa gives the padding token no position")
-    pad = look_up("pad_token_id")
-    lengths = Fields({field: look_up(field) for field in ("max_new_tokens", "max_length")})
-    if lengths.values["max_new_tokens"] is not None:
-        max_length = lengths.positive_int("max_new_tokens") + 1
-    elif lengths.values["max_length"] is not None:
-        max_length = lengths.positive_int("max_length")
-    else:
-        max_length = DEFAULT_NEW_TOKENS + 1
-    return GenerationConfig(
-        start_id=start,
-        eos_ids=eos_ids,
-        pad_id=pad if isinstance(pad, int) else (eos_ids[0] if eos_ids else start),
-        max_length=min(max_length, text.n_positions),
-    )
+    start = ("decoder_start_token_id", "bos_token_id")
+    read = read_generation((generation, config, decoder), text, start)
+    if text.family == "roberta" and read.start_id == decoder.get("pad_token_id", 1):
+        raise ConfigError(start[0], read.start_id, "RoBERTa gives the padding token no position")
+    return read

@@ -55,11 +55,13 @@ class Dimensions(TypedDict):
     layer_norm_eps: float
 
 
-def dimensions(fields: Fields, image_size: int = 224, layer_norm_eps: float = 1e-12) -> Dimensions:
+def dimensions(
+    fields: Fields, image_size: int = 224, layer_norm_eps: float = 1e-12, activation: str = "gelu"
+) -> Dimensions:
     """Those of any encoder that cuts an RGB image into patches.
 
     Args:
-        image_size, layer_norm_eps: the family's defaults.
+        image_size, layer_norm_eps, activation: the family's defaults.
 
     Raises:
         ConfigError: a field has a value that is not supported.
@@ -76,6 +78,6 @@ def dimensions(fields: Fields, image_size: int = 224, layer_norm_eps: float = 1e
         "num_layers": fields.positive_int("num_hidden_layers", 12),
         "num_heads": fields.heads("num_attention_heads", 12, hidden),
         "intermediate_size": fields.positive_int("intermediate_size", 3072),
-        "activation": fields.activation("hidden_act", "gelu"),
+        "activation": fields.activation("hidden_act", activation),
         "layer_norm_eps": fields.positive_number("layer_norm_eps", layer_norm_eps),
     }

@@ -92,7 +92,7 @@ def read_image(
     scans = check_scans(data, full[0] * full[1]) if name == "jpeg" else 0
     # Of a JPEG it is known from the header how it is turned, of others once pixels are loaded.
     method = _turn(image) if name == "jpeg" else None
-    target = None if resize is None else resize.target(*_swapped(full, _swaps_sides(method)))
+    target = None if resize is None else _target(resize, _swapped(full, _swaps_sides(method)), max_pixels)
     stored = None if target is None else _swapped(target, _swaps_sides(method))
     box = None
     if stored is not None and isinstance(image, JpegImagePlugin.JpegImageFile):
@@ -119,7 +119,10 @@ def convert_image(image: Image.Image, max_pixels: int, resize: Resize | None) ->
     if 0 in image.size:
         raise ImageError("zero_size", "the image is 0 pixels wide or high; send one with at least one pixel")
     _check_size(image.size, max_pixels)
-    return _resized(_upright(_load_rgb(image, image.format or "image"), _turn(image)), resize)
+    upright = _upright(_load_rgb(image, image.format or "image"), _turn(image))
+    if resize is not None:
+        _target(resize, upright.size, max_pixels)
+    return _resized(upright, resize)
 
 
 def _open(data: bytes, max_pixels: int) -> tuple[Image.Image, str]:
@@ -156,6 +159,18 @@ def _check_size(size: tuple[int, int], max_pixels: int) -> None:
             "too_large",
             f"an image of {width}×{height} pixels has a side of more than {LONGEST_SIDE}; scale it down first",
         )
+
+
+def _target(resize: Resize, size: tuple[int, int], max_pixels: int) -> tuple[int, int]:
+    """The size to which a picture is resized: far larger than it, maybe, where its shorter edge decides."""
+    target = resize.target(*size)
+    if target[0] * target[1] > max_pixels:
+        raise ImageError(
+            "too_large",
+            f"an image of {size[0]}×{size[1]} pixels would be resized to {target[0]}×{target[1]}, "
+            f"over the limit of {max_pixels} pixels; cut a part out of it first",
+        )
+    return target
 
 
 def _check_room(needed: int, room: int | None) -> None:

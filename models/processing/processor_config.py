@@ -15,13 +15,16 @@ Channels = tuple[float, ...]
 # Pillow's numbers of resize filters, of which there are six.
 BILINEAR, BICUBIC, FILTERS = 2, 3, range(6)
 _HALF = (0.5, 0.5, 0.5)
+_CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+_CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
 
 @dataclass(frozen=True)
 class ProcessorDefaults:
     """What an image processor of transformers does where its file says nothing. Sizes in pixels, of a square.
 
-    resample: Pillow's number of the resize filter. crop_size: None does not crop.
+    resample: Pillow's number of the resize filter. crop_size: None does not crop. shortest_edge: a size that is one
+    number is the length of the shorter edge, not a square.
     """
 
     size: int = 224
@@ -29,20 +32,17 @@ class ProcessorDefaults:
     mean: Channels = _HALF
     std: Channels = _HALF
     crop_size: int | None = None
+    shortest_edge: bool = False
 
 
 _PROCESSORS = {
     "Beit": ProcessorDefaults(resample=BICUBIC),
-    "Blip": ProcessorDefaults(
-        384,
-        BICUBIC,
-        mean=(0.48145466, 0.4578275, 0.40821073),  # CLIP's
-        std=(0.26862954, 0.26130258, 0.27577711),
-    ),
+    "Blip": ProcessorDefaults(384, BICUBIC, _CLIP_MEAN, _CLIP_STD),
+    "CLIP": ProcessorDefaults(224, BICUBIC, _CLIP_MEAN, _CLIP_STD, crop_size=224, shortest_edge=True),
     "DeiT": ProcessorDefaults(256, BICUBIC, crop_size=224),
     "ViT": ProcessorDefaults(),
 }
-_OF_FAMILY = {"beit": "Beit", "blip": "Blip", "deit": "DeiT", "vit": "ViT"}
+_OF_FAMILY = {"beit": "Beit", "blip": "Blip", "deit": "DeiT", "git": "CLIP", "vit": "ViT"}
 _NAME = re.compile(r"(\w+?)(?:ImageProcessor(?:Fast|Pil)?|FeatureExtractor)")
 
 
@@ -59,8 +59,8 @@ def defaults(config: Mapping[str, Any], family: str) -> ProcessorDefaults:
     return _PROCESSORS[_OF_FAMILY[family]]
 
 
-def size(config: Mapping[str, Any], field: str, default: int) -> tuple[int, int] | int:
-    """(height, width), or the length of the shorter edge."""
+def size(config: Mapping[str, Any], field: str, default: int, shortest_edge: bool = False) -> tuple[int, int] | int:
+    """(height, width), or the length of the shorter edge, as which one number counts if it is said so."""
     value = config.get(field)
     if value is None:
         value = default
@@ -68,7 +68,7 @@ def size(config: Mapping[str, Any], field: str, default: int) -> tuple[int, int]
         case bool():
             pass
         case int() if value > 0:
-            return value, value
+            return value if shortest_edge else (value, value)
         case [int(height), int(width)] if height > 0 and width > 0:
             return height, width
         case {"height": int(height), "width": int(width)} if height > 0 and width > 0:

@@ -77,7 +77,16 @@ class ImageTransform:
         config = _read(folder)
         if config is None:
             preset = fields.defaults({}, family)
-            return cls(image_size, preset.resample, mean=preset.mean, std=preset.std, max_pixels=max_pixels)
+            edge = max(image_size) if preset.shortest_edge else None
+            return cls(
+                image_size,
+                preset.resample,
+                mean=preset.mean,
+                std=preset.std,
+                max_pixels=max_pixels,
+                resize_to=edge,
+                do_center_crop=edge is not None,
+            )
         return _from_config(config, fields.defaults(config, family), image_size, max_pixels)
 
     def decode(self, data: bytes, room: int | None = None) -> DecodedImage:
@@ -195,7 +204,7 @@ def _from_config(
         raise ConfigError("do_pad", True, "padding is not supported")
     do_resize = fields.switch(config, "do_resize", True)
     do_center_crop = fields.switch(config, "do_center_crop", preset.crop_size is not None)
-    size = fields.size(config, "size", preset.size)
+    size = fields.size(config, "size", preset.size, preset.shortest_edge)
     if do_center_crop:
         crop = fields.size(config, "crop_size", preset.crop_size or 224)
         _fits("crop_size", config.get("crop_size"), crop, image_size)

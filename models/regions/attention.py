@@ -29,10 +29,37 @@ def attend_cached(
     scale: float,
 ) -> Tensor:  # [b, H * d]
     """Causal self-attention of one new token a row: its key and value go into the cache, and it sees its past."""
+    future = _cache(key, value, positions, key_cache, value_cache)
+    return attend(query, key_cache, value_cache, scale, future)
+
+
+def attend_prefixed(
+    query: Tensor,  # [b, H, d]
+    key: Tensor,  # [b, H, d]
+    value: Tensor,  # [b, H, d]
+    positions: Tensor,  # [b] int64, below L
+    key_cache: Tensor,  # [b, H, d, L], written in place at each row's position
+    value_cache: Tensor,  # [b, H, L, d], likewise
+    prefix_key: Tensor,  # [b, H, d, T]
+    prefix_value: Tensor,  # [b, H, T, d]
+    scale: float,
+) -> Tensor:  # [b, H * d]
+    """The same, and all of a prefix is seen too: one softmax over both."""
+    future = _cache(key, value, positions, key_cache, value_cache)
+    prefix = prefix_key.shape[3]
+    query = query.unsqueeze(2)
+    own = (torch.matmul(query, key_cache).float() * scale).masked_fill(future, float("-inf"))
+    scores = torch.cat((torch.matmul(query, prefix_key).float() * scale, own), dim=-1)
+    weights = scores.softmax(dim=-1).to(value.dtype)
+    seen = torch.matmul(weights[..., :prefix], prefix_value)
+    return (seen + torch.matmul(weights[..., prefix:], value_cache)).flatten(1)
+
+
+def _cache(key: Tensor, value: Tensor, positions: Tensor, key_cache: Tensor, value_cache: Tensor) -> Tensor:
+    """Write a new token's key and value [b, H, d] at its position; returns [b, 1, 1, L], true after it."""
     rows, heads, head_dim, length = key_cache.shape
     at = positions.view(rows, 1, 1, 1)
     key_cache.scatter_(3, at.expand(rows, heads, head_dim, 1), key.unsqueeze(3))
     value_cache.scatter_(2, at.expand(rows, heads, 1, head_dim), value.unsqueeze(2))
     # Slots hold what earlier requests left behind: positions after the row's own are masked, never cleared.
-    future = torch.arange(length, device=positions.device) > at
-    return attend(query, key_cache, value_cache, scale, future)
+    return torch.arange(length, device=positions.device) > at

@@ -6,8 +6,8 @@ from functools import partial
 from torch import Tensor
 
 from snapcap.models.config import ModelConfig
-from snapcap.models.dimensions import BertConfig, DecoderConfig, Gpt2Config
-from snapcap.models.regions import bert, cross_kv, gpt2, names, vit
+from snapcap.models.dimensions import BertConfig, DecoderConfig, GitConfig, Gpt2Config
+from snapcap.models.regions import bert, cross_kv, git, gpt2, names, vit
 from snapcap.models.regions.activations import activation
 from snapcap.models.regions.choice import beam_search
 from snapcap.models.regions.choice.penalties import penalise
@@ -21,10 +21,11 @@ def region_functions(config: ModelConfig) -> Mapping[str, RegionFunction]:
     vision = config.vision
     act, eps = activation(vision.activation), vision.layer_norm_eps
     return {
-        "encoder_before": partial(vit.embed, grid=vision.grid, patch_size=vision.patch_size),
+        "encoder_before": partial(vit.embed, grid=vision.grid, patch_size=vision.patch_size, eps=eps),
         "encoder_block": partial(vit.block, num_heads=vision.num_heads, eps=eps, act=act),
         "encoder_after": partial(cross_kv.cross_kv, eps=eps if vision.final_norm else None),
         **_decoder(config.decoder),
+        **_prefix(config),
         names.PENALTIES: penalise,
         names.SAMPLING: sample,
         names.BEAMS: beam_search.select,
@@ -44,9 +45,22 @@ def _decoder(decoder: DecoderConfig) -> Mapping[str, RegionFunction]:
         case BertConfig():
             head_act = None if decoder.head_activation is None else activation(decoder.head_activation)
             scale, heads = decoder.head_dim**-0.5, decoder.num_heads
+            block = git.block if isinstance(decoder, GitConfig) else bert.block
             return {
                 "decoder_before": partial(bert.embed, scale=decoder.embedding_scale, eps=eps),
-                "decoder_block": partial(bert.block, num_heads=heads, eps=eps, scale=scale, act=act),
+                "decoder_block": partial(block, num_heads=heads, eps=eps, scale=scale, act=act),
                 "decoder_after": partial(bert.head, eps=eps, act=head_act),
             }
     raise TypeError(type(decoder).__name__)
+
+
+def _prefix(config: ModelConfig) -> Mapping[str, RegionFunction]:
+    decoder = config.decoder
+    if not isinstance(decoder, GitConfig):
+        return {}
+    act, heads = activation(decoder.activation), decoder.num_heads
+    return {
+        "prefix_before": partial(git.project, eps=config.vision.layer_norm_eps),
+        "prefix_block": partial(git.prefix_block, num_heads=heads, eps=decoder.layer_norm_eps, act=act),
+        "prefix_after": git.prefix_end,
+    }

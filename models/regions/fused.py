@@ -1,7 +1,7 @@
 """Regions for CUDA in 16 bits, made of `regions.kernels`: what is compiled there instead of the plain functions.
 
-Each takes and returns what the function of its name in `regions.gpt2`, `regions.bert` or `regions.vit` does, and a
-build compares it with that. Eager serving, the CPU and fp32 keep the plain functions, but for beams in fp32.
+Each takes and returns what the function of its name in `regions.gpt2`, `bert`, `git` or `vit` does, and a build
+compares it with that. Eager serving, the CPU and fp32 keep the plain functions, but for beams in fp32.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from snapcap.models.regions import bert, cross_kv, gpt2, vit
+from snapcap.models.regions import bert, cross_kv, git, gpt2, vit
 from snapcap.models.regions.activations import Activation, activation
 from snapcap.models.regions.choice import beam_search
 from snapcap.models.regions.functions import RegionFunction
 from snapcap.models.regions.table import Region
-from snapcap.models.regions.weight_names import BERT_BLOCK, GPT2_BLOCK
+from snapcap.models.regions.weight_names import BERT_BLOCK, GIT_BLOCK, GPT2_BLOCK
 
 DTYPES = (torch.bfloat16, torch.float16)
 
@@ -126,6 +126,39 @@ def _bert_block(
     return normed(layer(inner, "fc2", hidden), "norm2")
 
 
+def _git_block(
+    hidden: Tensor,
+    positions: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    image_key: Tensor,
+    image_value: Tensor,
+    *weights: Tensor,  # GIT_BLOCK
+    num_heads: int,
+    eps: float,
+    scale: float,
+    act: Activation,
+) -> Tensor:
+    from snapcap.models.regions.kernels.attention import attend_prefixed  # noqa: PLC0415  Triton
+    from snapcap.models.regions.kernels.linear import linear, norm  # noqa: PLC0415  Triton
+
+    w = dict(zip(GIT_BLOCK, weights, strict=True))
+
+    def layer(x: Tensor, name: str, residual: Tensor | None = None, act: str = "") -> Tensor:
+        y: Tensor = linear(x, w[f"{name}.weight"].t(), w[f"{name}.bias"], None, None, residual, eps, act)
+        return y
+
+    def normed(x: Tensor, name: str) -> Tensor:
+        y: Tensor = norm(x, w[f"{name}.weight"], w[f"{name}.bias"], eps)
+        return y
+
+    qkv = layer(hidden, "qkv")
+    attended = attend_prefixed(qkv, positions, key_cache, value_cache, image_key, image_value, scale)
+    hidden = normed(layer(attended, "out", hidden), "norm1")
+    inner = layer(hidden, "fc1", act=_act_name(act) or "")
+    return normed(layer(inner, "fc2", hidden), "norm2")
+
+
 def _bert_head(
     hidden: Tensor,
     tokens: Tensor,
@@ -149,8 +182,15 @@ def _bert_head(
 
 def _vit_block(hidden: Tensor, *weights: Tensor, num_heads: int, eps: float, act: Activation) -> Tensor:
     """Large products and attention stay with the vendor's libraries, which are faster at them than Triton."""
-    activated = _gelu_of_linear if _act_name(act) in ("gelu", "gelu_tanh") else vit.activated
-    return vit.block(hidden, *weights, num_heads=num_heads, eps=eps, act=act, activated=activated)
+    return vit.block(hidden, *weights, num_heads=num_heads, eps=eps, act=act, activated=_activated(act))
+
+
+def _git_prefix_block(*inputs: Tensor, num_heads: int, eps: float, act: Activation) -> Tensor:
+    return git.prefix_block(*inputs, num_heads=num_heads, eps=eps, act=act, activated=_activated(act))
+
+
+def _activated(act: Activation) -> vit.Activated:
+    return _gelu_of_linear if _act_name(act) in ("gelu", "gelu_tanh") else vit.activated
 
 
 def _gelu_of_linear(x: Tensor, weight: Tensor, bias: Tensor, _act: Activation) -> Tensor:
@@ -170,6 +210,14 @@ def _cross_kv(
     return cross_kv.cross_kv(hidden, slots, key_cache, value_cache, *weights, eps=eps, write=write)
 
 
+def _git_prefix_end(
+    hidden: Tensor, slots: Tensor, key_cache: Tensor, value_cache: Tensor, *weights: Tensor
+) -> Tensor:
+    from snapcap.models.regions.kernels.cross_kv import cross_kv as write  # noqa: PLC0415  Triton
+
+    return git.prefix_end(hidden, slots, key_cache, value_cache, *weights, write=write)
+
+
 def _select(*inputs: Tensor) -> Tensor:
     from snapcap.models.regions.kernels.beams import select  # noqa: PLC0415  Triton
 
@@ -182,6 +230,9 @@ _FUSED: Mapping[Callable[..., Tensor], Callable[..., Tensor]] = {
     gpt2.head: _gpt2_head,
     cross_kv.cross_kv: _cross_kv,
     bert.block: _bert_block,
+    git.block: _git_block,
+    git.prefix_block: _git_prefix_block,
+    git.prefix_end: _git_prefix_end,
     bert.head: _bert_head,
     vit.block: _vit_block,
 }

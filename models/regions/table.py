@@ -4,7 +4,7 @@ A region takes activations and caches first, then its weights, and returns one t
 so one compiled block serves all layers, and one artifact every checkpoint of the same shapes.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from snapcap.models.config import ModelConfig
-from snapcap.models.dimensions import BeitConfig, BertConfig, DecoderConfig, Gpt2Config
+from snapcap.models.dimensions import BeitConfig, BertConfig, ClipConfig, DecoderConfig, GitConfig, Gpt2Config
 from snapcap.models.memory.memory import B
 from snapcap.models.regions import names
 from snapcap.models.regions import weight_names as weights
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from snapcap.models.regions.functions import RegionFunction
 
 Component = Literal["encoder", "decoder"]
+ROWS = ("tokens", "positions", "forced")
+LAYER_KV = ("key_cache", "value_cache", "cross_key", "cross_value")  # of one decoder layer, a row each
+IMAGE_KV = ("slots", "cross_keys", "cross_values")  # where an image's K/V go: of some decoder layers, all slots
 # What runs a region: with its buffers and weights as inputs, it returns one more of them.
 RegionCall = Callable[..., Any]
 
@@ -31,7 +34,10 @@ RegionCall = Callable[..., Any]
 class Region:
     """A pure function, the names of its activations and caches, and those of its weights, which follow them.
 
-    ``load`` gives the function. ``layers`` is the number of weight sets, all of the same shapes.
+    load: gives the function.
+    layers: the number of weight sets, all of the same shapes; it runs once with each.
+    hidden: the shape of the activation that it takes from the region before it, but for the rows.
+    writes: for each of its layers those of the decoder whose K/V of the image it writes, if it does.
     """
 
     name: str
@@ -40,6 +46,8 @@ class Region:
     input_names: tuple[str, ...]
     weight_names: tuple[str, ...]
     layers: int = 1
+    hidden: tuple[int, ...] = ()
+    writes: tuple[slice, ...] = ()
 
     @cached_property
     def function(self) -> "RegionFunction":
@@ -54,71 +62,119 @@ class Region:
 
 @dataclass(frozen=True)
 class Regions:
-    """All regions in the order in which they run: encode is the first three, a decode step the next three, and the
-    others where a row is penalised, sampled or a beam."""
+    """All regions of a captioner.
 
-    encoder_before: Region
-    encoder_block: Region
-    encoder_after: Region
-    decoder_before: Region
-    decoder_block: Region
-    decoder_after: Region
-    decoder_penalties: Region
-    decoder_sampling: Region
-    decoder_beams: Region
+    encoder: those of an encode, in the order in which they run: what comes before the blocks of a stage, its block
+        as often as it has layers, and what comes after them. There may be several stages, as vision and prefix, and
+        a stage may lack a part.
+    decoder: likewise those of a decode step, which is one stage.
+    choice: those that run where a row is penalised, sampled or a beam.
+    """
+
+    encoder: tuple[Region, ...]
+    decoder: tuple[Region, ...]
+    choice: tuple[Region, Region, Region]
 
     def __iter__(self) -> Iterator[Region]:
-        return iter(
-            (
-                self.encoder_before,
-                self.encoder_block,
-                self.encoder_after,
-                self.decoder_before,
-                self.decoder_block,
-                self.decoder_after,
-                self.decoder_penalties,
-                self.decoder_sampling,
-                self.decoder_beams,
-            )
-        )
+        return iter((*self.encoder, *self.decoder, *self.choice))
+
+    def __getitem__(self, name: str) -> Region:
+        return next(region for region in self if region.name == name)
+
+    def of(self, component: Component) -> tuple[Region, ...]:
+        """Those that an encode or a decode step always runs."""
+        return self.encoder if component == "encoder" else self.decoder
 
 
 def build_regions(config: ModelConfig) -> Regions:
     """The regions of a checkpoint's dimensions."""
-    vision, decoder = config.vision, config.decoder
-    rows = ("tokens", "positions", "forced")
-    caches = ("key_cache", "value_cache", "cross_key", "cross_value")
-    scores = ("logits", "normalised", *rows, "ends", "key_cache", "value_cache")
-    relative = isinstance(vision, BeitConfig) and vision.relative
-    before, block, after = _decoder_weights(decoder)
+    return Regions(_encoder(config), _decoder(config), _choice(config))
 
-    def region(name: str, inputs: tuple[str, ...], weight_names: tuple[str, ...] = (), layers: int = 1) -> Region:
-        component: Component = "encoder" if name.startswith("encoder") else "decoder"
-        return Region(name, component, partial(_function, config, name), inputs, weight_names, layers)
 
-    return Regions(
-        region("encoder_before", ("pixels",), weights.VIT_EMBED),
-        region(
+def _encoder(config: ModelConfig) -> tuple[Region, ...]:
+    after = _git_prefix(config) if isinstance(config.decoder, GitConfig) else _cross_kv(config)
+    return (*_vision(config), *after)
+
+
+def _of_encoder(
+    config: ModelConfig, name: str, inputs: tuple[str, ...], weight_names: tuple[str, ...], **more: Any
+) -> Region:
+    return Region(name, "encoder", partial(_function, config, name), inputs, weight_names, **more)
+
+
+def _vision(config: ModelConfig) -> tuple[Region, Region]:
+    vision = config.vision
+    norm = weights.VIT_EMBED_NORM if isinstance(vision, ClipConfig) else ()
+    relative = weights.VIT_RELATIVE if isinstance(vision, BeitConfig) and vision.relative else ()
+    return (
+        _of_encoder(config, "encoder_before", ("pixels",), weights.VIT_EMBED + norm),
+        _of_encoder(
+            config,
             "encoder_block",
             ("hidden",),
-            weights.VIT_BLOCK + (weights.VIT_RELATIVE if relative else ()),
-            vision.num_layers,
+            weights.VIT_BLOCK + relative,
+            layers=vision.num_layers,
+            hidden=vision.output_shape,
         ),
-        region(
-            "encoder_after",
-            ("hidden", "slots", "key_cache", "value_cache"),
-            (
-                *(weights.CROSS_NORM if vision.final_norm else ()),
-                *weights.CROSS_KV,
-                *(weights.CROSS_PROJECTION if config.projected else ()),
-            ),
-        ),
+    )
+
+
+def _cross_kv(config: ModelConfig) -> tuple[Region]:
+    """The end of the encoder where the decoder has cross-attention."""
+    vision = config.vision
+    names = (
+        *(weights.CROSS_NORM if vision.final_norm else ()),
+        *weights.CROSS_KV,
+        *(weights.CROSS_PROJECTION if config.projected else ()),
+    )
+    every = slice(0, config.decoder.num_layers)
+    inputs = ("hidden", *IMAGE_KV)
+    return (_of_encoder(config, "encoder_after", inputs, names, hidden=vision.output_shape, writes=(every,)),)
+
+
+def _git_prefix(config: ModelConfig) -> tuple[Region, ...]:
+    """A stage of the decoder's own layers, but for the last one, of which only K/V are needed."""
+    vision, decoder = config.vision, config.decoder
+    hidden, inputs = (vision.sequence_length, decoder.hidden_size), ("hidden", *IMAGE_KV)
+    *layers, last = (slice(layer, layer + 1) for layer in range(decoder.num_layers))
+    before = _of_encoder(config, "prefix_before", ("hidden",), weights.GIT_PROJECTION, hidden=vision.output_shape)
+    block = _of_encoder(
+        config,
+        "prefix_block",
+        inputs,
+        weights.GIT_BLOCK,
+        layers=len(layers),
+        hidden=hidden,
+        writes=tuple(layers),
+    )
+    after = _of_encoder(config, "prefix_after", inputs, weights.GIT_PREFIX_END, hidden=hidden, writes=(last,))
+    return (before, block, after) if layers else (before, after)
+
+
+def _decoder(config: ModelConfig) -> tuple[Region, ...]:
+    decoder = config.decoder
+    before, block, after = _decoder_weights(decoder)
+
+    def region(name: str, inputs: tuple[str, ...], weight_names: tuple[str, ...], layers: int = 1) -> Region:
+        function = partial(_function, config, name)
+        return Region(name, "decoder", function, inputs, weight_names, layers, (decoder.hidden_size,))
+
+    return (
         region("decoder_before", ("tokens", "positions"), before),
-        region("decoder_block", ("hidden", "positions", *caches), block, decoder.num_layers),
-        region("decoder_after", ("hidden", *rows), after),
-        region(names.PENALTIES, ("logits", *rows, *PENALISE_INPUTS)),
-        region(names.SAMPLING, ("logits", *rows, *SAMPLE_INPUTS, "sequences")),
-        region(names.BEAMS, (*scores, *SELECT_INPUTS)),
+        region("decoder_block", ("hidden", "positions", *LAYER_KV), block, decoder.num_layers),
+        region("decoder_after", ("hidden", *ROWS), after),
+    )
+
+
+def _choice(config: ModelConfig) -> tuple[Region, Region, Region]:
+    def region(name: str, *inputs: str) -> Region:
+        return Region(name, "decoder", partial(_function, config, name), inputs, ())
+
+    scores = ("logits", "normalised", *ROWS, "ends", "key_cache", "value_cache")
+    return (
+        region(names.PENALTIES, "logits", *ROWS, *PENALISE_INPUTS),
+        region(names.SAMPLING, "logits", *ROWS, *SAMPLE_INPUTS, "sequences"),
+        region(names.BEAMS, *scores, *SELECT_INPUTS),
     )
 
 
@@ -136,7 +192,8 @@ def _decoder_weights(decoder: DecoderConfig) -> tuple[tuple[str, ...], tuple[str
         case BertConfig():
             norm = weights.BERT_EMBED_NORM if decoder.embedding_norm else ()
             transform = weights.BERT_TRANSFORM if decoder.head_activation else ()
-            return weights.BERT_EMBED + norm, weights.BERT_BLOCK, transform + weights.BERT_HEAD
+            block = weights.GIT_BLOCK if isinstance(decoder, GitConfig) else weights.BERT_BLOCK
+            return weights.BERT_EMBED + norm, block, transform + weights.BERT_HEAD
     raise TypeError(type(decoder).__name__)
 
 
@@ -146,36 +203,41 @@ def region_inputs(region: Region, config: ModelConfig, state: DecodeState[B], ro
 
     Used wherever a region is compiled or checked alone; its weights follow in ``weight_names`` order.
     """
-    memory, dtype = state.memory, state.dtype
-    vision, width = config.vision, config.decoder.hidden_size
-    if region.name == "encoder_before":
-        return (memory.zeros("uint8", (rows, *vision.image_size, 3)),)
-    if region.component == "encoder":
-        hidden = memory.zeros(dtype, (rows, vision.sequence_length, vision.hidden_size))
-        slots = memory.zeros("int64", (rows,))
-        memory.write(slots, range(rows), np.arange(rows))
-        caches = (slots, state.cross_key, state.cross_value)
-        return (hidden,) if region.name == "encoder_block" else (hidden, *caches)
-    if region.name == "decoder_before":
-        return state.rows(("tokens", "positions"), rows)
+    memory = state.memory
     if region.on_demand:
         vocabulary = config.decoder.vocab_size
         logits, ends = memory.zeros("float32", (rows, vocabulary)), memory.zeros("bool", (vocabulary,))
         beams = BeamState.allocate(state.slots, state.cache_length, memory)
         scores = (logits, memory.view(ends, slice(1))) if region.name == names.BEAMS else (logits,)
         return (*scores, *choice_inputs(region.name, state, beams, ends, rows))
-    hidden = memory.zeros(dtype, (rows, width))
-    if region.name == "decoder_block":
-        layer = state.layers(rows)[0]
-        positions = state.rows(("positions",), rows)
-        return (hidden, *positions, layer.key, layer.value, layer.cross_key, layer.cross_value)
-    return (hidden, *state.rows(("tokens", "positions", "forced"), rows))
+    own = dict(zip(ROWS, state.rows(ROWS, rows), strict=True))
+    own["slots"] = memory.zeros("int64", (rows,))
+    memory.write(own["slots"], range(rows), np.arange(rows))
+    match region.input_names[0]:
+        case "pixels":
+            first = memory.zeros("uint8", (rows, *config.vision.image_size, 3))
+        case "tokens":
+            first = own["tokens"]
+        case _:
+            first = memory.zeros(state.dtype, (rows, *region.hidden))
+    return (first, *layer_inputs(region, state, rows, own)[0])
+
+
+def layer_inputs(region: Region, state: DecodeState[B], rows: int, own: Mapping[str, B]) -> list[tuple[B, ...]]:
+    """For each layer of a region of an encode or a decode step what it takes after its first input and before its
+    weights: of ``own``, which hold a row each of ``rows``, and views of the caches."""
+    caches: list[dict[str, B]] = [{}] * region.layers
+    if region.writes:
+        caches = [dict(zip(IMAGE_KV[1:], state.image_kv(layers), strict=True)) for layers in region.writes]
+    elif LAYER_KV[0] in region.input_names:
+        caches = [dict(zip(LAYER_KV, layer, strict=True)) for layer in state.layers(rows)]
+    return [tuple(({**own, **cache})[name] for name in region.input_names[1:]) for cache in caches]
 
 
 def choice_inputs(name: str, state: DecodeState[B], beams: BeamState[B], ends: B, rows: int) -> tuple[B, ...]:
     """What a region that chooses tokens takes after the scores of ``rows``; ``ends`` [V] bool, as
     `beam_search.select` has it. Views of the buffers."""
-    own = state.rows(("tokens", "positions", "forced"), rows)
+    own = state.rows(ROWS, rows)
     match name:
         case names.PENALTIES:
             return (*own, *beams.inputs(PENALISE_INPUTS, rows))

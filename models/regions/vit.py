@@ -25,9 +25,10 @@ def embed(
     patch_bias: Tensor,  # [D]
     class_token: Tensor,  # [1, 1, D]
     position: Tensor,  # [1, S, D]
-    *,
+    *norm: Tensor,  # weight and bias [D], where a norm stands before the blocks
     grid: tuple[int, int],
     patch_size: tuple[int, int],
+    eps: float,
 ) -> Tensor:  # [B, S, D]
     """Normalise the image in fp32, cut it into patches and embed them.
 
@@ -38,7 +39,11 @@ def embed(
     patches = image.reshape(-1, rows, height, columns, width, 3).permute(0, 1, 3, 5, 2, 4)
     patches = patches.reshape(-1, rows * columns, 3 * height * width).to(patch_weight.dtype)
     tokens = F.linear(patches, patch_weight, patch_bias)
-    return torch.cat((class_token.expand(tokens.shape[0], -1, -1), tokens), dim=1) + position
+    tokens = torch.cat((class_token.expand(tokens.shape[0], -1, -1), tokens), dim=1) + position
+    if not norm:
+        return tokens
+    weight, bias = norm
+    return F.layer_norm(tokens, (tokens.shape[-1],), weight, bias, eps)
 
 
 def activated(

@@ -1,6 +1,7 @@
 """Names the weights of each region, in the order in which it takes them. No torch."""
 
 VIT_EMBED = ("rescale", "mean", "std", "patch.weight", "patch.bias", "class_token", "position")
+VIT_EMBED_NORM = ("norm.weight", "norm.bias")  # of CLIP
 VIT_BLOCK = (
     "norm1.weight",
     "norm1.bias",
@@ -64,6 +65,30 @@ BERT_BLOCK = (
 )
 BERT_TRANSFORM = ("dense.weight", "dense.bias", "norm.weight", "norm.bias")
 BERT_HEAD = ("head.weight", "head.bias")
+
+GIT_BLOCK = (
+    "qkv.weight",
+    "qkv.bias",
+    "out.weight",
+    "out.bias",
+    "norm1.weight",
+    "norm1.bias",
+    "fc1.weight",
+    "fc1.bias",
+    "fc2.weight",
+    "fc2.bias",
+    "norm2.weight",
+    "norm2.bias",
+)
+GIT_PROJECTION = (
+    "norm.weight",
+    "norm.bias",
+    "projection.weight",
+    "projection.bias",
+    "projection_norm.weight",
+    "projection_norm.bias",
+)
+GIT_PREFIX_END = ("qkv.weight", "qkv.bias")
 
 CROSS_NORM = ("norm.weight", "norm.bias")
 CROSS_KV = ("cross_kv.weight", "cross_kv.bias")

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from snapcap.models.dimensions import BertConfig
+from snapcap.models.dimensions import BertConfig, GitConfig
 from snapcap.models.weights.source import WeightSet, WeightSource
 
 
@@ -49,17 +49,25 @@ def sinusoids(rows: int, width: int) -> Tensor:
 
 
 def block(take: WeightSource, decoder: BertConfig, layer: int) -> WeightSet:
-    """For ``bert.block``."""
+    """For ``bert.block``, or ``git.block``, which has no cross-attention."""
     width, inner, name = decoder.hidden_size, decoder.inner_size, f"decoder.layer.{layer}"
     projections = [f"{name}.{projection}" for projection in ("query", "key", "value")]
-    return (
+    cross: WeightSet = ()
+    own = (
         take.stacked([f"{projection}.weight" for projection in projections], width, width),
         take.stacked([f"{projection}.bias" for projection in projections], width),
         *take.affine(f"{name}.out", width, width),
         *take.affine(f"{name}.norm1", width),
-        *take.affine(f"{name}.cross_query", width, width),
-        *take.affine(f"{name}.cross_out", width, width),
-        *take.affine(f"{name}.norm_cross", width),
+    )
+    if not isinstance(decoder, GitConfig):
+        cross = (
+            *take.affine(f"{name}.cross_query", width, width),
+            *take.affine(f"{name}.cross_out", width, width),
+            *take.affine(f"{name}.norm_cross", width),
+        )
+    return (
+        *own,
+        *cross,
         *take.affine(f"{name}.fc1", inner, width),
         *take.affine(f"{name}.fc2", width, inner),
         *take.affine(f"{name}.norm2", width),

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from snapcap.models.config import ModelConfig
-from snapcap.models.dimensions import BeitConfig, BertConfig, Gpt2Config
+from snapcap.models.dimensions import BeitConfig, BertConfig, GitConfig, Gpt2Config
 from snapcap.models.regions.names import ON_DEMAND
 from snapcap.models.weights import beit as beit_weights
 from snapcap.models.weights import bert as bert_weights
@@ -75,6 +75,16 @@ def _decoder(take: WeightSource, config: ModelConfig) -> dict[str, tuple[WeightS
             blocks = tuple(gpt2_weights.block(take, decoder, layer) for layer in layers)
             head = gpt2_weights.head(take, decoder, embed[0])
             cross = gpt2_weights.cross_kv(take, decoder)
+        case GitConfig():
+            embed = bert_weights.embed(take, decoder)
+            blocks = tuple(bert_weights.block(take, decoder, layer) for layer in layers)
+            head = bert_weights.head(take, decoder, embed[0])
+            return {
+                **_git_prefix(take, config, blocks),
+                "decoder_before": (embed,),
+                "decoder_block": blocks,
+                "decoder_after": (head,),
+            }
         case BertConfig():
             embed = bert_weights.embed(take, decoder)
             blocks = tuple(bert_weights.block(take, decoder, layer) for layer in layers)
@@ -90,3 +100,18 @@ def _decoder(take: WeightSource, config: ModelConfig) -> dict[str, tuple[WeightS
         "decoder_block": blocks,
         "decoder_after": (head,),
     }
+
+
+def _git_prefix(
+    take: WeightSource, config: ModelConfig, blocks: tuple[WeightSet, ...]
+) -> dict[str, tuple[WeightSet, ...]]:
+    """For ``git.project`` and, with the tensors of the decoder's own blocks, for the prefix."""
+    inputs, width = config.vision.hidden_size, config.decoder.hidden_size
+    projection = (
+        *take.affine("encoder.norm", inputs),
+        *take.affine("projection", width, inputs),
+        *take.affine("projection_norm", width),
+    )
+    *before, (qkv_weight, qkv_bias, *_) = blocks
+    block = {"prefix_block": tuple(before)} if before else {}
+    return {"prefix_before": (projection,), **block, "prefix_after": ((qkv_weight, qkv_bias),)}

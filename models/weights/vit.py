@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from snapcap.models.dimensions import VisionConfig
+from snapcap.models.dimensions import ClipConfig, VisionConfig
 from snapcap.models.weights.source import WeightSet, WeightSource
 
 
@@ -21,21 +21,32 @@ def embed(take: WeightSource, vision: VisionConfig, normalisation: Normalisation
     """For ``vit.embed``. DeiT's distillation token goes with the class token: both stand before the patches."""
     width, (height, breadth) = vision.hidden_size, vision.patch_size
     patch = take.raw("encoder.patch.weight", width, 3, height, breadth).reshape(width, 3 * height * breadth)
-    leading = [take.raw("encoder.class_token", 1, 1, width)]
-    if vision.leading_tokens == 2:
-        leading.append(take.raw("encoder.distillation_token", 1, 1, width))
-    length = vision.sequence_length
-    position = take.raw("encoder.position", 1, length, width) if vision.positions else torch.zeros(1, length, width)
     statistics = (
         take.place(torch.tensor(values), torch.float32)
         for values in ([normalisation.rescale], normalisation.mean, normalisation.std)
     )
+    around = _clip_tokens(take, vision) if isinstance(vision, ClipConfig) else _tokens(take, vision)
+    return *statistics, take.place(patch), *around
+
+
+def _tokens(take: WeightSource, vision: VisionConfig) -> WeightSet:
+    """The patches' bias, what stands before them, and positions."""
+    length, width = vision.output_shape
+    leading = [take.raw("encoder.class_token", 1, 1, width)]
+    if vision.leading_tokens == 2:
+        leading.append(take.raw("encoder.distillation_token", 1, 1, width))
+    position = take.raw("encoder.position", 1, length, width) if vision.positions else torch.zeros(1, length, width)
+    return take("encoder.patch.bias", width), take.place(torch.cat(leading, dim=1)), take.place(position)
+
+
+def _clip_tokens(take: WeightSource, vision: ClipConfig) -> WeightSet:
+    """The same and the norm that follows; without a bias the region adds zeros."""
+    length, width = vision.output_shape
     return (
-        *statistics,
-        take.place(patch),
-        take("encoder.patch.bias", width),
-        take.place(torch.cat(leading, dim=1)),
-        take.place(position),
+        take.place(torch.zeros(width)),
+        take.place(take.raw("encoder.class_token", width).view(1, 1, width)),
+        take.place(take.raw("encoder.position", length, width).view(1, length, width)),
+        *take.affine("encoder.embed_norm", width),
     )
 
 

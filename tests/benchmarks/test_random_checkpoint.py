@@ -57,7 +57,7 @@ def transformers_model(folder: Path) -> tuple[Any, dict[str, Any]]:
     return model, information
 
 
-@pytest.mark.parametrize(("name", "millions"), [("vit-b16-gpt2", 239), ("blip-base", 224)])
+@pytest.mark.parametrize(("name", "millions"), [("vit-b16-gpt2", 239), ("blip-base", 224), ("git-base", 177)])
 def test_the_real_shapes_have_the_parameters_they_are_quoted_with(name: str, millions: int) -> None:
     count = sum(math.prod(spec.shape) for spec in RANDOM_MODELS[name].tensors)
     assert round(count / 1e6) == millions
@@ -72,6 +72,15 @@ def test_blip_base_has_the_tensors_that_transformers_would_write() -> None:
         model = transformers.BlipForConditionalGeneration(config)
     theirs = {parameter_name: tuple(parameter.shape) for parameter_name, parameter in model.named_parameters()}
     assert {spec.name: spec.shape for spec in RANDOM_MODELS["blip-base"].tensors} == theirs
+
+
+def test_git_base_has_the_tensors_that_transformers_would_write() -> None:
+    import transformers
+
+    with torch.device("meta"):  # its defaults are the published configuration
+        model = transformers.GitForCausalLM(transformers.GitConfig(vision_config={}))
+    theirs = {parameter_name: tuple(parameter.shape) for parameter_name, parameter in model.named_parameters()}
+    assert {spec.name: spec.shape for spec in RANDOM_MODELS["git-base"].tensors} == theirs
 
 
 def test_transformers_finds_every_weight_and_only_those(tiny: Path) -> None:
@@ -123,6 +132,6 @@ def test_captions_of_random_weights_are_not_one_token_repeated(tiny: Path) -> No
     model, _ = transformers_model(tiny)
     torch.manual_seed(0)
     images = torch.randn(2, 3, 32, 32)
-    rows = model.generate(images, do_sample=False, num_beams=1, max_new_tokens=20).tolist()
+    rows = model.generate(pixel_values=images, do_sample=False, num_beams=1, max_new_tokens=20).tolist()
     assert all(len(set(tokens)) > 3 for tokens in rows), rows
     assert rows[0] != rows[1]

@@ -2,15 +2,12 @@
 
 import json
 import shutil
-import threading
 from pathlib import Path
-from urllib.parse import quote
 
 import pytest
-from support.parity.pictures import encoded, scene
+from support.parity.served import PROMPTS, Captions, assert_captions, write_pictures
 from support.servers.server_process import ServerProcess, snapcap
 
-PROMPTS = ("", "a photography of", "The dog")
 BUCKETS = ("--buckets", "4")  # a request alone runs beside padding rows
 pytestmark = pytest.mark.timeout(900)  # compiling
 
@@ -52,16 +49,11 @@ def folder(demo_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    folder = tmp_path_factory.mktemp("images")
-    paths = []
-    for seed, size in enumerate(((200, 133), (96, 96), (50, 120))):
-        paths.append(folder / f"{seed}.png")
-        paths[-1].write_bytes(encoded(scene(*size, seed)))
-    return paths
+    return write_pictures(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture(scope="module")
-def expected(folder: Path, images: list[Path]) -> dict[tuple[Path, str], str]:
+def expected(folder: Path, images: list[Path]) -> Captions:
     """What BlipProcessor and BlipForConditionalGeneration make of each image and prompt, decoded as their example
     does."""
     from PIL import Image
@@ -81,30 +73,7 @@ def expected(folder: Path, images: list[Path]) -> dict[tuple[Path, str], str]:
     return captions
 
 
-def assert_captions(server: ServerProcess, expected: dict[tuple[Path, str], str], backend: str) -> None:
-    """One at a time, then all at once."""
-    replies: dict[tuple[Path, str], object] = {}
-
-    def caption(path: Path, prompt: str) -> None:
-        reply = server.caption(path, f"?prompt={quote(prompt)}" if prompt else "")
-        assert reply["backend"] == backend
-        replies[path, prompt] = reply["caption"]
-
-    for path, prompt in expected:
-        caption(path, prompt)
-    assert replies == expected
-    replies.clear()
-    threads = [threading.Thread(target=caption, args=key) for key in expected]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert replies == expected
-
-
-def test_a_server_on_eager_captions_as_transformers_does(
-    folder: Path, tmp_path: Path, expected: dict[tuple[Path, str], str]
-) -> None:
+def test_a_server_on_eager_captions_as_transformers_does(folder: Path, tmp_path: Path, expected: Captions) -> None:
     options = ("--model", str(folder), "--cache-dir", str(tmp_path), "--backend", "eager")
     with ServerProcess(*options, "--buckets", "1,4") as server:
         server.wait_ready()
@@ -123,9 +92,7 @@ def store(built_cache: Path, folder: Path, tmp_path_factory: pytest.TempPathFact
     return cache
 
 
-def test_a_compiled_server_captions_as_transformers_does(
-    folder: Path, store: Path, expected: dict[tuple[Path, str], str]
-) -> None:
+def test_a_compiled_server_captions_as_transformers_does(folder: Path, store: Path, expected: Captions) -> None:
     options = ("--model", str(folder), "--cache-dir", str(store), "--backend", "aot", "--strict")
     with ServerProcess(*options, *BUCKETS) as server:
         startup = server.wait_ready().startup()
@@ -137,7 +104,7 @@ def test_a_compiled_server_captions_as_transformers_does(
 
 
 def test_a_server_that_compiles_at_its_start_captions_as_transformers_does(
-    folder: Path, tmp_path: Path, expected: dict[tuple[Path, str], str]
+    folder: Path, tmp_path: Path, expected: Captions
 ) -> None:
     options = ("--model", str(folder), "--cache-dir", str(tmp_path), "--backend", "jit", "--strict")
     with ServerProcess(*options, *BUCKETS) as server:

@@ -47,7 +47,7 @@ def test_operators_run_without_torchs_module() -> None:
     assert run.stderr == "", "nothing failed"
 
 
-@pytest.mark.parametrize("family", ["vit_gpt2", "blip"])
+@pytest.mark.parametrize("family", ["vit_gpt2", "blip", "git"])
 @pytest.mark.parametrize("rows", [1, 4])
 def test_what_is_launched_ahead_is_what_a_first_caption_runs(family: str, rows: int, tmp_path: Path) -> None:
     captioner = getattr(device_cases, family)(tmp_path)

@@ -20,7 +20,7 @@ def as_served() -> Iterator[None]:
     torch.backends.cuda.enable_cudnn_sdp(before)
 
 
-@pytest.mark.parametrize("family", ["vit-gpt2", "blip"])
+@pytest.mark.parametrize("family", ["vit-gpt2", "blip", "git"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_operators_are_those_of_a_first_caption_and_run(
     dtype: str,

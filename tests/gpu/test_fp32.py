@@ -20,10 +20,12 @@ from snapcap.warmup.runtime.slot_request import SlotRequest
 pytestmark = pytest.mark.timeout(600)  # compiling
 BUCKETS = (1, 2, 4, 64)
 COMPILED_BUCKETS = (1, 4)  # those of conftest.SETS
-CASES = [("vit-gpt2", ()), ("blip", ()), ("blip", PROMPT)]
+CASES = [("vit-gpt2", ()), ("blip", ()), ("blip", PROMPT), ("git", ()), ("git", PROMPT)]
 
 
-@pytest.mark.parametrize(("family", "prompt"), CASES, ids=["vit-gpt2", "blip", "blip with a prompt"])
+@pytest.mark.parametrize(
+    ("family", "prompt"), CASES, ids=lambda case: "with a prompt" if case == PROMPT else str(case or "alone")
+)
 @pytest.mark.parametrize("backend", ["eager", "aot"])
 def test_tokens_equal_transformers_in_every_bucket(
     backend: str,

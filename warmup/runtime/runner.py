@@ -5,14 +5,14 @@ nothing to copy when the engine moves between buckets. No torch: what tensors ar
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, NamedTuple
 
 import numpy as np
 
 from snapcap.models.memory.memory import B
-from snapcap.models.regions.table import Component, RegionCall, Regions
+from snapcap.models.regions.table import ROWS, Component, RegionCall, Regions, layer_inputs
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.runtime.backends.base import Backend
 from snapcap.warmup.runtime.devices.device import (
@@ -31,19 +31,23 @@ from snapcap.warmup.runtime.token_choice import Choice, TokenChoice
 
 
 class Callables(NamedTuple):
-    """What runs one component at one bucket: the part before the blocks, every block, the part after them, and in a
-    decoder what chooses other tokens than the most likely."""
+    """What runs the regions of one component at one bucket, in their order, and in a decoder what chooses other
+    tokens than the most likely."""
 
-    before: RegionCall
-    block: RegionCall
-    after: RegionCall
+    regions: tuple[RegionCall, ...]
     choice: Choice | None = None
 
 
 def open_callables(regions: Regions, component: Component, bucket: Bucket, backend: Backend) -> Callables:
     """The backend's callables for a component; raises what the backend raises."""
-    parts = (backend.callable(region, bucket) for region in regions if region.component == component)
-    return Callables(next(parts), next(parts), next(parts), Choice(*parts) if component == "decoder" else None)
+    run = tuple(backend.callable(region, bucket) for region in regions.of(component))
+    if component == "encoder":
+        return Callables(run)
+    return Callables(run, Choice(*(backend.callable(region, bucket) for region in regions.choice)))
+
+
+# A callable for each layer of each region, with all but its first input, which the one before it returns.
+_Calls = list[tuple[RegionCall, tuple[B, ...]]]
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,7 @@ class _EncodePlan(Generic[B]):
     pixels: B  # [B, height, width, 3] uint8
     slots: B  # [B] int64
     run: Callables
+    calls: _Calls[B]
     captured: Captured[B] | None = None
 
 
@@ -63,10 +68,8 @@ class _StepPlan(Generic[B]):
 
     rows: int
     tokens: B
-    positions: B
-    forced: B
-    layers: list[tuple[B, ...]]
     run: Callables
+    calls: _Calls[B]
     choice: Choice
     captured: Captured[B] | None = None
     # With penalties and beams, by what of these it does; recorded when a row needs them first.
@@ -126,36 +129,36 @@ class Runner(Generic[B]):
     def _encode_plan(self, bucket: Bucket, callables: Callables) -> _EncodePlan[B]:
         known = self._encode.get(bucket)
         if known is not None:
-            return replace(known, run=callables, captured=None)
+            calls = self._calls("encoder", bucket, callables, {"slots": known.slots})
+            return replace(known, run=callables, calls=calls, captured=None)
         memory = self.state.memory
         pixels = memory.zeros("uint8", (bucket.size, *self.config.vision.image_size, 3))
         slots = memory.zeros("int64", (bucket.size,))
-        return _EncodePlan(self.device.staging(pixels, slots), pixels, slots, callables)
+        calls = self._calls("encoder", bucket, callables, {"slots": slots})
+        return _EncodePlan(self.device.staging(pixels, slots), pixels, slots, callables, calls)
 
     def _step_plan(self, bucket: Bucket, callables: Callables) -> _StepPlan[B]:
         if callables.choice is None:
             raise ValueError("these are an encoder's callables")
-        known = self._step.get(bucket)
-        if known is not None:
-            return replace(known, run=callables, choice=callables.choice, captured=None, choices={})
-        tokens, positions, forced = self.state.rows(("tokens", "positions", "forced"), bucket.size)
-        caches = ((c.key, c.value, c.cross_key, c.cross_value) for c in self.state.layers(bucket.size))
-        blocks = self._weights.of(self.regions.decoder_block)
-        return _StepPlan(
-            rows=bucket.size,
-            tokens=tokens,
-            positions=positions,
-            forced=forced,
-            layers=[(positions, *cache, *weights) for cache, weights in zip(caches, blocks, strict=True)],
-            run=callables,
-            choice=callables.choice,
-        )
+        own = dict(zip(ROWS, self.state.rows(ROWS, bucket.size), strict=True))
+        calls = self._calls("decoder", bucket, callables, own)
+        return _StepPlan(bucket.size, own["tokens"], callables, calls, callables.choice)
+
+    def _calls(self, component: Component, bucket: Bucket, callables: Callables, own: Mapping[str, B]) -> _Calls[B]:
+        """``own``: the buffers that hold a row each."""
+        return [
+            (call, (*inputs, *weights))
+            for region, call in zip(self.regions.of(component), callables.regions, strict=True)
+            for inputs, weights in zip(
+                layer_inputs(region, self.state, bucket.size, own), self._weights.of(region), strict=True
+            )
+        ]
 
     def encode(self, bucket: Bucket, images: Sequence[Pixels], first_slot: int) -> B:
         """Encode images [height, width, 3] into the slots ``first_slot``, ``first_slot + 1``, …
 
-        Returns the encoder's output [bucket, tokens, hidden]; rows after ``len(images)`` are padding, whose
-        cross-attention K/V goes to the scratch slot.
+        Returns what the last region does [bucket, tokens, hidden], such as the encoder's output; rows after
+        ``len(images)`` are padding, whose K/V goes to the scratch slot.
         """
         plan, count = self._encode[bucket], len(images)
         slots = list(range(first_slot, first_slot + count)) + [self.state.slots] * (bucket.size - count)
@@ -250,20 +253,15 @@ class Runner(Generic[B]):
             self._choice.move(sources, targets)
 
     def _run_encoder(self, plan: _EncodePlan[B]) -> B:
-        hidden = plan.run.before(plan.pixels, *self._one(self.regions.encoder_before.name))
-        for weights in self._weights.of(self.regions.encoder_block):
-            hidden = plan.run.block(hidden, *weights)
-        after = self._one(self.regions.encoder_after.name)
-        output: B = plan.run.after(hidden, plan.slots, self.state.cross_key, self.state.cross_value, *after)
-        return output
+        return _run(plan.pixels, plan.calls)
 
     def _run_decoder(self, plan: _StepPlan[B]) -> B:
-        hidden = plan.run.before(plan.tokens, plan.positions, *self._one(self.regions.decoder_before.name))
-        for inputs in plan.layers:
-            hidden = plan.run.block(hidden, *inputs)
-        after = self._one(self.regions.decoder_after.name)
-        logits: B = plan.run.after(hidden, plan.tokens, plan.positions, plan.forced, *after)
-        return logits
+        return _run(plan.tokens, plan.calls)
 
-    def _one(self, region: str) -> tuple[B, ...]:
-        return self._weights.sets[region][0]
+
+def _run(first: B, calls: _Calls[B]) -> B:
+    """What the last call returns."""
+    hidden = first
+    for call, inputs in calls:
+        hidden = call(hidden, *inputs)
+    return hidden

@@ -40,6 +40,44 @@ def attend_cross(
     return _attend(_attend_cross, (query,), key, value, scale, _CROSS_CHUNK)
 
 
+@triton_op("snapcap::attend_prefixed", mutates_args={"key_cache", "value_cache"})
+def attend_prefixed(
+    qkv: Tensor,  # [b, 3 * H * d]
+    positions: Tensor,  # [b] int64
+    key_cache: Tensor,  # [b, H, d, L], written in place at each row's position
+    value_cache: Tensor,  # [b, H, L, d], likewise
+    prefix_key: Tensor,  # [b, H, d, T]
+    prefix_value: Tensor,  # [b, H, T, d]
+    scale: float,
+) -> Tensor:  # [b, H * d]
+    """Attention over a prefix, what each row has cached and its new token, which is cached too: one softmax."""
+    rows, heads, width, length = key_cache.shape
+    out = torch.empty(rows, heads * width, dtype=qkv.dtype, device=qkv.device)
+    launch(_attend_prefixed)[(rows, heads)](
+        qkv,
+        positions,
+        key_cache,
+        value_cache,
+        prefix_key,
+        prefix_value,
+        out,
+        *key_cache.stride(),
+        *value_cache.stride(),
+        *prefix_key.stride(),
+        *prefix_value.stride(),
+        SCALE=scale,
+        HEADS=heads,
+        WIDTH=width,
+        PADDED=triton.next_power_of_2(width),
+        LENGTH=length,
+        CHUNK=_CHUNK,
+        PREFIX=prefix_key.shape[3],
+        PREFIX_CHUNK=_CROSS_CHUNK,
+        num_warps=4,
+    )
+    return out
+
+
 def _attend(
     kernel: Any, inputs: tuple[Tensor, ...], key: Tensor, value: Tensor, scale: float, chunk: int
 ) -> Tensor:
@@ -78,6 +116,34 @@ def _attend_chunk(query, keys, values, key_length, value_length, j, here, real, 
 
 
 @triton.jit
+def _cache_new(
+    qkv,
+    position,
+    keys,
+    values,
+    key_length,
+    value_length,
+    row,
+    head,
+    d,
+    real,
+    SCALE: tl.constexpr,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Cache the key and value of a row's new token. Returns its query, and the softmax over that token alone, which
+    is taken from registers: what was just stored need not be visible to the loads that follow."""
+    new = qkv + (row * 3 * HEADS + head) * WIDTH + d
+    query = tl.load(new, mask=real, other=0.0).to(tl.float32) * SCALE
+    new_key = tl.load(new + HEADS * WIDTH, mask=real, other=0.0)
+    new_value = tl.load(new + 2 * HEADS * WIDTH, mask=real, other=0.0)
+    tl.store(keys + position * key_length, new_key, mask=real)
+    tl.store(values + position * value_length, new_value, mask=real)
+    top = tl.sum(query * new_key.to(tl.float32), 0)
+    return query, top, tl.full([], 1.0, tl.float32), new_value.to(tl.float32)
+
+
+@triton.jit
 def _attend_cached(
     qkv,
     positions,
@@ -102,23 +168,75 @@ def _attend_cached(
     row, head = tl.program_id(0), tl.program_id(1)
     d = tl.arange(0, PADDED)
     real = d < WIDTH
-    new = qkv + (row * 3 * HEADS + head) * WIDTH + d
-    query = tl.load(new, mask=real, other=0.0).to(tl.float32) * SCALE
-    new_key = tl.load(new + HEADS * WIDTH, mask=real, other=0.0)
-    new_value = tl.load(new + 2 * HEADS * WIDTH, mask=real, other=0.0)
     position = tl.load(positions + row)
     keys = key_cache + row * key_row + head * key_head + d * key_width
     values = value_cache + row * value_row + head * value_head + d * value_width
-    tl.store(keys + position * key_length, new_key, mask=real)
-    tl.store(values + position * value_length, new_value, mask=real)
-    # The new token is taken from registers: what was just stored need not be visible to the loads below.
-    top = tl.sum(query * new_key.to(tl.float32), 0)
-    total = tl.full([], 1.0, tl.float32)
-    mixed = new_value.to(tl.float32)
+    query, top, total, mixed = _cache_new(
+        qkv, position, keys, values, key_length, value_length, row, head, d, real, SCALE, HEADS, WIDTH
+    )
     for start in range(0, LENGTH, CHUNK):
         j = start + tl.arange(0, CHUNK)
         top, total, mixed = _attend_chunk(
             query, keys, values, key_length, value_length, j, j < position, real, top, total, mixed
+        )
+    tl.store(out + (row * HEADS + head) * WIDTH + d, (mixed / total).to(out.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def _attend_prefixed(
+    qkv,
+    positions,
+    key_cache,
+    value_cache,
+    prefix_keys,
+    prefix_values,
+    out,
+    key_row,
+    key_head,
+    key_width,
+    key_length,
+    value_row,
+    value_head,
+    value_length,
+    value_width,
+    prefix_key_row,
+    prefix_key_head,
+    prefix_key_width,
+    prefix_key_length,
+    prefix_value_row,
+    prefix_value_head,
+    prefix_value_length,
+    prefix_value_width,
+    SCALE: tl.constexpr,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PADDED: tl.constexpr,
+    LENGTH: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PREFIX: tl.constexpr,
+    PREFIX_CHUNK: tl.constexpr,
+):
+    row, head = tl.program_id(0), tl.program_id(1)
+    d = tl.arange(0, PADDED)
+    real = d < WIDTH
+    position = tl.load(positions + row)
+    keys = key_cache + row * key_row + head * key_head + d * key_width
+    values = value_cache + row * value_row + head * value_head + d * value_width
+    query, top, total, mixed = _cache_new(
+        qkv, position, keys, values, key_length, value_length, row, head, d, real, SCALE, HEADS, WIDTH
+    )
+    for start in range(0, LENGTH, CHUNK):
+        j = start + tl.arange(0, CHUNK)
+        top, total, mixed = _attend_chunk(
+            query, keys, values, key_length, value_length, j, j < position, real, top, total, mixed
+        )
+    far = row.to(tl.int64)
+    keys = prefix_keys + far * prefix_key_row + head * prefix_key_head + d * prefix_key_width
+    values = prefix_values + far * prefix_value_row + head * prefix_value_head + d * prefix_value_width
+    for start in range(0, PREFIX, PREFIX_CHUNK):
+        j = start + tl.arange(0, PREFIX_CHUNK)
+        top, total, mixed = _attend_chunk(
+            query, keys, values, prefix_key_length, prefix_value_length, j, j < PREFIX, real, top, total, mixed
         )
     tl.store(out + (row * HEADS + head) * WIDTH + d, (mixed / total).to(out.dtype.element_ty), mask=real)
 

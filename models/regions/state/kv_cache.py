@@ -6,7 +6,7 @@ Allocated once. A step of b rows works on the views ``[:b]``, so moving between 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Generic
+from typing import Generic, NamedTuple
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.memory.memory import B, CopySlots, Memory, row_major
@@ -15,8 +15,7 @@ SAMPLE_INPUTS = ("uniforms", "temperature", "top_k", "top_p")
 CACHES = ("key", "value", "cross_key", "cross_value")
 
 
-@dataclass(frozen=True)
-class LayerCache(Generic[B]):
+class LayerCache(NamedTuple, Generic[B]):
     """One decoder layer's caches for the first b slots: keys [b, H, d, L], values [b, H, L, d]; cross likewise."""
 
     key: B
@@ -29,7 +28,9 @@ class LayerCache(Generic[B]):
 class DecodeState(Generic[B]):
     """Everything a slot holds, for N layers. L is the cache length, T the encoder tokens.
 
-    The last cross slot is scratch: an encoder bucket's padding rows write there, never into a request's slot.
+    The cross caches hold the K/V of the image's tokens, whether they are cross-attention's or those of a prefix
+    that stands before a caption's own. Their last slot is scratch: an encoder bucket's padding rows write there,
+    never into a request's slot.
     """
 
     memory: Memory[B]
@@ -97,6 +98,10 @@ class DecodeState(Generic[B]):
         return [
             LayerCache(*(self.memory.view(cache, layer, slice(rows)) for cache in caches)) for layer in range(count)
         ]
+
+    def image_kv(self, layers: slice) -> tuple[B, B]:
+        """Views of the image's keys [n, slots + 1, H, d, T] and values in some decoder layers."""
+        return self.memory.view(self.cross_key, layers), self.memory.view(self.cross_value, layers)
 
     def rows(self, names: Sequence[str], rows: int) -> tuple[B, ...]:
         """Views of buffers that hold a row a slot, of the first ``rows``."""

@@ -97,7 +97,7 @@ def test_every_activation_that_is_accepted_has_a_function_like_transformers(name
 
 
 REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
-    "another model": ({"model_type": "git"}, "model_type = 'git'"),
+    "another model": ({"model_type": "kosmos-2"}, "model_type = 'kosmos-2'"),
     "no model type": ({"model_type": ...}, "model_type = None"),
     "no encoder": ({"encoder": None}, "encoder = None"),
     "no decoder": ({"decoder": ...}, "decoder = None"),

@@ -1,4 +1,4 @@
-"""The image transform against the image processors of BLIP, DeiT and BEiT, from each file transformers writes."""
+"""The image transform against the image processors of BLIP, CLIP, DeiT and BEiT, from each of their files."""
 
 import io
 import json
@@ -12,6 +12,7 @@ from PIL import Image
 from support.parity.pictures import encoded, scene
 
 from snapcap.models.config import ConfigError
+from snapcap.models.processing.image_error import ImageError
 from snapcap.models.processing.transform import ImageTransform
 
 CLIP = {"mean": (0.48145466, 0.4578275, 0.40821073), "std": (0.26862954, 0.26130258, 0.27577711)}
@@ -27,16 +28,22 @@ def reference(kind: str, folder: Path, data: bytes) -> NDArray[np.float32]:
     from transformers.image_utils import load_image
     from transformers.models.beit.image_processing_pil_beit import BeitImageProcessorPil
     from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
+    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
     from transformers.models.deit.image_processing_pil_deit import DeiTImageProcessorPil
 
-    kinds = {"Beit": BeitImageProcessorPil, "Blip": BlipImageProcessorPil, "DeiT": DeiTImageProcessorPil}
+    kinds = {
+        "Beit": BeitImageProcessorPil,
+        "Blip": BlipImageProcessorPil,
+        "CLIP": CLIPImageProcessorPil,
+        "DeiT": DeiTImageProcessorPil,
+    }
     processor: Any = kinds[kind].from_pretrained(folder)
     values = processor(load_image(Image.open(io.BytesIO(data))), return_tensors="np")["pixel_values"]
     return np.asarray(values[0], np.float32)
 
 
 def assert_equal_to_transformers(kind: str, folder: Path, size: tuple[int, int], data: bytes) -> ImageTransform:
-    transform = ImageTransform.from_folder(folder, size, family=kind.lower())
+    transform = ImageTransform.from_folder(folder, size, family="git" if kind == "CLIP" else kind.lower())
     ours = transform.normalise(transform.decode(data).pixels)
     theirs = reference(kind, folder, data)
     assert ours.shape == theirs.shape == (3, *size)
@@ -65,6 +72,10 @@ def test_blip_is_equal_to_transformers(tmp_path: Path, picture: tuple[int, int])
         ("DeiT", {"feature_extractor_type": "DeiTFeatureExtractor", "size": 438, "crop_size": 384}, (384, 384)),
         ("DeiT", {"size": 384, "do_center_crop": False}, (384, 384)),
         ("Beit", {"image_processor_type": "BeitImageProcessor"}, (224, 224)),
+        ("CLIP", {"image_processor_type": "CLIPImageProcessor"}, (224, 224)),
+        ("CLIP", {"feature_extractor_type": "CLIPFeatureExtractor", "size": 224, "crop_size": 224}, (224, 224)),
+        ("CLIP", {"size": {"shortest_edge": 96}, "crop_size": {"height": 96, "width": 96}}, (96, 96)),
+        ("CLIP", {"size": {"height": 96, "width": 96}, "do_center_crop": False, "do_normalize": False}, (96, 96)),
         ("Beit", {"size": 256, "do_center_crop": True, "do_reduce_labels": False}, (224, 224)),
     ],
     ids=str,
@@ -97,6 +108,32 @@ def test_what_transformers_saves_is_read(tmp_path: Path) -> None:
 def test_without_a_file_the_defaults_of_the_family_hold_at_the_encoders_size(tmp_path: Path) -> None:
     transform = ImageTransform.from_folder(tmp_path, (96, 96), family="blip")
     assert transform == ImageTransform((96, 96), 3, mean=CLIP["mean"], std=CLIP["std"])
+
+
+@pytest.mark.parametrize("picture", [(640, 480), (31, 517), (225, 224), (1, 1), (97, 96)])
+def test_git_is_equal_to_transformers(tmp_path: Path, picture: tuple[int, int]) -> None:
+    """As on the hub: the shorter edge, then the middle."""
+    size = {"size": {"shortest_edge": 224}, "crop_size": {"height": 224, "width": 224}, "do_center_crop": True}
+    write(tmp_path, image_processor_type="CLIPImageProcessor", resample=3, **size)
+    transform = assert_equal_to_transformers("CLIP", tmp_path, (224, 224), encoded(scene(*picture)))
+    assert (transform.resample, transform.mean, transform.std) == (3, CLIP["mean"], CLIP["std"])
+
+
+def test_without_a_file_git_cuts_the_middle_out(tmp_path: Path) -> None:
+    write(tmp_path, size={"shortest_edge": 96}, crop_size=96)
+    named = ImageTransform.from_folder(tmp_path, (96, 96), family="git")
+    (tmp_path / "preprocessor_config.json").unlink()
+    assert ImageTransform.from_folder(tmp_path, (96, 96), family="git") == named
+
+
+def test_a_picture_that_would_grow_beyond_the_limit_is_refused(tmp_path: Path) -> None:
+    """Its shorter edge is to be 224: 2 × 1000 pixels would become 224 × 112,000."""
+    transform = ImageTransform.from_folder(tmp_path, (224, 224), max_pixels=20_000_000, family="git")
+    thin = Image.new("RGB", (2, 1000))
+    for read in (lambda: transform.decode(encoded(thin)), lambda: transform.convert(thin)):
+        with pytest.raises(ImageError, match="2×1000 pixels would be resized to 224×112000") as refused:
+            read()
+        assert refused.value.reason == "too_large"
 
 
 def test_a_processor_file_without_an_image_processor_is_passed_over(tmp_path: Path) -> None:

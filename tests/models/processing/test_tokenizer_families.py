@@ -73,6 +73,17 @@ def test_what_transformers_saves_of_a_bert_tokenizer_is_equal(tmp_path: Path, cl
     assert_equal_to_transformers(saved, TEXTS, ABOVE)
 
 
+def test_a_prompt_is_encoded_as_git_generates_from_it(tmp_path: Path) -> None:
+    """[CLS], which is the start token, and the text's tokens: what its documentation gives to `generate`."""
+    from transformers import BertTokenizer, GitProcessor
+    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+    folder = bert_folder(tmp_path, tokenizer_class="BertTokenizer")
+    processor = GitProcessor(CLIPImageProcessorPil(), BertTokenizer.from_pretrained(folder))
+    theirs = processor(text="A photography of", add_special_tokens=False).input_ids
+    assert Tokenizer.from_folder(folder).encode("A photography of") == theirs
+
+
 def test_a_prompt_is_encoded_as_blip_generates_from_it(tmp_path: Path) -> None:
     """BlipProcessor puts [CLS] before and [SEP] after it; `generate` replaces the first and drops the last."""
     from transformers import BertTokenizer

@@ -25,6 +25,7 @@ KEY = "made-of-this"
 CPU = torch.device("cpu")
 FAMILIES: dict[str, Callable[[], Any]] = {
     "blip": random_captioners.blip,
+    "git": random_captioners.git,
     **{name: lambda make=make: random_captioners.pair(*make()) for name, make in PAIRS.items()},
 }
 

@@ -1,4 +1,4 @@
-"""Checkpoint files of BLIP and the new pairs: every layout gives equal weights, and what does not fit is named."""
+"""Checkpoint files of BLIP, GIT and pairs: every layout gives equal weights, and what does not fit is named."""
 
 import re
 from collections.abc import Callable
@@ -25,6 +25,7 @@ DECODES = {"is_decoder": True, "add_cross_attention": True}
 VIT = transformers.ViTConfig(**VISION)
 MODELS: dict[str, Callable[[], Any]] = {
     "blip": random_captioners.blip,
+    "git": lambda: random_captioners.git(text={"tie_word_embeddings": True}),
     "bert": lambda: random_captioners.pair(VIT, transformers.BertConfig(**TEXT, **DECODES)),
     "roberta": lambda: random_captioners.pair(VIT, transformers.RobertaConfig(**TEXT, **DECODES)),
     "trocr": lambda: random_captioners.pair(
@@ -45,6 +46,10 @@ MODELS: dict[str, Callable[[], Any]] = {
 # What older versions of transformers saved beside the parameters.
 BUFFERS: dict[str, dict[str, Tensor]] = {
     "blip": {"text_decoder.bert.embeddings.position_ids": torch.arange(64).unsqueeze(0)},
+    "git": {
+        "git.embeddings.position_ids": torch.arange(64).unsqueeze(0),
+        "git.image_encoder.vision_model.embeddings.position_ids": torch.arange(37).unsqueeze(0),
+    },
     "bert": {
         "decoder.bert.embeddings.position_ids": torch.arange(64).unsqueeze(0),
         "decoder.bert.pooler.dense.weight": torch.zeros(48, 48),

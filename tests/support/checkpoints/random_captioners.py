@@ -34,6 +34,14 @@ def blip(vision: dict[str, Any] | None = None, text: dict[str, Any] | None = Non
     return enlivened(transformers.BlipForConditionalGeneration(config))
 
 
+def git(vision: dict[str, Any] | None = None, text: dict[str, Any] | None = None, seed: int = 0) -> Any:
+    """`GitForCausalLM`."""
+    specials = {"bos_token_id": START, "eos_token_id": END, "pad_token_id": PADDING}
+    config = transformers.GitConfig(vision_config=VISION | (vision or {}), **TEXT | specials | (text or {}))
+    torch.manual_seed(seed)
+    return enlivened(transformers.GitForCausalLM(config))
+
+
 def pair(encoder: Any, decoder: Any, seed: int = 0) -> Any:
     """`VisionEncoderDecoderModel` of two configurations."""
     config = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)

@@ -89,6 +89,13 @@ def pair_reference(model: Any, image: np.ndarray, row: SlotRequest, new_tokens: 
     return output[0, start.shape[1] :].tolist()
 
 
+def git_reference(model: Any, image: np.ndarray, row: SlotRequest, new_tokens: int = 12) -> list[int]:
+    """What a `GitForCausalLM` generates after the prompt, with its end."""
+    start = torch.tensor([[model.generation_config.bos_token_id, *row.prompt]])
+    output = model.generate(pixel_values=pixel_values([image]), input_ids=start, **settings(row, new_tokens))
+    return output[0, start.shape[1] :].tolist()
+
+
 def blip_reference(model: Any, image: np.ndarray, row: SlotRequest, new_tokens: int = 12) -> list[int]:
     """What a `BlipForConditionalGeneration` generates after the prompt, with its end."""
     ids = torch.tensor([[1, *row.prompt, 2]]) if row.prompt else None

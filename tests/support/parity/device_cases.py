@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from support.checkpoints import random_captioners
 from support.parity.parity import NORMALISATION, pixel_values, random_images
-from support.parity.references import Generated, generated_by_blip, generated_by_pair
+from support.parity.references import Generated, generated_by_blip, generated_by_git, generated_by_pair
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.processing.transform import ImageTransform
@@ -52,11 +52,21 @@ class Captioner:
     generate: Callable[[Any, list[np.ndarray], int, tuple[int, ...]], Generated]
 
     def encoded(self, model: Any, images: list[np.ndarray]) -> torch.Tensor:
-        """The encoder's output of a copy of ``model``, on the device it is on."""
+        """The encoder's output of a copy of ``model``, on the device it is on; of GIT what the decoder's last layer
+        takes of the image's tokens."""
+        if hasattr(model, "git"):
+            return self._prefix(model, images)
         encoder = model.vision_model if hasattr(model, "vision_model") else model.encoder
         pixels = pixel_values(images).to(model.device, model.dtype)
         output: torch.Tensor = encoder(pixel_values=pixels).last_hidden_state
         return output
+
+    def _prefix(self, model: Any, images: list[np.ndarray]) -> torch.Tensor:
+        pixels = pixel_values(images).to(model.device, model.dtype)
+        start = torch.full((len(images), 1), self.config.generation.start_id, device=model.device)
+        states = model(start, pixel_values=pixels, output_hidden_states=True).hidden_states
+        prefix: torch.Tensor = states[self.config.decoder.num_layers - 1][:, :-1]
+        return prefix
 
     def images(self, count: int) -> list[np.ndarray]:
         return random_images(self.config, count)
@@ -77,11 +87,17 @@ def blip(folder: Path) -> Captioner:
     return _written(folder, random_captioners.blip(_VISION, text), generated_by_blip)
 
 
+def git(folder: Path) -> Captioner:
+    text = {"vocab_size": _VOCABULARY, "hidden_size": _WIDTH, "intermediate_size": 192}
+    return _written(folder, random_captioners.git(_VISION, text), generated_by_git)
+
+
 def _written(folder: Path, model: Any, generate: Callable[..., Generated]) -> Captioner:
     model.save_pretrained(folder)
     size = {"height": _VISION["image_size"], "width": _VISION["image_size"]}
     mean, std = NORMALISATION.mean, NORMALISATION.std
     processor = {"size": size, "rescale_factor": NORMALISATION.rescale, "image_mean": mean, "image_std": std}
+    processor["do_center_crop"] = False
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
     return Captioner(folder, ModelConfig.from_folder(folder), model, generate)
 

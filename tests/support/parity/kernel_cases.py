@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from snapcap.models.regions import bert, cross_kv, gpt2
+from snapcap.models.regions import bert, cross_kv, git, gpt2
 from snapcap.models.regions.activations import activation
 from snapcap.models.regions.choice import beam_search
 from snapcap.models.regions.functions import RegionFunction
@@ -73,6 +73,11 @@ def step_cases(rows: int) -> Iterator[tuple[str, Any, list[Tensor]]]:
     large = [torch.randn(rows, HEADS, LARGE_TOKENS, HEAD_DIM).mT, torch.randn(rows, HEADS, LARGE_TOKENS, HEAD_DIM)]
     inputs = [hidden, positions, *caches[:2], *large, *weights(*bert_shapes)]
     yield "bert_block_blip_base", block, inputs
+    git_shapes = [(3 * WIDTH, WIDTH), (3 * WIDTH,), square, (WIDTH,), *norm]
+    git_shapes += [(INNER, WIDTH), (INNER,), (WIDTH, INNER), (WIDTH,), *norm]
+    block = partial(git.block, num_heads=HEADS, act=activation("gelu"), **common)
+    yield "git_block", block, [hidden, positions, *caches, *weights(*git_shapes)]
+    yield "git_block_many_tokens", block, [hidden, positions, *caches[:2], *large, *weights(*git_shapes)]
 
     forced = torch.full((rows, LENGTH), -1)
     forced[0, 1] = 7
@@ -93,6 +98,11 @@ def cross_kv_case(batch: int) -> tuple[Any, list[Tensor]]:
     slots = torch.arange(batch).flip(0) + 1
     own = weights((WIDTH,), (WIDTH,), (LAYERS * 2 * WIDTH, WIDTH), (LAYERS * 2 * WIDTH,))
     return partial(cross_kv.cross_kv, eps=EPS), [torch.randn(batch, TOKENS, WIDTH), slots, keys, values, *own]
+
+
+def prefix_end_case(batch: int) -> tuple[Any, list[Tensor]]:
+    _, (hidden, slots, keys, values, *_) = cross_kv_case(batch)
+    return git.prefix_end, [hidden, slots, keys[1:], values[1:], *weights((3 * WIDTH, WIDTH), (3 * WIDTH,))]
 
 
 def beams_case(rows: int, most: int, vocabulary: int, normalised: bool) -> float:
@@ -156,6 +166,8 @@ def main() -> None:
     for batch in (1, 5):
         function, inputs = cross_kv_case(batch)
         found[f"cross_kv_b{batch}"] = difference(function, inputs)
+        function, inputs = prefix_end_case(batch)
+        found[f"prefix_end_b{batch}"] = difference(function, inputs)
     for rows, most, vocabulary in ((1, 1, 50), (2, 2, 3000), (3, 8, 50), (4, 4, 9), (5, 5, 397), (20, 8, 2100)):
         for normalised in (False, True):
             found[f"beams_b{rows}_{normalised}"] = beams_case(rows, most, vocabulary, normalised)

@@ -25,9 +25,17 @@ def generated_by_blip(model: Any, images: list[np.ndarray], steps: int, prompt: 
     return _generate(model, images, steps - len(prompt), input_ids=ids)
 
 
+def generated_by_git(model: Any, images: list[np.ndarray], steps: int, prompt: tuple[int, ...] = ()) -> Generated:
+    """A `GitForCausalLM`'s; a prompt is given as its documentation gives it, after the start token."""
+    model.generation_config.eos_token_id = None  # no end
+    start = model.generation_config.bos_token_id
+    ids = torch.tensor([[start, *prompt]] * len(images), device=model.device) if prompt else None
+    return _generate(model, images, steps - len(prompt), input_ids=ids)
+
+
 def _generate(model: Any, images: list[np.ndarray], count: int, **ids: torch.Tensor | None) -> Generated:
     output = model.generate(
-        pixel_values(images).to(model.device, model.dtype),
+        pixel_values=pixel_values(images).to(model.device, model.dtype),
         **ids,
         max_new_tokens=count,
         min_new_tokens=count,

@@ -31,7 +31,7 @@ ENTRY = entry_name("decoder_beams", 4)
 def test_what_cannot_be_opened_stays_eager_and_says_so_once(
     damage: str, demo_model: LoadedModel, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    region = demo_model.regions.decoder_beams
+    region = demo_model.regions["decoder_beams"]
     path = tmp_path / "package.pt2"
     path.write_bytes(b"no package")
     package = VerifiedFile.of(path)
@@ -58,7 +58,7 @@ def test_a_package_is_opened_from_the_bytes_that_were_verified(
     """Hours lie between the check of the set and the first beam search: here somebody puts another package, which
     could be opened and run as well, in the place of this one, as an update of a shared cache might."""
     (build,) = (built_cache / "store" / "builds").iterdir()
-    region, path = demo_model.regions.decoder_beams, tmp_path / "package.pt2"
+    region, path = demo_model.regions["decoder_beams"], tmp_path / "package.pt2"
     path.write_bytes((build / ENTRY).read_bytes())
     package, specs = VerifiedFile.of(path), {ENTRY: demo_model.input_specs(region, FOUR)}
     opened = torch_backend({ENTRY: package}, specs, demo_model).callable(region, FOUR)

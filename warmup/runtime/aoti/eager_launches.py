@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from snapcap.models.config import ModelConfig
-from snapcap.models.dimensions import BeitConfig, BertConfig, DecoderConfig, VisionConfig
+from snapcap.models.dimensions import BeitConfig, BertConfig, DecoderConfig, GitConfig
 from snapcap.warmup.plan.plan import Plan
 
 INT64, FP32 = "int64", "float32"
@@ -61,12 +61,29 @@ def _encoder(config: ModelConfig, dtype: str, rows: int) -> Iterator[Launch]:
     yield _linear(dtype, rows * down * across, 3 * height * breadth, width)
     yield _norm(dtype, rows, tokens, width)
     yield _linear(dtype, rows * tokens, width, 3 * width)
-    yield _attention(vision, dtype, rows)
+    biased = isinstance(vision, BeitConfig) and vision.relative
+    yield _attention(dtype, rows, tokens, width, vision.num_heads, biased)
     yield _linear(dtype, rows * tokens, width, width)
     yield _linear(dtype, rows * tokens, width, vision.intermediate_size)
     yield _linear(dtype, rows * tokens, vision.intermediate_size, width)
     decoder = config.decoder
-    yield _linear(dtype, rows * tokens, config.cross_size, decoder.num_layers * 2 * decoder.hidden_size)
+    if isinstance(decoder, GitConfig):
+        yield from _git_prefix(config, decoder, dtype, rows)
+    else:
+        yield _linear(dtype, rows * tokens, config.cross_size, decoder.num_layers * 2 * decoder.hidden_size)
+
+
+def _git_prefix(config: ModelConfig, decoder: GitConfig, dtype: str, rows: int) -> Iterator[Launch]:
+    tokens, width, inner = config.vision.sequence_length, decoder.hidden_size, decoder.inner_size
+    yield _linear(dtype, rows * tokens, config.vision.hidden_size, width)
+    yield _norm(dtype, rows, tokens, width)
+    if decoder.num_layers > 1:
+        yield _linear(dtype, rows * tokens, width, 3 * width)
+        yield _attention(dtype, rows, tokens, width, decoder.num_heads)
+        yield _linear(dtype, rows * tokens, width, width)
+        yield _linear(dtype, rows * tokens, width, inner)
+        yield _linear(dtype, rows * tokens, inner, width)
+    yield _linear(dtype, rows * tokens, width, 2 * width)
 
 
 def _decoder(decoder: DecoderConfig, plan: Plan, rows: int, seen: int) -> Iterator[Launch]:
@@ -81,12 +98,16 @@ def _decoder(decoder: DecoderConfig, plan: Plan, rows: int, seen: int) -> Iterat
     own = Like(dtype, (rows, heads, 1, head_dim), (3 * width, head_dim, head_dim, 1))  # of one product with its key
     yield Launch("scatter_.src", (values, at, own))
     yield Launch("gt.Tensor", (_like(INT64, length), _like(INT64, rows, 1, 1, 1)))
-    for keys in (length, seen):
-        cache = _like(dtype, rows * heads, keys, head_dim)
-        yield Launch("bmm", (_like(dtype, rows * heads, 1, head_dim), cache.turned))
-        yield Launch("_softmax", (_like(FP32, rows, heads, 1, keys),))
-        yield Launch("bmm", (_like(dtype, rows * heads, 1, keys), cache))
+    if isinstance(decoder, GitConfig):
+        yield from _attention_of_both(decoder, dtype, rows, seen, length)
         yield _linear(dtype, rows, width, width)
+    else:
+        for keys in (length, seen):
+            cache = _like(dtype, rows * heads, keys, head_dim)
+            yield Launch("bmm", (_like(dtype, rows * heads, 1, head_dim), cache.turned))
+            yield Launch("_softmax", (_like(FP32, rows, heads, 1, keys),))
+            yield Launch("bmm", (_like(dtype, rows * heads, 1, keys), cache))
+            yield _linear(dtype, rows, width, width)
     yield _linear(dtype, rows, width, decoder.inner_size)
     yield _linear(dtype, rows, decoder.inner_size, width)
     if isinstance(decoder, BertConfig):
@@ -96,14 +117,22 @@ def _decoder(decoder: DecoderConfig, plan: Plan, rows: int, seen: int) -> Iterat
     yield Launch("argmax", (_like(dtype, rows, decoder.vocab_size),))
 
 
-def _attention(vision: VisionConfig, dtype: str, rows: int) -> Launch:
-    """Queries, keys and values as the three parts of one product."""
-    heads, tokens = vision.num_heads, vision.sequence_length
-    head_dim = vision.hidden_size // heads
-    step = 3 * vision.hidden_size
+def _attention_of_both(decoder: DecoderConfig, dtype: str, rows: int, *lengths: int) -> Iterator[Launch]:
+    """One softmax over caches of these lengths."""
+    heads, head_dim, every = decoder.num_heads, decoder.head_dim, sum(lengths)
+    yield Launch("_softmax", (_like(FP32, rows, heads, 1, every),))
+    for keys in lengths:
+        cache = _like(dtype, rows * heads, keys, head_dim)
+        yield Launch("bmm", (_like(dtype, rows * heads, 1, head_dim), cache.turned))
+        yield Launch("bmm", (Like(dtype, (rows * heads, 1, keys), (every, keys, 1)), cache))
+
+
+def _attention(dtype: str, rows: int, tokens: int, width: int, heads: int, biased: bool = False) -> Launch:
+    """Queries, keys and values as the three parts of one product; ``biased``: the scores are."""
+    head_dim, step = width // heads, 3 * width
     part = Like(dtype, (rows, heads, tokens, head_dim), (tokens * step, head_dim, step, 1))
     # As `scaled_dot_product_attention` chooses without cuDNN (`warmup.runtime.device`).
-    flash = dtype != FP32 and not (isinstance(vision, BeitConfig) and vision.relative)
+    flash = dtype != FP32 and not biased
     kind = "flash" if flash else "efficient"
     return Launch(f"_scaled_dot_product_{kind}_attention", (part, part, part))
 

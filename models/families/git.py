@@ -1,0 +1,83 @@
+"""Reads GIT (Wang et al., 2022): CLIP's encoder, and BERT's layers over the image's tokens and the caption's.
+
+The class is `GitForCausalLM`. A caption's positions are counted from its own first token.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from snapcap.models.dimensions import ClipConfig, GitConfig, Parts
+from snapcap.models.families.bert import layer_names
+from snapcap.models.families.generation import read_generation
+from snapcap.models.families.vit import dimensions
+from snapcap.models.fields import Fields
+from snapcap.models.names import Names
+
+_ARCHITECTURE = "GitForCausalLM"
+_VISION = r"git\.image_encoder\.vision_model"
+_LAYER = rf"{_VISION}\.encoder\.layers\.(\d+)"
+_PROJECTIONS = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "out"}
+# What transformers calls the number of frames of a video, and what its first checkpoints called it.
+_FRAMES = ("num_image_with_embedding", "num_image_with_temporal_embedding")
+
+NAMES = Names(
+    rules=(
+        (rf"{_VISION}\.embeddings\.class_embedding", "encoder.class_token"),
+        (rf"{_VISION}\.embeddings\.position_embedding\.weight", "encoder.position"),
+        (rf"{_VISION}\.embeddings\.patch_embedding\.weight", "encoder.patch.weight"),
+        (rf"{_VISION}\.pre_layrnorm\.(\w+)", r"encoder.embed_norm.\1"),
+        (rf"{_LAYER}\.layer_norm(1|2)\.(\w+)", r"encoder.layer.\1.norm\2.\3"),
+        *(
+            (rf"{_LAYER}\.self_attn\.{theirs}\.(\w+)", rf"encoder.layer.\1.{ours}.\2")
+            for theirs, ours in _PROJECTIONS.items()
+        ),
+        (rf"{_LAYER}\.mlp\.(fc1|fc2)\.(\w+)", r"encoder.layer.\1.\2.\3"),
+        (rf"{_VISION}\.post_layernorm\.(\w+)", r"encoder.norm.\1"),
+        (r"git\.visual_projection\.visual_projection\.0\.(\w+)", r"projection.\1"),
+        (r"git\.visual_projection\.visual_projection\.1\.(\w+)", r"projection_norm.\1"),
+        *layer_names("git"),
+        (r"output\.(weight|bias)", r"decoder.head.\1"),
+    ),
+    # Buffers of transformers 4.
+    unused=(rf"(git|{_VISION})\.embeddings\.position_ids",),
+)
+
+
+def read(config: Fields, generation: Mapping[str, Any]) -> Parts:
+    """Raises:
+    ConfigError: a field has a value that is not supported.
+    """
+    architectures = config.values.get("architectures")
+    if architectures is not None and _ARCHITECTURE not in architectures:
+        raise config.error("architectures", architectures, f"only {_ARCHITECTURE} writes captions")
+    for field in _FRAMES:
+        config.require(field, None, "checkpoints for video are not supported, only those for images")
+    vision = dimensions(config.section("vision_config"), layer_norm_eps=1e-5, activation="quick_gelu")
+    decoder = _decoder(config)
+    defaults = {"bos_token_id": 101, "eos_token_id": 102, "pad_token_id": 0}
+    return Parts(
+        ClipConfig(family="git", **vision),
+        decoder,
+        read_generation((generation, config.values, defaults), decoder, start=("bos_token_id",)),
+        NAMES,
+        projected=True,
+    )
+
+
+def _decoder(fields: Fields) -> GitConfig:
+    fields.require(
+        "position_embedding_type", "absolute", "only absolute positions are supported", default="absolute"
+    )
+    hidden = fields.positive_int("hidden_size", 768)
+    return GitConfig(
+        family="git",
+        vocab_size=fields.positive_int("vocab_size", 30522),
+        n_positions=fields.positive_int("max_position_embeddings", 1024),
+        hidden_size=hidden,
+        num_layers=fields.positive_int("num_hidden_layers", 6),
+        num_heads=fields.heads("num_attention_heads", 12, hidden),
+        inner_size=fields.positive_int("intermediate_size", 3072),
+        activation=fields.activation("hidden_act", "gelu"),
+        layer_norm_eps=fields.positive_number("layer_norm_eps", 1e-12),
+        tied_head=fields.switch("tie_word_embeddings", False),
+    )
