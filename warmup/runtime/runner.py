@@ -154,8 +154,11 @@ class Runner(Generic[B]):
             )
         ]
 
-    def encode(self, bucket: Bucket, images: Sequence[Pixels], first_slot: int) -> B:
+    def encode(self, bucket: Bucket, images: Sequence[Pixels], first_slot: int, once: bool = False) -> B:
         """Encode images [height, width, 3] into the slots ``first_slot``, ``first_slot + 1``, …
+
+        ``once``: run each region with its first layer alone. What a first run loads is there then, as all layers
+        run the same code; the result is of no use.
 
         Returns what the last region does [bucket, tokens, hidden], such as the encoder's output; rows after
         ``len(images)`` are padding, whose K/V goes to the scratch slot.
@@ -163,6 +166,11 @@ class Runner(Generic[B]):
         plan, count = self._encode[bucket], len(images)
         slots = list(range(first_slot, first_slot + count)) + [self.state.slots] * (bucket.size - count)
         plan.staging.copy(images, slots)
+        if once:
+            first: dict[RegionCall, tuple[B, ...]] = {}
+            for call, inputs in plan.calls:
+                first.setdefault(call, inputs)
+            return _run(plan.pixels, [*first.items()])
         return plan.captured.replay() if plan.captured else self._run_encoder(plan)
 
     def admit(self, first_slot: int, rows: Sequence[SlotRequest]) -> None:
