@@ -14,8 +14,8 @@ pytestmark = pytest.mark.timeout(900)  # compiling
 
 @pytest.fixture(scope="module")
 def folder(demo_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model with the files that GIT's checkpoints have on the hub, of the demo model's shapes, so that g++
-    compiles nothing again that both have."""
+    """A random model with the files that GIT's checkpoints have on the hub, of the demo model's shapes: what both
+    have g++ compiles once."""
     from support.checkpoints import random_captioners
     from support.checkpoints.word_pieces import word_piece_vocabulary
 
