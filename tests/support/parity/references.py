@@ -26,10 +26,15 @@ def generated_by_blip(model: Any, images: list[np.ndarray], steps: int, prompt: 
 
 
 def generated_by_git(model: Any, images: list[np.ndarray], steps: int, prompt: tuple[int, ...] = ()) -> Generated:
-    """A `GitForCausalLM`'s; a prompt is given as its documentation gives it, after the start token."""
+    """A `GitForCausalLM`'s; a prompt is given as its documentation gives it, after the start token.
+
+    Without a cache: with one transformers 5.17 counts the image's tokens into the positions of the text, from the
+    second token on, as earlier and later versions do not.
+    """
     model.generation_config.eos_token_id = None  # no end
     start = model.generation_config.bos_token_id
     ids = torch.tensor([[start, *prompt]] * len(images), device=model.device) if prompt else None
+    model.generation_config.use_cache = False
     return _generate(model, images, steps - len(prompt), input_ids=ids)
 
 
