@@ -1,6 +1,20 @@
 """Holds the texts of `--help` that stand below the options: examples, and what an exit status means."""
 
 ENVIRONMENT = "Each option can also be set by the variable in its brackets; an argument wins."
+TAGLINE = "Captions images, over HTTP or from the command line, with models that are compiled before they start."
+# By name: those that most servers need. `serve --help-all` has all of them.
+SERVE_SHOWN = (
+    "model",
+    "device",
+    "backend",
+    "buckets",
+    "host",
+    "port",
+    "api_key_file",
+    "store",
+    "trusted_key",
+    "log_format",
+)
 TOP = """\
 examples:
   snapcap serve                                  the demo model on port 8000
@@ -12,6 +26,8 @@ examples:
 `snapcap COMMAND --help` lists the options of a command.
 """
 SERVE = f"""\
+`snapcap serve --help-all` lists all options, with the limits of requests, memory and time.
+
 examples:
   snapcap serve
   snapcap serve --model s3://bucket/captioner --device cuda:0 --log-format json
