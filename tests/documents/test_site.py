@@ -111,9 +111,11 @@ def test_a_page_in_a_browser(open_page: OpenPage, address: str, scheme: str) -> 
 
 def test_the_search_finds_a_word(open_page: OpenPage, address: str) -> None:
     page = open_page(address)
-    page.get_by_role("textbox", name="Search").click()
+    field = page.get_by_role("textbox", name="Search")
+    field.click()
     expect(page.locator(".md-search-result__meta")).to_have_text("Type to start searching", timeout=60_000)
-    page.get_by_role("textbox", name="Search").fill("prepared weights")
+    field.fill("prepared weights")
+    field.press("End")  # it listens to keys
     expect(page.locator(".md-search-result__item").first).to_contain_text("weights", timeout=60_000)
 
 
