@@ -49,9 +49,10 @@ status 0: the store has the artifacts; 1: it has not; 130: interrupted (143 by S
 EXPLAIN = f"""\
 examples:
   snapcap explain
+  snapcap explain --all                          with every factor of the key
   snapcap explain --store s3://bucket/snapcap --trusted-key KEY.pub
 
-Exit status 0: there are artifacts; 1: there are none, and the factor that differs from the nearest is marked.
+Exit status 0: there are artifacts; 1: there are none, and the factors that differ from the nearest are listed.
 {ENVIRONMENT}
 """
 KEYGEN = """\

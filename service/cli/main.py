@@ -9,7 +9,7 @@ from typing import NamedTuple, NoReturn
 
 from snapcap.models.errors import suggestion
 from snapcap.service.cli import help as texts
-from snapcap.service.config.reader import BUILD_GROUPS, SettingsError, add_arguments, read_settings
+from snapcap.service.config.reader import BUILD_GROUPS, BUILD_WITHOUT, SettingsError, add_arguments, read_settings
 from snapcap.service.config.settings import GROUPS
 from snapcap.service.errors import ServiceError
 from snapcap.warmup.machine.own_imports import import_only_what_is_installed
@@ -132,7 +132,7 @@ def _explain(arguments: argparse.Namespace) -> int:
     settings = read_settings(arguments, os.environ)
     from snapcap.service.cli.explain import explain  # noqa: PLC0415
 
-    return explain(settings)
+    return explain(settings, show_all=arguments.all)
 
 
 def _keygen(arguments: argparse.Namespace) -> int:
@@ -181,15 +181,14 @@ def _add_serve_shown(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_build(parser: argparse.ArgumentParser) -> None:
-    # It compiles all buckets or fails, and captions nothing.
-    add_arguments(parser, BUILD_GROUPS, without=("max_new_tokens", "ready_when", "strict", "build"))
+    add_arguments(parser, BUILD_GROUPS, without=BUILD_WITHOUT)
 
 
 def _add_explain(parser: argparse.ArgumentParser) -> None:
     # What decides about the key, where artifacts are and whose are accepted: --sign-key means that its own are.
-    only_starts = ("max_new_tokens", "prepared_weights", "ready_when", "strict")
-    only_builds = ("build", "build_workers", "build_timeout", "remote_cache")
-    add_arguments(parser, BUILD_GROUPS, without=(*only_starts, *only_builds))
+    only_builds = ("prepared_weights", "build_workers", "build_timeout", "remote_cache")
+    parser.add_argument("--all", action="store_true", help="show every factor of the key, not only what differs")
+    add_arguments(parser, BUILD_GROUPS, without=(*BUILD_WITHOUT, *only_builds))
 
 
 def _add_keygen(parser: argparse.ArgumentParser) -> None:

@@ -14,6 +14,8 @@ from snapcap.warmup.option import Option, options_of
 
 # What `build` and `explain` are told: all that decides about artifacts and where they are.
 BUILD_GROUPS = ("model", "compute", "store", "s3", "log")
+# And what of these is nothing to them: a build compiles all buckets or fails, and captions nothing.
+BUILD_WITHOUT = ("max_new_tokens", "ready_when", "strict", "build")
 _PREFIX = "SNAPCAP_"
 # What Kubernetes puts in every container of a namespace that has a Service whose name begins with "snapcap".
 _SERVICE_LINK = re.compile(
