@@ -4,13 +4,17 @@ import re
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
+from snapcap.service.cli import build
 from snapcap.service.cli import main as cli
 from snapcap.service.cli.help import SERVE_SHOWN
-from snapcap.service.config.settings import GROUPS
+from snapcap.service.config.settings import GROUPS, Settings
+from snapcap.warmup.errors import StartError
 from snapcap.warmup.option import options_of
+from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 
 SERVE_SHOWN_IN_ORDER = [
     option.name for group in GROUPS.values() for option in options_of(group).values() if option.name in SERVE_SHOWN
@@ -156,3 +160,21 @@ def test_what_answers_first_imports_nothing_heavy(modules: str, unwanted: tuple[
     code = f"import sys, {modules}; print(*(name for name in {unwanted!r} if name in sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_a_jit_build_compiles_every_bucket_whatever_servers_are_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One environment is for servers and builds; a part of the buckets would be published as the whole."""
+    told: list[StartOptions] = []
+
+    def stop(options: StartOptions, *_: object) -> None:
+        told.append(options)
+        raise StartError("stopped here")
+
+    monkeypatch.setattr(build, "load", stop)
+    compute = ComputeOptions(backend="jit", device="cpu", buckets=(1, 2), ready_when="first")
+    model = ModelOptions(cache_dir=tmp_path, prepared_weights=False)
+    assert build.build(Settings(model=model, compute=compute)) == 1
+    assert "stopped here" in capsys.readouterr().err
+    assert [(each.before_ready((1, 2)), each.compute.strict) for each in told] == [((1, 2), True)]
