@@ -14,10 +14,10 @@ import urllib.request
 from pathlib import Path
 
 from PIL import Image
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, ViewportSize, sync_playwright
 
 _FOLDER = Path(__file__).parents[1] / "images"
-_SIZE = {"width": 880, "height": 840}
+_SIZE: ViewportSize = {"width": 880, "height": 840}
 _SCALE = 1.25
 _COLOURS = 160  # a page is few colours and some small pictures
 _READY_S = 60
