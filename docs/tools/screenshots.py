@@ -1,8 +1,9 @@
 """Takes the README's pictures of the server's page, in light and dark: `python docs/tools/screenshots.py`.
 
-It starts a server with the demo model on a free port, and needs Chromium and the packages of `snapcap[dev]`. Its
-arguments are options of that server: build first, so that the picture is of a compiled start."""
+It starts a server with the demo model on a free port, and needs Chromium and the packages of `snapcap[dev]`. All
+arguments but `--folder` are options of that server: build first, so that the pictures are of a compiled start."""
 
+import argparse
 import io
 import shutil
 import socket
@@ -23,8 +24,11 @@ _COLOURS = 160  # a page is few colours and some small pictures
 _READY_S = 60
 
 
-def main() -> None:
+def main(arguments: list[str]) -> None:
     """Writes `page-light.png` and `page-dark.png`."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--folder", type=Path, default=_FOLDER, help="where to; by default where the README looks")
+    known, options = parser.parse_known_args(arguments)
     chromium = shutil.which("chromium")
     if chromium is None:
         raise SystemExit("chromium is not installed: apt-get install chromium")
@@ -41,13 +45,13 @@ def main() -> None:
         "--port",
         address.rpartition(":")[2],
     ]
-    server = subprocess.Popen([*command, "--build", "off", *sys.argv[1:]])  # noqa: S603 - ourselves
+    server = subprocess.Popen([*command, "--build", "off", *options])  # noqa: S603 - ourselves
     try:
         _wait_ready(address)
         with sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
             for scheme in ("light", "dark"):
-                _save(_picture(browser, address, scheme), _FOLDER / f"page-{scheme}.png")
+                _save(_picture(browser, address, scheme), known.folder / f"page-{scheme}.png")
     finally:
         server.terminate()
         server.wait(30)
@@ -89,4 +93,4 @@ def _save(picture: bytes, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from PIL import Image, ImageStat
 from playwright.sync_api import Page, expect
 from support.documents.pages import ROOT, pages
 from support.servers.page import assert_accessible
+from support.servers.server_process import clean_environment
 
 OpenPage = Callable[..., Page]
 FILES = ("mkdocs.yml", "README.md", "LICENSE", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md")
@@ -107,6 +109,22 @@ def test_a_page_in_a_browser(open_page: OpenPage, address: str, scheme: str) -> 
     assert f"page-{scheme}.png" in picture.evaluate("(image) => image.currentSrc")
     assert picture.evaluate("(image) => image.complete && image.naturalWidth > 0")
     assert_accessible(page)
+
+
+def test_the_pictures_of_the_page_can_be_taken_again(tmp_path: Path) -> None:
+    if shutil.which("chromium") is None:
+        pytest.skip("CHROMIUM IS NOT INSTALLED: apt-get install chromium TO TAKE THE PICTURES OF THE PAGE")
+    tool = ROOT / "docs" / "tools" / "screenshots.py"
+    options = ("--folder", str(tmp_path), "--backend", "eager", "--buckets", "1", "--cache-dir", str(tmp_path))
+    command = [sys.executable, str(tool), *options]
+    done = subprocess.run(
+        command, env=clean_environment(), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    light, dark = (Image.open(tmp_path / f"page-{scheme}.png").convert("L") for scheme in ("light", "dark"))
+    kept = Image.open(ROOT / "docs" / "images" / "page-light.png")
+    assert light.size == dark.size == kept.size
+    assert ImageStat.Stat(light).mean[0] > 2 * ImageStat.Stat(dark).mean[0]
 
 
 def test_the_search_finds_a_word(open_page: OpenPage, address: str) -> None:
