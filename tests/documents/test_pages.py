@@ -8,6 +8,7 @@ import pytest
 from support.documents.pages import ROOT, RUN, blocks, pages
 
 from snapcap.service.captioning import options
+from snapcap.service.cli.main import main
 from snapcap.service.config.settings import GROUPS
 from snapcap.warmup.option import options_of
 
@@ -67,6 +68,18 @@ def test_what_a_page_names_is_there(page: str) -> None:
     for module in re.findall(r"python -m (snapcap[\w.]*)", text):
         assert importlib.util.find_spec(module), module
     assert {name for name in re.findall(r"\bSNAPCAP_\w+", text) if not name.endswith("_")} <= variables()
+
+
+@pytest.mark.parametrize("page", [page for page in pages() if page.startswith(("README", "docs/", "deploy/"))])
+def test_the_options_that_a_page_names_are_there(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    known = {"--help", "--no-prepared-weights"}
+    for command in ("serve", "build", "explain", "caption", "import"):
+        with pytest.raises(SystemExit):
+            main([command, "--help-all" if command == "serve" else "--help"])
+        known |= set(re.findall(r"--[a-z0-9-]*[a-z0-9]", capsys.readouterr().out))
+    spans = re.findall(r"`((?:--|snapcap (?!bench))[^`\n]+)`", (ROOT / page).read_text())
+    named = {flag for span in spans for flag in re.findall(r"--[a-z0-9_-]*[a-z0-9]", span)}
+    assert named <= known
 
 
 def test_the_options_of_a_caption_are_all_there() -> None:
