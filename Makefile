@@ -7,7 +7,7 @@ ARGS ?=
 WORKERS ?= 0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check format clean
+.PHONY: help setup serve test check format docs clean
 
 help:  ## list the commands
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,6 +26,10 @@ $(VENV)/.serve: pyproject.toml constraints.txt | $(BIN)/python
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[dev]'
 	@$(PIP) --no-deps --target $(VENV)/triton --upgrade triton 2>$(VENV)/triton.log || echo "WARNING: NO TRITON: THE TEST OF THE KERNELS IS SKIPPED" >&2
+	@touch $@ $(VENV)/.serve $(VENV)/.docs
+
+$(VENV)/.docs: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[docs]'
 	@touch $@ $(VENV)/.serve
 
 setup: $(VENV)/.dev  ## install everything for development into .venv
@@ -44,6 +48,9 @@ check: $(VENV)/.dev  ## lint, format and type checks
 format: $(VENV)/.dev  ## rewrite the sources in the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(VENV)/.docs  ## build the site of the documents into build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 clean:  ## remove the environment and every cache
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

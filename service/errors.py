@@ -38,6 +38,8 @@ wrong. The message of an exception is a sentence for the client that says what t
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
+from snapcap.models.errors import suggestion
+
 
 class ServiceError(Exception):
     """Base of all. `detail` is the sentence for the client; `extras` are further members of the problem."""
@@ -164,9 +166,10 @@ class UnknownOption(Unprocessable):
     title = "Unknown option"
 
     def __init__(self, option: str, known: Iterable[str]) -> None:
-        super().__init__(
-            f"There is no option {option[:64]!r}; the options are {', '.join(known)}.", option=option[:64]
-        )
+        named, names = option[:64], tuple(known)
+        meant = suggestion(named, names)
+        joined = f"{meant} The" if meant else "; the"
+        super().__init__(f"There is no option {named!r}{joined} options are {', '.join(names)}.", option=named)
 
 
 class InvalidOption(Unprocessable):
@@ -264,11 +267,8 @@ class NotReady(_RetryLater):
     title = "Not ready"
 
     def __init__(self, phase: str, retry_after_s: float = 1.0) -> None:
-        super().__init__(
-            f"The server is not ready (phase {phase}); retry when GET /readyz answers 200.",
-            retry_after_s,
-            phase=phase,
-        )
+        detail = f"The server is not ready (phase {phase}); retry when GET /readyz answers 200."
+        super().__init__(detail, retry_after_s, phase=phase)
         self.phase = phase
 
 

@@ -34,7 +34,9 @@ def begins_with_verb(line: str) -> bool:
     return first.isalpha() and first.istitle() and first.endswith("s") and first.lower() not in NOUNS
 
 
-@pytest.mark.parametrize("folder", ["models", "warmup", "service", "benchmarks", "snapcap", "tests/support"])
+@pytest.mark.parametrize(
+    "folder", ["models", "warmup", "service", "benchmarks", "snapcap", "docs", "tests/support"]
+)
 def test_a_module_says_what_it_does(folder: str) -> None:
     wrong = {}
     files = sorted((ROOT / folder).rglob("*.py"))

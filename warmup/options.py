@@ -1,7 +1,7 @@
 """Defines what a start is told: each option of the warm-up once, with how it is written, checked and described.
 
-To add an option of the warm-up, add a field here; the command line, the environment, the help and the README table
-follow.
+To add an option of the warm-up, add a field here; the command line, the environment, the help and
+docs/configuration.md follow.
 """
 
 import os

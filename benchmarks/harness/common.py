@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from snapcap.service.config.reader import BUILD_GROUPS, add_arguments
+from snapcap.service.config.reader import BUILD_GROUPS, BUILD_WITHOUT, add_arguments
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "models" / "demo"
@@ -78,7 +78,7 @@ def build_store(cache: Path, *options: str, extra: Mapping[str, str] | None = No
     """`snapcap build` into the store of a cache folder; nothing to do when it is there. Options that only a server
     has are left out."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    add_arguments(parser, BUILD_GROUPS)
+    add_arguments(parser, BUILD_GROUPS, without=BUILD_WITHOUT)
     _, of_servers = parser.parse_known_args(options)
     kept = [each for each in options if each not in of_servers]
     run_snapcap("build", "--cache-dir", str(cache), *kept, extra=extra)

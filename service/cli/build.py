@@ -95,8 +95,8 @@ def _prepare_weights(checkpoint: Checkpoint, plan: Plan, options: StartOptions, 
 def _build_jit(options: StartOptions, artifacts: Artifacts, console: Console) -> int:
     """Start as a server on the jit backend does, which publishes what was compiled; then go."""
     with console.status("compiling every bucket"):
-        strict = replace(options, compute=replace(options.compute, strict=True))
-        loaded = load(strict, Timeline.since_exec(), StartupStatus())
+        all_or_none = replace(options, compute=replace(options.compute, strict=True, ready_when="all"))
+        loaded = load(all_or_none, Timeline.since_exec(), StartupStatus())
     published = [] if loaded.publication is None else loaded.publication.result()
     if options.store.remote is not None and len(published) < 2:  # all was at hand, or nobody signs
         published.append(publish_in_worker(artifacts.key, options, artifacts.fetched.unusable))

@@ -1,4 +1,4 @@
-"""Runs `snapcap explain`: shows the factors of the artifact key, and whether a start would find artifacts."""
+"""Runs `snapcap explain`: shows whether a start would find artifacts, and which factors of the key differ."""
 
 import sys
 
@@ -13,8 +13,8 @@ from snapcap.warmup.plan.plan import make_plan
 from snapcap.warmup.start.preparation import find_artifacts, read_checkpoint
 
 
-def explain(settings: Settings) -> int:
-    """Exit status 0 on a hit and 1 on anything else."""
+def explain(settings: Settings, show_all: bool) -> int:
+    """Exit status 0 on a hit and 1 on anything else. ``show_all``: every factor, also those that do not differ."""
     logs.configure(settings.log.format, settings.log.level)
     try:
         checkpoint = read_checkpoint(settings)
@@ -26,17 +26,19 @@ def explain(settings: Settings) -> int:
     console = Console(highlight=False, soft_wrap=True)
     fetched = artifacts.fetched
     differences = {difference.name: difference for difference in fetched.differences}
-    table = Table("factor", "here", *(["nearest artifacts"] if differences else []), box=None, pad_edge=False)
-    for name in sorted({*artifacts.factors, *differences}):
-        row = [name, str(artifacts.factors.get(name, ABSENT))]
-        if differences:
-            row.append(f"← {differences[name].theirs}" if name in differences else "")
-        table.add_row(*row, style="bold" if name in differences else "")
-    console.print(table)
-    console.print(f"\nmodel  {describe_model(artifacts.factors)}")
+    console.print(f"model  {describe_model(artifacts.factors)}")
     if differences:
         nearest = {**artifacts.factors, **{name: difference.theirs for name, difference in differences.items()}}
         console.print(f"near   {describe_model(nearest)}")
     console.print(f"key    {artifacts.key}")
     console.print(f"result {fetched.result}: {fetched.reason}")
+    if shown := sorted({*artifacts.factors, *differences} if show_all else differences):
+        table = Table("factor", "here", *(["nearest artifacts"] if differences else []), box=None, pad_edge=False)
+        for name in shown:
+            row = [name, str(artifacts.factors.get(name, ABSENT))]
+            if differences:
+                row.append(f"← {differences[name].theirs}" if name in differences else "")
+            table.add_row(*row, style="bold" if show_all and name in differences else "")
+        console.print()
+        console.print(table)
     return 0 if artifacts.hit else 1

@@ -1,6 +1,20 @@
 """Holds the texts of `--help` that stand below the options: examples, and what an exit status means."""
 
 ENVIRONMENT = "Each option can also be set by the variable in its brackets; an argument wins."
+TAGLINE = "Captions images, over HTTP or from the command line, with models that are compiled before they start."
+# By name: those that most servers need. `serve --help-all` has all of them.
+SERVE_SHOWN = (
+    "model",
+    "device",
+    "backend",
+    "buckets",
+    "host",
+    "port",
+    "api_key_file",
+    "store",
+    "trusted_key",
+    "log_format",
+)
 TOP = """\
 examples:
   snapcap serve                                  the demo model on port 8000
@@ -12,6 +26,8 @@ examples:
 `snapcap COMMAND --help` lists the options of a command.
 """
 SERVE = f"""\
+`snapcap serve --help-all` lists all options, with the limits of requests, memory and time.
+
 examples:
   snapcap serve
   snapcap serve --model s3://bucket/captioner --device cuda:0 --log-format json
@@ -33,9 +49,10 @@ status 0: the store has the artifacts; 1: it has not; 130: interrupted (143 by S
 EXPLAIN = f"""\
 examples:
   snapcap explain
+  snapcap explain --all                          with every factor of the key
   snapcap explain --store s3://bucket/snapcap --trusted-key KEY.pub
 
-Exit status 0: there are artifacts; 1: there are none, and the factor that differs from the nearest is marked.
+Exit status 0: there are artifacts; 1: there are none, and the factors that differ from the nearest are listed.
 {ENVIRONMENT}
 """
 KEYGEN = """\

@@ -3,12 +3,13 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
+from snapcap.models.errors import suggestion
 from snapcap.service.cli import help as texts
-from snapcap.service.config.reader import BUILD_GROUPS, SettingsError, add_arguments, read_settings, suggestion
+from snapcap.service.config.reader import BUILD_GROUPS, BUILD_WITHOUT, SettingsError, add_arguments, read_settings
 from snapcap.service.config.settings import GROUPS
 from snapcap.service.errors import ServiceError
 from snapcap.warmup.machine.own_imports import import_only_what_is_installed
@@ -36,19 +37,34 @@ def main(argv: Sequence[str] | None = None) -> int:
 class _Parser(argparse.ArgumentParser):
     """Reports an error as one line, through SettingsError."""
 
+    @property
+    def flags(self) -> list[str]:
+        """The options that it takes."""
+        return [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
+
     def error(self, message: str) -> NoReturn:
         raise SettingsError(f"{message}; see {self.prog} --help")
 
 
 class _Command(NamedTuple):
     """``operands``: as the usage line shows them. ``add``: adds them and the options to a parser, which is made for
-    the command that is run alone: to make all of them would cost a start more than to read its settings."""
+    the command that is run alone: to make all of them would cost a start more than to read its settings.
+    ``add_shown``: as ``add``, with the options that `--help` does not show hidden: `--help-all` shows them."""
 
     summary: str
     examples: str
     operands: str
     add: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
+    add_shown: Callable[[argparse.ArgumentParser], None] | None = None
+
+
+class _HelpAll(argparse.Action):
+    """Prints the help with all options of a command, and ends as `--help` does."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        _command_parser(str(self.const), _COMMANDS[str(self.const)], shown_alone=False).print_help()
+        parser.exit()
 
 
 def _run(arguments: list[str]) -> int:
@@ -69,18 +85,21 @@ def _run(arguments: list[str]) -> int:
     if name not in _COMMANDS:
         if name.startswith("-"):
             _top_parser().parse_known_args(arguments)  # --help ends here
-            raise _unknown(name)
+            # An option of a command in front of it, or of none.
+            raise _unknown(
+                name, [option.flag for group in GROUPS.values() for option in options_of(group).values()]
+            )
         raise SettingsError(f"unknown command {name!r}{suggestion(name, [*_COMMANDS, _BENCH])}; see snapcap --help")
     command = _COMMANDS[name]
-    known, unknown = _command_parser(name, command).parse_known_args(rest)
+    parser = _command_parser(name, command, shown_alone=command.add_shown is not None)
+    known, unknown = parser.parse_known_args(rest)
     if unknown:
-        raise _unknown(unknown[0], f"{name} ")
+        raise _unknown(unknown[0], parser.flags, f"{name} ")
     return command.run(known)
 
 
-def _unknown(word: str, command: str = "") -> SettingsError:
+def _unknown(word: str, flags: Iterable[str], command: str = "") -> SettingsError:
     word = word.partition("=")[0]
-    flags = [option.flag for group in GROUPS.values() for option in options_of(group).values()]
     what = "option" if word.startswith("-") else "argument"
     return SettingsError(f"unknown {what} {word}{suggestion(word, flags)}; see snapcap {command}--help")
 
@@ -113,7 +132,7 @@ def _explain(arguments: argparse.Namespace) -> int:
     settings = read_settings(arguments, os.environ)
     from snapcap.service.cli.explain import explain  # noqa: PLC0415
 
-    return explain(settings)
+    return explain(settings, show_all=arguments.all)
 
 
 def _keygen(arguments: argparse.Namespace) -> int:
@@ -157,8 +176,19 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     add_arguments(parser, GROUPS)
 
 
+def _add_serve_shown(parser: argparse.ArgumentParser) -> None:
+    add_arguments(parser, GROUPS, shown=texts.SERVE_SHOWN)
+
+
 def _add_build(parser: argparse.ArgumentParser) -> None:
-    add_arguments(parser, BUILD_GROUPS)
+    add_arguments(parser, BUILD_GROUPS, without=BUILD_WITHOUT)
+
+
+def _add_explain(parser: argparse.ArgumentParser) -> None:
+    # What decides about the key, where artifacts are and whose are accepted: --sign-key means that its own are.
+    only_builds = ("prepared_weights", "build_workers", "build_timeout", "remote_cache")
+    parser.add_argument("--all", action="store_true", help="show every factor of the key, not only what differs")
+    add_arguments(parser, BUILD_GROUPS, without=(*BUILD_WITHOUT, *only_builds))
 
 
 def _add_keygen(parser: argparse.ArgumentParser) -> None:
@@ -169,7 +199,9 @@ def _add_caption(parser: argparse.ArgumentParser) -> None:
     from snapcap.service.offline.arguments import add_job_arguments  # noqa: PLC0415 - and not for other commands
 
     add_job_arguments(parser)
-    add_arguments(parser, ("model", "compute", "images", "store", "s3", "log"))
+    # Nothing is built behind it, and its images are decoded in threads, which nobody could end.
+    without = ("build", "build_workers", "decode_memory", "decode_timeout")
+    add_arguments(parser, ("model", "compute", "images", "store", "s3", "log"), without=without)
 
 
 def _add_import(parser: argparse.ArgumentParser) -> None:
@@ -180,7 +212,7 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
 
 
 _COMMANDS = {
-    "serve": _Command("Serve a model over HTTP.", texts.SERVE, "", _add_serve, _serve),
+    "serve": _Command("Serve a model over HTTP.", texts.SERVE, "", _add_serve, _serve, _add_serve_shown),
     "build": _Command(
         "Compile a model's artifacts here and publish them to a store.", texts.BUILD, "", _add_build, _build
     ),
@@ -188,7 +220,7 @@ _COMMANDS = {
         "Show what artifacts a start here needs, and whether there are any.",
         texts.EXPLAIN,
         "",
-        _add_build,
+        _add_explain,
         _explain,
     ),
     "keygen": _Command(
@@ -210,7 +242,7 @@ _COMMANDS = {
 def _top_parser() -> _Parser:
     parser = _Parser(
         "snapcap",
-        description="Image captioning over HTTP: BLIP, ViT + GPT-2 and others, started as fast as it can be.",
+        description=texts.TAGLINE,
         epilog=texts.TOP,
         formatter_class=_layout,
         allow_abbrev=False,
@@ -223,7 +255,8 @@ def _top_parser() -> _Parser:
     return parser
 
 
-def _command_parser(name: str, command: _Command) -> _Parser:
+def _command_parser(name: str, command: _Command, *, shown_alone: bool) -> _Parser:
+    """``shown_alone``: the help has the options that most need; the others are taken all the same."""
     parser = _Parser(
         f"snapcap {name}",
         usage=f"snapcap {name} [OPTION…]{command.operands}",
@@ -232,7 +265,10 @@ def _command_parser(name: str, command: _Command) -> _Parser:
         formatter_class=_layout,
         allow_abbrev=False,
     )
-    command.add(parser)
+    if command.add_shown is not None:
+        text = "show all options, and exit"
+        parser.add_argument("--help-all", action=_HelpAll, nargs=0, const=name, help=text)
+    (command.add_shown if shown_alone and command.add_shown is not None else command.add)(parser)
     return parser
 
 

@@ -4,17 +4,18 @@ A variable that is set to the empty text counts as unset. Anything unknown or ou
 """
 
 import argparse
-import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
-from snapcap.models.errors import UserError
+from snapcap.models.errors import UserError, suggestion
 from snapcap.service.config.settings import GROUPS, Settings
 from snapcap.warmup.option import Option, options_of
 
 # What `build` and `explain` are told: all that decides about artifacts and where they are.
 BUILD_GROUPS = ("model", "compute", "store", "s3", "log")
+# And what of these is nothing to them: a build compiles all buckets or fails, and captions nothing.
+BUILD_WITHOUT = ("max_new_tokens", "ready_when", "strict", "build")
 _PREFIX = "SNAPCAP_"
 # What Kubernetes puts in every container of a namespace that has a Service whose name begins with "snapcap".
 _SERVICE_LINK = re.compile(
@@ -27,22 +28,37 @@ class SettingsError(UserError, ValueError):
     """One line that names the option or variable, and what it must be."""
 
 
-def add_arguments(parser: argparse.ArgumentParser, groups: Iterable[str]) -> None:
-    """Adds the options of these groups to a parser. Values stay text: `read_settings` parses them."""
+def add_arguments(
+    parser: argparse.ArgumentParser,
+    groups: Iterable[str],
+    *,
+    without: Container[str] = (),
+    shown: Container[str] | None = None,
+) -> None:
+    """Adds the options of these groups to a parser. Values stay text: `read_settings` parses them.
+
+    `without`: names of options that are left out, as the command does nothing with them. `shown`: names of those
+    that the help has, in one section; the others are taken all the same."""
     for name in groups:
         group = GROUPS[name]
-        section = parser.add_argument_group(f"options: {name.replace('_', ' ')}", group.__doc__)
+        section: argparse._ActionsContainer = parser
+        if shown is None:
+            section = parser.add_argument_group(f"options: {name.replace('_', ' ')}", group.__doc__)
         for field, option in options_of(group).items():
-            text = f"{option.help} [default: {option.default_text}; {option.variable}]"
-            common: dict[str, Any] = {"dest": _dest(name, field), "default": argparse.SUPPRESS}
-            help_text = text.replace("%", "%%")
-            if option.is_switch:
-                action = argparse.BooleanOptionalAction
-                section.add_argument(option.flag, action=action, help=help_text, **common)
-            elif option.repeatable:
-                section.add_argument(option.flag, action="append", metavar=option.metavar, help=help_text, **common)
-            else:
-                section.add_argument(option.flag, metavar=option.metavar, help=help_text, **common)
+            if option.name not in without:
+                text = f"{option.help} [default: {option.default_text}; {option.variable}]".replace("%", "%%")
+                hidden = shown is not None and option.name not in shown
+                _add_argument(section, option, _dest(name, field), argparse.SUPPRESS if hidden else text)
+
+
+def _add_argument(section: argparse._ActionsContainer, option: Option, dest: str, text: str) -> None:
+    common: dict[str, Any] = {"dest": dest, "default": argparse.SUPPRESS, "help": text}
+    if option.is_switch:
+        section.add_argument(option.flag, action=argparse.BooleanOptionalAction, **common)
+    elif option.repeatable:
+        section.add_argument(option.flag, action="append", metavar=option.metavar, **common)
+    else:
+        section.add_argument(option.flag, metavar=option.metavar, **common)
 
 
 def read_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Settings:
@@ -82,12 +98,6 @@ def settings_of(values: Mapping[str, Any], groups: Iterable[str]) -> Settings:
         group, field, option = options[name]
         chosen.setdefault(group, {})[field] = _parse(option, name, _text(value))
     return Settings(**{group: GROUPS[group](**fields) for group, fields in chosen.items()})
-
-
-def suggestion(word: str, known: Iterable[str]) -> str:
-    """ "; did you mean X?", or nothing when no known word is close."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _fields(group: str) -> Iterable[tuple[str, Option]]:

@@ -1,7 +1,7 @@
 """Defines the whole configuration as frozen dataclasses, which `config/reader.py` alone fills and validates.
 
 To add an option, add a field here, or in `warmup/options.py` where it is for the warm-up; the command line, the
-environment, the help and the README table follow.
+environment and the help follow, and docs/configuration.md by `python -m snapcap.service.config.table`.
 """
 
 from dataclasses import dataclass, field

@@ -251,11 +251,3 @@ def test_what_the_readme_creates_is_what_the_manifests_use(overlays: Overlays) -
     assert folders
     known = {option.variable for group in GROUPS.values() for option in options_of(group).values()}
     assert set(re.findall(r"SNAPCAP_\w+", text)) <= known
-
-
-def test_the_five_lines_of_the_main_readme_are_those_of_the_folder() -> None:
-    text = (FOLDER.parents[1] / "README.md").read_text()
-    (block,) = re.findall(r"^## Kubernetes in five lines\n\n```\n(.*?)```", text, re.MULTILINE | re.DOTALL)
-    lines = [line.partition("  #")[0].rstrip() for line in block.splitlines()]
-    assert len(lines) == 5
-    assert set(lines) <= set((FOLDER / "README.md").read_text().splitlines())

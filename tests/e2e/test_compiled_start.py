@@ -103,9 +103,16 @@ def test_a_second_build_does_nothing_and_explain_says_why(built_cache: Path) -> 
     assert "nothing to do" in again.stderr
     hit = snapcap("explain", "--cache-dir", str(built_cache), *BUCKETS)
     assert (hit.returncode, "result hit" in hit.stdout) == (0, True)
+    assert [line.split()[0] for line in hit.stdout.splitlines()] == ["model", "key", "result"]
     miss = snapcap("explain", "--cache-dir", str(built_cache), "--buckets", "1,2")
     assert miss.returncode == 1
     assert "model.buckets is [1, 2] here and [1, 4] there" in miss.stdout
+    factors = miss.stdout.partition("\n\n")[2].splitlines()
+    assert [line.split()[0] for line in factors] == ["factor", "model.buckets"]
+    every = snapcap("explain", "--all", "--cache-dir", str(built_cache), "--buckets", "1,2")
+    assert {"model.dtype", "torch.version", "model.buckets"} <= {
+        line.split()[0] for line in every.stdout.splitlines() if line
+    }
 
 
 def test_an_interrupted_build_keeps_what_is_done(built_cache: Path, tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_every_bucket_is_warm_and_nothing_compiles_while_it_serves(
 
 
 def test_explain_looks_for_the_kind_of_the_backend(cold: Served, compiler: Path) -> None:
-    hit = snapcap("explain", *JIT, "--cache-dir", str(cold.cache), CXX=str(compiler))
+    hit = snapcap("explain", "--all", *JIT, "--cache-dir", str(cold.cache), CXX=str(compiler))
     assert (hit.returncode, "result hit" in hit.stdout) == (0, True), hit.stderr
     assert ["kind", "jit"] in [line.split() for line in hit.stdout.splitlines()]
     miss = snapcap("explain", *JIT[2:], "--cache-dir", str(cold.cache))

@@ -27,6 +27,7 @@ FIRST = (
     "deploy",
     "benchmarks",
     "clients",
+    "documents",
 )
 
 

@@ -142,6 +142,13 @@ def test_wrong_query_options(client: TestClient, image: Png, query: str) -> None
     assert problem["option"] == query.partition("=")[0]
 
 
+@pytest.mark.parametrize(("wrong", "meant"), [("num-beams", "num_beams"), ("max_tokens", "max_new_tokens")])
+def test_an_unknown_option_is_told_what_was_meant(client: TestClient, image: Png, wrong: str, meant: str) -> None:
+    reply = client.post(f"/v1/caption?{wrong}=4", content=image())
+    detail = problem_of(reply, 422, "unknown_option")["detail"]
+    assert f"no option '{wrong}'; did you mean {meant}? The options are prompt, " in detail
+
+
 @pytest.mark.parametrize("path", ["/v1/caption", "/v1/captions"])
 def test_unknown_option_names_the_known_ones(client: TestClient, image: Png, path: str) -> None:
     files = {"image": ("a", image())}

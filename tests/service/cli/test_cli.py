@@ -1,14 +1,24 @@
 """The command line up to where a command begins its work."""
 
+import re
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
+from snapcap.service.cli import build
 from snapcap.service.cli import main as cli
-from snapcap.service.config.settings import GROUPS
+from snapcap.service.cli.help import SERVE_SHOWN
+from snapcap.service.config.settings import GROUPS, Settings
+from snapcap.warmup.errors import StartError
 from snapcap.warmup.option import options_of
+from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
+
+SERVE_SHOWN_IN_ORDER = [
+    option.name for group in GROUPS.values() for option in options_of(group).values() if option.name in SERVE_SHOWN
+]
 
 
 @pytest.fixture(autouse=True)
@@ -43,12 +53,46 @@ def test_without_a_command_the_help_goes_to_standard_error(capsys: pytest.Captur
 
 
 def test_help_of_serve_has_every_option_with_default_and_variable(capsys: pytest.CaptureFixture[str]) -> None:
-    text = " ".join(output("serve", "--help", capsys=capsys).split())
+    text = " ".join(output("serve", "--help-all", capsys=capsys).split())
     for group in GROUPS.values():
         for option in options_of(group).values():
             assert option.flag in text
             assert f"[default: {option.default_text}; {option.variable}]" in text
     assert "examples:" in text
+
+
+def test_help_of_serve_shows_what_most_need_and_takes_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
+    text = output("serve", "--help", capsys=capsys)
+    shown = re.findall(r"^  (--[a-z-]+)", text, re.MULTILINE)
+    assert shown == ["--help-all", *(f"--{name.replace('_', '-')}" for name in SERVE_SHOWN_IN_ORDER)]
+    assert len(text.splitlines()) < 60
+    assert "--help-all` lists all options" in text
+    assert cli.main(["serve", "--queue-size", "0"]) == 2
+    assert "--queue-size must be" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "unused", "used"),
+    [
+        ("build", ("--strict", "--ready-when", "--max-new-tokens", "--port"), ("--build-workers", "--sign-key")),
+        (
+            "explain",
+            ("--strict", "--build-workers", "--remote-cache"),
+            ("--buckets", "--trusted-key", "--sign-key"),
+        ),
+        ("caption", ("--build-workers", "--decode-timeout", "--port"), ("--num-beams", "--store", "--max-pixels")),
+        ("import", ("--store", "--port"), ("--s3-region",)),
+    ],
+)
+def test_a_command_offers_what_it_uses(
+    command: str, unused: tuple[str, ...], used: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = set(re.findall(r"--[a-z0-9-]+", output(command, "--help", capsys=capsys)))
+    assert not flags & set(unused)
+    assert set(used) <= flags
+    for flag in unused:
+        assert cli.main([command, flag, "1", "x", "y"]) == 2
+        assert f"unknown option {flag}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["serve", "caption", "import"])
@@ -63,6 +107,10 @@ def test_help_fits_a_terminal(command: str, capsys: pytest.CaptureFixture[str]) 
     [
         (["serv"], "unknown command 'serv'; did you mean serve?; see snapcap --help"),
         (["serve", "--prot", "1"], "unknown option --prot; did you mean --port?; see snapcap serve --help"),
+        (
+            ["caption", "--num_beams", "4", "a.png"],
+            "unknown option --num_beams; did you mean --num-beams?; see snapcap caption --help",
+        ),
         (["serve", "extra"], "unknown argument extra; see snapcap serve --help"),
         (["serve", "--port"], "argument --port: expected one argument; see snapcap serve --help"),
         (["serve", "--port", "x"], "--port must be a whole number from 0 to 65535, not 'x'"),
@@ -112,3 +160,21 @@ def test_what_answers_first_imports_nothing_heavy(modules: str, unwanted: tuple[
     code = f"import sys, {modules}; print(*(name for name in {unwanted!r} if name in sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_a_jit_build_compiles_every_bucket_whatever_servers_are_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One environment is for servers and builds; a part of the buckets would be published as the whole."""
+    told: list[StartOptions] = []
+
+    def stop(options: StartOptions, *_: object) -> None:
+        told.append(options)
+        raise StartError("stopped here")
+
+    monkeypatch.setattr(build, "load", stop)
+    compute = ComputeOptions(backend="jit", device="cpu", buckets=(1, 2), ready_when="first")
+    model = ModelOptions(cache_dir=tmp_path, prepared_weights=False)
+    assert build.build(Settings(model=model, compute=compute)) == 1
+    assert "stopped here" in capsys.readouterr().err
+    assert [(each.before_ready((1, 2)), each.compute.strict) for each in told] == [((1, 2), True)]

@@ -78,6 +78,14 @@ def wait_until(what: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.02)
 
 
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
 def _prepared(arguments: tuple[str, ...]) -> dict[str, str]:
     """Prepared weights are used where the cache folder has some, as by default everywhere."""
     folders = [Path(value) for name, value in pairwise(arguments) if name == "--cache-dir"]
@@ -91,9 +99,7 @@ class ServerProcess:
     program: tuple[str, ...] = ("-m", "snapcap")
 
     def __init__(self, *arguments: str, **environment: str) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self._arguments = arguments
         self._environment = {**_prepared(arguments), **environment}
         # A file: a pipe that nobody reads fills up, and then the server stands still in the middle of a log line.
