@@ -25,6 +25,7 @@ from snapcap.warmup.progress.timeline import Timeline
 if TYPE_CHECKING:
     from snapcap.service.api.bodies.body import BodyLimits
     from snapcap.service.api.middleware.api_keys import ApiKeys
+    from snapcap.service.config.http_settings import HttpSettings
 
 
 @dataclass(frozen=True)
@@ -42,11 +43,17 @@ class Services:
 @dataclass(frozen=True)
 class Exposure:
     """Who may ask for what. `keys` None: everybody; `image_hosts`: of whose images' URLs; `metrics`: they are here,
-    and not on a port of their own."""
+    and not on a port of their own; `continue_text`: the text of a chat is the beginning of the caption."""
 
     keys: "ApiKeys | None" = None
     image_hosts: tuple[str, ...] = ()
     metrics: bool = True
+    continue_text: bool = False
+
+    @classmethod
+    def of(cls, http: "HttpSettings", keys: "ApiKeys | None", *, metrics: bool = True) -> "Exposure":
+        """What the settings say."""
+        return cls(keys, http.image_hosts, metrics, http.chat_text == "continue")
 
 
 class Application:

@@ -70,6 +70,13 @@ class HttpSettings:
         default_text="none",
         repeatable=True,
     )
+    chat_text: str = option(
+        "chat_text",
+        "ignore",
+        "the text of a chat completion: ignore it, as a captioner takes no instructions, and say so in the header "
+        "X-Snapcap-Ignored; or continue it, as the beginning of the caption",
+        choices=("ignore", "continue"),
+    )
 
 
 @dataclass(frozen=True)

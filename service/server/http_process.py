@@ -72,7 +72,7 @@ def run(
     `load_start`: imports what the start needs; called in a thread."""
     services = assemble(settings, timeline)
     limits = body_limits(settings.limits, services.metrics)
-    exposure = Exposure(keys, settings.http.image_hosts, metrics=len(listeners) == 1)
+    exposure = Exposure.of(settings.http, keys, metrics=len(listeners) == 1)
     application = create_operations_app(services, exposure)
     exits = ExitStack()
 

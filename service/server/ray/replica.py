@@ -116,7 +116,7 @@ class Replica:
         http = self._settings.http
         keys = None if http.api_key_file is None else read_api_keys(http.api_key_file)
         limits = body_limits(self._settings.limits, self._services.metrics)
-        return _RaysRequestId(create_app(self._services, limits, Exposure(keys, http.image_hosts)))
+        return _RaysRequestId(create_app(self._services, limits, Exposure.of(http, keys)))
 
     def check_health(self) -> None:
         """Asked by Ray every few seconds; who raises is replaced."""
