@@ -4,6 +4,7 @@ Probes are answered as soon as the operations are there, the import of the other
 the OpenAPI document from the routes, is imported when that is first asked for.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -43,29 +44,35 @@ class Services:
 @dataclass(frozen=True)
 class Exposure:
     """Who may ask for what. `keys` None: everybody; `image_hosts`: of whose images' URLs; `metrics`: they are here,
-    and not on a port of their own; `continue_text`: the text of a chat is the beginning of the caption."""
+    and not on a port of their own; `continue_text`: the text of a chat is the beginning of the caption; `origins`:
+    whose pages may ask from a browser."""
 
     keys: "ApiKeys | None" = None
     image_hosts: tuple[str, ...] = ()
     metrics: bool = True
     continue_text: bool = False
+    origins: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, http: "HttpSettings", keys: "ApiKeys | None", *, metrics: bool = True) -> "Exposure":
         """What the settings say."""
-        return cls(keys, http.image_hosts, metrics, http.chat_text == "continue")
+        return cls(keys, http.image_hosts, metrics, http.chat_text == "continue", http.origins)
 
 
 class Application:
     """ASGI application over groups of routes, within what is around every request."""
 
-    def __init__(self, metrics: Metrics, keys: "ApiKeys | None" = None) -> None:
+    def __init__(self, metrics: Metrics, keys: "ApiKeys | None" = None, origins: Sequence[str] = ()) -> None:
         self.groups: list[RouteGroup] = []
         self.apis = Apis()
         self.handler = ProblemHandler(metrics, self.apis)
         self._dispatch = Dispatch(self.apis)
         inner: ASGIApp = self._dispatch if keys is None else Authentication(self._dispatch, keys)
-        self._around = RequestScope(inner, metrics, self.handler)
+        self._around: ASGIApp = RequestScope(inner, metrics, self.handler)
+        if origins:
+            from snapcap.service.api.middleware.cross_origin import CrossOrigin  # noqa: PLC0415 - few servers have one
+
+            self._around = CrossOrigin(self._around, origins)
 
     def add(self, *groups: RouteGroup) -> None:
         for group in groups:
@@ -81,8 +88,8 @@ class Application:
 
 
 def create_operations_app(services: Services, exposure: Exposure = Exposure()) -> Application:
-    """What answers /livez, /readyz, /startup and, unless they have a port of their own, /metrics."""
-    app = Application(services.metrics, exposure.keys)
+    """What answers /livez, /readyz, /health, /startup and, unless they have a port of their own, /metrics."""
+    app = Application(services.metrics, exposure.keys, exposure.origins)
     app.add(
         health_routes(services.readiness),
         startup_routes(

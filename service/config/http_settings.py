@@ -9,6 +9,7 @@ from snapcap.warmup.option import (
     parse_hosts,
     parse_int,
     parse_name,
+    parse_origins,
     parse_path,
     parse_seconds,
     parse_size,
@@ -67,6 +68,16 @@ class HttpSettings:
         "host whose image URLs are fetched for /v1/chat/completions; repeat it, or separate them by commas",
         parse=parse_hosts,
         metavar="HOST",
+        default_text="none",
+        repeatable=True,
+    )
+    origins: tuple[str, ...] = option(
+        "allow_origin",
+        (),
+        "origin whose pages may ask from a browser (CORS), such as https://app.example.com; repeat it, or separate "
+        "them by commas; *: every one, never with cookies",
+        parse=parse_origins,
+        metavar="ORIGIN",
         default_text="none",
         repeatable=True,
     )

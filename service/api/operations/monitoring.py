@@ -1,4 +1,4 @@
-"""Answers what monitors ask: GET /livez, GET /readyz and GET /metrics.
+"""Answers what monitors ask: GET /livez, GET /readyz, which is GET /health too, and GET /metrics.
 
 `app.py` has them before any page or API is imported.
 """
@@ -25,7 +25,9 @@ def health_routes(readiness: Readiness) -> RouteGroup:
             body["error"] = readiness.error
         return JSONResponse(body, 200 if readiness.servable else 503)
 
-    return RouteGroup("operation", [Route("/livez", livez), Route("/readyz", readyz)])
+    # vLLM, TGI and llama.cpp mean by /health that the model answers, and so do who probes it there.
+    routes = [Route("/livez", livez), Route("/readyz", readyz), Route("/health", readyz, name="health")]
+    return RouteGroup("operation", routes)
 
 
 def metrics_routes(registry: CollectorRegistry) -> RouteGroup:
