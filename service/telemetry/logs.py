@@ -4,11 +4,15 @@ The lines of requests that went well are written a moment later, many at once: e
 lets go of Python's lock, and under load the event loop would wait for it at every request. All others are written
 at once, behind those that came before them.
 
-A record may carry `extra={"fields": {...}}`: further members of the JSON line, `key=value` in the text line.
+A record may carry `extra={"fields": {...}}`: further members of the JSON line, `key=value` in the text line, quoted
+and escaped where logfmt asks for it: nothing that a client sends can end a line or begin a field. Numbers have at
+most three places behind the point.
 """
 
 import json
 import logging
+import math
+import re
 import threading
 import time
 from collections import deque
@@ -17,6 +21,10 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 ACCESS = "snapcap.access"
+# What a value may be without quotes; else quotes, backslashes and what is no visible character are escaped.
+_PLAIN = re.compile(r"[!#-<>-\[\]-~\u00a1-\u2027\u202f-\ud7ff]+")
+_ESCAPED = re.compile(r'["\\\x00-\x1f\x7f-\xa0\u2028-\u202e\ud800-\udfff]')
+_ESCAPES = {'"': r"\"", "\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
 DELAY_S = 0.05
 # That wait for whoever reads standard error; then the lines of requests are left out, and their number is said.
 MOST_WAITING = 10_000
@@ -116,7 +124,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
-            **_fields(record),
+            **{key: _rounded(value) for key, value in _fields(record).items()},
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
@@ -128,8 +136,25 @@ def _fields(record: logging.LogRecord) -> Mapping[str, Any]:
     return fields
 
 
+def _rounded(value: object) -> object:
+    if not isinstance(value, float):
+        return value
+    return round(value, 3) if math.isfinite(value) else str(value)  # JSON has no infinity
+
+
 def _text(value: object) -> str:
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
+    """As logfmt has it."""
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    text = str(value)
+    return text if _PLAIN.fullmatch(text) else f'"{_ESCAPED.sub(_escape, text)}"'
+
+
+def _escape(found: re.Match[str]) -> str:
+    character = found[0]
+    return _ESCAPES.get(character) or f"\\u{ord(character):04x}"
 
 
 def _timestamp(record: logging.LogRecord) -> str:

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 from snapcap.service.api.middleware.request_id import HEADER
 from snapcap.service.api.problems import PROBLEM
 from snapcap.service.errors import BadRequest
+from snapcap.service.telemetry.trace_context import TRACE_ID_HEADER
 
 EVERY_ORIGIN = "*"
 MAX_AGE_S = 3600  # for which a browser need not ask again; Chromium takes two hours at most
@@ -22,6 +23,7 @@ _METHODS = ("GET", "HEAD", "POST")
 # Besides those that every page may read.
 _READABLE = (
     HEADER,
+    TRACE_ID_HEADER,
     "X-Snapcap-Ignored",
     "Retry-After",
     "Allow",

@@ -17,6 +17,7 @@ from snapcap.service.api.bodies.replies import EventStream, JsonReply, RawHeader
 from snapcap.service.api.caption.request import JSON, media_type
 from snapcap.service.api.middleware.problem_handler import ProblemHandler
 from snapcap.service.api.middleware.request_id import request_id
+from snapcap.service.api.middleware.request_log import new_caption
 from snapcap.service.api.openai.image_fetcher import ImageFetcher
 from snapcap.service.api.openai.request import ChatRequest, parse_chat
 from snapcap.service.api.problems import OPENAI, openai_error
@@ -93,8 +94,9 @@ class OpenAIRoutes:
         identity, account = request_id(request.scope), body_account(request.scope)
         image = chat.image if isinstance(chat.image, bytes) else await self._fetcher.fetch(chat.image, account)
         permit.take()
+        times = new_caption(request.scope)
         return await self._captioner.stream(
-            image, chat.options, identity, permit, chat.stop, account, live=chat.stream
+            image, chat.options, identity, permit, chat.stop, account, times, live=chat.stream
         )
 
     async def _whole(

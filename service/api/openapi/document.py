@@ -45,8 +45,9 @@ def openapi_document(groups: Iterable[RouteGroup], apis: Apis, exposure: "Exposu
     app = FastAPI(
         title="snapcap",
         version=snapcap_version(),
-        description="Captions images. X-Request-Id is in every reply. Errors are RFC 9457 problems, but those of "
-        "other APIs have the shape that the clients of those APIs know.",
+        description="Captions images. X-Request-Id is in every reply, and X-Trace-Id where a valid `traceparent` "
+        "says which trace the request belongs to. Errors are RFC 9457 problems, but those of other APIs have the "
+        "shape that the clients of those APIs know.",
         openapi_url=None,
         generate_unique_id_function=lambda route: route.name,
     )
