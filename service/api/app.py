@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from snapcap.service.api.bodies.body import BodyLimits
     from snapcap.service.api.middleware.api_keys import ApiKeys
     from snapcap.service.config.http_settings import HttpSettings
+    from snapcap.service.telemetry.tracing import Tracing
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,8 @@ class Application:
         self.handler = ProblemHandler(metrics, self.apis)
         self._dispatch = Dispatch(self.apis)
         inner: ASGIApp = self._dispatch if keys is None else Authentication(self._dispatch, keys)
-        self._around: ASGIApp = RequestScope(inner, metrics, self.handler)
+        self._scope = RequestScope(inner, metrics, self.handler)
+        self._around: ASGIApp = self._scope
         if origins:
             from snapcap.service.api.middleware.cross_origin import CrossOrigin  # noqa: PLC0415 - few servers have one
 
@@ -82,6 +84,10 @@ class Application:
     def complete(self) -> None:
         """All groups are there: what has no route is not found from now on, rather than not ready."""
         self._dispatch.complete = True
+
+    def trace(self, tracing: "Tracing | None") -> None:
+        """From now on requests that caption are traced, unless it is None."""
+        self._scope.tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._around(scope, receive, send)

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from snapcap.service.telemetry.tracing import Span
+
 if TYPE_CHECKING:
     from snapcap.service.engine.request import Completion
     from snapcap.service.images.decoder import DecodedImage
-
-Span = tuple[str, float, float]
 
 
 @dataclass(slots=True)

@@ -36,6 +36,12 @@ def note_refusal(scope: Scope, error: ServiceError) -> None:
     scope["state"][_WHY] = {"code": error.code, **error.extras}
 
 
+def code_of(scope: Scope) -> str | None:
+    """The code of the error by which the request is refused, if it is."""
+    code: str | None = scope["state"].get(_WHY, {}).get("code")
+    return code
+
+
 def note_state(scope: Scope, state: str, phase: str) -> None:
     """What a probe was told."""
     scope["state"][_WHY] = {"state": state, "phase": phase}

@@ -8,10 +8,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from snapcap.service.api.middleware.problem_handler import ProblemHandler
 from snapcap.service.api.middleware.request_id import HEADER, identify, trace_id
 from snapcap.service.api.middleware.request_log import RequestLog
+from snapcap.service.api.middleware.request_spans import begin_span, end_span
 from snapcap.service.api.problems import forget_frames
 from snapcap.service.memory.bodies import body_account
 from snapcap.service.telemetry.metrics import Metrics
 from snapcap.service.telemetry.trace_context import TRACE_ID_HEADER
+from snapcap.service.telemetry.tracing import Tracing
 
 _HEADER = HEADER.lower().encode()
 _TRACE_HEADER = TRACE_ID_HEADER.lower().encode()
@@ -27,6 +29,7 @@ class RequestScope:
         self._metrics = metrics
         self._handler = handler
         self._log = RequestLog()
+        self.tracing: Tracing | None = None  # it is imported late
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -36,6 +39,7 @@ class RequestScope:
         identity = identify(scope)
         routed = _routed(scope)
         api = self._handler.apis.of(routed["method"], routed["path"])
+        span = begin_span(self.tracing, scope) if self.tracing is not None and api.captions else None
         status: int | None = None
 
         async def send_with_id(message: Message) -> None:
@@ -65,7 +69,9 @@ class RequestScope:
                 self._metrics.requests_in_flight.dec()
             status = 499 if status is None else status  # cancelled at the end of the grace period
             seconds = time.perf_counter() - started
-            self._metrics.request_ended(api.label, status, seconds)
+            self._metrics.request_ended(api.label, status, seconds, captions=api.captions)
+            if span is not None:
+                end_span(span, scope, status)
             self._log.write(scope, api.label, status, seconds, captions=api.captions)
 
 

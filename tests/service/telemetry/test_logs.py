@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from snapcap.service.telemetry import logs
 
-NAMES = ("snapcap", "uvicorn.error", "python_multipart")
+NAMES = ("snapcap", "uvicorn.error", "python_multipart", "opentelemetry")
 
 
 @pytest.fixture(autouse=True)
