@@ -13,6 +13,7 @@ import json
 import logging
 import math
 import re
+import sys
 import threading
 import time
 from collections import deque
@@ -29,18 +30,28 @@ DELAY_S = 0.05
 # That wait for whoever reads standard error; then the lines of requests are left out, and their number is said.
 MOST_WAITING = 10_000
 # Lowest level of each logger; None: what the configuration says. Broken multipart bodies are the client's matter.
-_LOGGERS = {"snapcap": None, "uvicorn.error": "WARNING", "python_multipart": "ERROR"}
+_LOGGERS = {"snapcap": None, "uvicorn.error": "WARNING", "python_multipart": "ERROR", "opentelemetry": "WARNING"}
 
 
 def configure(style: str, level: str) -> None:
     """Sends the logs of snapcap and of the libraries under it to standard error. `style`: text or json."""
     handler = LineHandler()
-    handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
+    handler.setFormatter(_formatter(style))
     for name, lowest in _LOGGERS.items():
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.setLevel(lowest or level.upper())
         logger.propagate = False
+
+
+def _formatter(style: str) -> logging.Formatter:
+    if style == "json":
+        return JsonFormatter()
+    if sys.stderr is not None and sys.stderr.isatty():
+        from snapcap.service.telemetry.terminal import TerminalFormatter  # noqa: PLC0415 - servers have none
+
+        return TerminalFormatter()
+    return TextFormatter()
 
 
 class LineHandler(logging.StreamHandler[TextIO]):
@@ -110,7 +121,7 @@ class TextFormatter(logging.Formatter):
     """2026-01-31T12:00:00.123Z info    POST /v1/caption 200 12.3 ms request_id=…"""
 
     def format(self, record: logging.LogRecord) -> str:
-        fields = "".join(f" {key}={_text(value)}" for key, value in _fields(record).items())
+        fields = "".join(f" {key}={logfmt(value)}" for key, value in fields_of(record).items())
         line = f"{_timestamp(record)} {record.levelname.lower():<7} {record.getMessage()}{fields}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
@@ -124,14 +135,14 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
-            **{key: _rounded(value) for key, value in _fields(record).items()},
+            **{key: _rounded(value) for key, value in fields_of(record).items()},
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
 
 
-def _fields(record: logging.LogRecord) -> Mapping[str, Any]:
+def fields_of(record: logging.LogRecord) -> Mapping[str, Any]:
     fields: Mapping[str, Any] = getattr(record, "fields", {})
     return fields
 
@@ -142,8 +153,8 @@ def _rounded(value: object) -> object:
     return round(value, 3) if math.isfinite(value) else str(value)  # JSON has no infinity
 
 
-def _text(value: object) -> str:
-    """As logfmt has it."""
+def logfmt(value: object) -> str:
+    """A value, quoted and escaped where it has to be."""
     if isinstance(value, float):
         return f"{value:.3f}"
     if isinstance(value, bool):
