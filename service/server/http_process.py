@@ -53,7 +53,7 @@ def assemble(settings: Settings, timeline: Timeline) -> Services:
     """The shared objects, none of them started."""
     # Of every counter and histogram a series more, which says what process_start_time_seconds does. The library has
     # one switch for the process.
-    disable_created_metrics()
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = CollectorRegistry()
     metrics = Metrics(registry)
     readiness = Readiness(lambda: timeline.current() or "starting")

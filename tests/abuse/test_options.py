@@ -108,10 +108,10 @@ def test_conversations_without_end(abused: Abused) -> None:
         "short": ([{"role": "system"}] * 5_000 + [asked], 200),
         "parts": ([{"role": "user", "content": [{"type": "text", "text": "a"}] * 3_000 + parts}], 200),
         "images": (
-            [{"role": "user", "content": [{"type": "image_url", "image_url": "x" * 3_000}]}] * 800 + [asked],
+            [{"role": "user", "content": [{"type": "image_url", "image_url": "x" * 2_000}]}] * 800 + [asked],
             200,
         ),
-        "too many": ([{"role": "user", "content": "a"}] * 50_000, 400),
+        "too many": ([{"role": "user", "content": "a"}] * 50_000, 413),
     }
 
     def attack() -> None:
