@@ -11,6 +11,7 @@ from snapcap.service.api.middleware.request_id import request_id, trace_id
 from snapcap.service.captioning.times import CaptionTimes
 from snapcap.service.errors import ServiceError
 from snapcap.service.telemetry.logs import ACCESS
+from snapcap.service.telemetry.reasons import REJECTED
 
 # In which a probe that gets 503 again and again has one line.
 SECONDS_BETWEEN_PROBES = 60.0
@@ -80,14 +81,11 @@ class RequestLog:
         }
         if (client := scope.get("client")) is not None:
             line["client"] = client[0]
-        if captioned := captions_of(scope):
-            now = time.monotonic()
-            line["tokens"] = sum(each.tokens for each in captioned)
-            line["queue_ms"] = round(max(each.waited_s(now) for each in captioned) * 1000, 1)
+        line |= scope["state"].get(_WHY, {})
+        line |= _spent(captions_of(scope), line.get("code"))
         line["request_id"] = request_id(scope)
         if (trace := trace_id(scope)) is not None:
             line["trace_id"] = trace
-        line |= scope["state"].get(_WHY, {})
         if left_out is not None:
             line["left_out"] = left_out
         _logger.log(level, "request", extra={"fields": line})
@@ -108,3 +106,16 @@ class RequestLog:
             return logging.DEBUG, None
         self._failing[api] = _Failing(state, now)
         return logging.INFO, None if before is None else before.left_out
+
+
+def _spent(captions: list[CaptionTimes], code: object) -> dict[str, object]:
+    """The tokens of all, and how long the one that waited longest did, where that is known: of an image that cannot
+    be decoded it is not, unless it was given up while it waited."""
+    if not captions:
+        return {}
+    now = time.monotonic()
+    waited = [each.waited_s(now) for each in captions if each.image_began or code in REJECTED]
+    spent: dict[str, object] = {"tokens": sum(each.tokens for each in captions)}
+    if waited:
+        spent["queue_ms"] = round(max(waited) * 1000, 1)
+    return spent

@@ -66,6 +66,7 @@ def test_a_refusal_says_why(client: TestClient, lines, path, body, headers, why:
     status = client.post(path, content=body, headers=headers).status_code
     (line,) = lines()
     assert {**line, **why, "status": status, "client": "testclient"} == line
+    assert "queue_ms" not in line
 
 
 def test_what_was_refused_after_it_waited_says_how_long(
