@@ -72,6 +72,7 @@ class RequestLog:
         level, left_out = self._level(scope, api, status, captions)
         if not _logger.isEnabledFor(level):
             return
+        state = scope["state"]
         line: dict[str, object] = {
             "method": scope["method"],
             # As it was sent: a decoded one may hold line breaks.
@@ -79,12 +80,16 @@ class RequestLog:
             "status": status,
             "ms": round(seconds * 1000, 1),
         }
-        if (client := scope.get("client")) is not None:
+        client = scope.get("client")
+        if client is not None:
             line["client"] = client[0]
-        line |= scope["state"].get(_WHY, {})
-        line |= _spent(captions_of(scope), line.get("code"))
+        if _WHY in state:
+            line |= state[_WHY]
+        if _CAPTIONS in state:
+            _add_spent(line, state[_CAPTIONS])
         line["request_id"] = request_id(scope)
-        if (trace := trace_id(scope)) is not None:
+        trace = trace_id(scope)
+        if trace is not None:
             line["trace_id"] = trace
         if left_out is not None:
             line["left_out"] = left_out
@@ -108,14 +113,15 @@ class RequestLog:
         return logging.INFO, None if before is None else before.left_out
 
 
-def _spent(captions: list[CaptionTimes], code: object) -> dict[str, object]:
+def _add_spent(line: dict[str, object], captions: list[CaptionTimes]) -> None:
     """The tokens of all, and how long the one that waited longest did, where that is known: of an image that cannot
     be decoded it is not, unless it was given up while it waited."""
-    if not captions:
-        return {}
-    now = time.monotonic()
-    waited = [each.waited_s(now) for each in captions if each.image_began or code in REJECTED]
-    spent: dict[str, object] = {"tokens": sum(each.tokens for each in captions)}
-    if waited:
-        spent["queue_ms"] = round(max(waited) * 1000, 1)
-    return spent
+    now, known = time.monotonic(), line.get("code") in REJECTED
+    tokens, waited = 0, -1.0
+    for each in captions:
+        tokens += each.tokens
+        if each.image_began or known:
+            waited = max(waited, each.waited_s(now))
+    line["tokens"] = tokens
+    if waited >= 0:
+        line["queue_ms"] = round(waited * 1000, 1)
