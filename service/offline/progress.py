@@ -49,18 +49,21 @@ def open_bar(console: "Console", *, rate: bool) -> "Bar":
     from rich.table import Column  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
+    def nothing() -> Text:
+        return Text(" ")  # beside a column without any width rich expands no other
+
     class Done(MofNCompleteColumn):
         def render(self, task: Task) -> Text:
-            return Text("") if task.total is None else super().render(task)
+            return nothing() if task.total is None else super().render(task)
 
     class Rate(ProgressColumn):
         def render(self, task: Task) -> Text:
             speed = task.finished_speed or task.speed
-            return Text("" if speed is None else f"{speed:.1f}/s")
+            return nothing() if speed is None else Text(f"{speed:.1f}/s")
 
     class Left(TimeRemainingColumn):
         def render(self, task: Task) -> Text:
-            return Text("") if task.time_remaining is None else super().render(task).append(" left")
+            return nothing() if task.time_remaining is None else super().render(task).append(" left")
 
     def whole() -> Column:
         return Column(no_wrap=True)

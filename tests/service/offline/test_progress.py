@@ -54,6 +54,13 @@ def test_a_bar_is_one_line_and_its_numbers_are_whole(
 
 def test_what_has_no_end_yet_has_no_numbers_of_it() -> None:
     (line,) = shown(80, "starting", 0, None, rate=True)
+    assert len(line) == 80
     assert line.startswith("starting ")
     assert "?" not in line
     assert "left" not in line
+
+
+def test_a_bar_has_its_width_from_the_beginning() -> None:
+    (line,) = shown(80, "compiling", 0, 9, rate=False)
+    assert len(line) == 80
+    assert "0/9" in line
