@@ -157,10 +157,12 @@ def logfmt(value: object) -> str:
     """A value, quoted and escaped where it has to be."""
     if isinstance(value, float):
         return f"{value:.3f}"
-    if isinstance(value, bool):
-        return "true" if value else "false"
+    if isinstance(value, int):
+        return ("true" if value else "false") if isinstance(value, bool) else str(value)
     text = str(value)
-    return text if _PLAIN.fullmatch(text) else f'"{_ESCAPED.sub(_escape, text)}"'
+    if text.isalnum() or _PLAIN.fullmatch(text):
+        return text
+    return f'"{_ESCAPED.sub(_escape, text)}"'
 
 
 def _escape(found: re.Match[str]) -> str:
