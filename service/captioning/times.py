@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from snapcap.service.telemetry.tracing import Span
@@ -12,19 +11,19 @@ if TYPE_CHECKING:
     from snapcap.service.images.decoder import DecodedImage
 
 
-@dataclass(slots=True)
 class CaptionTimes:
     """Moments of `time.monotonic`, and seconds; 0 is what has not come yet. A caption that fails has what was known
-    by then. `admitted`: the device has been given the image."""
+    by then. `admitted`: the device has been given the image. No dataclass: to make one takes a millisecond, before
+    /livez."""
 
-    started: float = field(default_factory=time.monotonic)
-    image_began: float = 0.0
-    image_s: float = 0.0
-    admitted: float = 0.0
-    queue_s: float = 0.0
-    encode_s: float = 0.0
-    decode_s: float = 0.0
-    tokens: int = 0
+    __slots__ = ("admitted", "decode_s", "encode_s", "image_began", "image_s", "queue_s", "started", "tokens")
+
+    def __init__(self, started: float | None = None) -> None:
+        """`started` None: now."""
+        self.started = time.monotonic() if started is None else started
+        self.image_began = self.image_s = self.admitted = 0.0
+        self.queue_s = self.encode_s = self.decode_s = 0.0
+        self.tokens = 0
 
     def image_decoded(self, image: "DecodedImage") -> None:
         self.image_began, self.image_s = image.began, image.seconds

@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from starlette.types import Scope
 
@@ -48,13 +47,13 @@ def note_state(scope: Scope, state: str, phase: str) -> None:
     scope["state"][_WHY] = {"state": state, "phase": phase}
 
 
-@dataclass
 class _Failing:
     """A probe that gets 503: the state it was told, when that last had a line, and how many had none since."""
 
-    state: object
-    at: float
-    left_out: int = 0
+    def __init__(self, state: object, at: float) -> None:
+        self.state = state
+        self.at = at
+        self.left_out = 0
 
 
 class RequestLog:
