@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 _KEY = "option"
 _SIZES = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
+_ORIGIN = re.compile(r"([a-z][a-z0-9+.-]{0,31})://([a-z0-9._-]{1,253}|\[[0-9a-f:.]{2,45}\])(:[0-9]{1,5})?")
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}  # which a browser leaves out
 _LONGEST_S = 1e9  # what the system can wait for, and more than anybody means
 _FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
@@ -184,6 +186,19 @@ def parse_hosts(text: str) -> tuple[str, ...]:
     if not all(re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?(:[0-9]{1,5})?", host) for host in hosts):
         raise ValueError("be host names such as images.example.com, or with a port")
     return hosts
+
+
+def parse_origins(text: str) -> tuple[str, ...]:
+    """ "https://a.example,http://localhost:3000" to two origins, spelt as a browser does; "*" is every one."""
+    origins = []
+    for name in text.split(","):
+        found = _ORIGIN.fullmatch(name.strip().lower())
+        if found is None and name.strip() != "*":
+            raise ValueError("be origins such as https://app.example.com, without a path, or *")
+        scheme, host, port = ("*", "", "") if found is None else found.groups()
+        default = _DEFAULT_PORTS.get(scheme) == port
+        origins.append("*" if found is None else f"{scheme}://{host}{'' if default else port or ''}")
+    return tuple(origins)
 
 
 def _range(low: int, high: int | None) -> str:

@@ -4,6 +4,7 @@ Probes are answered as soon as the operations are there, the import of the other
 the OpenAPI document from the routes, is imported when that is first asked for.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,8 @@ from snapcap.warmup.progress.timeline import Timeline
 if TYPE_CHECKING:
     from snapcap.service.api.bodies.body import BodyLimits
     from snapcap.service.api.middleware.api_keys import ApiKeys
+    from snapcap.service.config.http_settings import HttpSettings
+    from snapcap.service.telemetry.tracing import Tracing
 
 
 @dataclass(frozen=True)
@@ -42,23 +45,36 @@ class Services:
 @dataclass(frozen=True)
 class Exposure:
     """Who may ask for what. `keys` None: everybody; `image_hosts`: of whose images' URLs; `metrics`: they are here,
-    and not on a port of their own."""
+    and not on a port of their own; `continue_text`: the text of a chat is the beginning of the caption; `origins`:
+    whose pages may ask from a browser."""
 
     keys: "ApiKeys | None" = None
     image_hosts: tuple[str, ...] = ()
     metrics: bool = True
+    continue_text: bool = False
+    origins: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, http: "HttpSettings", keys: "ApiKeys | None", *, metrics: bool = True) -> "Exposure":
+        """What the settings say."""
+        return cls(keys, http.image_hosts, metrics, http.chat_text == "continue", http.origins)
 
 
 class Application:
     """ASGI application over groups of routes, within what is around every request."""
 
-    def __init__(self, metrics: Metrics, keys: "ApiKeys | None" = None) -> None:
+    def __init__(self, metrics: Metrics, keys: "ApiKeys | None" = None, origins: Sequence[str] = ()) -> None:
         self.groups: list[RouteGroup] = []
         self.apis = Apis()
         self.handler = ProblemHandler(metrics, self.apis)
         self._dispatch = Dispatch(self.apis)
         inner: ASGIApp = self._dispatch if keys is None else Authentication(self._dispatch, keys)
-        self._around = RequestScope(inner, metrics, self.handler)
+        self._scope = RequestScope(inner, metrics, self.handler)
+        self._around: ASGIApp = self._scope
+        if origins:
+            from snapcap.service.api.middleware.cross_origin import CrossOrigin  # noqa: PLC0415 - few servers have one
+
+            self._around = CrossOrigin(self._around, origins)
 
     def add(self, *groups: RouteGroup) -> None:
         for group in groups:
@@ -69,13 +85,17 @@ class Application:
         """All groups are there: what has no route is not found from now on, rather than not ready."""
         self._dispatch.complete = True
 
+    def trace(self, tracing: "Tracing | None") -> None:
+        """From now on requests that caption are traced, unless it is None."""
+        self._scope.tracing = tracing
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._around(scope, receive, send)
 
 
 def create_operations_app(services: Services, exposure: Exposure = Exposure()) -> Application:
-    """What answers /livez, /readyz, /startup and, unless they have a port of their own, /metrics."""
-    app = Application(services.metrics, exposure.keys)
+    """What answers /livez, /readyz, /health, /startup and, unless they have a port of their own, /metrics."""
+    app = Application(services.metrics, exposure.keys, exposure.origins)
     app.add(
         health_routes(services.readiness),
         startup_routes(

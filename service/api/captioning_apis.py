@@ -18,14 +18,14 @@ def add_captioning_apis(app: Application, services: Services, limits: BodyLimits
     """`limits`: of the bodies of requests."""
     captioner = services.captioner
     fetcher = ImageFetcher(AllowedHosts(exposure.image_hosts), limits)
+    chat = OpenAIRoutes(captioner, limits, fetcher, app.handler, continue_text=exposure.continue_text)
     v2 = V2Routes(captioner, services.readiness, limits)
     app.add(
         CaptionRoutes(captioner, limits, services.metrics).group(),
         HuggingFaceRoutes(captioner, limits).group(),
-        OpenAIRoutes(captioner, limits, fetcher, app.handler).group(),
+        chat.group(),
         v2.probes(),
         v2.group(),
     )
-    keys, urls = exposure.keys is not None, fetcher.may_fetch
-    app.add(page_routes(app.groups, app.apis, metrics=exposure.metrics, keys=keys, image_urls=urls))
+    app.add(page_routes(app.groups, app.apis, exposure))
     app.complete()

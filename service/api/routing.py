@@ -14,6 +14,7 @@ from snapcap.service.errors import MethodNotAllowed, NotFound, NotReady
 
 # A longer path is nowhere: to look for a model's name in it would take the event loop milliseconds.
 _LONGEST_PATTERN = 1024
+ROUTE = "route"  # of a request's state: the path as the routes have it
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,9 @@ class Dispatch:
         if scope["type"] != "http":
             await self._rest(scope, receive, send)
             return
-        response = await self._route(scope).endpoint(Request(scope, receive, send))
+        route = self._route(scope)
+        scope["state"][ROUTE] = route.path  # for whoever names the request without its client's words
+        response = await route.endpoint(Request(scope, receive, send))
         await response(scope, receive, send)
 
     def _route(self, scope: Scope) -> Route:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, InvalidStateError, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from snapcap.service.captioning.loop_handoff import LoopHandoff
@@ -15,6 +16,7 @@ from snapcap.service.captioning.options import CaptionOptions
 from snapcap.service.captioning.preparation import Preparation, Prepared
 from snapcap.service.captioning.stop_sequences import CaptionText
 from snapcap.service.captioning.stream import CaptionStream
+from snapcap.service.captioning.times import CaptionTimes
 from snapcap.service.engine.admission import Admission, Permit
 from snapcap.service.errors import InvalidOption, ModelNotFound, NotReady
 from snapcap.service.images.decoder import EncodedImage, ImageDecoder
@@ -128,27 +130,30 @@ class Captioner:
         request_id: str,
         permit: Permit,
         account: BodyAccount | None = None,
+        times: CaptionTimes | None = None,
     ) -> CaptionResult:
         """The caption of one encoded image, for which the permit has a place, and whose bytes the account has.
+        `times` are filled in as it goes on.
 
         Cancelling the call withdraws the request from the engine. Raises NotReady, ImageMemoryFull,
         EngineChannelFull, DeadlineExceeded, UnprocessableImage, PromptTooLong, InvalidOption, EngineFailed."""
-        started = time.monotonic()
-        model, deadline = self._servable(), started + self._timeout(options)
+        times = times or CaptionTimes()
+        model, deadline = self._servable(), times.started + self._timeout(options)
         future: Future[Completion] = Future()
-        preparations: list[Prepared] = []
+        prompts: list[tuple[int, ...]] = []
 
         def submit(prepared: Prepared) -> None:
             # From where it was decoded straight to the device: the coroutine has its turn at the end.
-            preparations.append(prepared)
-            _submit(model, prepared, options, request_id, deadline, future, permit)
+            prompts.append(prepared.prompt_ids)
+            _submit(model, prepared, options, request_id, deadline, future, permit, times)
 
         encoded = EncodedImage(image, request_id, deadline, future.cancelled, account)
         self._start(model, encoded, options, future, submit)
         completion = await self._handoff().result(future, deadline)
-        prepared, decoded = preparations[0], preparations[0].image
-        text = model.tokenizer.decode([*prepared.prompt_ids, *completion.tokens])
+        times.completed(completion)
+        text = model.tokenizer.decode([*prompts[0], *completion.tokens])
         self._completed()
+        now = time.monotonic()
         return CaptionResult(
             caption=text,
             model=model.name,
@@ -156,11 +161,11 @@ class Captioner:
             finish_reason=completion.finish_reason,
             backend=completion.backend,
             timings={
-                "queue": _ms(decoded.began - started + completion.queue_s),
-                "decode_image": _ms(decoded.seconds),
-                "encode": _ms(completion.encode_s),
-                "decode": _ms(completion.decode_s),
-                "total": _ms(time.monotonic() - started),
+                "queue": _ms(times.waited_s(now)),
+                "decode_image": _ms(times.image_s),
+                "encode": _ms(times.encode_s),
+                "decode": _ms(times.decode_s),
+                "total": _ms(now - times.started),
             },
         )
 
@@ -172,6 +177,7 @@ class Captioner:
         permit: Permit,
         stop: Sequence[str] = (),
         account: BodyAccount | None = None,
+        times: CaptionTimes | None = None,
         *,
         live: bool,
     ) -> CaptionStream:
@@ -179,20 +185,20 @@ class Captioner:
 
         The request is queued when this returns. `live`: each token is handed over as it is generated. Close the
         stream when the rest is not wanted. Raises what `caption` raises."""
-        started = time.monotonic()
+        times = times or CaptionTimes()
         if live and options.sampling.searches:
             raise InvalidOption("num_beams", "be 1 for a stream; a beam search has no token before its end")
-        model, deadline, handoff = self._servable(), started + self._timeout(options), self._handoff()
+        model, deadline, handoff = self._servable(), times.started + self._timeout(options), self._handoff()
         queued: Future[CaptionStream] = Future()
 
         def submit(prepared: Prepared) -> None:
             text = model.tokenizer.stream(prepared.prompt_ids)
             shown = CaptionText(stop, keep_leading_space=bool(prepared.prompt_ids))
             stream = CaptionStream(text.push, text.end, shown, len(prepared.prompt_ids), deadline, handoff)
-            stream.future.add_done_callback(self._ended)
+            stream.future.add_done_callback(partial(self._ended, times))
             # A stop sequence ends the generation at once, so it needs each token at once too. A search has none.
             on_token = stream.feed if live or (stop and not options.sampling.searches) else None
-            _submit(model, prepared, options, request_id, deadline, stream.future, permit, on_token)
+            _submit(model, prepared, options, request_id, deadline, stream.future, permit, times, on_token)
             try:
                 queued.set_result(stream)
             except InvalidStateError:  # the client has left
@@ -237,8 +243,9 @@ class Captioner:
             self._timeline.mark("first_caption")
             self._captioned = True
 
-    def _ended(self, future: "Future[Completion]") -> None:
+    def _ended(self, times: CaptionTimes, future: "Future[Completion]") -> None:
         if not future.cancelled() and future.exception() is None:
+            times.completed(future.result())
             self._completed()
 
     def _servable(self) -> _Model:
@@ -255,16 +262,21 @@ def _submit(
     deadline: float,
     future: "Future[Completion]",
     permit: Permit,
+    times: CaptionTimes,
     on_token: Callable[[int], None] | None = None,
 ) -> None:
     # Here, because it imports numpy, which the first second of the process must not wait for.
     from snapcap.service.engine.request import CaptionRequest  # noqa: PLC0415
 
     pixels, prompt_ids = prepared.image.pixels, prepared.prompt_ids
-    sampling, admitted = options.sampling, permit.admitted
-    model.engine.submit(
-        CaptionRequest(request_id, pixels, prompt_ids, sampling, deadline, future, on_token, admitted)
-    )
+    times.image_decoded(prepared.image)
+
+    def admitted() -> None:
+        times.admitted = time.monotonic()
+        permit.admitted()
+
+    request = CaptionRequest(request_id, pixels, prompt_ids, options.sampling, deadline, future, on_token, admitted)
+    model.engine.submit(request)
 
 
 def _close_unused(queued: "Future[CaptionStream]") -> None:

@@ -51,8 +51,9 @@ def _build(options: StartOptions) -> int:
     _ = checkpoint.tokenizer  # without one the artifacts would be of no use
     plan = make_plan(checkpoint.config, options)
     artifacts = find_artifacts(checkpoint.config, plan, options, options.kind)
-    console = Console(stderr=True)
-    console.print(f"key {artifacts.key}  {plan.device} {plan.dtype}  buckets {','.join(map(str, plan.buckets))}")
+    console = Console(stderr=True, soft_wrap=not sys.stderr.isatty())  # a log keeps each sentence in one line
+    console.print(f"key {artifacts.key}", highlight=False)
+    console.print(f"{plan.device} {plan.dtype}, buckets {','.join(map(str, plan.buckets))}", highlight=False)
     _prepare_weights(checkpoint, plan, options, console)
     if artifacts.hit and remote is None:
         console.print(f"nothing to do: {artifacts.fetched.reason}", markup=False)

@@ -9,6 +9,7 @@ from snapcap.warmup.option import (
     parse_hosts,
     parse_int,
     parse_name,
+    parse_origins,
     parse_path,
     parse_seconds,
     parse_size,
@@ -69,6 +70,23 @@ class HttpSettings:
         metavar="HOST",
         default_text="none",
         repeatable=True,
+    )
+    origins: tuple[str, ...] = option(
+        "allow_origin",
+        (),
+        "origin whose pages may ask from a browser (CORS), such as https://app.example.com; repeat it, or separate "
+        "them by commas; *: every one, never with cookies",
+        parse=parse_origins,
+        metavar="ORIGIN",
+        default_text="none",
+        repeatable=True,
+    )
+    chat_text: str = option(
+        "chat_text",
+        "ignore",
+        "the text of a chat completion: ignore it, as a captioner takes no instructions, and say so in the header "
+        "X-Snapcap-Ignored; or continue it, as the beginning of the caption",
+        choices=("ignore", "continue"),
     )
 
 

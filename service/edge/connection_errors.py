@@ -22,7 +22,7 @@ from snapcap.service.api.problems import PROBLEM, problem
 from snapcap.service.edge.connections import Connections
 from snapcap.service.errors import BadRequest, Overloaded, ServiceError
 
-_PROBES = frozenset({"/livez", "/readyz", "/startup", "/metrics", "/v2/health/live", "/v2/health/ready"})
+_PROBES = frozenset({"/livez", "/readyz", "/health", "/startup", "/metrics", "/v2/health/live", "/v2/health/ready"})
 
 
 class MalformedRequest(BadRequest):

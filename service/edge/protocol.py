@@ -265,7 +265,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         self._refused = True
         self._watch.count(reason)
-        _logger.info("request refused", extra={"fields": {"code": error.code, "status": error.status}})
+        fields = {"status": error.status, "client": self.client[0] if self.client else "", "code": error.code}
+        _logger.info("request refused", extra={"fields": fields | {"reason": reason}})
         in_body, answering = self._part == _BODY, self._answering()
         if in_body and answering and not self.pipeline:
             self._reply_last(error)

@@ -34,7 +34,8 @@ def open_progress(captions_on_terminal: bool) -> Progress:
 
 
 def open_bar(console: "Console", *, rate: bool) -> "Bar":
-    """A bar for standard error: done of all, with `rate` how many a second, time taken and left."""
+    """A bar for standard error: done of all, with `rate` how many a second, time taken and left. One line, however
+    narrow: the numbers are whole, the bar is a fifth of the width, and the description is cut to what is left."""
     from rich.progress import (  # noqa: PLC0415  only for a terminal
         BarColumn,
         MofNCompleteColumn,
@@ -45,22 +46,41 @@ def open_bar(console: "Console", *, rate: bool) -> "Bar":
         TimeRemainingColumn,
     )
     from rich.progress import Progress as Bar  # noqa: PLC0415
+    from rich.table import Column  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
+
+    def nothing() -> Text:
+        return Text(" ")  # beside a column without any width rich expands no other
+
+    class Done(MofNCompleteColumn):
+        def render(self, task: Task) -> Text:
+            return nothing() if task.total is None else super().render(task)
 
     class Rate(ProgressColumn):
         def render(self, task: Task) -> Text:
             speed = task.finished_speed or task.speed
-            return Text("" if speed is None else f"{speed:.1f}/s")
+            return nothing() if speed is None else Text(f"{speed:.1f}/s")
+
+    class Left(TimeRemainingColumn):
+        def render(self, task: Task) -> Text:
+            return nothing() if task.time_remaining is None else super().render(task).append(" left")
+
+    def whole() -> Column:
+        return Column(no_wrap=True)
 
     return Bar(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        *([Rate()] if rate else []),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
+        TextColumn(
+            "{task.description}",
+            markup=False,
+            table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
+        ),
+        BarColumn(max(4, min(console.width // 5, 24)), table_column=whole()),
+        Done(table_column=whole()),
+        *([Rate(table_column=whole())] if rate else []),
+        TimeElapsedColumn(table_column=whole()),
+        Left(table_column=whole()),
         console=console,
+        expand=True,
         # Standard output is for captions; it is not to be drawn above the bar.
         redirect_stdout=False,
         speed_estimate_period=60,
@@ -116,7 +136,7 @@ class BarProgress(Progress):
 
     def advance(self, failed: bool) -> None:
         self._failed += failed
-        description = f"{self._what}, {self._failed} failed" if self._failed else self._what
+        description = f"{self._failed} failed, {self._what}" if self._failed else self._what
         self._bar.update(self._task, advance=1, description=description)
 
     def close(self) -> None:

@@ -3,12 +3,15 @@
 What answers probes is imported first. The rest follows in a thread, while they are answered."""
 
 import logging
+import os
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, disable_created_metrics
 from starlette.types import ASGIApp
 
 from snapcap.service.api.app import (
@@ -31,6 +34,7 @@ from snapcap.service.server.late_imports import LateImports
 from snapcap.service.server.uvicorn_server import make_server
 from snapcap.service.telemetry.metrics import Metrics
 from snapcap.service.telemetry.start_metrics import StartupCollector, register_process_collectors
+from snapcap.service.telemetry.tracing import open_tracing
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 
@@ -47,6 +51,9 @@ AddApis: TypeAlias = Callable[[Application, Services, BodyLimits, Exposure], Non
 
 def assemble(settings: Settings, timeline: Timeline) -> Services:
     """The shared objects, none of them started."""
+    # Of every counter and histogram a series more, which says what process_start_time_seconds does. The library has
+    # one switch for the process.
+    disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = CollectorRegistry()
     metrics = Metrics(registry)
     readiness = Readiness(lambda: timeline.current() or "starting")
@@ -70,9 +77,12 @@ def run(
 
     `listeners`: a second one has the metrics, which then are only there. `keys`: clients must show one.
     `load_start`: imports what the start needs; called in a thread."""
+    # With the port that was found where any was asked for.
+    http = replace(settings.http, port=listeners[0].getsockname()[1])
+    settings = replace(settings, http=http)
     services = assemble(settings, timeline)
     limits = body_limits(settings.limits, services.metrics)
-    exposure = Exposure(keys, settings.http.image_hosts, metrics=len(listeners) == 1)
+    exposure = Exposure.of(settings.http, keys, metrics=len(listeners) == 1)
     application = create_operations_app(services, exposure)
     exits = ExitStack()
 
@@ -89,6 +99,10 @@ def run(
     def load() -> tuple[AddApis, Start]:
         from snapcap.service.api.captioning_apis import add_captioning_apis  # noqa: PLC0415 - once /livez answers
 
+        tracing = open_tracing(os.environ)
+        if tracing is not None:
+            application.trace(tracing)
+            exits.callback(tracing.close)
         return add_captioning_apis, load_start()
 
     def begin(loaded: tuple[AddApis, Start]) -> None:
@@ -113,4 +127,7 @@ def run(
         server.run(sockets=list(listeners))
     services.captioner.close()
     _logger.info("stopped")
-    return 0 if services.readiness.error is None else 1
+    if services.readiness.error is None:
+        return 0
+    print(f"snapcap: {services.readiness.error}", file=sys.stderr)
+    return 1

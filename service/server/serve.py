@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from snapcap.service.api.middleware.api_keys import ApiKeys
     from snapcap.service.server.http_process import Start
 
+_logger = logging.getLogger("snapcap.start")
 _BACKLOG = 2048
 # Of each connection, in the kernel, which counts them to the container and doubles them for its own use. Left to
 # itself it would grow them to megabytes for a client whose bytes nobody reads yet.
@@ -33,7 +34,8 @@ class BindError(OSError):
 
 
 def serve(settings: Settings) -> int:
-    """Serves until a signal. Exit status 0, or 1 when the address is taken or the start has failed.
+    """Serves until a signal. Exit status 0, or 1 when the address is taken or the start has failed, as
+    the last line says.
 
     Raises SettingsError when the file of keys cannot be used."""
     # Until READY: an import makes objects that stay, and looking through them all again and again is an eighth of
@@ -43,6 +45,8 @@ def serve(settings: Settings) -> int:
     logs.configure(settings.log.format, settings.log.level)
     # No line of ours names them, and to find them costs a request more than its line (logging's own advice).
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    if not _has_model(settings):
+        return 1
     http = settings.http
     keys: ApiKeys | None = None
     listeners: list[socket.socket] = []
@@ -66,6 +70,23 @@ def serve(settings: Settings) -> int:
     from snapcap.service.server.http_process import run  # noqa: PLC0415
 
     return run(settings, listeners, keys, timeline, partial(_load_start, parts))
+
+
+def _has_model(settings: Settings) -> bool:
+    """Whether the model can be had, as far as this machine can say at once: before anything is forked."""
+    source = settings.model.source
+    if source == "demo":  # which needs no import
+        return True
+    from snapcap.warmup.checkpoints.local import local_folder  # noqa: PLC0415
+    from snapcap.warmup.checkpoints.patterns import CheckpointError  # noqa: PLC0415
+
+    try:
+        local_folder(source)
+    except CheckpointError as error:
+        _logger.error("failed", extra={"fields": {"error": str(error)}})
+        print(f"snapcap: {error}", file=sys.stderr)
+        return False
+    return True
 
 
 def bind(host: str, port: int, option: str = "--port") -> socket.socket:

@@ -2,7 +2,8 @@
 
 import logging
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from snapcap.service.images.decoder import ImageDecoder
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from snapcap.service.engine.request import CaptionEngine
     from snapcap.warmup.plan.checkpoint import Checkpoint
 
-_BAR = 48
+_QUIET_S = 3.0  # after which a phase that still runs is named on a terminal
 _logger = logging.getLogger("snapcap.start")
 
 
@@ -28,10 +29,12 @@ class StartResult:
         self._settings = settings
         self._services = services
         self._stop = stop
+        self._pictured = settings.log.format == "text" and sys.stderr is not None and sys.stderr.isatty()
 
     def log_phases(self) -> None:
-        """Those that are over, and each one as it ends."""
-        self._services.timeline.listen(_log_phase)
+        """Those that are over, and each one as it ends; on a terminal all at once, as a picture, when all are over,
+        and before that only those that take long."""
+        self._services.timeline.listen(_LongPhases() if self._pictured else _log_phase)
 
     def ready(
         self, engine: "CaptionEngine", checkpoint: "Checkpoint", image_decoder: ImageDecoder | None = None
@@ -45,12 +48,14 @@ class StartResult:
             return False
         timeline.mark("ready")
         status = services.status.to_dict()
-        served_by = {name: status[name] for name in ("tier", "device", "dtype")}
-        _logger.info(
-            "ready", extra={"fields": {"s": timeline.marks()["ready"], "model": checkpoint.name, **served_by}}
-        )
-        if settings.log.format == "text" and sys.stderr.isatty():
-            print(waterfall(timeline.phases(), timeline.marks()["ready"]), file=sys.stderr)
+        fields = {"s": timeline.marks()["ready"], "model": checkpoint.name}
+        fields |= {name: status[name] for name in ("tier", "device", "dtype")}
+        if self._pictured:
+            from snapcap.service.telemetry.terminal import address, columns, waterfall  # noqa: PLC0415 - servers have none
+
+            print(waterfall(timeline.phases(), timeline.marks()["ready"], columns()), file=sys.stderr)
+            fields["open"] = address(settings.http.host, settings.http.port)
+        _logger.info("ready", extra={"fields": fields})
         return True
 
     def failed(self, error: BaseException) -> None:
@@ -74,20 +79,19 @@ def _log_phase(phase: Phase) -> None:
         _logger.info("phase", extra={"fields": fields})
 
 
-def waterfall(phases: Sequence[Phase], total: float) -> str:
-    """One line a phase: its bar on the scale of the whole start, when it began and how long it took.
+class _LongPhases:
+    """Names a phase that has run for a while, once."""
 
-    Args:
-        phases: in the order in which they began; one that still runs ends with the picture.
-        total: seconds from exec until ready; the right edge.
-    """
-    width = max((len(phase.name) for phase in phases), default=0)
-    return "\n".join(_line(phase, total, width) for phase in phases)
+    def __init__(self) -> None:
+        self._timers: dict[str, threading.Timer] = {}
 
-
-def _line(phase: Phase, total: float, width: int) -> str:
-    end = total if phase.end is None else min(phase.end, total)
-    first = min(int(phase.start / total * _BAR), _BAR - 1)
-    last = max(int(end / total * _BAR), first + 1)
-    bar = " " * first + "█" * (last - first) + " " * (_BAR - last)
-    return f"  {phase.name:<{width}} │{bar}│ {phase.start:6.3f} s  {1000 * (end - phase.start):7.1f} ms"
+    def __call__(self, phase: Phase) -> None:
+        timer = self._timers.pop(phase.name, None)
+        if timer is not None:
+            timer.cancel()
+        if phase.end is None:
+            fields = {"phase": phase.name}
+            timer = threading.Timer(_QUIET_S, _logger.info, ("starting",), {"extra": {"fields": fields}})
+            timer.daemon = True
+            timer.start()
+            self._timers[phase.name] = timer

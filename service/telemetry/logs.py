@@ -4,11 +4,16 @@ The lines of requests that went well are written a moment later, many at once: e
 lets go of Python's lock, and under load the event loop would wait for it at every request. All others are written
 at once, behind those that came before them.
 
-A record may carry `extra={"fields": {...}}`: further members of the JSON line, `key=value` in the text line.
+A record may carry `extra={"fields": {...}}`: further members of the JSON line, `key=value` in the text line, quoted
+and escaped where logfmt asks for it: nothing that a client sends can end a line or begin a field. Numbers have at
+most three places behind the point.
 """
 
 import json
 import logging
+import math
+import re
+import sys
 import threading
 import time
 from collections import deque
@@ -17,22 +22,36 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 ACCESS = "snapcap.access"
+# What a value may be without quotes; else quotes, backslashes and what is no visible character are escaped.
+_PLAIN = re.compile(r"[!#-<>-\[\]-~\u00a1-\u2027\u202f-\ud7ff]+")
+_ESCAPED = re.compile(r'["\\\x00-\x1f\x7f-\xa0\u2028-\u202e\ud800-\udfff]')
+_ESCAPES = {'"': r"\"", "\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
 DELAY_S = 0.05
 # That wait for whoever reads standard error; then the lines of requests are left out, and their number is said.
 MOST_WAITING = 10_000
 # Lowest level of each logger; None: what the configuration says. Broken multipart bodies are the client's matter.
-_LOGGERS = {"snapcap": None, "uvicorn.error": "WARNING", "python_multipart": "ERROR"}
+_LOGGERS = {"snapcap": None, "uvicorn.error": "WARNING", "python_multipart": "ERROR", "opentelemetry": "WARNING"}
 
 
 def configure(style: str, level: str) -> None:
     """Sends the logs of snapcap and of the libraries under it to standard error. `style`: text or json."""
     handler = LineHandler()
-    handler.setFormatter(JsonFormatter() if style == "json" else TextFormatter())
+    handler.setFormatter(_formatter(style))
     for name, lowest in _LOGGERS.items():
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.setLevel(lowest or level.upper())
         logger.propagate = False
+
+
+def _formatter(style: str) -> logging.Formatter:
+    if style == "json":
+        return JsonFormatter()
+    if sys.stderr is not None and sys.stderr.isatty():
+        from snapcap.service.telemetry.terminal import TerminalFormatter  # noqa: PLC0415 - servers have none
+
+        return TerminalFormatter()
+    return TextFormatter()
 
 
 class LineHandler(logging.StreamHandler[TextIO]):
@@ -102,7 +121,7 @@ class TextFormatter(logging.Formatter):
     """2026-01-31T12:00:00.123Z info    POST /v1/caption 200 12.3 ms request_id=…"""
 
     def format(self, record: logging.LogRecord) -> str:
-        fields = "".join(f" {key}={_text(value)}" for key, value in _fields(record).items())
+        fields = "".join(f" {key}={logfmt(value)}" for key, value in fields_of(record).items())
         line = f"{_timestamp(record)} {record.levelname.lower():<7} {record.getMessage()}{fields}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
@@ -116,20 +135,39 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
-            **_fields(record),
+            **{key: _rounded(value) for key, value in fields_of(record).items()},
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
 
 
-def _fields(record: logging.LogRecord) -> Mapping[str, Any]:
+def fields_of(record: logging.LogRecord) -> Mapping[str, Any]:
     fields: Mapping[str, Any] = getattr(record, "fields", {})
     return fields
 
 
-def _text(value: object) -> str:
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
+def _rounded(value: object) -> object:
+    if not isinstance(value, float):
+        return value
+    return round(value, 3) if math.isfinite(value) else str(value)  # JSON has no infinity
+
+
+def logfmt(value: object) -> str:
+    """A value, quoted and escaped where it has to be."""
+    if isinstance(value, float):
+        return f"{value:.3f}"
+    if isinstance(value, int):
+        return ("true" if value else "false") if isinstance(value, bool) else str(value)
+    text = str(value)
+    if text.isalnum() or _PLAIN.fullmatch(text):
+        return text
+    return f'"{_ESCAPED.sub(_escape, text)}"'
+
+
+def _escape(found: re.Match[str]) -> str:
+    character = found[0]
+    return _ESCAPES.get(character) or f"\\u{ord(character):04x}"
 
 
 def _timestamp(record: logging.LogRecord) -> str:

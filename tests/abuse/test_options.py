@@ -99,6 +99,31 @@ def test_values_of_options(abused: Abused) -> None:
     abused.withstands(attack)
 
 
+def test_conversations_without_end(abused: Abused) -> None:
+    """Every message is looked at, and no image but the last is decoded."""
+    picture = base64.b64encode(next(iter(abused.samples)).read_bytes()).decode()
+    parts = [{"type": "image_url", "image_url": f"data:image/png;base64,{picture}"}]
+    asked = {"role": "user", "content": parts}
+    answered = {
+        "short": ([{"role": "system"}] * 5_000 + [asked], 200),
+        "parts": ([{"role": "user", "content": [{"type": "text", "text": "a"}] * 3_000 + parts}], 200),
+        "images": (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": "x" * 2_000}]}] * 800 + [asked],
+            200,
+        ),
+        "too many": ([{"role": "user", "content": "a"}] * 50_000, 413),
+    }
+
+    def attack() -> None:
+        for name, (messages, status) in answered.items():
+            body = json.dumps({"model": "demo", "messages": messages}).encode()
+            for _ in range(5):
+                found, reply, _ = abused.server.call("/v1/chat/completions", body, JSON)
+                assert found == status, (name, reply)
+
+    abused.withstands(attack)
+
+
 def test_values_in_queries(abused: Abused) -> None:
     picture = next(iter(abused.samples)).read_bytes()
     texts = (*(str(value) for value in VALUES), "1e999", "0x10", "1_000", "٣", "1 ", "+1", "%", "1;2")

@@ -64,7 +64,8 @@ def test_every_sample_whole_and_streamed(client: OpenAI, model: str, samples: di
 def test_usage_of_a_stream_comes_last_and_only_when_asked_for(
     client: OpenAI, model: str, sample: tuple[Path, str]
 ) -> None:
-    request: dict[str, Any] = {"model": model, "messages": messages(sample[0], "a"), "stream": True}
+    request: dict[str, Any] = {"model": model, "messages": messages(sample[0]), "stream": True}
+    request["extra_body"] = {"prompt": "a"}
     assert all(chunk.usage is None for chunk in client.chat.completions.create(**request))
     *chunks, last = client.chat.completions.create(**request, stream_options={"include_usage": True})
     assert all(chunk.usage is None for chunk in chunks)
@@ -73,10 +74,10 @@ def test_usage_of_a_stream_comes_last_and_only_when_asked_for(
     assert last.usage.total_tokens == 1 + last.usage.completion_tokens
 
 
-def test_the_text_is_continued(client: OpenAI, model: str, sample: tuple[Path, str]) -> None:
+def test_a_prompt_is_continued(client: OpenAI, model: str, sample: tuple[Path, str]) -> None:
     image, caption = sample
     first, rest = caption.split()[0], caption.removeprefix(caption.split()[0])
-    request: dict[str, Any] = {"model": model, "messages": messages(image, first)}
+    request: dict[str, Any] = {"model": model, "messages": messages(image), "extra_body": {"prompt": first}}
     assert client.chat.completions.create(**request).choices[0].message.content == rest
     stream = client.chat.completions.create(**request, stream=True)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == rest
@@ -118,7 +119,8 @@ def test_bounds_on_the_tokens(
 
 
 def test_a_seed_repeats_and_others_differ(client: OpenAI, model: str, sample: tuple[Path, str]) -> None:
-    request: dict[str, Any] = {"model": model, "messages": messages(sample[0], "gray"), "temperature": 2.0}
+    request: dict[str, Any] = {"model": model, "messages": messages(sample[0]), "temperature": 2.0}
+    request["extra_body"] = {"prompt": "gray"}
     texts = [ask(client, stream, **request, seed=seed)[0] for seed in (1, 2, 3, 4) for stream in (False, True)]
     assert texts[::2] == texts[1::2]
     assert len(set(texts)) > 1
@@ -178,9 +180,15 @@ ONE = "data:image/png;base64,aa=="
         ({"messages": []}, "invalid_option", "messages"),
         ({"messages": [{"role": "user", "content": "a text"}]}, "missing_image", None),
         ({"messages": [{"role": "user", "content": []}]}, "missing_image", None),
-        ({"messages": [{"role": "system", "content": "x"}, *messages(ONE)]}, "invalid_option", "messages"),
-        ({"messages": [{"role": "assistant", "content": []}]}, "invalid_option", "messages[0].role"),
+        ({"messages": "a text"}, "invalid_option", "messages"),
+        ({"messages": ["a text"]}, "invalid_option", "messages"),
+        ({"messages": [{"role": "system", "content": "x"}]}, "missing_image", None),
+        ({"messages": [{"role": "assistant", "content": messages(ONE)[0]["content"]}]}, "missing_image", None),
+        ({"messages": [{"role": "somebody", "content": []}]}, "invalid_option", "messages[0].role"),
+        ({"messages": [{"role": ["user"], "content": []}]}, "invalid_option", "messages[0].role"),
         ({"messages": [{"role": "user", "content": messages(ONE)[0]["content"] * 2}]}, "too_many_images", None),
+        ({"messages": [*messages(ONE), {"role": "user"}]}, "invalid_option", "messages[1].content"),
+        ({"extra_body": {"prompt": 5}}, "invalid_option", "prompt"),
         ({"messages": messages("data:image/png;base64,no!")}, "unprocessable_image", None),
         ({"messages": messages("aa==")}, "invalid_option", "messages[0].content[0].image_url.url"),
         ({"messages": messages("file:///etc/passwd")}, "invalid_option", "messages[0].content[0].image_url.url"),

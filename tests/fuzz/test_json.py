@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -49,6 +50,7 @@ PARSERS: dict[str, Callable[[bytes], Any]] = {
     "caption": caption,
     "huggingface": parse_inputs,
     "openai": parse_chat,
+    "openai_continued": partial(parse_chat, continue_text=True),
     "v2": lambda body: parse_infer(body, None),
 }
 

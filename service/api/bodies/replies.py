@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeAlias
 
 from pydantic_core import to_json
 from starlette.responses import Response
@@ -11,18 +11,19 @@ from starlette.types import Receive, Scope, Send
 from snapcap.service.api.bodies.disconnect import unless_disconnected
 from snapcap.service.errors import ClientDisconnected
 
+RawHeaders: TypeAlias = tuple[tuple[bytes, bytes], ...]
 _TYPE = (b"content-type", b"application/json")
 
 
 class JsonReply(Response):
     """A JSONResponse of status 200 whose head is not put together from a mapping of headers."""
 
-    def __init__(self, content: Mapping[str, Any] | list[Any]) -> None:
+    def __init__(self, content: Mapping[str, Any] | list[Any], headers: RawHeaders = ()) -> None:
         # Not the base class's: all that it would do is here.
         self.status_code = 200
         self.background = None
         self.body = to_json(content, inf_nan_mode="null")  # bytes at once, sooner than `json` has text
-        self.raw_headers = [(b"content-length", b"%d" % len(self.body)), _TYPE]
+        self.raw_headers = [(b"content-length", b"%d" % len(self.body)), _TYPE, *headers]
 
 
 class EventStream(Response):
@@ -36,10 +37,12 @@ class EventStream(Response):
         events: AsyncGenerator[str, None],
         close: Callable[[], object],
         note: Callable[[ClientDisconnected], object],
+        headers: RawHeaders = (),
     ) -> None:
         # nginx would collect the events until they fill its buffer.
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
+        self.raw_headers.extend(headers)
         self._events = events
         self._close = close
         self._note = note

@@ -76,6 +76,12 @@ async def read_images(
     if media_type(request) != MULTIPART:
         raise UnsupportedMediaType(f"Send the images as {MULTIPART}, as `curl -F image=@photo.jpg` does.")
     parts = await read_multipart(request, limits, pool)
+    files = [part.name for part in parts if part.filename is not None]
+    if files and not any(name in _IMAGE_PARTS for name in files):
+        raise MissingImage(
+            f"There is a file part named {files[0][:64]!r}, and none named image; send it as "
+            "`curl -F image=@photo.jpg` does."
+        )
     images = [_named_image(part, part.filename) for part in parts if part.filename is not None]
     options = options_from_text(_fields(parts), query)
     if not images:

@@ -15,6 +15,7 @@ from snapcap.service.api.bodies.disconnect import unless_disconnected
 from snapcap.service.api.bodies.replies import JsonReply
 from snapcap.service.api.caption.request import NamedImage, read_image, read_images
 from snapcap.service.api.middleware.request_id import request_id
+from snapcap.service.api.middleware.request_log import new_caption
 from snapcap.service.api.problems import as_service_error, forget_frames, problem
 from snapcap.service.api.routing import Api, RouteGroup
 from snapcap.service.captioning.captioner import Captioner, CaptionResult
@@ -34,7 +35,8 @@ async def caption_of(request: Request, captioner: Captioner, limits: BodyLimits,
         image, options = await read(request, limits, captioner.pool)
         permit.take()
         scope = request.scope
-        work = captioner.caption(image, options, request_id(scope), permit, body_account(scope))
+        times, account = new_caption(scope), body_account(scope)
+        work = captioner.caption(image, options, request_id(scope), permit, account, times)
         return await unless_disconnected(request.receive, work)
 
 
@@ -90,7 +92,8 @@ class CaptionRoutes:
         try:
             with self._captioner.admit() as permit:
                 permit.take()
-                return await self._captioner.caption(image.data, options, identity, permit, account)
+                times = new_caption(request.scope)
+                return await self._captioner.caption(image.data, options, identity, permit, account, times)
         except Exception as error:
             failure = as_service_error(error)
             if isinstance(failure, EngineFailed):

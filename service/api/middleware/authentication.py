@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from snapcap.service.api.middleware.api_keys import ApiKeys
 
 # Probes cannot send a key. The pages are the same on every server, and a browser opens them without one.
-OPEN_PATHS = frozenset({"/livez", "/readyz", "/v2/health/live", "/v2/health/ready", "/", "/docs", "/openapi.json"})
+_PROBES = frozenset({"/livez", "/readyz", "/health", "/v2/health/live", "/v2/health/ready"})
+OPEN_PATHS = _PROBES | {"/", "/docs", "/openapi.json"}
 _BEARER = b"bearer "
 
 

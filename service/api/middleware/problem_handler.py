@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from snapcap.service.api.middleware.request_id import request_id
+from snapcap.service.api.middleware.request_log import note_refusal
 from snapcap.service.api.problems import as_service_error
 from snapcap.service.api.routing import Apis
 from snapcap.service.errors import EngineFailed, ServiceError
@@ -34,7 +35,7 @@ class ProblemHandler:
         """Count it, log it if it is our fault, and say what the client may know."""
         failure = as_service_error(error)
         self._metrics.count_rejection(failure)
-        request.scope["state"]["code"] = failure.code  # for the log's line
+        note_refusal(request.scope, failure)
         if isinstance(failure, EngineFailed):
             identity = request_id(request.scope)
             _logger.error("request failed", exc_info=error, extra={"fields": {"request_id": identity}})

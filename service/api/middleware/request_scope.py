@@ -1,25 +1,26 @@
 """Wraps every request: gives it an id, counts and logs it, and replies whatever happens."""
 
-import logging
 import time
 
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from snapcap.service.api.middleware.problem_handler import ProblemHandler
-from snapcap.service.api.middleware.request_id import HEADER, identify
+from snapcap.service.api.middleware.request_id import HEADER, identify, trace_id
+from snapcap.service.api.middleware.request_log import RequestLog
+from snapcap.service.api.middleware.request_spans import begin_span, end_span
 from snapcap.service.api.problems import forget_frames
-from snapcap.service.api.routing import Api
 from snapcap.service.memory.bodies import body_account
 from snapcap.service.telemetry.metrics import Metrics
+from snapcap.service.telemetry.trace_context import TRACE_ID_HEADER
+from snapcap.service.telemetry.tracing import Tracing
 
 _HEADER = HEADER.lower().encode()
-_logger = logging.getLogger("snapcap.access")
+_TRACE_HEADER = TRACE_ID_HEADER.lower().encode()
 
 
 class RequestScope:
-    """ASGI middleware. Requests that caption are counted as in flight and logged; the others are probes and pages,
-    which are logged at debug level as long as they succeed.
+    """ASGI middleware. Requests that caption are counted as in flight; the others are probes and pages.
 
     Exceptions end here, so that every reply has an id and uvicorn has nothing to log."""
 
@@ -27,6 +28,8 @@ class RequestScope:
         self._app = app
         self._metrics = metrics
         self._handler = handler
+        self._log = RequestLog()
+        self.tracing: Tracing | None = None  # it is imported late
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -36,13 +39,17 @@ class RequestScope:
         identity = identify(scope)
         routed = _routed(scope)
         api = self._handler.apis.of(routed["method"], routed["path"])
+        span = begin_span(self.tracing, scope) if self.tracing is not None and api.captions else None
         status: int | None = None
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message = {**message, "headers": [*message.get("headers", ()), (_HEADER, identity.encode())]}
+                headers = [*message.get("headers", ()), (_HEADER, identity.encode())]
+                if (trace := trace_id(scope)) is not None:
+                    headers.append((_TRACE_HEADER, trace.encode()))
+                message = {**message, "headers": headers}
             await send(message)
 
         if api.captions:
@@ -60,26 +67,12 @@ class RequestScope:
                 account.release()
             if api.captions:
                 self._metrics.requests_in_flight.dec()
-            # No status: cancelled at the end of the grace period.
-            self._record(scope, api, 499 if status is None else status, time.perf_counter() - started, identity)
-
-    def _record(self, scope: Scope, api: Api, status: int, seconds: float, identity: str) -> None:
-        self._metrics.request_ended(api.label, status, seconds)
-        level = logging.INFO if api.captions or status >= 400 else logging.DEBUG
-        if _logger.isEnabledFor(level):
-            # The path as it was sent: a decoded one may hold line breaks.
-            path = scope.get("raw_path", b"").decode("ascii", "replace") or "/"
-            fields = {
-                "method": scope["method"],
-                "path": path,
-                "status": status,
-                "ms": round(seconds * 1000, 1),
-                "request_id": identity,
-            }
-            code = scope["state"].get("code")
-            if code is not None:
-                fields["code"] = code
-            _logger.log(level, "request", extra={"fields": fields})
+            status = 499 if status is None else status  # cancelled at the end of the grace period
+            seconds = time.perf_counter() - started
+            self._metrics.request_ended(api.label, status, seconds, captions=api.captions)
+            if span is not None:
+                end_span(span, scope, status)
+            self._log.write(scope, api.label, status, seconds, captions=api.captions)
 
 
 def _routed(scope: Scope) -> Scope:

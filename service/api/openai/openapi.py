@@ -3,7 +3,9 @@
 from typing import Any
 
 from snapcap.service import errors
+from snapcap.service.api.openai.messages import DETAILS, OTHER_ROLES, USER
 from snapcap.service.api.openai.request import LABELS, MAX_STOP_CHARACTERS, MAX_STOPS, NEUTRAL, OPTIONS
+from snapcap.service.api.openai.routes import IGNORED
 from snapcap.service.api.openapi.schema_parts import (
     BODY,
     CAPTION,
@@ -17,33 +19,63 @@ from snapcap.service.api.openapi.schema_parts import (
 from snapcap.service.api.problems import OPENAI
 from snapcap.service.captioning import options as caption_options
 
+_IGNORED = (
+    "What the messages hold that has no part in the caption: `text` of users, `system` messages, `replies`, "
+    "earlier `images`. Absent where there is nothing of it."
+)
+
 
 def _object(required: list[str], **properties: Any) -> dict[str, Any]:
     return closed_object(required, properties)
 
 
-def _content(urls: bool) -> dict[str, Any]:
+def _image(urls: bool) -> dict[str, Any]:
     url: dict[str, Any] = {"type": "string", "format": "data-uri", "description": "A data URI with base64."}
     if urls:
         remote = {"type": "string", "format": "uri", "description": "An http(s) URL of a host that is allowed."}
         url = {"anyOf": [url, remote]}
-    image_url = _object(["url"], url=url, detail={"enum": ["auto", "low", "high", None]})
-    image = _object(["type", "image_url"], type={"const": "image_url"}, image_url=image_url)
-    text = _object(["type", "text"], type={"const": "text"}, text=caption_options.schema()["prompt"])
+    # As OpenAI has it, and as a text, which some clients send.
+    either = {"anyOf": [_object(["url"], url=url, detail={"enum": [*DETAILS, None]}), url]}
+    return _object(["type", "image_url"], type={"const": "image_url"}, image_url=either)
+
+
+def _user(content: dict[str, Any]) -> dict[str, Any]:
+    return _object(["role", "content"], role={"const": USER}, content=content, name={"type": ["string", "null"]})
+
+
+def _text(schema: dict[str, Any]) -> dict[str, Any]:
+    return _object(["type", "text"], type={"const": "text"}, text=schema)
+
+
+def _one_message(urls: bool) -> dict[str, Any]:
+    """As the text is continued."""
+    image, text = _image(urls), _text(caption_options.schema()["prompt"])
     # One of each at most, in either order.
     orders = [[image], [image, text], [text, image]]
-    return {
+    content = {
         "oneOf": [
             {"type": "array", "prefixItems": order, "items": False, "minItems": len(order)} for order in orders
         ],
         "description": "One image, and optionally the text that the caption continues.",
     }
+    return {"type": "array", "items": _user(content), "minItems": 1, "maxItems": 1}
 
 
-def _body(urls: bool) -> dict[str, Any]:
-    message = _object(
-        ["role", "content"], role={"const": "user"}, content=_content(urls), name={"type": ["string", "null"]}
-    )
+def _conversation(urls: bool) -> dict[str, Any]:
+    """As text is ignored: some user's message has an image, which is the one that counts if it is the last."""
+    image = _image(urls)
+    parts = {"type": "array", "items": {"anyOf": [image, _text({"type": "string"})]}}
+    user = _user({"anyOf": [{"type": "string"}, parts]})
+    other = {"type": "object", "required": ["role"], "properties": {"role": {"enum": [*OTHER_ROLES]}}}
+    return {
+        "type": "array",
+        "items": {"anyOf": [user, {**other, "description": "Ignored."}]},
+        "contains": _user({**parts, "contains": image, "maxContains": 1}),
+        "description": "The last image of the users' messages is captioned; text and the rest are ignored.",
+    }
+
+
+def _body(urls: bool, continue_text: bool) -> dict[str, Any]:
     stop = {"type": "string", "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
     options = caption_options.schema()
     switch = {"type": ["boolean", "null"]}
@@ -51,7 +83,7 @@ def _body(urls: bool) -> dict[str, Any]:
     request = _object(
         ["model", "messages"],
         model={"type": "string"},
-        messages={"type": "array", "items": message, "minItems": 1, "maxItems": 1},
+        messages=_one_message(urls) if continue_text else _conversation(urls),
         stream={**switch, "default": False},
         stream_options={**nullable(usage), "description": "With stream only."},
         stop={"anyOf": [stop, {"type": "array", "items": stop, "maxItems": MAX_STOPS}, {"type": "null"}]},
@@ -67,6 +99,7 @@ def _body(urls: bool) -> dict[str, Any]:
 
 def _chat_reply() -> dict[int | str, dict[str, Any]]:
     whole = reply("The caption, or with stream its pieces as server-sent events", "ChatCompletion")
+    whole[200]["headers"] = {IGNORED: {"schema": {"type": "string"}, "description": _IGNORED}}
     whole[200]["content"]["text/event-stream"] = {
         "schema": {
             "type": "string",
@@ -77,7 +110,7 @@ def _chat_reply() -> dict[int | str, dict[str, Any]]:
     return whole
 
 
-def _chat(urls: bool) -> dict[str, Any]:
+def _chat(urls: bool, continue_text: bool) -> dict[str, Any]:
     refusals = problems(
         *JSON_BODY,
         *BODY,
@@ -92,14 +125,15 @@ def _chat(urls: bool) -> dict[str, Any]:
     return {
         "summary": "Caption the image of a message",
         "responses": _chat_reply() | refusals,
-        "openapi_extra": _body(urls),
+        "openapi_extra": _body(urls, continue_text),
     }
 
 
-def operations(urls: bool) -> dict[str, dict[str, Any]]:
-    """FastAPI's keywords for each route, by its name. `urls`: images may be named by URLs, of some hosts."""
+def operations(urls: bool, continue_text: bool) -> dict[str, dict[str, Any]]:
+    """FastAPI's keywords for each route, by its name. `urls`: images may be named by URLs, of some hosts.
+    `continue_text`: a text is the beginning of the caption."""
     return {
-        "create_chat_completion": _chat(urls),
+        "create_chat_completion": _chat(urls, continue_text),
         "list_models": {
             "summary": "The models",
             "responses": reply("The one model that is served", "ModelList")

@@ -1,19 +1,14 @@
-"""Parses an OpenAI chat completion into a caption request: one image, and the text that it continues."""
+"""Parses an OpenAI chat completion into a caption request: one image, options, and the text that is continued."""
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from snapcap.service.api.bodies.json_body import image_from_base64, json_object
+from snapcap.service.api.bodies.json_body import json_object
+from snapcap.service.api.openai.messages import read_messages, text_of
 from snapcap.service.captioning.options import CaptionOptions, options_from_json
-from snapcap.service.errors import (
-    InvalidOption,
-    MissingImage,
-    TooManyImages,
-    UnknownOption,
-    UnsupportedOption,
-)
+from snapcap.service.errors import InvalidOption, UnknownOption, UnsupportedOption
 
 MAX_STOPS = 4
 MAX_STOP_CHARACTERS = 1000
@@ -31,6 +26,7 @@ OPTIONS: Mapping[str, str] = {
     "early_stopping": "early_stopping",
     "no_repeat_ngram_size": "no_repeat_ngram_size",
     "repetition_penalty": "repetition_penalty",
+    "prompt": "prompt",
 }
 # What these ask for, with these values, is what is done anyway. Clients send them without being told to.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -55,7 +51,7 @@ _FIELDS = ("model", "messages", "stream", "stream_options", "stop")
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """`image` is the bytes of a data URI, or an http(s) URL."""
+    """`image` is the bytes of a data URI, or an http(s) URL; `ignored` as `messages.Conversation` has it."""
 
     model: str
     image: bytes | str
@@ -63,26 +59,34 @@ class ChatRequest:
     stop: tuple[str, ...]
     stream: bool
     include_usage: bool
+    ignored: tuple[str, ...]
 
 
-def parse_chat(body: bytes) -> ChatRequest:
-    """Raises the subclasses of BadRequest that say what is wrong, with the field as `option`."""
+def parse_chat(body: bytes, *, continue_text: bool = False) -> ChatRequest:
+    """`continue_text`: the text of the message is the beginning of the caption, and not ignored.
+
+    Raises the subclasses of BadRequest that say what is wrong, with the field as `option`."""
     document = {name: value for name, value in json_object(body, _EXAMPLE).items() if value is not None}
     _check_names(document)
     options = CaptionOptions(clamp=True)
     for field, option in OPTIONS.items():
         if field in document:
             options = _option(option, document[field], field, options)
-    image, prompt = _message(document.get("messages"))
+    asked = read_messages(document.get("messages"), continue_text=continue_text)
+    if asked.text:
+        if options.prompt:
+            raise InvalidOption("prompt", "be left out where the message has a text, which is continued here")
+        options = _option("prompt", asked.text, "messages", options)
     stream = _switch(document, "stream", "stream")
     include_usage = _include_usage(document.get("stream_options"), stream)
     return ChatRequest(
-        model=_text(document.get("model"), "model"),
-        image=image,
-        options=_option("prompt", prompt, "messages", options),
+        model=text_of(document.get("model"), "model"),
+        image=asked.image,
+        options=options,
         stop=_stops(document.get("stop", [])),
         stream=stream,
         include_usage=include_usage,
+        ignored=asked.ignored,
     )
 
 
@@ -111,63 +115,6 @@ def _option(name: str, value: Any, field: str, options: CaptionOptions) -> Capti
         raise InvalidOption(field, error.must) from None
 
 
-def _message(messages: Any) -> tuple[bytes | str, str]:
-    """The image and the text of the only message."""
-    if not isinstance(messages, list) or len(messages) != 1 or not isinstance(messages[0], dict):
-        raise InvalidOption("messages", "be a list of one message; a caption has no conversation before it")
-    message = messages[0]
-    if message.get("role") != "user":
-        raise InvalidOption("messages[0].role", "be 'user'; this model takes no instructions")
-    if set(message) - {"role", "content", "name"} or not isinstance(message.get("name"), str | None):
-        raise InvalidOption("messages[0]", "have the members role and content, and as name a text")
-    content = message.get("content")
-    if isinstance(content, str):
-        raise MissingImage("There is no image; send one as a content part of type image_url with a data URI.")
-    if not isinstance(content, list):
-        raise InvalidOption("messages[0].content", "be a list of content parts")
-    images, texts = [], []
-    for index, part in enumerate(content):
-        where = f"messages[0].content[{index}]"
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in ("text", "image_url"):
-            raise InvalidOption(where, "be a content part of type text or image_url")
-        if set(part) - {"type", kind}:
-            raise InvalidOption(where, f"have the members type and {kind} only")
-        if kind == "image_url":
-            images.append(_image_url(part, where))
-        else:
-            texts.append(_text(part.get("text"), f"{where}.text"))
-    return _one_image(images), _one_text(texts)
-
-
-def _one_image(images: list[tuple[str, str]]) -> bytes | str:
-    if not images:
-        raise MissingImage("There is no image; send one as a content part of type image_url with a data URI.")
-    if len(images) > 1:
-        raise TooManyImages(f"There are {len(images)} images; send one in each request.")
-    ((url, where),) = images
-    if url[:5].lower() == "data:":
-        return image_from_base64(url, where)
-    if url.lower().startswith(("http://", "https://")):
-        return url
-    raise InvalidOption(where, "be a data URI with base64, as in data:image/jpeg;base64,…")
-
-
-def _one_text(texts: list[str]) -> str:
-    if len(texts) > 1:
-        raise InvalidOption("messages[0].content", "have one text part at most: the beginning of the caption")
-    return texts[0] if texts else ""
-
-
-def _image_url(part: Mapping[str, Any], where: str) -> tuple[str, str]:
-    value = part.get("image_url")
-    if not isinstance(value, dict) or set(value) - {"url", "detail"}:
-        raise InvalidOption(f"{where}.image_url", 'be an object such as {"url": "data:image/jpeg;base64,…"}')
-    if value.get("detail") not in (None, "auto", "low", "high"):
-        raise InvalidOption(f"{where}.image_url.detail", "be auto, low or high")
-    return _text(value.get("url"), f"{where}.image_url.url"), f"{where}.image_url.url"
-
-
 def _stops(value: Any) -> tuple[str, ...]:
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or len(stops) > MAX_STOPS:
@@ -187,12 +134,6 @@ def _include_usage(options: Any, stream: bool) -> bool:
         raise InvalidOption("stream_options", "be given with `stream` only")
     _switch(options, "include_obfuscation", "stream_options.include_obfuscation")
     return _switch(options, "include_usage", "stream_options.include_usage")
-
-
-def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise InvalidOption(where, "be text")
-    return value
 
 
 def _switch(values: Mapping[str, Any], name: str, where: str) -> bool:

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -12,10 +13,11 @@ from starlette.routing import Route
 from snapcap.service.api.bodies.body import BodyLimits
 from snapcap.service.api.bodies.disconnect import unless_disconnected
 from snapcap.service.api.bodies.json_body import read_json
-from snapcap.service.api.bodies.replies import EventStream, JsonReply
+from snapcap.service.api.bodies.replies import EventStream, JsonReply, RawHeaders
 from snapcap.service.api.caption.request import JSON, media_type
 from snapcap.service.api.middleware.problem_handler import ProblemHandler
 from snapcap.service.api.middleware.request_id import request_id
+from snapcap.service.api.middleware.request_log import new_caption
 from snapcap.service.api.openai.image_fetcher import ImageFetcher
 from snapcap.service.api.openai.request import ChatRequest, parse_chat
 from snapcap.service.api.problems import OPENAI, openai_error
@@ -26,14 +28,24 @@ from snapcap.service.engine.admission import Permit
 from snapcap.service.errors import UnsupportedMediaType
 from snapcap.service.memory.bodies import body_account
 
+IGNORED = "X-Snapcap-Ignored"  # what of the messages has no part in the caption
+
 
 class OpenAIRoutes:
     """The endpoints over one captioner."""
 
     def __init__(
-        self, captioner: Captioner, limits: BodyLimits, fetcher: ImageFetcher, handler: ProblemHandler
+        self,
+        captioner: Captioner,
+        limits: BodyLimits,
+        fetcher: ImageFetcher,
+        handler: ProblemHandler,
+        *,
+        continue_text: bool,
     ) -> None:
+        """`continue_text`: as `parse_chat` has it."""
         self._captioner = captioner
+        self._parse = partial(parse_chat, continue_text=continue_text)
         self._limits = limits
         self._fetcher = fetcher
         self._handler = handler
@@ -55,21 +67,24 @@ class OpenAIRoutes:
         return JsonReply(self._model(request.path_params["model"]))
 
     async def create_chat_completion(self, request: Request) -> Response:
-        """One user message with one image, as a data URI, and optionally a text. The text is not a question: it is
-        the beginning of the caption, and the reply is what follows it.
+        """Captions the last image of the messages, a data URI. A captioner takes no instructions: text, system
+        messages and replies are ignored, and the header X-Snapcap-Ignored names what was there of them. `prompt` is
+        the beginning of the caption, and the reply is what follows it; with `--chat-text continue` the text of the
+        only message is.
 
         Decoding is greedy unless a temperature is given. A bound on the tokens above what the model holds means as
         many as it holds. A field that would need what is not served is refused."""
         with self._captioner.admit() as permit:
             if media_type(request) not in ("", JSON):
                 raise UnsupportedMediaType(f"Send {JSON}.")
-            wanted = await read_json(request, self._limits, self._captioner.pool, parse_chat)
+            wanted = await read_json(request, self._limits, self._captioner.pool, self._parse)
             model, _ = self._captioner.served_model(wanted.model)
             identity = f"chatcmpl-{request_id(request.scope)}"
             head = {"id": identity, "created": int(time.time()), "model": model}
             if wanted.stream:
                 return await self._streamed(request, wanted, permit, head)
-            return JsonReply(await unless_disconnected(request.receive, self._whole(request, wanted, permit, head)))
+            whole = await unless_disconnected(request.receive, self._whole(request, wanted, permit, head))
+            return JsonReply(whole, _headers(wanted))
 
     def _model(self, name: str | None) -> dict[str, Any]:
         name, created = self._captioner.served_model(name)
@@ -79,8 +94,9 @@ class OpenAIRoutes:
         identity, account = request_id(request.scope), body_account(request.scope)
         image = chat.image if isinstance(chat.image, bytes) else await self._fetcher.fetch(chat.image, account)
         permit.take()
+        times = new_caption(request.scope)
         return await self._captioner.stream(
-            image, chat.options, identity, permit, chat.stop, account, live=chat.stream
+            image, chat.options, identity, permit, chat.stop, account, times, live=chat.stream
         )
 
     async def _whole(
@@ -103,6 +119,7 @@ class OpenAIRoutes:
             self._events(request, stream, first, head, chat.include_usage),
             stream.close,
             lambda error: self._handler.note(request, error),
+            _headers(chat),
         )
 
     async def _begin(self, request: Request, chat: ChatRequest, permit: Permit) -> tuple[CaptionStream, str | None]:
@@ -135,6 +152,10 @@ class OpenAIRoutes:
         if include_usage:
             yield chunk([], _usage(stream))
         yield "[DONE]"
+
+
+def _headers(chat: ChatRequest) -> RawHeaders:
+    return ((IGNORED.lower().encode(), ", ".join(chat.ignored).encode()),) if chat.ignored else ()
 
 
 def _usage(stream: CaptionStream) -> dict[str, int]:

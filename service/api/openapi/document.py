@@ -1,7 +1,7 @@
 """Writes the OpenAPI document: FastAPI reads the routes, each API's `openapi.py` says what FastAPI cannot know."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from pydantic.json_schema import models_json_schema
@@ -24,6 +24,9 @@ from snapcap.service.api.v2 import openapi as v2
 from snapcap.service.api.v2 import schemas as v2_schemas
 from snapcap.warmup.version import snapcap_version
 
+if TYPE_CHECKING:
+    from snapcap.service.api.app import Exposure
+
 _SCHEMAS = (base_schemas, caption_schemas, huggingface_schemas, openai_schemas, v2_schemas, operations_schemas)
 _REQUEST_ID = {
     "name": "X-Request-Id",
@@ -34,22 +37,24 @@ _REQUEST_ID = {
 _KEY = "bearer"
 
 
-def openapi_document(groups: Iterable[RouteGroup], apis: Apis, *, keys: bool, image_urls: bool) -> dict[str, Any]:
-    """The document of these routes. `keys`: clients must show one. `image_urls`: images may be named by URLs.
+def openapi_document(groups: Iterable[RouteGroup], apis: Apis, exposure: "Exposure") -> dict[str, Any]:
+    """The document of these routes, as they are exposed.
 
     Raises KeyError for a route that no `openapi.py` describes."""
+    keys = exposure.keys is not None
     app = FastAPI(
         title="snapcap",
         version=snapcap_version(),
-        description="Captions images. X-Request-Id is in every reply. Errors are RFC 9457 problems, but those of "
-        "other APIs have the shape that the clients of those APIs know.",
+        description="Captions images. X-Request-Id is in every reply, and X-Trace-Id where a valid `traceparent` "
+        "says which trace the request belongs to. Errors are RFC 9457 problems, but those of other APIs have the "
+        "shape that the clients of those APIs know.",
         openapi_url=None,
         generate_unique_id_function=lambda route: route.name,
     )
     described = {
         **caption.operations(),
         **huggingface.operations(),
-        **openai.operations(image_urls),
+        **openai.operations(bool(exposure.image_hosts), exposure.continue_text),
         **v2.operations(),
         **operations.operations(),
     }

@@ -1,4 +1,4 @@
-"""Answers what monitors ask: GET /livez, GET /readyz and GET /metrics.
+"""Answers what monitors ask: GET /livez, GET /readyz, which is GET /health too, and GET /metrics.
 
 `app.py` has them before any page or API is imported.
 """
@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from snapcap.service.api.middleware.request_log import note_state
 from snapcap.service.api.routing import RouteGroup
 from snapcap.service.readiness import Readiness
 
@@ -23,9 +24,12 @@ def health_routes(readiness: Readiness) -> RouteGroup:
         body = {"state": readiness.state.value, "phase": readiness.phase()}
         if readiness.error is not None:
             body["error"] = readiness.error
+        note_state(request.scope, body["state"], body["phase"])
         return JSONResponse(body, 200 if readiness.servable else 503)
 
-    return RouteGroup("operation", [Route("/livez", livez), Route("/readyz", readyz)])
+    # vLLM, TGI and llama.cpp mean by /health that the model answers, and so do who probes it there.
+    routes = [Route("/livez", livez), Route("/readyz", readyz), Route("/health", readyz, name="health")]
+    return RouteGroup("operation", routes)
 
 
 def metrics_routes(registry: CollectorRegistry) -> RouteGroup:

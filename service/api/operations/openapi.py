@@ -4,7 +4,7 @@ from typing import Any
 
 from starlette.responses import HTMLResponse, PlainTextResponse
 
-from snapcap.service.api.openapi.schema_parts import problems, reply
+from snapcap.service.api.openapi.schema_parts import Responses, problems, reply
 from snapcap.service.errors import InvalidOption
 
 _FORMAT = {
@@ -19,15 +19,16 @@ _PAGE: dict[str, Any] = {
 }
 
 
+def _ready() -> Responses:
+    return reply("They are", "Ready") | reply("Not yet, no longer, or the start failed", "Ready", status=503)
+
+
 def operations() -> dict[str, dict[str, Any]]:
     """FastAPI's keywords for each route, by its name."""
     return {
         "livez": {"summary": "Whether the process is alive", "responses": reply("It is", "Live")},
-        "readyz": {
-            "summary": "Whether captions are served",
-            "responses": reply("They are", "Ready")
-            | reply("Not yet, no longer, or the start failed", "Ready", status=503),
-        },
+        "readyz": {"summary": "Whether captions are served", "responses": _ready()},
+        "health": {"summary": "As /readyz, where other servers have it", "responses": _ready()},
         "startup": {
             "summary": "The start by phase",
             "responses": reply("The timeline", "Startup", "Trace") | problems(InvalidOption),

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from functools import cache
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
@@ -12,12 +13,12 @@ from starlette.routing import Route
 from snapcap.service.api.operations.page_files import Page, load_page
 from snapcap.service.api.routing import Apis, RouteGroup
 
+if TYPE_CHECKING:
+    from snapcap.service.api.app import Exposure
 
-def page_routes(
-    groups: Sequence[RouteGroup], apis: Apis, *, metrics: bool, keys: bool, image_urls: bool
-) -> RouteGroup:
-    """`groups`: what the document describes. `metrics`: whether /metrics is on the same port. `keys`: clients must
-    show one. `image_urls`: images may be named by URLs."""
+
+def page_routes(groups: Sequence[RouteGroup], apis: Apis, exposure: "Exposure") -> RouteGroup:
+    """`groups`: what the document describes, as they are exposed."""
     # Read when first asked for, and once: few processes are ever asked, and a start reads nothing for it.
     load = cache(load_page)
 
@@ -28,16 +29,16 @@ def page_routes(
         # FastAPI and pydantic: 0.2 s of imports, which no other request needs.
         from snapcap.service.api.openapi.document import openapi_document  # noqa: PLC0415
 
-        described = openapi_document(groups, apis, keys=keys, image_urls=image_urls)
+        described = openapi_document(groups, apis, exposure)
         return json.dumps(described, ensure_ascii=False, separators=(",", ":")).encode()
 
     async def page(request: Request) -> Response:
         """One document that loads nothing else. It is there before the model is."""
-        return _reply(request, load("index.html", metrics))
+        return _reply(request, load("index.html", exposure.metrics))
 
     async def docs(request: Request) -> Response:
         """Reads /openapi.json, and nothing from anywhere else."""
-        return _reply(request, load("docs.html", metrics))
+        return _reply(request, load("docs.html", exposure.metrics))
 
     async def openapi(request: Request) -> Response:
         """Written when it is first asked for."""

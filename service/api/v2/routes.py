@@ -15,6 +15,7 @@ from snapcap.service.api.bodies.disconnect import unless_disconnected
 from snapcap.service.api.bodies.json_body import read_json
 from snapcap.service.api.bodies.replies import JsonReply
 from snapcap.service.api.middleware.request_id import request_id
+from snapcap.service.api.middleware.request_log import new_caption, note_state
 from snapcap.service.api.problems import V2
 from snapcap.service.api.routing import Api, RouteGroup
 from snapcap.service.api.v2.request import INPUT, OUTPUT, InferRequest, bytes_elements, parse_infer
@@ -75,6 +76,7 @@ class V2Routes:
 
     async def ready(self, request: Request) -> Response:
         """200 when captions are served, else 503."""
+        note_state(request.scope, self._readiness.state.value, self._readiness.phase())
         return JSONResponse({"ready": self._readiness.servable}, 200 if self._readiness.servable else 503)
 
     async def server(self, request: Request) -> Response:
@@ -117,7 +119,9 @@ class V2Routes:
         identity, account = request_id(request.scope), body_account(request.scope)
         tasks = [
             asyncio.ensure_future(
-                self._captioner.caption(image, wanted.options, f"{identity}/{index}", permit, account)
+                self._captioner.caption(
+                    image, wanted.options, f"{identity}/{index}", permit, account, new_caption(request.scope)
+                )
             )
             for index, image in enumerate(wanted.images)
         ]

@@ -32,6 +32,7 @@ from snapcap.service.server.http_process import assemble
 from snapcap.service.server.in_process import start
 from snapcap.service.server.ray.metrics import RayMetrics
 from snapcap.service.telemetry import logs
+from snapcap.service.telemetry.tracing import open_tracing
 from snapcap.warmup.machine.own_imports import import_only_what_is_installed
 from snapcap.warmup.progress.timeline import Timeline
 
@@ -116,7 +117,12 @@ class Replica:
         http = self._settings.http
         keys = None if http.api_key_file is None else read_api_keys(http.api_key_file)
         limits = body_limits(self._settings.limits, self._services.metrics)
-        return _RaysRequestId(create_app(self._services, limits, Exposure(keys, http.image_hosts)))
+        app = create_app(self._services, limits, Exposure.of(http, keys))
+        tracing = open_tracing(os.environ)
+        if tracing is not None:
+            app.trace(tracing)
+            self._exits.callback(tracing.close)
+        return _RaysRequestId(app)
 
     def check_health(self) -> None:
         """Asked by Ray every few seconds; who raises is replaced."""

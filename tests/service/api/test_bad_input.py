@@ -187,6 +187,15 @@ def test_multipart_without_a_file(client: TestClient) -> None:
     problem_of(client.post("/v1/caption", content=b"--B--\r\n", headers=form), 422, "missing_image")
 
 
+@pytest.mark.parametrize("path", ["/v1/caption", "/v1/captions"])
+def test_a_file_part_of_another_name_is_told_the_right_one(client: TestClient, image: Png, path: str) -> None:
+    """As of `curl -F file=@x`, which most servers of files want."""
+    for name in ("file", "f" * 500):
+        problem = problem_of(client.post(path, files={name: ("x.png", image())}), 422, "missing_image")
+        assert problem["detail"].startswith(f"There is a file part named {name[:64]!r}, and none named image; ")
+        assert "`curl -F image=@photo.jpg`" in problem["detail"]
+
+
 def test_an_empty_file_part(client: TestClient) -> None:
     reply = client.post("/v1/caption", files={"image": ("a", b"")})
     assert problem_of(reply, 422, "unprocessable_image")["reason"] == "empty"

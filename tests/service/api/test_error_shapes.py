@@ -148,10 +148,8 @@ def test_an_image_that_is_none(client: TestClient, api: str) -> None:
 def test_a_prompt_that_does_not_fit(client: TestClient, api: str, image: Png) -> None:
     content, headers = body(api, image())
     document, prompt = json.loads(content), "a " * 64
-    if api == "openai":
-        document["messages"][0]["content"].append({"type": "text", "text": prompt})
-    else:
-        (document if api == "caption" else document.setdefault("parameters", {}))["prompt"] = prompt
+    within = document if api in ("caption", "openai") else document.setdefault("parameters", {})
+    within["prompt"] = prompt
     reply = client.post(PATHS[api], content=json.dumps(document), headers=headers)
     assert reply.status_code == 422
     assert "at most 62 tokens" in sentence(api, reply)

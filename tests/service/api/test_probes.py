@@ -15,18 +15,19 @@ from snapcap.service.api.app import Services
 Png = Callable[..., bytes]
 
 
-def test_readyz_follows_the_state(make_services, serve_with, new_client) -> None:
+@pytest.mark.parametrize("path", ["/readyz", "/health"])
+def test_readyz_follows_the_state(make_services, serve_with, new_client, path: str) -> None:
     services = make_services()
     client = new_client(services)
     with services.timeline.phase("import_torch"):
-        starting = client.get("/readyz")
+        starting = client.get(path)
         assert client.get("/livez").status_code == 200
     assert (starting.status_code, starting.json()) == (503, {"state": "starting", "phase": "import_torch"})
     serve_with(services)
-    ready = client.get("/readyz")
+    ready = client.get(path)
     assert (ready.status_code, ready.json()) == (200, {"state": "ready", "phase": "ready"})
     services.readiness.drain()
-    assert client.get("/readyz").status_code == 503
+    assert client.get(path).status_code == 503
     assert client.get("/livez").status_code == 200
 
 
@@ -201,6 +202,8 @@ def test_a_wrong_method_names_the_right_ones(client: TestClient, path: str) -> N
     assert set(reply.headers["allow"].split(", ")) == {"GET", "HEAD"}
 
 
-@pytest.mark.parametrize("path", ["/livez", "/readyz", "/startup", "/metrics", "/openapi.json", "/docs", "/"])
+@pytest.mark.parametrize(
+    "path", ["/livez", "/readyz", "/health", "/startup", "/metrics", "/openapi.json", "/docs", "/"]
+)
 def test_every_reply_has_a_request_id(client: TestClient, path: str) -> None:
     assert client.get(path).headers["x-request-id"]

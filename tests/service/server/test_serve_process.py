@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.servers.server_process import ServerProcess
+from support.servers.server_process import ServerProcess, python
 
 METRICS = (
     "snapcap_build_info",
@@ -162,7 +162,6 @@ def test_sigterm_drains_and_a_stalled_upload_does_not_hold_the_exit(
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("--model", "./no-such-folder"), "no-such-folder"),
         (("--device", "cuda:7"), "cuda:7"),
         (("--cache-length", "4000"), "cache_length 4000"),
     ],
@@ -172,6 +171,36 @@ def test_a_start_that_cannot_succeed_ends_with_one_line(
 ) -> None:
     with ServerProcess("--cache-dir", str(tmp_path), *arguments) as process:
         assert process.process.wait(timeout=60) == 1
-        errors = [line for line in process.log().splitlines() if " error " in line]
+        lines = process.log().splitlines()
+    errors = [line for line in lines if " error " in line]
     assert len(errors) == 1
     assert sentence in errors[0]
+    assert lines[-1].startswith("snapcap: ")
+    assert sentence in lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        (
+            "./no-such-folder",
+            "there is no folder './no-such-folder'; give a folder, a hub id or s3://bucket/prefix",
+        ),
+        ("{empty}", "'{empty}' has no config.json; give the folder that save_pretrained wrote"),
+        ("{file}", "'{file}' is a file; give the folder that holds config.json"),
+    ],
+)
+def test_a_wrong_folder_is_found_before_anything_is_forked(tmp_path: Path, model: str, sentence: str) -> None:
+    names = {"empty": str(tmp_path), "file": str(tmp_path / "file")}
+    (tmp_path / "file").touch()
+    program = """
+import os, sys
+def fork(): raise AssertionError("forked")
+os.fork = fork
+from snapcap.service.cli.main import main
+main(sys.argv[1:])
+"""
+    run = python("-c", program, "serve", "--port", "0", "--model", model.format(**names))
+    assert run.returncode == 1
+    assert run.stderr.splitlines()[-1] == "snapcap: " + sentence.format(**names)
+    assert "Traceback" not in run.stderr

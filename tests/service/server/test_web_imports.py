@@ -15,10 +15,13 @@ print(json.dumps([name for name in sys.modules if name.startswith("snapcap.")]))
 
 HTTP = """
 import json, sys
-HEAVY = ("torch", "numpy", "fastapi", "pydantic", "snapcap.warmup.start.start", "snapcap.warmup.artifacts.manifest")
+HEAVY = ("torch", "numpy", "fastapi", "pydantic", "opentelemetry", "requests")
+HEAVY += ("snapcap.warmup.start.start", "snapcap.warmup.artifacts.manifest")
 import snapcap.service.server.serve, snapcap.service.server.http_process
 import snapcap.service.api.captioning_apis, snapcap.service.server.engine_process.monitor
 import uvicorn.loops.auto, uvicorn.protocols.http.httptools_impl
+from snapcap.service.telemetry.tracing import open_tracing
+assert open_tracing({}) is None  # as the start calls it where no OTEL_... variable is set
 ours = [name for name in sys.modules if name.startswith("snapcap.")]
 print(json.dumps([name for name in ours if name.endswith((".openapi", ".schemas"))]
     + [name for name in HEAVY if name in sys.modules]))

@@ -1,5 +1,6 @@
 import json
 import logging
+import math
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ from starlette.testclient import TestClient
 
 from snapcap.service.telemetry import logs
 
-NAMES = ("snapcap", "uvicorn.error", "python_multipart")
+NAMES = ("snapcap", "uvicorn.error", "python_multipart", "opentelemetry")
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +50,7 @@ def test_probes_are_logged_at_debug_level(client: TestClient, capsys: pytest.Cap
     client.get("/livez", headers={"X-Request-Id": "id-2"})
     (line,) = written(capsys)
     assert "debug   request method=GET path=/livez status=200 ms=" in line
-    assert line.endswith("request_id=id-2")
+    assert line.endswith(" client=testclient request_id=id-2")
 
 
 def test_exceptions_stay_in_one_json_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -74,6 +75,42 @@ def test_a_text_line_has_fields_and_the_exception(capsys: pytest.CaptureFixture[
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].endswith("warning phase name=load_weights seconds=0.123")
     assert lines[-1] == "ValueError: boom"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("plain/path?a-b_c:d,é", "plain/path?a-b_c:d,é"),
+        ("two words", '"two words"'),
+        ("a=b", '"a=b"'),
+        ('say "no"', r'"say \"no\""'),
+        ("C:\\x", r'"C:\\x"'),
+        ("a\nb\r\tc", r'"a\nb\r\tc"'),
+        ("\x1b[31mred\x7f\x85\u2028", r'"\u001b[31mred\u007f\u0085\u2028"'),
+        ("\ud800", r'"\ud800"'),
+        ("", '""'),
+        (True, "true"),
+        (1.0 / 3, "0.333"),
+        (7, "7"),
+        (None, "None"),
+    ],
+)
+def test_a_text_line_is_logfmt(value: object, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("text", "info")
+    logging.getLogger("snapcap.start").info("phase", extra={"fields": {"before": 1, "value": value, "after": 2}})
+    (line,) = capsys.readouterr().err.split("\n")[:-1]
+    assert line.endswith(f" phase before=1 value={text} after=2")
+    if text.startswith('"'):  # and is read back as it was
+        assert json.loads(text) == value
+
+
+def test_numbers_of_json_are_rounded(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure("json", "info")
+    fields = {"s": 0.1 + 0.2, "whole": 3, "long": 12345.67891, "endless": math.inf, "text": "1.23456"}
+    logging.getLogger("snapcap.start").info("phase", extra={"fields": fields})
+    line = capsys.readouterr().err
+    assert '"s": 0.3, "whole": 3, "long": 12345.679, "endless": "inf", "text": "1.23456"' in line
+    json.loads(line, parse_constant=pytest.fail)
 
 
 def test_broken_multipart_bodies_do_not_flood_the_log(

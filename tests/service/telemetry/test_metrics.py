@@ -6,6 +6,7 @@ from typing import Any, get_args, get_type_hints
 
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
+from support.servers.server_process import python
 
 from snapcap.service.telemetry import start_metrics as startup_collector
 from snapcap.warmup.progress.status import StartupStatus
@@ -58,3 +59,30 @@ def test_rules_and_dashboard_name_the_apis_that_caption(client: TestClient, docu
     for file in ("prometheus/rules.yml", "grafana/snapcap.json"):
         named = set(re.findall(r'api[=!]~\\?"([\w|]+)', (deploy / file).read_text()))
         assert {frozenset(each.split("|")) for each in named} == {captions}
+
+
+def test_probes_and_pages_are_counted_and_have_no_histogram(client: TestClient, image: Any) -> None:
+    client.post("/v1/caption", content=image())
+    for path in ("/livez", "/readyz", "/health", "/startup", "/", "/nowhere"):
+        client.get(path)
+    text = client.get("/metrics").text
+    assert 'snapcap_requests_total{api="livez",code="200"} 1.0' in text
+    timed = set(re.findall(r'snapcap_request_duration_seconds_count{api="(\w+)"}', text))
+    assert timed == {"caption"}
+
+
+def test_there_are_no_series_of_when_others_began() -> None:
+    program = """
+from prometheus_client import generate_latest
+from snapcap.service.config.settings import Settings
+from snapcap.service.server.http_process import assemble
+from snapcap.warmup.progress.timeline import Timeline
+services = assemble(Settings(), Timeline.since_exec())
+services.metrics.request_ended("caption", 200, 0.1, captions=True)
+services.captioner.close()
+print(generate_latest(services.registry).decode())
+"""
+    run = python("-c", program)
+    assert run.returncode == 0, run.stderr
+    assert 'snapcap_request_duration_seconds_count{api="caption"} 1.0' in run.stdout
+    assert "_created" not in run.stdout

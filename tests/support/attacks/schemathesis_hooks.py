@@ -29,6 +29,7 @@ _BEYOND_SCHEMAS = (
     "tokens; send at most",
     "not an image",
     "images are not read",
+    "images in a message; send one in each",
     "have as many elements as there are images",
     "be given once",
     "be given with `stream` only",

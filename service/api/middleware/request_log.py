@@ -1,0 +1,128 @@
+"""Writes the log's line of a request, from what those who handled it have noted."""
+
+import logging
+import time
+from collections.abc import Callable
+
+from starlette.types import Scope
+
+from snapcap.service.api.middleware.request_id import request_id, trace_id
+from snapcap.service.captioning.times import CaptionTimes
+from snapcap.service.errors import ServiceError
+from snapcap.service.telemetry.logs import ACCESS
+from snapcap.service.telemetry.reasons import REJECTED
+
+# In which a probe that gets 503 again and again has one line.
+SECONDS_BETWEEN_PROBES = 60.0
+_CAPTIONS, _WHY = "captions", "why"
+_logger = logging.getLogger(ACCESS)
+
+
+def new_caption(scope: Scope) -> CaptionTimes:
+    """The times of one more caption of this request, which its line adds up."""
+    times = CaptionTimes()
+    scope["state"].setdefault(_CAPTIONS, []).append(times)
+    return times
+
+
+def captions_of(scope: Scope) -> list[CaptionTimes]:
+    """Those of all captions of this request so far."""
+    captions: list[CaptionTimes] = scope["state"].get(_CAPTIONS, [])
+    return captions
+
+
+def note_refusal(scope: Scope, error: ServiceError) -> None:
+    """Why the request is refused: the code of the error, and its option, reason or phase."""
+    scope["state"][_WHY] = {"code": error.code, **error.extras}
+
+
+def code_of(scope: Scope) -> str | None:
+    """The code of the error by which the request is refused, if it is."""
+    code: str | None = scope["state"].get(_WHY, {}).get("code")
+    return code
+
+
+def note_state(scope: Scope, state: str, phase: str) -> None:
+    """What a probe was told."""
+    scope["state"][_WHY] = {"state": state, "phase": phase}
+
+
+class _Failing:
+    """A probe that gets 503: the state it was told, when that last had a line, and how many had none since."""
+
+    def __init__(self, state: object, at: float) -> None:
+        self.state = state
+        self.at = at
+        self.left_out = 0
+
+
+class RequestLog:
+    """One line for each request that captions or fails; the others, probes and pages, have one for debugging.
+
+    Where a probe gets 503 there is a line when that begins, when the state that it is told changes, once a minute,
+    and when it is over: those who probe ask every second or two."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._failing: dict[str, _Failing] = {}  # by API
+
+    def write(self, scope: Scope, api: str, status: int, seconds: float, *, captions: bool) -> None:
+        """The line of a request that has ended. `captions`: whether its API does."""
+        level, left_out = self._level(scope, api, status, captions)
+        if not _logger.isEnabledFor(level):
+            return
+        state = scope["state"]
+        line: dict[str, object] = {
+            "method": scope["method"],
+            # As it was sent: a decoded one may hold line breaks.
+            "path": scope.get("raw_path", b"").decode("ascii", "replace") or "/",
+            "status": status,
+            "ms": round(seconds * 1000, 1),
+        }
+        client = scope.get("client")
+        if client is not None:
+            line["client"] = client[0]
+        if _WHY in state:
+            line |= state[_WHY]
+        if _CAPTIONS in state:
+            _add_spent(line, state[_CAPTIONS])
+        line["request_id"] = request_id(scope)
+        trace = trace_id(scope)
+        if trace is not None:
+            line["trace_id"] = trace
+        if left_out is not None:
+            line["left_out"] = left_out
+        # Not `log`, which looks through the stack for who calls it: that costs as much as all of the above.
+        fields = {"fields": line}
+        _logger.handle(_logger.makeRecord(ACCESS, level, "", 0, "request", (), None, extra=fields))
+
+    def _level(self, scope: Scope, api: str, status: int, captions: bool) -> tuple[int, int | None]:
+        """Of the line, and how many such lines were left out before it."""
+        if scope["method"] in ("GET", "HEAD"):
+            if status == 503:
+                return self._level_of_failing(api, scope["state"].get(_WHY, {}).get("state"))
+            if status < 400 and api in self._failing:
+                return logging.INFO, self._failing.pop(api).left_out
+        return logging.INFO if captions or status >= 400 else logging.DEBUG, None
+
+    def _level_of_failing(self, api: str, state: object) -> tuple[int, int | None]:
+        now, before = self._clock(), self._failing.get(api)
+        if before is not None and before.state == state and now - before.at < SECONDS_BETWEEN_PROBES:
+            before.left_out += 1
+            return logging.DEBUG, None
+        self._failing[api] = _Failing(state, now)
+        return logging.INFO, None if before is None else before.left_out
+
+
+def _add_spent(line: dict[str, object], captions: list[CaptionTimes]) -> None:
+    """The tokens of all, and how long the one that waited longest did, where that is known: of an image that cannot
+    be decoded it is not, unless it was given up while it waited."""
+    now, known = time.monotonic(), line.get("code") in REJECTED
+    tokens, waited = 0, -1.0
+    for each in captions:
+        tokens += each.tokens
+        if each.image_began or known:
+            waited = max(waited, each.waited_s(now))
+    line["tokens"] = tokens
+    if waited >= 0:
+        line["queue_ms"] = round(waited * 1000, 1)

@@ -1,0 +1,116 @@
+"""Formats log lines and the picture of a start for who sits before a terminal. Imported only where one is there.
+
+Lines fit the width: what does not goes on below, indented, and what is longer than a line is cut. A pipe gets the
+whole, from `logs.TextFormatter`. Colours are left out where NO_COLOR is set (no-color.org) or the terminal is dumb.
+"""
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from snapcap.service.telemetry.logs import fields_of, logfmt
+from snapcap.warmup.progress.timeline import Phase
+
+_WIDTH = 80  # where nobody knows it
+_LONGEST_BAR = 48
+_INDENT = " " * 9  # below the text that follows the time
+_DIM, _BOLD, _RED, _GREEN, _YELLOW, _CYAN = "2", "1", "31", "32", "33", "36"
+# Of a request, in its line's head.
+_HEAD = ("method", "path", "status", "ms")
+# Of a request that went well: whoever sits there looks nothing up by it.
+_FOR_FAILURES = ("request_id", "trace_id")
+
+
+def is_terminal() -> bool:
+    """Whether somebody sits before standard error."""
+    return sys.stderr is not None and sys.stderr.isatty()
+
+
+def columns() -> int:
+    """The width of the terminal."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or _WIDTH
+    except (OSError, ValueError):
+        return _WIDTH
+
+
+def paint(text: str, colour: str, environ: Mapping[str, str] = os.environ) -> str:
+    """The text in a colour (an SGR parameter), or as it is where colours are not wanted."""
+    if environ.get("NO_COLOR") or environ.get("TERM") == "dumb":
+        return text
+    return f"\x1b[{colour}m{text}\x1b[0m"
+
+
+class TerminalFormatter(logging.Formatter):
+    """12:00:00 POST /v1/caption 200 12.3 ms client=127.0.0.1 tokens=6 queue_ms=0.2"""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = dict(fields_of(record))
+        words = [(time.strftime("%H:%M:%S", time.localtime(record.created)), _DIM)]
+        if record.levelno >= logging.WARNING:
+            words.append((record.levelname.lower(), _RED if record.levelno >= logging.ERROR else _YELLOW))
+        if record.getMessage() == "request" and fields.keys() >= set(_HEAD):
+            words += _request(fields)
+        else:
+            words.append((record.getMessage(), _BOLD))
+            if fields.keys() == {"host", "port"}:
+                words.append((address(fields.pop("host"), fields.pop("port")), _CYAN))
+        words += [(f"{key}={logfmt(value)}", "") for key, value in fields.items()]
+        text = _wrapped(words, columns())
+        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+
+
+def address(host: str, port: int) -> str:
+    """What a terminal makes a link of, and a browser on this machine opens."""
+    anywhere = host in ("", "0.0.0.0", "::")  # noqa: S104
+    name = "localhost" if anywhere else f"[{host}]" if ":" in host else host
+    return f"http://{name}:{port}/"
+
+
+def waterfall(phases: Sequence[Phase], total: float, width: int = _WIDTH) -> str:
+    """One line a phase: its bar on the scale of the whole start, when it began and how long it took.
+
+    Args:
+        phases: in the order in which they began; one that still runs ends with the picture.
+        total: seconds from exec until ready; the right edge.
+        width: of the terminal.
+    """
+    names = max((len(phase.name) for phase in phases), default=0)
+    bar = max(8, min(_LONGEST_BAR, width - names - len("  │││ 123.456 s  123456.7 ms ")))
+    return "\n".join(_line(phase, total, names, bar) for phase in phases)
+
+
+def _line(phase: Phase, total: float, names: int, width: int) -> str:
+    end = total if phase.end is None else min(phase.end, total)
+    first = min(int(phase.start / total * width), width - 1)
+    last = max(int(end / total * width), first + 1)
+    bar = paint("█" * (last - first), _CYAN)
+    times = f"{phase.start:7.3f} s  {1000 * (end - phase.start):8.1f} ms"
+    return f"  {phase.name:<{names}} │{' ' * first}{bar}{' ' * (width - last)}│ {times}"
+
+
+def _request(fields: dict[str, Any]) -> list[tuple[str, str]]:
+    """The head of its line; the fields keep what is not in it."""
+    method, path, status, milliseconds = (fields.pop(name) for name in _HEAD)
+    if status < 400:
+        for name in _FOR_FAILURES:
+            fields.pop(name, None)
+    colour = _GREEN if status < 400 else _YELLOW if status < 500 else _RED
+    return [(str(method), ""), (logfmt(path), _BOLD), (str(status), colour), (f"{milliseconds:.1f} ms", "")]
+
+
+def _wrapped(words: Sequence[tuple[str, str]], width: int) -> str:
+    """The words, each with its colour, in lines of at most that width."""
+    lines: list[list[str]] = [[]]
+    used, room = 0, max(width - len(_INDENT), 20)
+    for word, colour in words:
+        text = word if len(word) <= room else f"{word[: room - 1]}…"
+        if used and used + 1 + len(text) > width:
+            lines.append([])
+            used = len(_INDENT) - 1
+        used += len(text) + bool(used)
+        lines[-1].append(paint(text, colour) if colour else text)
+    return f"\n{_INDENT}".join(" ".join(line) for line in lines)

@@ -1,0 +1,74 @@
+"""The text of a chat, ignored or continued, as `--chat-text` says."""
+
+import base64
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from snapcap.service.api.app import Exposure, Services, create_app
+from snapcap.service.api.bodies.body import BodyLimits
+from snapcap.service.config.http_settings import HttpSettings
+
+PATH = "/v1/chat/completions"
+
+
+@pytest.fixture
+def ask(services: Services, image: Callable[..., bytes]) -> Callable[..., Any]:
+    """``ask(text, chat_text, **fields)``: the reply to a chat of an image with this text."""
+    url = f"data:image/png;base64,{base64.b64encode(image(5)).decode()}"
+
+    def post(text: str | list[str], chat_text: str = "ignore", **fields: Any) -> Any:
+        texts = [{"type": "text", "text": each} for each in ([text] if isinstance(text, str) else text)]
+        content = [*texts, {"type": "image_url", "image_url": {"url": url}}]
+        exposure = Exposure.of(HttpSettings(chat_text=chat_text), None)
+        client = TestClient(create_app(services, BodyLimits(1 << 20, 5.0), exposure))
+        return client.post(
+            PATH, json={"model": "fake", "messages": [{"role": "user", "content": content}], **fields}
+        )
+
+    return post
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_text_is_ignored_and_said_to_be(ask: Callable[..., Any], engine, stream: bool) -> None:
+    reply = ask("What's in this image?", stream=stream)
+    assert reply.headers["x-snapcap-ignored"] == "text"
+    assert engine.requests[-1].prompt_ids == ()
+    assert "x-snapcap-ignored" not in ask(" \n", stream=stream).headers
+    prompted = ask("What's in this image?", prompt="a red", stream=stream)
+    assert (prompted.headers["x-snapcap-ignored"], engine.requests[-1].prompt_ids) == ("text", (1001, 1003))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_text_is_continued_where_that_is_asked_for(ask: Callable[..., Any], engine, stream: bool) -> None:
+    reply = ask("a red", "continue", stream=stream)
+    assert reply.status_code == 200
+    assert "x-snapcap-ignored" not in reply.headers
+    assert engine.requests[-1].prompt_ids == (1001, 1003)
+    assert ask([], "continue", prompt="a", stream=stream).status_code == 200
+    assert engine.requests[-1].prompt_ids == (1001,)
+
+
+def test_what_could_be_continued_in_two_ways_is_refused(ask: Callable[..., Any]) -> None:
+    for reply, param in (
+        (ask("a", "continue", prompt="b"), "prompt"),
+        (ask(["a", "b"], "continue"), "messages[0].content"),
+        (ask("a" * 10_001, "continue"), None),
+        (ask("a", "continue", messages=[{"role": "system", "content": "x"}]), "messages[0].role"),
+        (ask("a", "continue", messages=[{"role": "user", "content": "x"}] * 2), "messages"),
+    ):
+        assert (reply.status_code, reply.json()["error"]["param"]) == (422, param)
+    assert ask("a" * 100_000).status_code == 200
+
+
+def test_the_document_says_which(services: Services, document: dict[str, Any]) -> None:
+    def messages(described: dict[str, Any]) -> dict[str, Any]:
+        body = described["paths"][PATH]["post"]["requestBody"]["content"]["application/json"]["schema"]
+        return body["properties"]["messages"]
+
+    assert "contains" in messages(document)
+    assert "X-Snapcap-Ignored" in document["paths"][PATH]["post"]["responses"]["200"]["headers"]
+    app = create_app(services, BodyLimits(1, 1.0), Exposure(continue_text=True))
+    assert messages(TestClient(app).get("/openapi.json").json())["maxItems"] == 1

@@ -1,0 +1,50 @@
+"""Finds the folder of a checkpoint that is on this machine, and says what is wrong with one that should be.
+
+`resolve.py` does so for every start, `snapcap serve` before it forks anything; so it imports next to nothing.
+"""
+
+import os
+from pathlib import Path
+
+from snapcap.warmup.checkpoints.patterns import CheckpointError
+
+SHIPPED = "demo"
+S3 = "s3://"
+
+
+def local_folder(source: str) -> Path | None:
+    """The folder that a source names; None for one that is shipped or elsewhere: ``demo``, S3, the hub.
+
+    Raises:
+        CheckpointError: it is meant as a folder, and is none, or holds no checkpoint.
+    """
+    if source == SHIPPED or source.startswith(S3):
+        return None
+    try:
+        folder = Path(source).expanduser()
+    except RuntimeError:
+        raise CheckpointError(
+            f"there is no home folder for {source!r}; give a folder, a hub id or s3://…"
+        ) from None
+    if folder.is_dir():
+        return checked(folder, source)
+    if folder.exists():
+        raise CheckpointError(f"{source!r} is a file; give the folder that holds config.json")
+    if _looks_like_path(source):
+        raise CheckpointError(f"there is no folder {source!r}; give a folder, a hub id or s3://bucket/prefix")
+    return None
+
+
+def checked(folder: Path, source: str) -> Path:
+    """The folder, which holds a checkpoint. Raises CheckpointError."""
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(f"{source!r} has no config.json; give the folder that save_pretrained wrote")
+    return folder
+
+
+def _looks_like_path(source: str) -> bool:
+    """Whether a source that is not there was meant as a folder rather than as ``owner/name`` on the hub."""
+    if not source or source[0] in "./~" or (os.sep != "/" and os.sep in source):
+        return True
+    parent, slash, _ = source.rpartition("/")
+    return bool(slash) and ("/" in parent or Path(parent).is_dir())
