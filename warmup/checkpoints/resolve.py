@@ -2,12 +2,24 @@
 
 import os
 from pathlib import Path
+from typing import Literal
 
 from snapcap import models
 from snapcap.warmup.checkpoints import hub
 from snapcap.warmup.checkpoints import s3 as s3_checkpoint
 from snapcap.warmup.checkpoints.patterns import CheckpointError
 from snapcap.warmup.options import S3Options
+
+Kind = Literal["shipped", "s3", "folder", "hub"]
+
+
+def kind_of(source: str) -> Kind:
+    """What a source names, as ``resolve_checkpoint`` takes it, whether it is there or not."""
+    if source == "demo":
+        return "shipped"
+    if source.startswith("s3://"):
+        return "s3"
+    return "folder" if _looks_like_path(source) or Path(source).exists() else "hub"
 
 
 def resolve_checkpoint(source: str, cache: Path, s3: S3Options) -> Path:

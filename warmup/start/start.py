@@ -6,21 +6,26 @@
     threads         torch's libraries ─ open packages ──────────┤
     device thread                                               └ device ─ weights ─ warm ─ self-test ─ ready
 
-So it is where packages and prepared weights are found (`native`), and torch's Python module is not imported. Every
+So it is where packages and prepared weights are found (`native`), and torch's Python module is not imported. Where
+the machine has no checkpoint, the first thread asks the store for the model (`weights.published`), before it brings
+the checkpoint. Every
 other start imports it, which takes longer than all of that: meanwhile a GPU's packages are opened and run once, or
 without packages torch's own operators.
 
 Nothing here imports torch before `import_torch`, so a server that has bound its port answers meanwhile.
 """
 
+import atexit
 import contextlib
 import importlib
 import logging
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
+from snapcap.models.weights.listing import WeightsError
 from snapcap.warmup.errors import StartError
 from snapcap.warmup.machine.device_context import begin_device_context
 from snapcap.warmup.machine.torch_libraries import load_torch_libraries
@@ -35,14 +40,17 @@ from snapcap.warmup.start.native import find_without_torch, needs_torch, start_w
 from snapcap.warmup.start.preparation import Preparation, prepare
 from snapcap.warmup.start.started import StartedModel
 from snapcap.warmup.weights.find import FoundWeights
+from snapcap.warmup.weights.published.source import may_be_published
 
 if TYPE_CHECKING:
     from snapcap.warmup.runtime.aoti.container import Container
     from snapcap.warmup.runtime.backends.base import Backend
     from snapcap.warmup.runtime.loaded_model import LoadedModel
     from snapcap.warmup.start.jit.start import Jit
+    from snapcap.warmup.weights.published.fetcher import ModelFetcher
 
 SWITCH_INTERVAL_S = 0.0001
+_KEEPING_S = 5.0
 _logger = logging.getLogger("snapcap.start")
 
 
@@ -66,12 +74,14 @@ def load(
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         pool = scope.enter_context(ThreadPoolExecutor(3, thread_name_prefix="snapcap-fetch"))
         begin_device_context(options.compute.device)
-        found = None
+        found, fetcher = None, _fetcher(options)
         if needs_torch(options):
             importing = pool.submit(_import_torch, timeline)
-            preparation = prepare(options, timeline, status, pool, on_checkpoint)
+            preparation = prepare(options, timeline, status, pool, on_checkpoint, fetcher)
+            _close_behind(fetcher, preparation)
         else:
-            preparation = prepare(options, timeline, status, pool, on_checkpoint)
+            preparation = prepare(options, timeline, status, pool, on_checkpoint, fetcher)
+            _close_behind(fetcher, preparation)
             found = find_without_torch(preparation)
             started = None if found is None else start_without_torch(found, options, timeline, status)
             if started is not None:
@@ -118,9 +128,14 @@ def _load_with_torch(
             if jit is None:
                 avoid_driver_compilation()
         with timeline.phase("load_weights"):
-            model = load_model(
-                checkpoint.folder, checkpoint.config, checkpoint.transform, plan, device, dtype, weights.mapped
-            )
+            described = checkpoint.config, checkpoint.transform, plan, device, dtype
+            try:
+                model = load_model(checkpoint.folder, *described, weights.mapped)
+            except WeightsError:
+                if checkpoint.bring is None:
+                    raise
+                checkpoint = checkpoint.whole()  # published weights could not be used: the log says why
+                model = load_model(checkpoint.folder, *described)
         if weights.mapped is not None and not model.prepared:
             weights = FoundWeights("corrupt", "they could not be used: the log says why")
             status.found_weights(weights.result, weights.reason)
@@ -142,6 +157,29 @@ def _load_with_torch(
         publication = None if jit is None else jit.publish()
     cold = buckets[len(now) :]
     return StartedModel(checkpoint, plan, model, runner, warmer, artifacts, cold, weights.result, publication)
+
+
+def _fetcher(options: StartOptions) -> "ModelFetcher | None":
+    """Who asks the store for the model, where this machine does not have it."""
+    if not may_be_published(options):
+        return None
+    from snapcap.warmup.weights.published.fetcher import ModelFetcher  # noqa: PLC0415  of no other start
+
+    return ModelFetcher(options)
+
+
+def _close_behind(fetcher: "ModelFetcher | None", preparation: Preparation) -> None:
+    """End what fetches when all has come and is on the disk. A program that ends sooner waits a moment for that."""
+    if fetcher is None:
+        return
+
+    def close() -> None:
+        wait([preparation.model, preparation.artifacts])
+        fetcher.close()
+
+    thread = threading.Thread(target=close, name="snapcap-weights", daemon=True)
+    thread.start()
+    atexit.register(thread.join, _KEEPING_S)
 
 
 def before_ready(

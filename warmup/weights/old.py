@@ -23,7 +23,7 @@ def remove_old(store: FolderStore, name: str, before: Record | None, record: Rec
     """
     if before is not None and _is_superseded(store, before, record):
         store.delete(f"{WEIGHTS}/{name.replace(record.digest, before.digest)}")
-    _prune(store)
+    prune(store)
 
 
 def readable_record(store: FolderStore, name: str) -> Record | None:
@@ -43,8 +43,12 @@ def _is_superseded(store: FolderStore, before: Record, record: Record) -> bool:
     return all(other is None or other.digest != before.digest for other in others)
 
 
-def _prune(store: FolderStore) -> None:
-    """Remove prepared files but the last ones that were written or used. What has another name than ours stays."""
+def prune(store: FolderStore) -> None:
+    """Remove prepared files but the last ones that were written or used. What has another name than ours stays.
+
+    Raises:
+        StoreError: something cannot be removed.
+    """
     names = [name for name in store.newest(WEIGHTS, _LISTED) if PREPARED_NAME.fullmatch(Path(name).name)]
     for name in names[_KEPT:]:
         store.delete(name)
