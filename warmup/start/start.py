@@ -174,7 +174,8 @@ def _close_behind(fetcher: "ModelFetcher | None", preparation: Preparation) -> N
         return
 
     def close() -> None:
-        wait([preparation.model, preparation.artifacts])
+        coming: list[Future[Any]] = [preparation.model, preparation.artifacts]
+        wait(coming)
         fetcher.close()
 
     thread = threading.Thread(target=close, name="snapcap-weights", daemon=True)

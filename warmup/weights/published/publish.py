@@ -34,7 +34,6 @@ from snapcap.warmup.weights.published.source import downloaded_identity, publish
 from snapcap.warmup.weights.records import recorded_digest
 
 _READ_BYTES = 1024 * 1024
-_OF_THE_TIME = {"created": "", "builder": ""}
 
 
 @dataclass(frozen=True)
@@ -123,14 +122,15 @@ def _is_there(store: ArtifactStore, manifest: ModelManifest, trust: Trust) -> bo
         theirs = open_model(stored.data, manifest.key, trust)
     except ManifestError:
         return False
-    if dataclasses.replace(theirs, **_OF_THE_TIME) != dataclasses.replace(manifest, **_OF_THE_TIME):
+    if dataclasses.replace(theirs, created=manifest.created, builder=manifest.builder) != manifest:
         return False
     return all(store.size(blob_name(blob)) == blob.size for blob in (manifest.weights, *manifest.files.values()))
 
 
 def digests(path: Path) -> tuple[Blob, tuple[str, ...]]:
     """SHA-256 and size of a whole file, and the SHA-256 of each of its chunks, read once. Raises OSError."""
-    whole, chunks = hashlib.sha256(), []
+    whole = hashlib.sha256()
+    chunks: list[str] = []
     with open_regular(path) as file:
         while True:
             chunk, left = hashlib.sha256(), CHUNK_BYTES

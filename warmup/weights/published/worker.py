@@ -12,6 +12,7 @@ Run as ``python -m snapcap.warmup.weights.published.worker``.
 import contextlib
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -67,6 +68,7 @@ class _Bringing:
         self._weights: Future[Downloaded] | None = None
 
     def answer(self, task: dict[str, Any]) -> dict[str, Any]:
+        work: Callable[[], dict[str, Any]]
         match task["do"]:
             case "packages":
                 job = self._job
