@@ -104,7 +104,7 @@ def s3_artifacts(
             run_snapcap("keygen", str(key))
         store = ("--store", f"s3://{_BUCKET}/snapcap", "--s3-endpoint-url", endpoint)
         trusted: tuple[str, ...] = ("--trusted-key", f"{key}.pub")
-        signing = ("--sign-key", str(key))
+        signing: tuple[str, ...] = ("--sign-key", str(key))
         if checkpoint is not None:
             trusted += ("--model", _uploaded(s3, checkpoint))
             signing += ("--weights",)

@@ -15,12 +15,10 @@ without packages torch's own operators.
 Nothing here imports torch before `import_torch`, so a server that has bound its port answers meanwhile.
 """
 
-import atexit
 import contextlib
 import importlib
 import logging
 import sys
-import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
@@ -38,9 +36,9 @@ from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.start.native import find_without_torch, needs_torch, start_without_torch
 from snapcap.warmup.start.preparation import Preparation, prepare
+from snapcap.warmup.start.published import begin_fetcher, close_behind
 from snapcap.warmup.start.started import StartedModel
 from snapcap.warmup.weights.find import FoundWeights
-from snapcap.warmup.weights.published.source import may_be_published
 
 if TYPE_CHECKING:
     from snapcap.warmup.runtime.aoti.container import Container
@@ -50,7 +48,6 @@ if TYPE_CHECKING:
     from snapcap.warmup.weights.published.fetcher import ModelFetcher
 
 SWITCH_INTERVAL_S = 0.0001
-_KEEPING_S = 5.0
 _logger = logging.getLogger("snapcap.start")
 
 
@@ -59,9 +56,11 @@ def load(
     timeline: Timeline,
     status: StartupStatus,
     on_checkpoint: Callable[[Checkpoint], object] = lambda checkpoint: None,
+    fetcher: "ModelFetcher | None" = None,
 ) -> StartedModel:
     """Run the start on the calling thread, which becomes the device thread. Another one calls ``on_checkpoint``
-    once the checkpoint is on local disk.
+    once the checkpoint is on local disk, or what a start needs of it. ``fetcher``: who was begun with for these
+    options.
 
     Raises:
         CheckpointError, ConfigError, WeightsError: the model cannot be served.
@@ -74,14 +73,14 @@ def load(
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         pool = scope.enter_context(ThreadPoolExecutor(3, thread_name_prefix="snapcap-fetch"))
         begin_device_context(options.compute.device)
-        found, fetcher = None, _fetcher(options)
+        found, fetcher = None, fetcher or begin_fetcher(options)
         if needs_torch(options):
             importing = pool.submit(_import_torch, timeline)
             preparation = prepare(options, timeline, status, pool, on_checkpoint, fetcher)
-            _close_behind(fetcher, preparation)
+            close_behind(fetcher, [preparation.model, preparation.artifacts])
         else:
             preparation = prepare(options, timeline, status, pool, on_checkpoint, fetcher)
-            _close_behind(fetcher, preparation)
+            close_behind(fetcher, [preparation.model, preparation.artifacts])
             found = find_without_torch(preparation)
             started = None if found is None else start_without_torch(found, options, timeline, status)
             if started is not None:
@@ -157,30 +156,6 @@ def _load_with_torch(
         publication = None if jit is None else jit.publish()
     cold = buckets[len(now) :]
     return StartedModel(checkpoint, plan, model, runner, warmer, artifacts, cold, weights.result, publication)
-
-
-def _fetcher(options: StartOptions) -> "ModelFetcher | None":
-    """Who asks the store for the model, where this machine does not have it."""
-    if not may_be_published(options):
-        return None
-    from snapcap.warmup.weights.published.fetcher import ModelFetcher  # noqa: PLC0415  of no other start
-
-    return ModelFetcher(options)
-
-
-def _close_behind(fetcher: "ModelFetcher | None", preparation: Preparation) -> None:
-    """End what fetches when all has come and is on the disk. A program that ends sooner waits a moment for that."""
-    if fetcher is None:
-        return
-
-    def close() -> None:
-        coming: list[Future[Any]] = [preparation.model, preparation.artifacts]
-        wait(coming)
-        fetcher.close()
-
-    thread = threading.Thread(target=close, name="snapcap-weights", daemon=True)
-    thread.start()
-    atexit.register(thread.join, _KEEPING_S)
 
 
 def before_ready(

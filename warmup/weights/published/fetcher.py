@@ -19,7 +19,7 @@ from typing import Any, get_args
 
 from snapcap.models.weights.prepared.header import PreparedError
 from snapcap.models.weights.prepared.mapped import map_weights
-from snapcap.warmup.artifacts.key import artifact_key
+from snapcap.warmup.artifacts.key import Factors, artifact_key
 from snapcap.warmup.artifacts.signing import Trust
 from snapcap.warmup.checkpoints import hub
 from snapcap.warmup.checkpoints.resolve import kind_of
@@ -67,20 +67,29 @@ class ModelFetcher:
 
     def __init__(self, options: StartOptions) -> None:
         self._options = options
+        self._worker = Worker(MODULE, self._job)
         self._lock = threading.Lock()
         self._unfinished = False
+        self._end = time.monotonic() + options.store.deadline + GRACE  # of all that is before the weights
 
-    @cached_property
+    def begin(self) -> None:
+        """Have the worker start, which imports for longer than whoever asks has to prepare. Does not wait."""
+
+        def start() -> None:
+            with self._lock, contextlib.suppress(WorkerError):  # said again when it is asked
+                self._worker.start(self._end - time.monotonic())
+
+        threading.Thread(target=start, name="snapcap-fetcher", daemon=True).start()
+
+    @property
     def _job(self) -> ModelJob:
-        options = self._options
-        job, source = StoreJob.of(options, "", {}), published_name(options.model.source)
-        device, dtype = device_and_dtype(options.compute)
-        factors = model_factors(source, device.partition(":")[0], dtype)
-        return ModelJob(job.store, job.s3, job.folder.absolute(), options.model.source, factors)
+        job = StoreJob.of(self._options, "", {})
+        return ModelJob(job.store, job.s3, job.folder.absolute(), self._options.model.source)
 
     @cached_property
-    def _worker(self) -> Worker:
-        return Worker(MODULE, self._job)
+    def _factors(self) -> Factors:
+        device, dtype = device_and_dtype(self._options.compute)
+        return model_factors(published_name(self._options.model.source), device.partition(":")[0], dtype)
 
     @cached_property
     def _trust(self) -> Trust:
@@ -96,12 +105,13 @@ class ModelFetcher:
             NotFetchedError: there is none that may be used.
         """
         try:
-            local, key = FolderStore.open(self._options.store_folder), artifact_key(self._job.factors)
+            local, key = FolderStore.open(self._options.store_folder), artifact_key(self._factors)
             at_hand = self._pinned(local, key)
             if at_hand is not None:
                 return at_hand
             with self._lock:
-                self._ask({"do": "find", "download": download}, self._options.store.deadline)
+                task = {"do": "find", "factors": self._factors, "download": download}
+                self._ask(task, self._end)
             found = local_model(local, key, self._trust)
             folder = None if found is None else described(local, found.manifest)
             if found is None or folder is None:
@@ -132,14 +142,13 @@ class ModelFetcher:
         try:
             if self._unfinished:
                 with self._lock:
-                    self._ask({"do": "finish"}, FINISH_S)
+                    self._ask({"do": "finish"}, time.monotonic() + FINISH_S)
         except NotFetchedError as error:
             _logger.warning(
                 "weights are fetched again by the next start", extra={"fields": {"reason": error.reason}}
             )
         finally:
-            if "_worker" in self.__dict__:
-                self._worker.stop()
+            self._worker.stop()
 
     def _pinned(self, local: FolderStore, key: str) -> Described | None:
         """What is here already of a commit, of which nobody needs be asked."""
@@ -159,7 +168,7 @@ class ModelFetcher:
         fetched = 0
         if weights_at_hand(local, model.found) is None:
             with self._lock:
-                answer = self._ask({"do": "weights"}, self._options.store.deadline)
+                answer = self._ask({"do": "weights"}, time.monotonic() + self._options.store.deadline + GRACE)
             fetched, self._unfinished = int(answer["bytes_fetched"]), bool(answer["unfinished"])
         layout = layout_digest(checkpoint.config, checkpoint.transform)
         name = prepared_name(manifest.checkpoint, plan.device_type, plan.dtype, layout)
@@ -187,14 +196,14 @@ class ModelFetcher:
                 raise StoreError(f"{name} is gone")
             yield opened
 
-    def _ask(self, task: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """Raises NotFetchedError: the worker, which is ended at the deadline, could not do it."""
-        end = time.monotonic() + seconds + GRACE
+    def _ask(self, task: Mapping[str, Any], end: float) -> dict[str, Any]:
+        """Raises NotFetchedError: the worker, which is ended at this moment, could not do it."""
         try:
             self._worker.start(end - time.monotonic())
             answer = self._worker.ask(task, end - time.monotonic())
         except WorkerTimeoutError:
-            raise NotFetchedError("error", f"fetching weights was ended after {seconds:g} s") from None
+            where = self._options.store.address or self._options.store_folder
+            raise NotFetchedError("error", f"fetching weights from {where} took too long and was ended") from None
         except WorkerError as error:
             raise NotFetchedError("error", f"fetching weights failed: {first_line(error)}") from None
         if answer.get("result") not in get_args(FetchResult):

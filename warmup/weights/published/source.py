@@ -10,6 +10,7 @@ A folder's name says nothing of what it holds, so its weights are not published:
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from snapcap.models.weights.listing import WeightsError, weight_files
 from snapcap.warmup.checkpoints import hub
@@ -19,6 +20,9 @@ from snapcap.warmup.checkpoints.resolve import kind_of
 from snapcap.warmup.options import S3Options, StartOptions
 from snapcap.warmup.s3.errors import S3Error
 from snapcap.warmup.store.store import MODELS
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
 
 
 def is_publishable(source: str) -> bool:
@@ -55,17 +59,20 @@ def may_be_published(options: StartOptions) -> bool:
         return False
 
 
-def current_identity(source: str, options: S3Options, deadline: float) -> Mapping[str, str]:
+def current_identity(
+    source: str, options: S3Options, deadline: float, s3: "S3Client | None" = None
+) -> Mapping[str, str]:
     """What identifies the revision that a source leads to now.
 
     Args:
         deadline: the moment of ``time.monotonic()`` to give up at.
+        s3: a client that is there already.
 
     Raises:
         CheckpointError: the source does not say.
     """
     if kind_of(source) == "s3":
-        return s3_checkpoint.listed_identity(source, options, deadline)
+        return s3_checkpoint.listed_identity(source, options, deadline, s3)
     commit = hub.pinned_commit(source)
     return {"commit": commit or hub.current_commit(source, max(0.1, deadline - time.monotonic()))}
 

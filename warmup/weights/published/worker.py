@@ -1,7 +1,7 @@
 """Brings a published model from its store in a process of its own: what talks to S3 and the hub is imported there.
 
-    job   {"store": …, "s3": …, "folder": …, "source": …, "factors": …}, then each of these once
-    task  {"do": "find", "download": …}    the manifest and the small files; then the weights begin to come
+    job   {"store": …, "s3": …, "folder": …, "source": …}, then each of these once
+    task  {"do": "find", "factors": …, "download": …}    the manifest and the small files; then the weights begin
           {"do": "packages", "key": …, "factors": …}    the artifact set, meanwhile
           {"do": "weights"}                waits for the weights
           {"do": "finish"}                 waits for the disk
@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from snapcap.warmup.machine.tasks import serve_tasks
 from snapcap.warmup.options import S3Options, StoreOptions, is_remote
 from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.open import open_store
+from snapcap.warmup.store.s3 import S3Store
 from snapcap.warmup.store.store import ArtifactStore, StoreError
 from snapcap.warmup.store.worker import StoreJob, fetch_answer
 from snapcap.warmup.weights.published.bounds import most_bytes
@@ -45,13 +46,12 @@ MODULE = "snapcap.warmup.weights.published.worker"
 
 @dataclass(frozen=True)
 class ModelJob:
-    """The store, the local folder, and the model: its source, and the factors of its manifest."""
+    """The store, the local folder, and the source of the model."""
 
     store: StoreOptions
     s3: S3Options
     folder: Path
     source: str
-    factors: Factors
 
 
 class _Bringing:
@@ -61,6 +61,8 @@ class _Bringing:
         self._job = job
         self._local = FolderStore.open(job.folder)
         self._trust = Trust.from_files(job.store.trusted_keys, job.store.allow_unsigned)
+        # Which takes longer than all that who asks has to do before it can.
+        self._remote = open_store(job.store.address, job.s3, self._trust) if is_remote(job.store.address) else None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="snapcap-download")
         self._scope = contextlib.ExitStack()
         self._until = time.monotonic() + job.store.deadline
@@ -74,7 +76,7 @@ class _Bringing:
                 job = self._job
                 return fetch_answer(StoreJob(job.store, job.s3, job.folder, task["key"], task["factors"]))
             case "find":
-                work = partial(self._find, task["download"])
+                work = partial(self._find, task["factors"], task["download"])
             case "weights":
                 work = self._wait
             case _:
@@ -85,13 +87,11 @@ class _Bringing:
             failed = NotFetchedError.of(error)
             return {"result": failed.result, "reason": failed.reason}
 
-    def _find(self, download: bool) -> dict[str, Any]:
-        job = self._job
-        remote = open_store(job.store.address, job.s3, self._trust) if is_remote(job.store.address) else None
-        # Of all waits together, and not of each: who asked has the same limit.
-        s3 = replace(job.s3, deadline=min(job.s3.deadline, job.store.deadline))
-        identify = partial(current_identity, job.source, s3, self._until)
-        found = find_model(remote, self._local, job.factors, self._trust, identify, self._until)
+    def _find(self, factors: Factors, download: bool) -> dict[str, Any]:
+        job, remote = self._job, self._remote
+        client = remote.s3 if isinstance(remote, S3Store) else None
+        identify = partial(current_identity, job.source, job.s3, self._until, client)
+        found = find_model(remote, self._local, factors, self._trust, identify, self._until)
         self._found = found
         if download:
             self._begin(remote or self._local, found)
