@@ -100,7 +100,7 @@ def _ask_to_fetch(job: StoreJob) -> Fetched:
 
 
 def ask_to_fetch(worker: Worker, job: StoreJob, task: Mapping[str, Any]) -> Fetched:
-    """What the worker, which is ended at the deadline, answers to a task that is answered by ``fetch_answer``."""
+    """What the worker, which is ended at the deadline, answers to a task that is answered by ``told``."""
     deadline = job.store.deadline
     end = time.monotonic() + deadline + GRACE
     try:
@@ -112,7 +112,7 @@ def ask_to_fetch(worker: Worker, job: StoreJob, task: Mapping[str, Any]) -> Fetc
         return Fetched("error", f"the process that fetches artifacts gave no answer: {first_line(error)}")
 
 
-def _told(fetched: Fetched) -> dict[str, Any]:
+def told(fetched: Fetched) -> dict[str, Any]:
     """What the parent wants to hear: no files, which it looks up by itself."""
     return {
         "result": fetched.result,
@@ -123,7 +123,7 @@ def _told(fetched: Fetched) -> dict[str, Any]:
 
 
 def _parsed(value: Mapping[str, Any]) -> Fetched:
-    """The reverse of ``_told``."""
+    """The reverse of ``told``."""
     if value["result"] not in get_args(Result):
         raise ValueError("not a result")
     return Fetched(
@@ -132,11 +132,6 @@ def _parsed(value: Mapping[str, Any]) -> Fetched:
         bytes_fetched=int(value["bytes_fetched"]),
         differences=tuple(Difference(**difference) for difference in value["differences"]),
     )
-
-
-def fetch_answer(job: StoreJob) -> dict[str, Any]:
-    """The worker's part of fetching a set: brings it to the folder, and tells what came of it."""
-    return _told(_fetch(job))
 
 
 def _fetch(job: StoreJob) -> Fetched:
@@ -165,7 +160,7 @@ def _publish(job: StoreJob, replace: bool) -> "Published":
 
 def _start(job: StoreJob) -> Task:
     def answer(task: dict[str, Any]) -> dict[str, Any]:
-        return fetch_answer(job) if task["do"] == "fetch" else asdict(_publish(job, task["replace"]))
+        return told(_fetch(job)) if task["do"] == "fetch" else asdict(_publish(job, task["replace"]))
 
     return answer
 

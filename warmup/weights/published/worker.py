@@ -25,11 +25,12 @@ from snapcap.warmup.artifacts.key import Factors
 from snapcap.warmup.artifacts.signing import Trust
 from snapcap.warmup.machine.tasks import serve_tasks
 from snapcap.warmup.options import S3Options, StoreOptions, is_remote
+from snapcap.warmup.store.fetch import fetch
 from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.open import open_store
 from snapcap.warmup.store.s3 import S3Store
 from snapcap.warmup.store.store import ArtifactStore, StoreError
-from snapcap.warmup.store.worker import StoreJob, fetch_answer
+from snapcap.warmup.store.worker import told
 from snapcap.warmup.weights.published.bounds import most_bytes
 from snapcap.warmup.weights.published.download import Downloaded, download_weights, finish
 from snapcap.warmup.weights.published.fetch import (
@@ -73,8 +74,8 @@ class _Bringing:
         work: Callable[[], dict[str, Any]]
         match task["do"]:
             case "packages":
-                job = self._job
-                return fetch_answer(StoreJob(job.store, job.s3, job.folder, task["key"], task["factors"]))
+                given = task["key"], task["factors"], self._trust, self._job.store.deadline
+                return told(fetch(self._remote, self._local, *given))
             case "find":
                 work = partial(self._find, task["factors"], task["download"])
             case "weights":
