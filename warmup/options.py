@@ -97,7 +97,10 @@ class ComputeOptions:
         choices=get_args(BackendChoice),
     )
     encoder_mode: str = option(
-        "encoder_mode", "default", "how the encoder is compiled", choices=("default", "max-autotune")
+        "encoder_mode",
+        "default",
+        "how the encoder is compiled; on CUDA max-autotune may call cuDNN's attention, which costs a start 0.6 s",
+        choices=("default", "max-autotune"),
     )
     decoder_mode: str = option(
         "decoder_mode", "default", "how the decoder is compiled", choices=("default", "max-autotune")

@@ -8,6 +8,8 @@ from snapcap.warmup.store.store import WEIGHTS, StoreError
 from snapcap.warmup.weights.key import PREPARED_NAME
 from snapcap.warmup.weights.records import RECORD_NAME, Record, read_record
 
+UNFINISHED = ".writing"  # of whoever has the lock of the folder's weights, and nobody else
+VERIFIED = ".verified"  # what was fetched, all of it verified, until it is on the disk
 _KEPT = 8  # prepared files of a folder, of which several servers, versions and machines may use some
 _LISTED = 10_000
 
@@ -24,6 +26,16 @@ def remove_old(store: FolderStore, name: str, before: Record | None, record: Rec
     if before is not None and _is_superseded(store, before, record):
         store.delete(f"{WEIGHTS}/{name.replace(record.digest, before.digest)}")
     prune(store)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what a process has left that was killed: for who has the lock, which then is the only one.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    for name in (UNFINISHED, VERIFIED):
+        (folder / name).unlink(missing_ok=True)
 
 
 def readable_record(store: FolderStore, name: str) -> Record | None:

@@ -1,8 +1,8 @@
 """Downloads prepared weights in chunks, each of which is verified while it streams, whole or not at all.
 
-It becomes a file of the cache in two steps. The first ends with every chunk verified: a start maps the file then.
-The second waits for the disk, which may take longer than the link, and gives the file its name. Until then it
-counts for nobody else, and is removed by whoever comes next, as what a process leaves that is killed.
+It becomes a file of the cache in two steps. The first ends with every chunk verified, which the name says that the
+file has then: a start maps it. The second waits for the disk, which may take longer than the link, and gives it the
+name by which others find it. Until then whoever comes next removes it, as what a process leaves that is killed.
 """
 
 import contextlib
@@ -23,9 +23,8 @@ from snapcap.warmup.store.blobs import commit
 from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.store import WEIGHTS, ArtifactStore, DamagedError, Ranges, StoreError, blob_name
 from snapcap.warmup.weights.key import fetched_name
-from snapcap.warmup.weights.old import prune
+from snapcap.warmup.weights.old import UNFINISHED, VERIFIED, prune, remove_unfinished
 
-UNFINISHED = ".writing"
 LOCK = ".lock"
 _THREADS = 8
 _POLL_S = 0.05
@@ -33,8 +32,8 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True)
 class Downloaded:
-    """``bytes_fetched``: 0 where another process had the file by then. ``unfinished``: whether the file still has
-    its temporary name, and ``finish`` is to be called."""
+    """``bytes_fetched``: 0 where another process had the file by then. ``unfinished``: whether the file is there as
+    ``VERIFIED``, and ``finish`` is to be called."""
 
     bytes_fetched: int
     unfinished: bool
@@ -60,18 +59,19 @@ def download_weights(
         _lock(folder / LOCK, until, scope)
         if local.size(f"{WEIGHTS}/{path.name}") == manifest.weights.size:  # another process brought it meanwhile
             return Downloaded(0, unfinished=False)
+        remove_unfinished(folder)
         temporary = folder / UNFINISHED
-        temporary.unlink(missing_ok=True)  # of a process that was killed: whoever has the lock is the only one
         size = manifest.weights.size
         disk = os.statvfs(folder)
         if size > disk.f_bavail * disk.f_frsize:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        scope.callback(temporary.unlink, missing_ok=True)
+        scope.callback(remove_unfinished, folder)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(temporary, flags, 0o600)
         os.ftruncate(descriptor, size)
         with source.ranges(blob_name(manifest.weights), size, until) as read:
             _fill(descriptor, read, manifest, until)
+        os.replace(temporary, folder / VERIFIED)
     except OSError as error:
         raise StoreError(f"weights cannot be written to {folder}: {os_error_text(error)}") from error
     os.close(descriptor)  # not where a thread may still write to it: its number may be another file's by then
@@ -86,7 +86,7 @@ def finish(local: FolderStore, manifest: ModelManifest) -> None:
     """
     folder = local.root / WEIGHTS
     try:
-        commit(folder / UNFINISHED, folder / fetched_name(manifest.weights.digest))
+        commit(folder / VERIFIED, folder / fetched_name(manifest.weights.digest))
     except OSError as error:
         raise StoreError(f"weights cannot be kept in {folder}: {os_error_text(error)}") from error
     with contextlib.suppress(StoreError):  # what stays is removed by the next one

@@ -37,7 +37,7 @@ from snapcap.warmup.store.store import WEIGHTS, StoreError
 from snapcap.warmup.store.worker import GRACE, StoreJob, ask_to_fetch
 from snapcap.warmup.weights.find import FoundWeights
 from snapcap.warmup.weights.key import layout_digest, model_factors, prepared_name
-from snapcap.warmup.weights.published.download import UNFINISHED
+from snapcap.warmup.weights.old import VERIFIED
 from snapcap.warmup.weights.published.fetch import (
     FetchResult,
     FoundModel,
@@ -186,7 +186,7 @@ class ModelFetcher:
         """The file, under its name or, until it is on the disk, as it was left."""
         name = None if self._unfinished else weights_at_hand(local, found)
         if name is None:
-            path = local.root / WEIGHTS / UNFINISHED
+            path = local.root / WEIGHTS / VERIFIED
             with open_regular(path) as file:
                 check_owner(path, os.fstat(file.fileno()))
                 yield file

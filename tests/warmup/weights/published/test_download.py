@@ -53,7 +53,7 @@ def fetch(source: Any, local: FolderStore, model: ModelFiles, seconds: float = P
     with contextlib.ExitStack() as scope:
         got = download_weights(source, local, model.manifest, time.monotonic() + seconds, scope)
         if got.unfinished:
-            assert (local.root / WEIGHTS / ".writing").is_file(), "it counts for nobody yet"
+            assert (local.root / WEIGHTS / ".verified").is_file(), "it counts for nobody yet"
             finish(local, model.manifest)
         return got
 
@@ -176,14 +176,15 @@ def test_what_does_not_fit_is_not_begun(
     assert (weights(local), source.reads) == ([], 0)
 
 
+@pytest.mark.parametrize("name", [".writing", ".verified"])
 @pytest.mark.parametrize("what", ["link", "folder", "FIFO"])
-def test_what_lies_under_the_temporary_name_is_never_written_to(
-    what: str, local: FolderStore, model: ModelFiles, tmp_path: Path
+def test_what_lies_under_a_temporary_name_is_never_written_to(
+    what: str, name: str, local: FolderStore, model: ModelFiles, tmp_path: Path
 ) -> None:
     folder, victim = local.root / WEIGHTS, tmp_path / "victim"
     folder.mkdir()
     victim.write_text("mine")
-    temporary = folder / ".writing"
+    temporary = folder / name
     match what:
         case "link":
             temporary.symlink_to(victim)
@@ -231,7 +232,7 @@ def test_who_has_the_lock_for_too_long_is_named(local: FolderStore, model: Model
         download_weights(source, local, model.manifest, time.monotonic() + PATIENCE, first)  # type: ignore[arg-type]
         with pytest.raises(StoreError, match="another process"):
             fetch(source, local, model, seconds=0.2)
-        assert [path.name for path in weights(local)] == [".writing"], "which is the first one's"
+        assert [path.name for path in weights(local)] == [".verified"], "which is the first one's"
 
 
 def test_killed_downloads_leave_one_file_that_the_next_removes(

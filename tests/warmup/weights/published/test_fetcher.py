@@ -332,6 +332,24 @@ def test_a_worker_that_claims_a_hit_is_not_believed(
     assert brought(stolen).result == "error", "the small files are not there"
 
 
+def test_what_is_still_being_written_is_never_mapped(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker has died after its answer, and another one writes the same file in its place."""
+    options = shop.at(tmp_path / "empty")
+    assert brought(options).result == "hit"
+    (file,) = (options.store_folder / WEIGHTS).glob("*.safetensors")
+    data = file.read_bytes()
+    file.unlink()
+    (options.store_folder / WEIGHTS / ".writing").write_bytes(data[:-100] + bytes(100))
+
+    def answer(self: ModelFetcher, task: Any, end: float) -> dict[str, Any]:
+        return {"result": "hit", "bytes_fetched": len(data), "unfinished": True}
+
+    monkeypatch.setattr(ModelFetcher, "_ask", answer)
+    assert brought(options).result == "error"
+
+
 def test_weights_that_others_could_have_written_are_refused(shop: Shop, tmp_path: Path) -> None:
     options = shop.at(tmp_path / "empty")
     assert brought(options).result == "hit"
