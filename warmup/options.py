@@ -97,7 +97,10 @@ class ComputeOptions:
         choices=get_args(BackendChoice),
     )
     encoder_mode: str = option(
-        "encoder_mode", "default", "how the encoder is compiled", choices=("default", "max-autotune")
+        "encoder_mode",
+        "default",
+        "how the encoder is compiled; on CUDA max-autotune may call cuDNN's attention, which costs a start 0.6 s",
+        choices=("default", "max-autotune"),
     )
     decoder_mode: str = option(
         "decoder_mode", "default", "how the decoder is compiled", choices=("default", "max-autotune")
@@ -155,18 +158,10 @@ class S3Options:
         "s3_profile", None, "profile of the AWS configuration", metavar="NAME", default_text="none"
     )
     connect_timeout: float = option(
-        "s3_connect_timeout",
-        2.0,
-        "time limit of a connection",
-        parse=parse_seconds(above=True),
-        metavar="SECONDS",
+        "s3_connect_timeout", 2.0, "time limit of a connection", parse=parse_seconds(above=True), metavar="SECONDS"
     )
     read_timeout: float = option(
-        "s3_read_timeout",
-        10.0,
-        "time limit of one read",
-        parse=parse_seconds(above=True),
-        metavar="SECONDS",
+        "s3_read_timeout", 10.0, "time limit of one read", parse=parse_seconds(above=True), metavar="SECONDS"
     )
     deadline: float = option(
         "s3_deadline",
@@ -248,6 +243,13 @@ class StoreOptions:
         metavar="URL",
         default_text="none",
     )
+    weights: bool = option(
+        "weights",
+        False,
+        "let `snapcap build` publish prepared weights too, of a model in S3 or on the hub",
+        parse=parse_switch,
+        default_text="off",
+    )
 
     @property
     def remote(self) -> str | None:
@@ -261,9 +263,8 @@ class StoreOptions:
 
     @property
     def accepted_keys(self) -> tuple[Path, ...]:
-        """The public keys whose signatures are accepted.
-
-        Who signs accepts what he has signed: the public key that `snapcap keygen` writes beside the private one."""
+        """The public keys whose signatures are accepted: who signs accepts his own, which `snapcap keygen` writes
+        beside the private one."""
         if self.trusted_keys or self.sign_key is None:
             return self.trusted_keys
         public = self.sign_key.with_name(f"{self.sign_key.name}.pub")

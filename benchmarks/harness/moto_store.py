@@ -3,11 +3,17 @@
 import contextlib
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from snapcap.benchmarks.harness.common import build_store, environment, free_port, run_snapcap
+from snapcap.warmup.checkpoints.patterns import is_checkpoint_name
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
 
 _CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "key",
@@ -19,6 +25,7 @@ _CREDENTIALS = {
     "NO_PROXY": "127.0.0.1,localhost",
 }
 _BUCKET = "bench"
+_DOWNLOADS = 3
 # A process of its own, as S3 is: a server inside the measuring process would share its interpreter lock.
 _MOTO = """
 import sys, time
@@ -32,15 +39,43 @@ sys.stdin.read()
 
 @dataclass(frozen=True)
 class S3Artifacts:
-    """The options and environment with which a server finds the set."""
+    """The options and environment with which a server finds the set.
+
+    ``link_s``: of weights that were published, seconds in which a plain client downloads as many bytes.
+    """
 
     options: tuple[str, ...]
     environment: dict[str, str]
+    link_s: float = 0.0
+
+
+def _uploaded(s3: "S3Client", checkpoint: Path) -> str:
+    """The source under which the files of a folder are in S3."""
+    for path in checkpoint.iterdir():
+        if is_checkpoint_name(path.name):
+            s3.upload_file(str(path), _BUCKET, f"model/{path.name}")
+    return f"s3://{_BUCKET}/model"
+
+
+def _plain_download_s(s3: "S3Client") -> float:
+    """Of the largest blob, which the weights are, over one connection: the fastest of some."""
+    blobs = s3.list_objects_v2(Bucket=_BUCKET, Prefix="snapcap/blobs/")["Contents"]
+    key = max(blobs, key=lambda blob: blob["Size"])["Key"]
+    seconds = []
+    for _ in range(_DOWNLOADS):
+        began = time.monotonic()
+        for _piece in s3.get_object(Bucket=_BUCKET, Key=key)["Body"].iter_chunks(1 << 20):
+            pass
+        seconds.append(time.monotonic() - began)
+    return min(seconds)
 
 
 @contextlib.contextmanager
-def s3_artifacts(cache: Path, folder: Path, options: tuple[str, ...] = ()) -> Iterator[S3Artifacts]:
-    """The set that `cache` holds, signed and published; keys go to `folder`. `options` name the model."""
+def s3_artifacts(
+    cache: Path, folder: Path, options: tuple[str, ...] = (), checkpoint: Path | None = None
+) -> Iterator[S3Artifacts]:
+    """The set that `cache` holds, signed and published; keys go to `folder`. `options` name the model, or say all
+    but its name where it is a `checkpoint` that is put into S3 and published with its weights."""
     import boto3
 
     key = folder / "bench.key"
@@ -57,19 +92,25 @@ def s3_artifacts(cache: Path, folder: Path, options: tuple[str, ...] = ()) -> It
         if process.stdout is None or process.stdout.readline().strip() != "up":
             raise RuntimeError("moto did not start; install the development requirements: make setup")
         endpoint = f"http://127.0.0.1:{port}"
-        boto3.client(
+        s3 = boto3.client(
             "s3",
             endpoint_url=endpoint,
             region_name="us-east-1",
             aws_access_key_id="key",
             aws_secret_access_key="secret",
-        ).create_bucket(Bucket=_BUCKET)
+        )
+        s3.create_bucket(Bucket=_BUCKET)
         if not key.exists():
             run_snapcap("keygen", str(key))
         store = ("--store", f"s3://{_BUCKET}/snapcap", "--s3-endpoint-url", endpoint)
-        trusted = ("--trusted-key", f"{key}.pub")
-        build_store(cache, *options, *store, "--sign-key", str(key), *trusted, extra=_CREDENTIALS)
-        yield S3Artifacts((*store, *trusted), _CREDENTIALS)
+        trusted: tuple[str, ...] = ("--trusted-key", f"{key}.pub")
+        signing: tuple[str, ...] = ("--sign-key", str(key))
+        if checkpoint is not None:
+            trusted += ("--model", _uploaded(s3, checkpoint))
+            signing += ("--weights",)
+        build_store(cache, *options, *store, *signing, *trusted, extra=_CREDENTIALS)
+        link = 0.0 if checkpoint is None else _plain_download_s(s3)
+        yield S3Artifacts((*store, *trusted), _CREDENTIALS, link)
     finally:
         process.terminate()
         process.wait()

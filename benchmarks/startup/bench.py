@@ -5,7 +5,7 @@ import shutil
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ TITLES = {
     "eager": "snapcap, eager",
     "aot": "snapcap, aot, folder store",
     "aot-s3": "snapcap, aot, S3, nothing cached",
+    "aot-s3-weights": "snapcap, aot, S3 with weights, nothing cached",
     "jit": "snapcap, jit, caches restored",
     "jit-cold": "snapcap, jit, nothing cached",
     "cold": "snapcap, empty store, building",
@@ -41,7 +42,9 @@ DEFAULT = (FLOOR, "aot", "eager", "cold", PEER, ONNX)
 # These compile for as long as it takes, so once is enough; what they have compiled is kept for their warm case.
 ONCE = ("jit-cold", "full-compile", "regional-compile", "transformers-compile")
 # These are started once more to name the processes they start. In the first ones there must be no compiler.
-WARM = ("aot", "aot-s3", "eager")
+PUBLISHED = "aot-s3-weights"
+S3 = ("aot-s3", PUBLISHED)
+WARM = ("aot", *S3, "eager")
 WATCHED = (*WARM, "jit")
 
 
@@ -64,7 +67,7 @@ class Bench:
     stack: ExitStack
     end: float
     cold_disk: bool = False
-    _remote: S3Artifacts | None = None
+    _remotes: dict[str, S3Artifacts] = field(default_factory=dict)
     _jit_is_kept: bool = False
 
     def start(self, case: str, watched: bool = False, whole_build: bool = False) -> Start:
@@ -97,7 +100,7 @@ class Bench:
         reason = PEERS[case].unavailable(self.workload, self.device) if case in PEERS else ""
         if reason:
             raise UnavailableError(reason)
-        if case == "aot-s3" and importlib.util.find_spec("moto") is None:
+        if case in S3 and importlib.util.find_spec("moto") is None:
             raise UnavailableError("not installed: moto, which stands in for S3")
 
     def prepare(self, case: str) -> None:
@@ -105,7 +108,7 @@ class Bench:
         Nothing to do where it is there."""
         if case in PEERS:
             PEERS[case].prepare(self.workload, self.cache)
-        elif case in ("aot", "aot-s3"):
+        elif case == "aot" or case in S3:
             build_store(self.cache, *self._model_options)
         elif case.endswith("-restored") and not self._saved(case).is_dir():
             self.start(case.removesuffix("-restored"))
@@ -147,8 +150,8 @@ class Bench:
         return start_script(command, self.machine, extra, "first_caption")
 
     def _snapcap(self, case: str, empty: Path, extra: Mapping[str, str], watched: bool) -> Start:
-        if case == "aot-s3":
-            return self._from_s3(empty, extra, watched)
+        if case in S3:
+            return self._from_s3(case, empty, extra, watched)
         cold = case == "jit-cold"
         backend = "jit" if cold else case
         strict = UNPREPARED if case == "eager" else ("--strict",)
@@ -171,12 +174,23 @@ class Bench:
         """Add the artifact sets of a server's cache folder to those that warm cases start from."""
         shutil.copytree(cache / "store", self.cache / "store", dirs_exist_ok=True)
 
-    def _from_s3(self, empty: Path, extra: Mapping[str, str], watched: bool) -> Start:
-        if self._remote is None:
-            self._remote = self.stack.enter_context(s3_artifacts(self.cache, self.work, self._model_options))
-        command = self._serve(empty, "--backend", "aot", "--strict", *self._remote.options)
-        variables = {**extra, **self._remote.environment}
-        return self._server(command, variables, "aot", watched=watched).run()
+    def _from_s3(self, case: str, empty: Path, extra: Mapping[str, str], watched: bool) -> Start:
+        """With weights, from a checkpoint in S3 that this machine does not have."""
+        published = case == PUBLISHED
+        if case not in self._remotes:
+            options = self._model_options[2:] if published else self._model_options
+            given = (options, self.workload.folder) if published else (options,)
+            self._remotes[case] = self.stack.enter_context(s3_artifacts(self.cache, self.work, *given))
+        remote = self._remotes[case]
+        # The last name of a model is the one that counts.
+        command = self._serve(empty, "--backend", "aot", "--strict", *remote.options)
+        start = self._server(command, {**extra, **remote.environment}, "aot", watched=watched).run()
+        if published:
+            fetched = start.facts["startup"]["weights"]
+            if fetched["result"] != "hit" or not fetched["bytes_fetched"]:
+                raise RuntimeError(f"the weights did not come from S3: {fetched}")
+            start.values |= {"weights_mib": fetched["bytes_fetched"] / (1 << 20), "link_s": remote.link_s}
+        return start
 
     def _cold(self, empty: Path, extra: Mapping[str, str], whole_build: bool) -> Start:
         def finish(server: Server) -> dict[str, Any]:

@@ -156,10 +156,12 @@ class ServerStart:
 
 def without_places(startup: Mapping[str, Any]) -> dict[str, Any]:
     """What is kept of a `/startup`: no folder or host of the machine that was measured."""
-    kept = ("marks", "phases", "backend", "tier", "device", "dtype", "buckets")
+    kept = ("marks", "phases", "backend", "tier", "device", "dtype", "torch_modules", "buckets")
     artifacts = startup["artifacts"] or {}
     found = {name: artifacts.get(name) for name in ("kind", "result", "seconds", "bytes_fetched")}
-    return {**{name: startup[name] for name in kept}, "artifacts": found}
+    weights = startup["weights"] or {}
+    prepared = {name: weights.get(name) for name in ("result", "bytes_fetched")}
+    return {**{name: startup[name] for name in kept}, "artifacts": found, "weights": prepared}
 
 
 def steady_caption(server: Server, connection: Connection, image: bytes) -> float:

@@ -11,7 +11,7 @@ from snapcap.service.config.settings import Settings
 from snapcap.service.offline.progress import open_bar
 from snapcap.service.telemetry import logs
 from snapcap.warmup.build.builder import Builder, Built, Event
-from snapcap.warmup.build.release import publish_built, signer_of
+from snapcap.warmup.build.release import publish_built, publish_weights, signer_of
 from snapcap.warmup.build.remote_cache import remote_cache_environment
 from snapcap.warmup.errors import BuildError, StartError, one_line
 from snapcap.warmup.options import StartOptions
@@ -24,6 +24,7 @@ from snapcap.warmup.start.preparation import find_artifacts, read_checkpoint
 from snapcap.warmup.start.start import load
 from snapcap.warmup.store.store import StoreError
 from snapcap.warmup.store.worker import publish_in_worker
+from snapcap.warmup.weights.published.source import is_publishable
 from snapcap.warmup.weights.worker import prepare_in_worker, weights_worker
 
 
@@ -47,6 +48,7 @@ def _build(options: StartOptions) -> int:
             f"artifacts for {remote} must be signed: make a key with `snapcap keygen KEY` and pass --sign-key KEY, "
             "or pass --allow-unsigned here and to every server"
         )
+    _check_weights(options)
     checkpoint = read_checkpoint(options)
     _ = checkpoint.tokenizer  # without one the artifacts would be of no use
     plan = make_plan(checkpoint.config, options)
@@ -55,7 +57,13 @@ def _build(options: StartOptions) -> int:
     console.print(f"key {artifacts.key}", highlight=False)
     console.print(f"{plan.device} {plan.dtype}, buckets {','.join(map(str, plan.buckets))}", highlight=False)
     _prepare_weights(checkpoint, plan, options, console)
-    if artifacts.hit and remote is None:
+    status = _make(checkpoint, plan, artifacts, options, console)
+    return max(status, _publish_weights(checkpoint, plan, options, console) if options.store.weights else 0)
+
+
+def _make(checkpoint: Checkpoint, plan: Plan, artifacts: Artifacts, options: StartOptions, console: Console) -> int:
+    """The artifact set, where it is not there; the exit status."""
+    if artifacts.hit and options.store.remote is None:
         console.print(f"nothing to do: {artifacts.fetched.reason}", markup=False)
         return 0
     started = time.monotonic()
@@ -91,6 +99,25 @@ def _prepare_weights(checkpoint: Checkpoint, plan: Plan, options: StartOptions, 
         with console.status("preparing weights"):
             prepared = prepare_in_worker(weights_worker(checkpoint.folder, plan, options), thorough=True)
         console.print(f"weights {prepared.result}: {prepared.reason}", highlight=False, markup=False)
+
+
+def _check_weights(options: StartOptions) -> None:
+    """What cannot be published stops here, not after minutes of compiling."""
+    if options.store.weights and not options.model.prepared_weights:
+        raise StartError("--weights publishes prepared weights: leave --no-prepared-weights out")
+    if options.store.weights and not is_publishable(options.model.source):
+        raise StartError(
+            f"--weights needs a model whose name says what it is on any machine, and {options.model.source!r} is a "
+            "folder here: put it into S3 and name s3://bucket/prefix, or name owner/name of the hub"
+        )
+
+
+def _publish_weights(checkpoint: Checkpoint, plan: Plan, options: StartOptions, console: Console) -> int:
+    """To the store that artifacts are published to; the exit status."""
+    with console.status("publishing weights"):
+        published = publish_weights(checkpoint, plan, options)
+    console.print(f"weights {published.result}: {published.reason}", highlight=False, markup=False)
+    return 0 if published.done else 1
 
 
 def _build_jit(options: StartOptions, artifacts: Artifacts, console: Console) -> int:

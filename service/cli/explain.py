@@ -11,6 +11,9 @@ from snapcap.warmup.artifacts.key import ABSENT, describe_model
 from snapcap.warmup.errors import one_line
 from snapcap.warmup.plan.plan import make_plan
 from snapcap.warmup.start.preparation import find_artifacts, read_checkpoint
+from snapcap.warmup.weights.published.fetch import NotFetchedError
+from snapcap.warmup.weights.published.fetcher import ModelFetcher
+from snapcap.warmup.weights.published.source import is_publishable
 
 
 def explain(settings: Settings, show_all: bool) -> int:
@@ -32,6 +35,7 @@ def explain(settings: Settings, show_all: bool) -> int:
         console.print(f"near   {describe_model(nearest)}")
     console.print(f"key    {artifacts.key}")
     console.print(f"result {fetched.result}: {fetched.reason}")
+    console.print(f"weights {_published(settings)}")
     if shown := sorted({*artifacts.factors, *differences} if show_all else differences):
         table = Table("factor", "here", *(["nearest artifacts"] if differences else []), box=None, pad_edge=False)
         for name in shown:
@@ -42,3 +46,18 @@ def explain(settings: Settings, show_all: bool) -> int:
         console.print()
         console.print(table)
     return 0 if artifacts.hit else 1
+
+
+def _published(settings: Settings) -> str:
+    """What a machine without the checkpoint would find in the store."""
+    source = settings.model.source
+    if not is_publishable(source):
+        return f"not published: {source!r} is a folder here, whose name says nothing elsewhere"
+    fetcher = ModelFetcher(settings)
+    try:
+        found = fetcher.describe(download=False).found.manifest
+    except NotFetchedError as error:
+        return f"{error.result}: {error.reason}"
+    finally:
+        fetcher.close()
+    return f"hit: {found.weights.size / (1 << 20):.1f} MiB and {len(found.files)} small files of {found.created}"

@@ -21,6 +21,7 @@ from snapcap.warmup.start.started import StartedModel
 
 if TYPE_CHECKING:
     from snapcap.warmup.plan.checkpoint import Checkpoint
+    from snapcap.warmup.weights.published.fetcher import ModelFetcher
 
 _logger = logging.getLogger("snapcap.start")
 
@@ -39,6 +40,7 @@ class DeviceThread:
         rehearse: Callable[[Engine, "Checkpoint"], None] | None = None,
         on_checkpoint: Callable[["Checkpoint"], object] = lambda checkpoint: None,
         turn_ended: Callable[[], object] = lambda: None,
+        fetcher: "ModelFetcher | None" = None,
     ) -> None:
         """The callbacks run on the device thread: ``on_ready`` before the first request is served, ``on_failure``
         when the start, or the device later on, has failed for good.
@@ -47,7 +49,7 @@ class DeviceThread:
         model that nobody observes. What it raises is logged.
 
         ``on_checkpoint`` is called, on another thread, once the checkpoint is on local disk; ``turn_ended`` after
-        each turn of the engines, that of the rehearsal included."""
+        each turn of the engines, that of the rehearsal included. ``fetcher``: as ``load`` takes it."""
         self._options = options
         self._timeline = timeline
         self._status = status
@@ -57,6 +59,7 @@ class DeviceThread:
         self._rehearse = rehearse
         self._on_checkpoint = on_checkpoint
         self._turn_ended = turn_ended
+        self._fetcher = fetcher
         self._thread = threading.Thread(target=self._run, name="device", daemon=True)
 
     def start(self) -> None:
@@ -70,7 +73,7 @@ class DeviceThread:
 
     def _run(self) -> None:
         try:
-            loaded = load(self._options, self._timeline, self._status, self._on_checkpoint)
+            loaded = load(self._options, self._timeline, self._status, self._on_checkpoint, self._fetcher)
             if self._rehearse is not None:
                 with self._timeline.phase("rehearsal"):
                     self._run_rehearsal(loaded, self._rehearse)

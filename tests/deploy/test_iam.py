@@ -1,15 +1,18 @@
 """The IAM policies, enforced by a real S3 server: what a server and the builder can do with them, and cannot."""
 
 import json
+import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.checkpoints.manifests import Manifest, environment
+from support.checkpoints.published import make_model
 
 from snapcap.warmup.artifacts.manifest import Manifest as ArtifactManifest
-from snapcap.warmup.artifacts.signing import Trust, generate_key, load_signer
+from snapcap.warmup.artifacts.signing import OWNER, Trust, generate_key, load_signer
 from snapcap.warmup.options import S3Options
 from snapcap.warmup.s3.download import client
 from snapcap.warmup.store.fetch import fetch
@@ -17,7 +20,10 @@ from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.lease import Held, Lease, acquire
 from snapcap.warmup.store.publish import new_manifest, publish
 from snapcap.warmup.store.s3 import S3Store
-from snapcap.warmup.store.store import StoreDeniedError, lease_name, manifest_name
+from snapcap.warmup.store.store import StoreDeniedError, lease_name, manifest_name, model_name
+from snapcap.warmup.weights.published.download import download_weights
+from snapcap.warmup.weights.published.fetch import NotFetchedError, find_model
+from snapcap.warmup.weights.published.publish import publish_model
 
 POLICIES = Path(__file__).parents[2] / "deploy" / "kubernetes" / "iam"
 FACTORS: dict[str, Any] = {"kind": "aot", "format": 1, "device.name": "cpu"}
@@ -82,12 +88,24 @@ def test_the_builder_publishes_and_a_server_fetches(
     assert builder.read(lease_name(artifacts.key), 10) is None
     assert publish(builder, artifacts, files, signer).result == "exists"
 
+    model = make_model(tmp_path, 70_000)
+    assert publish_model(builder, model, signer, trust).result == "published"
+    assert publish_model(builder, model, signer, trust).result == "exists"
+
     server, local = grant("server"), FolderStore.open(tmp_path / "local")
     assert fetch(server, local, artifacts.key, FACTORS, trust, 60).result == "hit"
+    until = time.monotonic() + 60
+    found = find_model(server, local, model.manifest.factors, trust, lambda: model.manifest.identity, until)
+    assert found.manifest == model.manifest
+    with ExitStack() as scope:
+        assert download_weights(server, local, found.manifest, until, scope).bytes_fetched == 70_000
 
 
 def test_what_is_not_there_is_a_miss_for_a_server_and_not_denied(grant: Grant, tmp_path: Path) -> None:
-    local = FolderStore.open(tmp_path / "local")
+    local, model = FolderStore.open(tmp_path / "local"), make_model(tmp_path, 10)
+    with pytest.raises(NotFetchedError) as raised:
+        find_model(grant("server"), local, model.manifest.factors, OWNER, dict, time.monotonic() + 60)
+    assert raised.value.result == "miss"
     found = fetch(grant("server"), local, "0" * 64, FACTORS, Trust(allow_unsigned=True), 60)
     assert found.result == "miss", found.reason
 
@@ -102,6 +120,7 @@ def test_a_server_cannot_write_and_the_builder_not_delete(
         lambda: server.upload("blobs/sha256/" + "0" * 64, files["head.pt2"]),
         lambda: server.write(lease_name(artifacts.key), b""),
         lambda: server.delete(manifest_name(artifacts.key)),
+        lambda: server.write(model_name(artifacts.key), b""),
     ):
         with pytest.raises(StoreDeniedError):
             attempt()

@@ -27,30 +27,30 @@ class UntrustedError(ManifestError):
     """An envelope that nobody trusted has signed."""
 
 
-def seal_payload(payload: bytes, signer: Signer | None) -> bytes:
-    """The envelope of a payload, signed if there is a signer."""
+def seal_payload(payload: bytes, signer: Signer | None, kind: str = PAYLOAD_TYPE) -> bytes:
+    """The envelope of a payload of this type, signed if there is a signer."""
     signatures = []
     if signer:
-        signature = signer.sign(_pre_authentication(payload))
+        signature = signer.sign(_pre_authentication(payload, kind))
         signatures.append({"keyid": signature.key_id, "sig": base64.b64encode(signature.value).decode()})
     envelope = {
         "payload": base64.b64encode(payload).decode(),
-        "payloadType": PAYLOAD_TYPE,
+        "payloadType": kind,
         "payloadDigest": hashlib.sha256(payload).hexdigest(),
         "signatures": signatures,
     }
     return canonical_json(envelope)
 
 
-def open_payload(data: bytes, trust: Trust) -> bytes:
-    """The payload of an envelope, once it is known whose it is.
+def open_payload(data: bytes, trust: Trust, kind: str = PAYLOAD_TYPE) -> bytes:
+    """The payload of an envelope of this type, once it is known whose it is.
 
     Raises:
         UntrustedError: there is no signature by a trusted key, and ``trust`` demands one.
         ManifestError: the envelope is damaged.
     """
-    payload, signatures = _parse(data)
-    if not trust.allow_unsigned and trust.signer_of(_pre_authentication(payload), signatures) is None:
+    payload, signatures = _parse(data, kind)
+    if not trust.allow_unsigned and trust.signer_of(_pre_authentication(payload, kind), signatures) is None:
         _refuse(signatures, trust)
     return payload
 
@@ -67,13 +67,13 @@ def load_object(data: bytes, what: str) -> dict[str, Any]:
         raise ManifestError(f"the manifest's {what} {error}") from None
 
 
-def _parse(data: bytes) -> tuple[bytes, list[Signature]]:
+def _parse(data: bytes, kind: str) -> tuple[bytes, list[Signature]]:
     if len(data) > MAX_ENVELOPE_BYTES:
         raise ManifestError(f"the manifest has over {MAX_ENVELOPE_BYTES} bytes, more than is sensible")
     envelope = load_object(data, "envelope")
     if envelope.keys() != {"payload", "payloadType", "payloadDigest", "signatures"}:
         raise ManifestError("the manifest's envelope has other fields than it should")
-    if envelope["payloadType"] != PAYLOAD_TYPE:
+    if envelope["payloadType"] != kind:
         raise ManifestError("the manifest's envelope is of another type")
     payload = _decode(envelope["payload"])
     if hashlib.sha256(payload).hexdigest() != envelope["payloadDigest"]:
@@ -112,7 +112,7 @@ def _decode(text: object) -> bytes:
     return data
 
 
-def _pre_authentication(payload: bytes) -> bytes:
+def _pre_authentication(payload: bytes, kind: str) -> bytes:
     """DSSE's PAE: what is signed, so that no payload can be read as one of another type."""
-    kind = PAYLOAD_TYPE.encode()
-    return b"DSSEv1 %d %b %d %b" % (len(kind), kind, len(payload), payload)
+    encoded = kind.encode()
+    return b"DSSEv1 %d %b %d %b" % (len(encoded), encoded, len(payload), payload)

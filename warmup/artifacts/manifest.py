@@ -101,17 +101,17 @@ def _parse_payload(payload: bytes) -> Manifest:
         raise ManifestError(f"the manifest is of format {shown}, and this version reads format {FORMAT}")
     if value.keys() != Manifest.__dataclass_fields__.keys():
         raise ManifestError("the manifest has other fields than it should")
-    entries = _field(value, "entries", dict)
+    entries = field_of(value, "entries", dict)
     if not entries or len(entries) > MAX_ENTRIES:
         raise ManifestError(f"the manifest has {len(entries)} files; 1 to {MAX_ENTRIES} are allowed")
     manifest = Manifest(
-        key=_field(value, "key", str, is_digest),
-        factors=_factors(_field(value, "factors", dict)),
-        kind=cast("Kind", _field(value, "kind", str, ("aot", "jit").__contains__)),
-        entries={_entry_name(name): _blob(name, blob) for name, blob in entries.items()},
-        created=_field(value, "created", str, _is_utc),
-        builder=_field(value, "builder", str, lambda text: 0 < len(text) <= 100 and text.isprintable()),
-        metadata=_field(value, "metadata", dict),
+        key=field_of(value, "key", str, is_digest),
+        factors=factors_of(field_of(value, "factors", dict)),
+        kind=cast("Kind", field_of(value, "kind", str, ("aot", "jit").__contains__)),
+        entries={_entry_name(name): blob_of(name, blob) for name, blob in entries.items()},
+        created=field_of(value, "created", str, is_utc),
+        builder=field_of(value, "builder", str, is_version),
+        metadata=field_of(value, "metadata", dict),
     )
     if artifact_key(manifest.factors) != manifest.key:
         raise ManifestError("the manifest's key is not that of its factors")
@@ -120,14 +120,20 @@ def _parse_payload(payload: bytes) -> Manifest:
     return manifest
 
 
-def _field(value: Mapping[str, Any], name: str, kind: type, valid: Callable[[Any], bool] | None = None) -> Any:
+def field_of(value: Mapping[str, Any], name: str, kind: type, valid: Callable[[Any], bool] | None = None) -> Any:
+    """A field of a payload.
+
+    Raises:
+        ManifestError: it has another type, or is not valid.
+    """
     item = value[name]
     if not isinstance(item, kind) or (valid is not None and not valid(item)):
         raise ManifestError(f"the manifest's {name} is not valid: {str(item)[:80]!r}")
     return item
 
 
-def _factors(value: Mapping[str, object]) -> Factors:
+def factors_of(value: Mapping[str, object]) -> Factors:
+    """The factors of a payload. Raises ManifestError."""
     try:
         return check_factors(value)
     except FactorError as error:
@@ -140,7 +146,8 @@ def _entry_name(name: str) -> str:
     return name
 
 
-def _blob(name: str, value: Any) -> Blob:
+def blob_of(name: str, value: Any) -> Blob:
+    """Digest and size in a payload, of the file of this name. Raises ManifestError."""
     match value:
         case {"digest": digest, "size": int(size)} if len(value) == 2 and is_digest(digest):
             if not isinstance(size, bool) and 0 <= size <= MAX_TOTAL_BYTES:
@@ -148,7 +155,13 @@ def _blob(name: str, value: Any) -> Blob:
     raise ManifestError(f"the manifest has no valid digest and size for {name}")
 
 
-def _is_utc(text: str) -> bool:
+def is_version(text: str) -> bool:
+    """Whether it could be the version of who built something."""
+    return 0 < len(text) <= 100 and text.isprintable()
+
+
+def is_utc(text: str) -> bool:
+    """Whether it is a moment in ISO 8601, UTC."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:

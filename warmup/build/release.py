@@ -6,13 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from snapcap.models.errors import UserError
 from snapcap.warmup.artifacts.envelope import MAX_ENVELOPE_BYTES
 from snapcap.warmup.artifacts.key import Factors
 from snapcap.warmup.artifacts.manifest import Manifest, seal
 from snapcap.warmup.artifacts.signing import KeyFileError, Signer, load_signer
 from snapcap.warmup.build.builder import Built
-from snapcap.warmup.errors import StartError
+from snapcap.warmup.errors import StartError, one_line
 from snapcap.warmup.options import StartOptions
+from snapcap.warmup.plan.checkpoint import Checkpoint
+from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.store.fetch import Fetched
 from snapcap.warmup.store.folder import FolderStore
@@ -20,6 +23,7 @@ from snapcap.warmup.store.open import open_store, trust_of
 from snapcap.warmup.store.publish import Published, new_manifest, publish
 from snapcap.warmup.store.store import StoreError, manifest_name
 from snapcap.warmup.version import snapcap_version
+from snapcap.warmup.weights.published.publish import describe_model, publish_model
 
 _logger = logging.getLogger("snapcap.build")
 
@@ -89,6 +93,19 @@ def _publish_locally(
     except StoreError as error:
         return Published("error", str(error))
     return publish(folder, manifest, files, signer, found.in_the_way)
+
+
+def publish_weights(checkpoint: Checkpoint, plan: Plan, options: StartOptions) -> Published:
+    """Publish the prepared weights that are in the local folder, with the small files of their checkpoint, to the
+    remote store, or to the folder where that is the store."""
+    try:
+        local, trust = FolderStore.open(options.store_folder), trust_of(options.store)
+        model = describe_model(options.model.source, checkpoint, plan, local)
+        remote = options.store.remote
+        store = local if remote is None else open_store(remote, options.s3, trust)
+    except (UserError, OSError) as error:
+        return Published("error", one_line(error))
+    return publish_model(store, model, signer_of(options), trust)
 
 
 def report(published: Published, status: StartupStatus) -> None:

@@ -1,6 +1,7 @@
 """Downloads checkpoints of the Hugging Face hub through huggingface_hub, with its cache and variables."""
 
 import os
+import re
 from pathlib import Path
 
 from snapcap.warmup.checkpoints.patterns import METADATA, PICKLES, SAFETENSORS, CheckpointError, matching
@@ -12,6 +13,7 @@ _ADVICE = {
     "RevisionNotFoundError": "there is no such revision; write owner/name@branch, @tag or @commit",
     "HFValidationError": "that is neither a folder nor a hub id; hub ids look like owner/name",
 }
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _OFFLINE = "is not in the local cache and HF_HUB_OFFLINE is set; unset it, or give a folder"
 _UNREACHABLE = "is not in the local cache and the hub cannot be reached; check the network, or give a folder"
 
@@ -37,6 +39,48 @@ def download_checkpoint(source: str) -> Path:
     except Exception as error:  # the library's own, its HTTP client's (which changed twice), the disk's
         raise CheckpointError(_sentence(error, source)) from error
     return folder
+
+
+def cached_folder(source: str) -> Path | None:
+    """The folder in the hub's cache that a source leads to as far as this machine knows; None without any."""
+    from huggingface_hub.constants import HF_HUB_CACHE  # noqa: PLC0415 - as above
+
+    repository, _, revision = source.partition("@")
+    folder = Path(HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"
+    try:
+        commit = pinned_commit(source) or (folder / "refs" / (revision or "main")).read_text().strip()
+    except (OSError, ValueError):
+        return None
+    return folder / "snapshots" / commit if _COMMIT.fullmatch(commit) else None
+
+
+def pinned_commit(source: str) -> str | None:
+    """The commit that a source names itself, which nobody can change."""
+    revision = source.partition("@")[2]
+    return revision if _COMMIT.fullmatch(revision) else None
+
+
+def current_commit(source: str, seconds: float) -> str:
+    """The commit that a branch, a tag or the default branch is on now, as the hub says within so many seconds.
+
+    Raises:
+        CheckpointError: it does not.
+    """
+    from huggingface_hub import HfApi  # noqa: PLC0415 - as above
+
+    repository, _, revision = source.partition("@")
+    try:
+        commit = HfApi().model_info(repository, revision=revision or None, timeout=seconds).sha
+    except Exception as error:  # as above
+        raise CheckpointError(_sentence(error, source)) from error
+    if commit is None or not _COMMIT.fullmatch(commit):
+        raise CheckpointError(f"{source!r}: the hub names no commit")
+    return commit
+
+
+def commit_of(folder: Path) -> str | None:
+    """The commit of a folder in the hub's cache."""
+    return folder.name if folder.parent.name == "snapshots" and _COMMIT.fullmatch(folder.name) else None
 
 
 def _sentence(error: Exception, source: str) -> str:

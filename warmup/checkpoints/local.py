@@ -1,15 +1,26 @@
-"""Finds the folder of a checkpoint that is on this machine, and says what is wrong with one that should be.
+"""Says what a source of checkpoints names, and finds the folder of one that is on this machine.
 
 `resolve.py` does so for every start, `snapcap serve` before it forks anything; so it imports next to nothing.
 """
 
 import os
 from pathlib import Path
+from typing import Literal
 
 from snapcap.warmup.checkpoints.patterns import CheckpointError
 
 SHIPPED = "demo"
 S3 = "s3://"
+Kind = Literal["shipped", "s3", "folder", "hub"]
+
+
+def kind_of(source: str) -> Kind:
+    """What a source names, as ``resolve_checkpoint`` takes it, whether it is there or not."""
+    if source == SHIPPED:
+        return "shipped"
+    if source.startswith(S3):
+        return "s3"
+    return "folder" if _looks_like_path(source) or _exists(source) else "hub"
 
 
 def local_folder(source: str) -> Path | None:
@@ -40,6 +51,13 @@ def checked(folder: Path, source: str) -> Path:
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{source!r} has no config.json; give the folder that save_pretrained wrote")
     return folder
+
+
+def _exists(source: str) -> bool:
+    try:
+        return Path(source).expanduser().exists()
+    except (OSError, RuntimeError):  # no name of a file here, or no home folder
+        return False
 
 
 def _looks_like_path(source: str) -> bool:

@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from snapcap.warmup.checkpoints.patterns import CheckpointError, checkpoint_names, is_checkpoint_name
@@ -19,7 +20,6 @@ from snapcap.warmup.machine.files import make_folder, open_regular, sync
 from snapcap.warmup.options import S3Options
 from snapcap.warmup.s3.download import (
     Download,
-    S3Object,
     client,
     download,
     list_objects,
@@ -27,6 +27,10 @@ from snapcap.warmup.s3.download import (
     split_uri,
 )
 from snapcap.warmup.s3.errors import S3Error
+from snapcap.warmup.s3.ranges import S3Object
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
 
 # What each file was downloaded from: {name: {"etag": …, "size": …}}; and "boot" while it may not be on the disk.
 _SIDECAR = ".snapcap-s3.json"
@@ -54,7 +58,7 @@ def download_checkpoint(source: str, cache: Path, options: S3Options) -> Path:
         bucket, prefix = split_uri(source)
         s3 = client(options)
         wanted = _wanted(source, list_objects(s3, bucket, prefix, deadline))
-        folder = cache / "checkpoints" / _folder_name(bucket, prefix, options.endpoint_url)
+        folder = local_folder(source, cache, options)
         record = _prepare(folder, wanted)
         missing = [Download(entry, folder / name) for name, entry in wanted.items() if name not in record]
         boot = _boot()
@@ -75,6 +79,41 @@ def download_checkpoint(source: str, cache: Path, options: S3Options) -> Path:
         settling.daemon = True
         settling.start()
     return folder
+
+
+def local_folder(source: str, cache: Path, options: S3Options) -> Path:
+    """Where ``download_checkpoint`` would bring it. Raises S3Error."""
+    bucket, prefix = split_uri(source)
+    return cache / "checkpoints" / _folder_name(bucket, prefix, options.endpoint_url)
+
+
+def listed_identity(
+    source: str, options: S3Options, deadline: float, s3: "S3Client | None" = None
+) -> dict[str, str]:
+    """ETag and size of each object of a checkpoint as S3 lists them now, by name.
+
+    Args:
+        deadline: the moment of ``time.monotonic()`` to give up at.
+        s3: a client that is there already; one takes a tenth of a second to make.
+
+    Raises:
+        CheckpointError: the prefix cannot be listed, or holds no checkpoint.
+    """
+    try:
+        bucket, prefix = split_uri(source)
+        wanted = _wanted(source, list_objects(s3 or client(options), bucket, prefix, deadline))
+    except S3Error as error:
+        raise CheckpointError(str(error)) from error
+    return {name: _identity(_entry(entry)) for name, entry in wanted.items()}
+
+
+def downloaded_identity(folder: Path) -> dict[str, str]:
+    """The same of the objects that the files in a folder of downloads were."""
+    return {name: _identity(entry) for name, entry in _read(folder).items() if {"etag", "size"} <= set(entry)}
+
+
+def _identity(entry: Entry) -> str:
+    return f"{entry['etag']} {entry['size']}"
 
 
 def _settle(folder: Path, record: Record) -> None:
@@ -151,7 +190,7 @@ def _read(folder: Path) -> Record:
         return {}
     if not isinstance(value, dict):
         return {}
-    return {name: entry for name, entry in value.items() if is_checkpoint_name(name)}
+    return {name: e for name, e in value.items() if is_checkpoint_name(name) and isinstance(e, dict)}
 
 
 def _write(folder: Path, record: Record) -> None:

@@ -1,6 +1,7 @@
 """Holds the checkpoint as the start has it before torch is imported. No torch."""
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,12 +14,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint on local disk, with everything read but its weights, and its tokenizer when it is asked for."""
+    """A checkpoint on local disk, with everything read but its weights, and its tokenizer when it is asked for.
+
+    ``bring``: where ``folder`` has all but the weights, which are prepared ones, what brings the whole checkpoint
+    to this machine and returns its folder.
+    """
 
     name: str
     folder: Path
     config: "ModelConfig"
     transform: "ImageTransform"
+    bring: Callable[[], Path] | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def of(cls, name: str, folder: Path, config: "ModelConfig", max_pixels: int) -> "Checkpoint":
@@ -32,6 +38,14 @@ class Checkpoint:
         vision = config.vision
         transform = ImageTransform.from_folder(folder, vision.image_size, max_pixels, vision.family)
         return cls(name, folder, config, transform)
+
+    def whole(self) -> "Checkpoint":
+        """The same with its weights, brought here first where they are not.
+
+        Raises:
+            CheckpointError: they cannot be had.
+        """
+        return self if self.bring is None else replace(self, folder=self.bring(), bring=None)
 
     @cached_property
     def tokenizer(self) -> "Tokenizer":

@@ -12,7 +12,7 @@ from snapcap.warmup.artifacts.key import Factors
 from snapcap.warmup.errors import StartError
 from snapcap.warmup.machine.cpus import default_threads
 from snapcap.warmup.machine.installation import MachineError, resolve_device
-from snapcap.warmup.options import Kind, StartOptions
+from snapcap.warmup.options import ComputeOptions, Kind, StartOptions
 from snapcap.warmup.plan.buckets import BucketTable
 
 DEFAULT_BUCKETS = {"cuda": (1, 4, 16, 64), "cpu": (1, 4, 8)}
@@ -106,7 +106,7 @@ def make_plan(config: ModelConfig, options: StartOptions) -> Plan:
         StartError: an option does not fit the model or the machine.
     """
     compute = options.compute
-    device = resolve_device(compute.device)
+    device, dtype = device_and_dtype(compute)
     kind = device.partition(":")[0]
     try:
         table = BucketTable.of(compute.buckets or DEFAULT_BUCKETS[kind])
@@ -114,13 +114,20 @@ def make_plan(config: ModelConfig, options: StartOptions) -> Plan:
         raise StartError(f"buckets: {error}") from None
     return Plan(
         device=device,
-        dtype=compute.dtype if compute.dtype != "auto" else ("bfloat16" if kind == "cuda" else "float32"),
+        dtype=dtype,
         buckets=table.sizes,
         cache_length=_cache_length(config, options),
         threads=compute.threads or default_threads(),
         encoder_mode=compute.encoder_mode,
         decoder_mode=compute.decoder_mode,
     )
+
+
+def device_and_dtype(compute: ComputeOptions) -> tuple[str, str]:
+    """What the model will run on and in, as a plan has both; known without the model."""
+    device = resolve_device(compute.device)
+    automatic = "bfloat16" if device.startswith("cuda") else "float32"
+    return device, automatic if compute.dtype == "auto" else compute.dtype
 
 
 def _cache_length(config: ModelConfig, options: StartOptions) -> int:

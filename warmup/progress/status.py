@@ -47,10 +47,12 @@ class FetchStatus:
 
 @dataclass(frozen=True)
 class WeightsStatus:
-    """What came of looking for prepared weights: hit, miss, corrupt or off; all but a hit read the checkpoint."""
+    """What came of looking for prepared weights: hit, miss, corrupt, untrusted, error or off; all but a hit read
+    the checkpoint. ``bytes_fetched``: downloaded from a store."""
 
     result: str
     reason: str
+    bytes_fetched: int = 0
 
 
 @dataclass
@@ -160,9 +162,9 @@ class StartupStatus:
             )
             self._state.counts["artifact_requests", kind, fetched.result] += 1
 
-    def found_weights(self, result: str, reason: str) -> None:
+    def found_weights(self, result: str, reason: str, bytes_fetched: int = 0) -> None:
         with self._changed():
-            self._state.weights = WeightsStatus(result, reason)
+            self._state.weights = WeightsStatus(result, reason, bytes_fetched)
 
     def published(self, result: str) -> None:
         with self._changed():

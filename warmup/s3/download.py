@@ -8,7 +8,6 @@ import errno
 import fcntl
 import os
 import re
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
@@ -20,31 +19,17 @@ from uuid import uuid4
 
 from snapcap.warmup.machine.files import make_folder, open_regular, write_all
 from snapcap.warmup.options import S3Options
-from snapcap.warmup.s3.errors import ObjectChangedError, S3Error, is_transient, translated
-from snapcap.warmup.s3.replies import Connections, bound_replies
+from snapcap.warmup.s3.errors import S3Error, translated
+from snapcap.warmup.s3.ranges import ATTEMPTS, Ending, Ranges, S3Object, check_deadline, deadline_error
+from snapcap.warmup.s3.replies import bound_replies
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
-    from mypy_boto3_s3.type_defs import GetObjectRequestTypeDef
 
 PART_BYTES = 8 * 1024 * 1024
-_CHUNK_BYTES = 1024 * 1024
 _WORKERS = 8
-_ATTEMPTS = 3
 _LISTED = 10_000
 _PART = re.compile(r"\..+\.[0-9a-f]{32}\.part", re.DOTALL)
-
-
-@dataclass(frozen=True)
-class S3Object:
-    """One entry of a listing; ``size`` in bytes, ``etag`` as S3 writes it, with its quotes.
-
-    An empty ``etag`` accepts any version: for objects that are named by their digest, which the caller checks.
-    """
-
-    key: str
-    size: int
-    etag: str
 
 
 @dataclass(frozen=True)
@@ -79,8 +64,8 @@ def client(options: S3Options) -> "S3Client":
     config = Config(
         connect_timeout=options.connect_timeout,
         # All attempts at a host that never answers must end before the deadline, also those of a listing.
-        read_timeout=min(options.read_timeout, options.deadline / _ATTEMPTS),
-        retries={"mode": "standard", "total_max_attempts": _ATTEMPTS},
+        read_timeout=min(options.read_timeout, options.deadline / ATTEMPTS),
+        retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
         max_pool_connections=2 * _WORKERS,
         # Newer boto3 adds checksums that S3-compatible stores refuse; a ranged read has none to check.
         request_checksum_calculation="when_required",
@@ -112,7 +97,7 @@ def list_objects(s3: "S3Client", bucket: str, prefix: str, deadline: float) -> l
             found += [S3Object(o["Key"], o["Size"], o["ETag"]) for o in page.get("Contents", ())]
             if len(found) > _LISTED:
                 raise S3Error(f"{where}: there are over {_LISTED} objects; give the prefix of one checkpoint")
-            _check_deadline(deadline, where)
+            check_deadline(deadline, where)
     return [entry for entry in found if entry.key != start]
 
 
@@ -139,8 +124,8 @@ def download(s3: "S3Client", bucket: str, items: Sequence[Download], deadline: f
         S3Error: anything else that S3, the network or the disk refuses; files that are complete stay.
     """
     pool = ThreadPoolExecutor(_WORKERS, thread_name_prefix="s3")
-    stop, connections = threading.Event(), Connections()
-    jobs = [_Job(s3, bucket, item, deadline, stop, connections) for item in items]
+    ending = Ending()
+    jobs = [_Job(item, Ranges(s3, bucket, item.source, deadline, ending)) for item in items]
     try:
         for job in jobs:
             job.start(pool)
@@ -148,8 +133,7 @@ def download(s3: "S3Client", bucket: str, items: Sequence[Download], deadline: f
             job.finish()
             yield job.item
     finally:
-        stop.set()
-        connections.end()
+        ending.end()
         # Without waiting: a request to a dead host ends by its own timeout, after we have reported the failure.
         pool.shutdown(wait=False, cancel_futures=True)
         for job in jobs:
@@ -182,17 +166,13 @@ class _Job:
     body that one of them reads is out of reach for who would hang up. Nor does it look at the room on the disk.
     """
 
-    s3: "S3Client"
-    bucket: str
     item: Download
-    deadline: float
-    stop: threading.Event
-    connections: Connections
+    ranges: Ranges
     parts: list[Future[None]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.temporary = self.item.dest.with_name(part_name(self.item.dest.name))
-        self.where = f"s3://{self.bucket}/{self.item.source.key}"
+        self.where = self.ranges.where
         self._held: int | None = None  # the lock that tells a file on its way from one that was left behind
 
     def start(self, pool: ThreadPoolExecutor) -> None:
@@ -210,12 +190,12 @@ class _Job:
             self.parts.append(pool.submit(self._part, offset, min(offset + PART_BYTES, size)))
 
     def finish(self) -> None:
-        remaining = max(0.0, self.deadline - time.monotonic())
+        remaining = max(0.0, self.ranges.deadline - time.monotonic())
         done, pending = wait(self.parts, remaining, FIRST_EXCEPTION)
         for part in done:
             part.result()
         if pending:
-            raise _deadline_error(self.where)
+            raise deadline_error(self.where)
         with translated(self.where, local=self.item.dest):
             if self.temporary.stat().st_size != self.item.source.size:
                 raise OSError(errno.EIO, "the file was changed by somebody else")
@@ -229,57 +209,8 @@ class _Job:
             self._held = None
 
     def _part(self, start: int, end: int) -> None:
-        """Bytes [start, end); a read that breaks off goes on where it stopped."""
+        """Bytes [start, end)."""
         with translated(self.where, local=self.item.dest), self.temporary.open("rb+", buffering=0) as file:
-            for attempt in range(1, _ATTEMPTS + 1):
-                try:
-                    with translated(self.where):
-                        for chunk in self._chunks(start, end):
-                            with translated(self.where, local=self.item.dest):
-                                write_all(file.fileno(), chunk, start)
-                            start += len(chunk)
-                except S3Error as error:
-                    if attempt == _ATTEMPTS or not is_transient(error):
-                        raise
-                if start == end:
-                    return
-        raise S3Error(f"{self.where}: the server sent fewer bytes than it announced; try again")
-
-    def _chunks(self, start: int, end: int) -> Iterator[bytes]:
-        source = self.item.source
-        self._check()
-        request: GetObjectRequestTypeDef = {
-            "Bucket": self.bucket,
-            "Key": source.key,
-            "Range": f"bytes={start}-{end - 1}",
-        }
-        if source.etag:
-            request["IfMatch"] = source.etag
-        reply = self.s3.get_object(**request)
-        # A server without If-Match or Range would answer with other bytes, and say so.
-        expected = f"bytes {start}-{end - 1}/{source.size}"
-        if (
-            reply.get("ETag") != (source.etag or reply.get("ETag"))
-            or reply.get("ContentRange", expected) != expected
-        ):
-            raise ObjectChangedError(self.where)
-        if reply.get("ContentLength") != end - start:
-            raise S3Error(f"{self.where}: the server does not answer ranged reads; use one that does")
-        with self.connections.reading(reply["Body"]):
-            for chunk in reply["Body"].iter_chunks(_CHUNK_BYTES):
-                self._check()
-                yield chunk
-
-    def _check(self) -> None:
-        if self.stop.is_set():
-            raise S3Error(f"{self.where}: the download was given up")
-        _check_deadline(self.deadline, self.where)
-
-
-def _check_deadline(deadline: float, where: str) -> None:
-    if time.monotonic() >= deadline:
-        raise _deadline_error(where)
-
-
-def _deadline_error(where: str) -> S3Error:
-    return S3Error(f"{where}: the download did not finish before its deadline; raise it or check the network")
+            for chunk in self.ranges.read(start, end):
+                write_all(file.fileno(), chunk, start)
+                start += len(chunk)

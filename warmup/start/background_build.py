@@ -9,10 +9,11 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from snapcap.models.errors import UserError
 from snapcap.warmup.build.builder import Builder, Built, Event
 from snapcap.warmup.build.release import publish_built, report
 from snapcap.warmup.build.remote_cache import remote_cache_environment
-from snapcap.warmup.errors import BuildError, StartError
+from snapcap.warmup.errors import BuildError
 from snapcap.warmup.machine.cpus import default_threads
 from snapcap.warmup.machine.cxx import require_compiler
 from snapcap.warmup.options import StartOptions
@@ -28,7 +29,7 @@ from snapcap.warmup.start.swap import swap_bucket
 from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.lease import Held, Lease, acquire
 from snapcap.warmup.store.open import open_store, trust_of
-from snapcap.warmup.store.store import ArtifactStore, StoreDeniedError, StoreError
+from snapcap.warmup.store.store import ArtifactStore, StoreDeniedError
 from snapcap.warmup.store.worker import publish_in_worker
 
 OnDevice = Callable[[Callable[[], None]], "Future[None]"]
@@ -93,7 +94,7 @@ class BackgroundBuild:
     def _run(self) -> None:
         try:
             self._make()
-        except (BuildError, StartError, StoreError, OSError) as error:
+        except (UserError, OSError) as error:
             self._report(state="failed", error=str(error))
             _logger.error("build failed", extra={"fields": {"error": str(error), "serving": "eager"}})
         except Exception as error:
@@ -164,7 +165,7 @@ class BackgroundBuild:
     def _build(self, publishing: bool) -> None:
         loaded, options, key = self._loaded, self._options, self._artifacts.key
         builder = Builder(
-            loaded.checkpoint,
+            loaded.checkpoint.whole(),  # which compares packages with eager on its weights
             loaded.plan,
             options.store_folder / "builds" / key,
             workers=options.store.build_workers or default_threads(),

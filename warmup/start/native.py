@@ -26,6 +26,7 @@ from snapcap.warmup.start.preparation import Preparation
 from snapcap.warmup.start.started import StartedModel
 from snapcap.warmup.store.store import WEIGHTS
 from snapcap.warmup.weights.find import FoundWeights
+from snapcap.warmup.weights.published.source import may_be_published
 
 if TYPE_CHECKING:
     from snapcap.models.config import ModelConfig
@@ -53,6 +54,8 @@ def needs_torch(options: StartOptions) -> bool:
     """Whether torch's module will be imported for certain: that begins at once then."""
     if options.compute.backend in ("eager", "jit") or not options.model.prepared_weights:
         return True
+    if may_be_published(options):
+        return False
     return next((options.store_folder / WEIGHTS).glob("*.safetensors"), None) is None
 
 
@@ -62,16 +65,21 @@ def find_without_torch(preparation: Preparation) -> Found | None:
     Raises:
         CheckpointError, ConfigError, StartError: the model cannot be served.
     """
-    either: list[Future[Any]] = [preparation.model, preparation.artifacts]
-    wait(either, return_when=FIRST_COMPLETED)
-    # The one that is there may say that the other needs not be waited for.
-    if preparation.model.done() and preparation.model.result()[2].mapped is None:
-        return None
+    missing: set[Future[Any]] = {preparation.model, preparation.artifacts, preparation.unprepared}
+    # One that is there may say that the others need not be waited for.
+    while not (preparation.model.done() and preparation.artifacts.done()):
+        missing = wait(missing, return_when=FIRST_COMPLETED).not_done
+        if preparation.unprepared.done():
+            return None
+        if preparation.model.done() and preparation.model.result()[2].mapped is None:
+            return None
+        if preparation.artifacts.done() and not _is_hit(preparation.artifacts.result()):
+            return None
     artifacts = preparation.artifacts.result()
-    if artifacts is None or not artifacts.hit:
-        return None
     checkpoint, plan, weights = preparation.model.result()
-    if weights.mapped is None or _needs_eager(checkpoint.config, plan):
+    if artifacts is None or not _is_hit(artifacts) or weights.mapped is None:
+        return None
+    if _needs_eager(checkpoint.config, plan):
         return None
     return Found(checkpoint, plan, weights, weights.mapped, artifacts)
 
@@ -97,6 +105,10 @@ def start_without_torch(
         # What it has allocated hangs on these, and nothing collects cycles in a server.
         traceback.clear_frames(error.__traceback__)
         return None
+
+
+def _is_hit(artifacts: Artifacts | None) -> bool:
+    return artifacts is not None and artifacts.hit
 
 
 def _needs_eager(config: "ModelConfig", plan: Plan) -> bool:

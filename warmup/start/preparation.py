@@ -1,9 +1,11 @@
 """Does the part of a start that needs no torch: brings the checkpoint, decides the plan, brings the artifacts."""
 
 import logging
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,12 +20,13 @@ from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.store.fetch import Fetched, fetch
 from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.open import trust_of
-from snapcap.warmup.store.store import StoreError
+from snapcap.warmup.store.store import WEIGHTS, StoreError
 from snapcap.warmup.store.worker import StoreJob, fetch_in_worker
 from snapcap.warmup.weights.find import FoundWeights, find_weights
 
 if TYPE_CHECKING:
     from snapcap.models.config import ModelConfig
+    from snapcap.warmup.weights.published.fetcher import Described, ModelFetcher
 
 _logger = logging.getLogger("snapcap.start")
 
@@ -33,10 +36,12 @@ class Preparation:
     """What runs beside the import of torch: first the plan, then the rest of the checkpoint with its prepared
     weights, the artifacts, and a GPU's context, for which nobody has to wait.
 
-    ``artifacts`` is None where the backend uses none.
+    ``artifacts`` is None where the backend uses none. ``unprepared`` is done as soon as it is known that there will
+    be no prepared weights, while the checkpoint may still be on its way.
     """
 
     planned: "Future[tuple[ModelConfig, Plan]]"
+    unprepared: "Future[None]"
     model: "Future[tuple[Checkpoint, Plan, FoundWeights]]"
     artifacts: "Future[Artifacts | None]"
 
@@ -47,25 +52,20 @@ def prepare(
     status: StartupStatus,
     pool: ThreadPoolExecutor,
     on_checkpoint: Callable[[Checkpoint], object],
+    fetcher: "ModelFetcher | None" = None,
 ) -> Preparation:
-    """Begin on two threads of ``pool``. One of them calls ``on_checkpoint``."""
-    planned: Future[tuple[ModelConfig, Plan]] = Future()
-    model = pool.submit(_model, options, timeline, status, planned, on_checkpoint)
-
-    def artifacts() -> Artifacts | None:
-        if options.compute.backend == "eager":
-            return None
-        config, plan = planned.result()
-        with timeline.phase("fetch_artifacts"):
-            found = find_artifacts(config, plan, options, options.kind)
-        status.fetched(found)
-        return found
-
-    return Preparation(planned, model, pool.submit(artifacts))
+    """Begin on two threads of ``pool``. One of them calls ``on_checkpoint``. ``fetcher``: brings the model from the
+    store, where it may be published."""
+    work = _Work(options, timeline, status, on_checkpoint, fetcher)
+    model, artifacts = pool.submit(work.model), pool.submit(work.artifacts)
+    return Preparation(work.planned, work.unprepared, model, artifacts)
 
 
-def find_artifacts(config: "ModelConfig", plan: Plan, options: StartOptions, kind: Kind) -> Artifacts:
-    """Bring the artifact set of this plan to the local folder, verified, or say why there is none.
+def find_artifacts(
+    config: "ModelConfig", plan: Plan, options: StartOptions, kind: Kind, fetcher: "ModelFetcher | None" = None
+) -> Artifacts:
+    """Bring the artifact set of this plan to the local folder, verified, or say why there is none. ``fetcher``:
+    asks a remote store, as it has a process for that by then.
 
     Raises:
         StartError: the store must not be opened as configured.
@@ -76,7 +76,8 @@ def find_artifacts(config: "ModelConfig", plan: Plan, options: StartOptions, kin
     store = options.store
     try:
         if store.remote is not None:
-            fetched = fetch_in_worker(StoreJob.of(options, key, factors), trust)
+            job = StoreJob.of(options, key, factors)
+            fetched = fetch_in_worker(job, trust, None if fetcher is None else fetcher.packages)
         else:
             fetched = fetch(None, FolderStore.open(options.store_folder), key, factors, trust, store.deadline)
     except StoreError as error:  # the local folder: without it nothing can be loaded, but eager can be served
@@ -85,37 +86,107 @@ def find_artifacts(config: "ModelConfig", plan: Plan, options: StartOptions, kin
     return Artifacts(key, factors, fetched, specs if isinstance(specs, dict) else {})
 
 
-def _model(
-    options: StartOptions,
-    timeline: Timeline,
-    status: StartupStatus,
-    planned: "Future[tuple[ModelConfig, Plan]]",
-    on_checkpoint: Callable[[Checkpoint], object],
-) -> tuple[Checkpoint, Plan, FoundWeights]:
-    """``planned`` is there first: for what need not wait for numpy."""
-    try:
-        with timeline.phase("fetch_weights"):
-            folder, config = _described(options)
-            plan = make_plan(config, options)
-            planned.set_result((config, plan))
-            checkpoint = Checkpoint.of(options.model.source, folder, config, options.images.max_pixels)
-        on_checkpoint(checkpoint)
-        weights = _find_weights(checkpoint, plan, options)
-        status.found_weights(weights.result, weights.reason)
-    except BaseException as error:
-        if not planned.done():
-            planned.set_exception(error)
-        raise
-    return checkpoint, plan, weights
+@dataclass
+class _Work:
+    """What both threads do. ``packages_over``: nobody asks for packages any more."""
+
+    options: StartOptions
+    timeline: Timeline
+    status: StartupStatus
+    on_checkpoint: Callable[[Checkpoint], object]
+    fetcher: "ModelFetcher | None"
+    planned: "Future[tuple[ModelConfig, Plan]]" = field(default_factory=Future)
+    unprepared: "Future[None]" = field(default_factory=Future)
+    packages_over: threading.Event = field(default_factory=threading.Event)
+
+    def artifacts(self) -> Artifacts | None:
+        options = self.options
+        try:
+            if options.compute.backend == "eager":
+                return None
+            config, plan = self.planned.result()
+            with self.timeline.phase("fetch_artifacts"):
+                found = find_artifacts(config, plan, options, options.kind, self.fetcher)
+            self.status.fetched(found)
+            return found
+        finally:
+            self.packages_over.set()
+
+    def model(self) -> tuple[Checkpoint, Plan, FoundWeights]:
+        """``planned`` is there first: for what need not wait for numpy."""
+        try:
+            with self.timeline.phase("fetch_weights"):
+                published = self._published()
+                folder = _resolved(self.options) if isinstance(published, FoundWeights) else published.folder
+                checkpoint, plan = self._planned(folder)
+        except BaseException as error:
+            if not self.planned.done():
+                self.planned.set_exception(error)
+            raise
+        if isinstance(published, FoundWeights):
+            self.on_checkpoint(checkpoint)
+            weights = _find_weights(checkpoint, plan, self.options)
+            if weights.result == "miss" and published.result != "off":
+                weights = published  # which is what would have spared the checkpoint
+        else:
+            checkpoint = replace(checkpoint, bring=partial(_resolved, self.options))
+            self.on_checkpoint(checkpoint)
+            checkpoint, weights = self._fetched(published, checkpoint, plan)
+        _report_weights(weights)
+        self.status.found_weights(weights.result, weights.reason, weights.bytes_fetched)
+        return checkpoint, plan, weights
+
+    def _planned(self, folder: Path) -> tuple[Checkpoint, Plan]:
+        from snapcap.models.config import ModelConfig  # noqa: PLC0415  a server must not wait for it before it listens
+
+        options = self.options
+        config = ModelConfig.from_folder(folder)
+        plan = make_plan(config, options)
+        self.planned.set_result((config, plan))
+        return Checkpoint.of(options.model.source, folder, config, options.images.max_pixels), plan
+
+    def _published(self) -> "Described | FoundWeights":
+        """The model as the store has it, or why it is not to be had there."""
+        if self.fetcher is None:
+            return FoundWeights("off", "")
+        from snapcap.warmup.weights.published.fetch import NotFetchedError  # noqa: PLC0415  of no other start
+
+        try:
+            return self.fetcher.describe()
+        except NotFetchedError as error:
+            if next((self.options.store_folder / WEIGHTS).glob("*.safetensors"), None) is None:
+                self.unprepared.set_result(None)
+            _report_weights(FoundWeights(error.result, error.reason))
+            return FoundWeights(error.result, error.reason)
+
+    def _fetched(
+        self, published: "Described", checkpoint: Checkpoint, plan: Plan
+    ) -> tuple[Checkpoint, FoundWeights]:
+        """The weights of a published model; or the whole checkpoint, where they do not come."""
+        if self.fetcher is None:
+            raise TypeError("a published model without who fetches it")
+        with self.timeline.phase("fetch_weights"):
+            self.packages_over.wait()
+            weights = self.fetcher.weights(published, checkpoint, plan)
+            if weights.mapped is None:
+                self.unprepared.set_result(None)
+                checkpoint = checkpoint.whole()
+        return checkpoint, weights
+
+
+def _resolved(options: StartOptions) -> Path:
+    return resolve_checkpoint(options.model.source, options.model.cache_dir, options.s3)
+
+
+def _report_weights(found: FoundWeights) -> None:
+    level = logging.INFO if found.result in ("hit", "miss", "off") else logging.WARNING
+    _logger.log(level, "prepared weights", extra={"fields": {"result": found.result, "reason": found.reason}})
 
 
 def _find_weights(checkpoint: Checkpoint, plan: Plan, options: StartOptions) -> FoundWeights:
     if not options.model.prepared_weights:
         return FoundWeights("off", "--no-prepared-weights")
-    found = find_weights(checkpoint, plan, options.store_folder)
-    level = logging.WARNING if found.result == "corrupt" else logging.INFO
-    _logger.log(level, "prepared weights", extra={"fields": {"result": found.result, "reason": found.reason}})
-    return found
+    return find_weights(checkpoint, plan, options.store_folder)
 
 
 def read_checkpoint(options: StartOptions) -> Checkpoint:
@@ -124,12 +195,7 @@ def read_checkpoint(options: StartOptions) -> Checkpoint:
     Raises:
         CheckpointError, ConfigError: the source or its files cannot be used.
     """
-    folder, config = _described(options)
-    return Checkpoint.of(options.model.source, folder, config, options.images.max_pixels)
+    from snapcap.models.config import ModelConfig  # noqa: PLC0415  as above
 
-
-def _described(options: StartOptions) -> "tuple[Path, ModelConfig]":
-    from snapcap.models.config import ModelConfig  # noqa: PLC0415  a server must not wait for it before it listens
-
-    folder = resolve_checkpoint(options.model.source, options.model.cache_dir, options.s3)
-    return folder, ModelConfig.from_folder(folder)
+    folder = _resolved(options)
+    return Checkpoint.of(options.model.source, folder, ModelConfig.from_folder(folder), options.images.max_pixels)

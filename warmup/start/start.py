@@ -6,7 +6,9 @@
     threads         torch's libraries ─ open packages ──────────┤
     device thread                                               └ device ─ weights ─ warm ─ self-test ─ ready
 
-So it is where packages and prepared weights are found (`native`), and torch's Python module is not imported. Every
+So it is where packages and prepared weights are found (`native`), and torch's Python module is not imported. Where
+the machine has no checkpoint, the first thread asks the store for the model (`weights.published`), before it brings
+the checkpoint. Every
 other start imports it, which takes longer than all of that: meanwhile a GPU's packages are opened and run once, or
 without packages torch's own operators.
 
@@ -21,6 +23,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
+from snapcap.models.weights.listing import WeightsError
 from snapcap.warmup.errors import StartError
 from snapcap.warmup.machine.device_context import begin_device_context
 from snapcap.warmup.machine.torch_libraries import load_torch_libraries
@@ -33,6 +36,7 @@ from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.start.native import find_without_torch, needs_torch, start_without_torch
 from snapcap.warmup.start.preparation import Preparation, prepare
+from snapcap.warmup.start.published import begin_fetcher, close_behind
 from snapcap.warmup.start.started import StartedModel
 from snapcap.warmup.weights.find import FoundWeights
 
@@ -41,6 +45,7 @@ if TYPE_CHECKING:
     from snapcap.warmup.runtime.backends.base import Backend
     from snapcap.warmup.runtime.loaded_model import LoadedModel
     from snapcap.warmup.start.jit.start import Jit
+    from snapcap.warmup.weights.published.fetcher import ModelFetcher
 
 SWITCH_INTERVAL_S = 0.0001
 _logger = logging.getLogger("snapcap.start")
@@ -51,9 +56,11 @@ def load(
     timeline: Timeline,
     status: StartupStatus,
     on_checkpoint: Callable[[Checkpoint], object] = lambda checkpoint: None,
+    fetcher: "ModelFetcher | None" = None,
 ) -> StartedModel:
     """Run the start on the calling thread, which becomes the device thread. Another one calls ``on_checkpoint``
-    once the checkpoint is on local disk.
+    once the checkpoint is on local disk, or what a start needs of it. ``fetcher``: who was begun with for these
+    options.
 
     Raises:
         CheckpointError, ConfigError, WeightsError: the model cannot be served.
@@ -66,12 +73,14 @@ def load(
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         pool = scope.enter_context(ThreadPoolExecutor(3, thread_name_prefix="snapcap-fetch"))
         begin_device_context(options.compute.device)
-        found = None
+        found, fetcher = None, fetcher or begin_fetcher(options)
         if needs_torch(options):
             importing = pool.submit(_import_torch, timeline)
-            preparation = prepare(options, timeline, status, pool, on_checkpoint)
+            preparation = prepare(options, timeline, status, pool, on_checkpoint, fetcher)
+            close_behind(fetcher, [preparation.model, preparation.artifacts])
         else:
-            preparation = prepare(options, timeline, status, pool, on_checkpoint)
+            preparation = prepare(options, timeline, status, pool, on_checkpoint, fetcher)
+            close_behind(fetcher, [preparation.model, preparation.artifacts])
             found = find_without_torch(preparation)
             started = None if found is None else start_without_torch(found, options, timeline, status)
             if started is not None:
@@ -118,9 +127,14 @@ def _load_with_torch(
             if jit is None:
                 avoid_driver_compilation()
         with timeline.phase("load_weights"):
-            model = load_model(
-                checkpoint.folder, checkpoint.config, checkpoint.transform, plan, device, dtype, weights.mapped
-            )
+            described = checkpoint.config, checkpoint.transform, plan, device, dtype
+            try:
+                model = load_model(checkpoint.folder, *described, weights.mapped)
+            except WeightsError:
+                if checkpoint.bring is None:
+                    raise
+                checkpoint = checkpoint.whole()  # published weights could not be used: the log says why
+                model = load_model(checkpoint.folder, *described)
         if weights.mapped is not None and not model.prepared:
             weights = FoundWeights("corrupt", "they could not be used: the log says why")
             status.found_weights(weights.result, weights.reason)

@@ -2,12 +2,10 @@
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import io
 import itertools
 import os
-import shutil
 import stat
 import time
 from collections.abc import Iterator, Mapping
@@ -20,11 +18,15 @@ from snapcap.warmup.errors import os_error_text
 from snapcap.warmup.machine.files import NotAFileError, make_folder, open_regular
 from snapcap.warmup.machine.scratch import scratch_folder
 from snapcap.warmup.store.blobs import commit, describe, new_file
+from snapcap.warmup.store.copies import copy_file, link_or_copy, locked, pieces
 from snapcap.warmup.store.owner import check_owner
 from snapcap.warmup.store.store import (
     MANIFESTS,
+    MODEL_FILES,
+    MODELS,
     WEIGHTS,
     DamagedError,
+    Ranges,
     Stored,
     StoreDeniedError,
     StoreError,
@@ -37,7 +39,7 @@ from snapcap.warmup.store.store import (
 _SCRATCH = "tmp"
 _BUILT = "built"
 # All that are made in a store; nobody else may write to any of them.
-_FOLDERS = (MANIFESTS, "blobs", "blobs/sha256", "leases", "builds", WEIGHTS, _BUILT, _SCRATCH)
+_FOLDERS = (MANIFESTS, "blobs", "blobs/sha256", "leases", "builds", MODELS, MODEL_FILES, WEIGHTS, _BUILT, _SCRATCH)
 _LISTED = 10_000  # entries of a folder: one with more than that is searched among some of them
 _SMALL = 8 * 1024 * 1024  # bytes of what a condition is about
 _LOCK_SECONDS = 10.0
@@ -161,7 +163,7 @@ class FolderStore:
     def upload(self, name: str, source: Path) -> None:
         path = self.path(name)
         with self._translated(path), new_file(path) as temporary:
-            _copy(source, temporary)
+            copy_file(source, temporary)
             commit(temporary, path)
 
     def download(self, sizes: Mapping[str, int], folder: Path, deadline: float) -> Iterator[tuple[str, Path]]:
@@ -172,8 +174,25 @@ class FolderStore:
             with self._translated(source):
                 if self.size(name) != size:
                     raise DamagedError(f"{source} is missing or not of {size} bytes")
-                _copy(source, copy)
+                copy_file(source, copy)
             yield name, copy
+
+    @contextlib.contextmanager
+    def ranges(self, name: str, size: int, deadline: float) -> Iterator[Ranges]:
+        path = self.path(name)
+        with self.opened(name) as file:
+            if file is None or os.fstat(file.fileno()).st_size != size:
+                raise DamagedError(f"{path} is missing or not of {size} bytes")
+            descriptor = os.dup(file.fileno())
+
+        def read(start: int, end: int) -> Iterator[bytes]:
+            with self._translated(path):
+                yield from pieces(descriptor, start, end, deadline)
+
+        try:
+            yield read
+        finally:
+            os.close(descriptor)
 
     def is_conditional(self) -> bool:
         """Always, within the machines that share the folder's locks.
@@ -222,6 +241,13 @@ class FolderStore:
             path.unlink(missing_ok=True)
         return None
 
+    def link(self, source: Path, blob: Blob) -> None:
+        """Give a finished file of this file system a second name among the blobs. Who uses it verifies it."""
+        path = self.path(blob_name(blob))
+        with self._translated(path), new_file(path) as temporary:
+            link_or_copy(source, temporary)
+            commit(temporary, path)
+
     def adopt(self, source: Path, blob: Blob) -> bool:
         """Move a file of ``scratch`` to its place among the blobs; False if it is not that content."""
         path = self.path(blob_name(blob))
@@ -253,7 +279,7 @@ class FolderStore:
         descriptor = os.open(self.root / ".lock", flags, 0o600)
         until = time.monotonic() + _LOCK_SECONDS
         try:
-            while not _locked(descriptor):
+            while not locked(descriptor):
                 if time.monotonic() >= until:
                     raise StoreError(f"{self.root} is locked by another process for over {_LOCK_SECONDS:g} s")
                 time.sleep(0.02)
@@ -268,19 +294,6 @@ class FolderStore:
         except OSError as error:
             denied = isinstance(error, PermissionError) or error.errno == errno.EROFS
             raise (StoreDeniedError if denied else StoreError)(f"{path}: {os_error_text(error)}") from error
-
-
-def _copy(source: Path, target: Path) -> None:
-    with open_regular(source) as opened, target.open("wb") as file:
-        shutil.copyfileobj(opened, file, 1024 * 1024)
-
-
-def _locked(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _version(data: bytes) -> str:

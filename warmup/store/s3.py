@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from snapcap.warmup.options import S3Options
-from snapcap.warmup.s3.download import Download, S3Object, client, download, split_uri
+from snapcap.warmup.s3 import ranges as s3_ranges
+from snapcap.warmup.s3.download import Download, client, download, split_uri
 from snapcap.warmup.s3.errors import ObjectChangedError, S3Error, translated
+from snapcap.warmup.s3.ranges import Ending, S3Object
 from snapcap.warmup.store.store import (
     DamagedError,
+    Ranges,
     Stored,
     StoreDeniedError,
     StoreError,
@@ -117,8 +120,9 @@ class S3Store:
             raise _translated(error) from error
 
     def upload(self, name: str, source: Path) -> None:
+        # In parts where it is large: S3 takes 5 GB at once.
         with self._translating(self._where(name)), source.open("rb") as file:
-            self.s3.put_object(Bucket=self.bucket, Key=self._key(name), Body=file)
+            self.s3.upload_fileobj(file, self.bucket, self._key(name))
 
     def download(self, sizes: Mapping[str, int], folder: Path, deadline: float) -> Iterator[tuple[str, Path]]:
         # Without ETags, which would cost a request each: the content is checked by its digest.
@@ -129,6 +133,21 @@ class S3Store:
         with self._translating(self.location):
             for item in download(self.s3, self.bucket, downloads, deadline):
                 yield items[item.dest][0], item.dest
+
+    @contextlib.contextmanager
+    def ranges(self, name: str, size: int, deadline: float) -> Iterator[Ranges]:
+        ending = Ending()
+        # As above: the content is checked by its digests.
+        of = s3_ranges.Ranges(self.s3, self.bucket, S3Object(self._key(name), size, etag=""), deadline, ending)
+
+        def read(start: int, end: int) -> Iterator[bytes]:
+            with self._translating(of.where):
+                yield from of.read(start, end)
+
+        try:
+            yield read
+        finally:
+            ending.end()
 
     def is_conditional(self) -> bool:
         """Found out with a canary, an object of a name of its own that is written four times."""

@@ -4,13 +4,16 @@
     blobs/sha256/<digest>       immutable
     leases/<key>.json           who is building the set
     built/<digest>              of a folder only: the envelopes that its owner made there
+    models/<key>.json           the small files and prepared weights of a model, by digest
     weights/                    of a folder only: prepared weights (warmup/weights/)
+    models/files/<digest>/      of a folder only: the small files of a model under their names
 
 A store moves bytes. What they are worth is for ``warmup.store.fetch`` to check.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -19,8 +22,14 @@ from snapcap.models.errors import UserError
 from snapcap.warmup.artifacts.manifest import Blob, is_digest
 
 MANIFESTS = "manifests"
+MODELS = "models"
+MODEL_FILES = f"{MODELS}/files"
 WEIGHTS = "weights"
 _NAME = re.compile(r"[a-z0-9_][a-z0-9_.-]*(/[a-z0-9_][a-z0-9_.-]*)*")
+
+
+# Bytes [start, end) of an object in pieces of at most 1 MiB; for several threads.
+Ranges = Callable[[int, int], Iterator[bytes]]
 
 
 class StoreError(UserError):
@@ -106,6 +115,12 @@ class ArtifactStore(Protocol):
         """
         ...
 
+    def ranges(self, name: str, size: int, deadline: float) -> AbstractContextManager[Ranges]:
+        """Reads of an object of known size, all of which end with the block or at ``deadline``, a moment of
+        ``time.monotonic()``. Each raises StoreError as the methods do; DamagedError if the object is missing or of
+        another size."""
+        ...
+
     def is_conditional(self) -> bool:
         """Whether ``write`` obeys its conditions; found out by writing, once.
 
@@ -118,6 +133,11 @@ class ArtifactStore(Protocol):
 def manifest_name(key: str) -> str:
     """Where the manifest of a key is."""
     return f"{MANIFESTS}/{_checked(key)}.json"
+
+
+def model_name(key: str) -> str:
+    """Where the manifest of a model is."""
+    return f"{MODELS}/{_checked(key)}.json"
 
 
 def lease_name(key: str) -> str:

@@ -12,7 +12,7 @@ Run as ``python -m snapcap.warmup.store.worker``.
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
@@ -31,7 +31,7 @@ from snapcap.warmup.store.store import StoreError
 if TYPE_CHECKING:
     from snapcap.warmup.store.publish import Published
 
-_GRACE = 3.0  # seconds for starting Python, and for the worker to say itself that its time was over
+GRACE = 3.0  # seconds for starting Python, and for the worker to say itself that its time was over
 _MODULE = "snapcap.warmup.store.worker"
 
 
@@ -56,10 +56,11 @@ class StoreJob:
         return cls(store, options.s3, options.store_folder, key, factors)
 
 
-def fetch_in_worker(job: StoreJob, trust: Trust) -> Fetched:
+def fetch_in_worker(job: StoreJob, trust: Trust, ask: Callable[[StoreJob], Fetched] | None = None) -> Fetched:
     """``fetch`` with the remote's part in a worker process, which is ended at the store's deadline.
 
-    No process is started for what the local folder has. ``trust``: that of the job's keys.
+    No process is started for what the local folder has. ``trust``: that of the job's keys. ``ask``: has a worker
+    do it that is there already.
 
     Raises:
         StoreRefusedError: the local folder cannot be used.
@@ -68,7 +69,7 @@ def fetch_in_worker(job: StoreJob, trust: Trust) -> Fetched:
     local = FolderStore.open(job.folder)
     found = _from_folder(job, local, trust)
     if found.result != "hit":
-        told = _ask_to_fetch(job)
+        told = (ask or _ask_to_fetch)(job)
         # What the worker says is a reason for a log; what can be run is only what the folder then verifies to.
         here = _from_folder(job, local, trust) if told.result == "hit" else told
         found = replace(here, reason=told.reason) if here.result == "hit" else here
@@ -94,19 +95,24 @@ def _from_folder(job: StoreJob, local: FolderStore, trust: Trust) -> Fetched:
 
 
 def _ask_to_fetch(job: StoreJob) -> Fetched:
-    deadline = job.store.deadline
-    end = time.monotonic() + deadline + _GRACE
     with Worker(_MODULE, job) as worker:
-        try:
-            worker.start(end - time.monotonic())
-            return _parsed(worker.ask({"do": "fetch"}, end - time.monotonic()))
-        except WorkerTimeoutError:
-            return Fetched("error", f"fetching from {job.store.address} was ended after {deadline:g} s")
-        except (WorkerError, ValueError, TypeError, KeyError, OverflowError) as error:
-            return Fetched("error", f"the process that fetches artifacts gave no answer: {first_line(error)}")
+        return ask_to_fetch(worker, job, {"do": "fetch"})
 
 
-def _told(fetched: Fetched) -> dict[str, Any]:
+def ask_to_fetch(worker: Worker, job: StoreJob, task: Mapping[str, Any]) -> Fetched:
+    """What the worker, which is ended at the deadline, answers to a task that is answered by ``told``."""
+    deadline = job.store.deadline
+    end = time.monotonic() + deadline + GRACE
+    try:
+        worker.start(end - time.monotonic())
+        return _parsed(worker.ask(task, end - time.monotonic()))
+    except WorkerTimeoutError:
+        return Fetched("error", f"fetching from {job.store.address} was ended after {deadline:g} s")
+    except (WorkerError, ValueError, TypeError, KeyError, OverflowError) as error:
+        return Fetched("error", f"the process that fetches artifacts gave no answer: {first_line(error)}")
+
+
+def told(fetched: Fetched) -> dict[str, Any]:
     """What the parent wants to hear: no files, which it looks up by itself."""
     return {
         "result": fetched.result,
@@ -117,7 +123,7 @@ def _told(fetched: Fetched) -> dict[str, Any]:
 
 
 def _parsed(value: Mapping[str, Any]) -> Fetched:
-    """The reverse of ``_told``."""
+    """The reverse of ``told``."""
     if value["result"] not in get_args(Result):
         raise ValueError("not a result")
     return Fetched(
@@ -154,7 +160,7 @@ def _publish(job: StoreJob, replace: bool) -> "Published":
 
 def _start(job: StoreJob) -> Task:
     def answer(task: dict[str, Any]) -> dict[str, Any]:
-        return _told(_fetch(job)) if task["do"] == "fetch" else asdict(_publish(job, task["replace"]))
+        return told(_fetch(job)) if task["do"] == "fetch" else asdict(_publish(job, task["replace"]))
 
     return answer
 

@@ -16,16 +16,18 @@ from snapcap.warmup.weights.identity import identify
 from snapcap.warmup.weights.key import layout_digest, prepared_name
 from snapcap.warmup.weights.records import recorded_digest
 
-WeightsResult = Literal["hit", "miss", "corrupt", "off"]
+WeightsResult = Literal["hit", "miss", "corrupt", "untrusted", "error", "off"]
 
 
 @dataclass(frozen=True)
 class FoundWeights:
-    """What came of looking for prepared weights; ``mapped`` of a hit."""
+    """What came of looking for prepared weights; ``mapped`` of a hit. ``bytes_fetched``: downloaded from a store.
+    Untrusted and error are of a store alone."""
 
     result: WeightsResult
     reason: str
     mapped: MappedWeights | None = None
+    bytes_fetched: int = 0
 
 
 def find_weights(checkpoint: Checkpoint, plan: Plan, store_folder: Path) -> FoundWeights:

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from snapcap.warmup.artifacts.key import canonical_json
+from snapcap.warmup.artifacts.key import Factors, canonical_json
 from snapcap.warmup.machine.installation import package_folder, torch_version
 
 if TYPE_CHECKING:
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 # What is put where, and under which names it is in a checkpoint.
 _SOURCES = ("weights/*.py", "families/*.py", "names.py", "dimensions.py", "config.py")
-PREPARED_NAME = re.compile(r"[0-9a-f]{64}\.(cpu|cuda)\.(float32|bfloat16|float16)\.[0-9a-f]{64}\.safetensors")
+# Those that were prepared here, and those that were fetched.
+PREPARED_NAME = re.compile(r"[0-9a-f]{64}(\.(cpu|cuda)\.(float32|bfloat16|float16)\.[0-9a-f]{64})?\.safetensors")
 
 
 def prepared_name(digest: str, device_type: str, dtype: str, layout: str) -> str:
@@ -29,6 +30,28 @@ def prepared_name(digest: str, device_type: str, dtype: str, layout: str) -> str
         layout: ``layout_digest``.
     """
     return f"{digest}.{device_type}.{dtype}.{layout}.safetensors"
+
+
+def fetched_name(digest: str) -> str:
+    """``<content>.safetensors``: of fetched weights, which are used for who names their SHA-256 and nobody else."""
+    return f"{digest}.safetensors"
+
+
+def model_factors(source: str, device_type: str, dtype: str) -> Factors:
+    """The factors of the manifest under which the prepared weights of a source are published; all of them are known
+    without its files.
+
+    Raises:
+        OSError, MachineError: as ``layout_digest``.
+    """
+    return {
+        "kind": "model",
+        "model.source": source,
+        "device.type": device_type,
+        "model.dtype": dtype,
+        "source.weights": _source_digest(package_folder("snapcap.models")),
+        "torch.version": torch_version().version,
+    }
 
 
 def layout_digest(config: "ModelConfig", transform: "ImageTransform", models: Path | None = None) -> str:

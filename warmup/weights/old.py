@@ -8,6 +8,8 @@ from snapcap.warmup.store.store import WEIGHTS, StoreError
 from snapcap.warmup.weights.key import PREPARED_NAME
 from snapcap.warmup.weights.records import RECORD_NAME, Record, read_record
 
+UNFINISHED = ".writing"  # of whoever has the lock of the folder's weights, and nobody else
+VERIFIED = ".verified"  # what was fetched, all of it verified, until it is on the disk
 _KEPT = 8  # prepared files of a folder, of which several servers, versions and machines may use some
 _LISTED = 10_000
 
@@ -23,7 +25,17 @@ def remove_old(store: FolderStore, name: str, before: Record | None, record: Rec
     """
     if before is not None and _is_superseded(store, before, record):
         store.delete(f"{WEIGHTS}/{name.replace(record.digest, before.digest)}")
-    _prune(store)
+    prune(store)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what a process has left that was killed: for who has the lock, which then is the only one.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    for name in (UNFINISHED, VERIFIED):
+        (folder / name).unlink(missing_ok=True)
 
 
 def readable_record(store: FolderStore, name: str) -> Record | None:
@@ -43,8 +55,12 @@ def _is_superseded(store: FolderStore, before: Record, record: Record) -> bool:
     return all(other is None or other.digest != before.digest for other in others)
 
 
-def _prune(store: FolderStore) -> None:
-    """Remove prepared files but the last ones that were written or used. What has another name than ours stays."""
+def prune(store: FolderStore) -> None:
+    """Remove prepared files but the last ones that were written or used. What has another name than ours stays.
+
+    Raises:
+        StoreError: something cannot be removed.
+    """
     names = [name for name in store.newest(WEIGHTS, _LISTED) if PREPARED_NAME.fullmatch(Path(name).name)]
     for name in names[_KEPT:]:
         store.delete(name)

@@ -23,7 +23,7 @@ from snapcap.warmup.store.store import WEIGHTS, StoreError
 from snapcap.warmup.weights.find import open_prepared
 from snapcap.warmup.weights.identity import CLOCK_NS, Identity, content_digest, identify, is_at_rest
 from snapcap.warmup.weights.key import layout_digest, prepared_name
-from snapcap.warmup.weights.old import readable_record, remove_old
+from snapcap.warmup.weights.old import UNFINISHED, readable_record, remove_old, remove_unfinished
 from snapcap.warmup.weights.records import Record, record_name, recorded_digest, write_record
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 _FLUSHED_BYTES = 64 << 20  # written at a time: others that wait for the disk wait for no more
 _PROCESS_BYTES = 512 << 20  # of this process with torch
-_UNFINISHED = ".writing"
 
 
 @dataclass(frozen=True)
@@ -57,8 +56,8 @@ def prepare_weights(folder: Path, plan: Plan, store_folder: Path, *, thorough: b
     with locked_alone(store.root / WEIGHTS / ".lock") as alone:
         if not alone:
             return Prepared("busy", "another process is preparing weights")
-        unfinished = store.root / WEIGHTS / _UNFINISHED
-        unfinished.unlink(missing_ok=True)  # of a process that was killed: whoever has the lock is the only one
+        remove_unfinished(store.root / WEIGHTS)
+        unfinished = store.root / WEIGHTS / UNFINISHED
         record = _record(store, folder)
         if record is None:
             return Prepared("skipped", "the checkpoint is being changed, or its files have times in the future")

@@ -37,8 +37,9 @@ class Bucket(BaseModel):
 class Weights(BaseModel):
     """What came of looking for prepared weights; all but a hit convert the checkpoint."""
 
-    result: Literal["hit", "miss", "corrupt", "off"]
+    result: Literal["hit", "miss", "corrupt", "untrusted", "error", "off"]
     reason: str
+    bytes_fetched: int = Field(ge=0, description="Downloaded from the artifact store.")
 
 
 class Artifacts(BaseModel):

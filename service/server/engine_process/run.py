@@ -94,7 +94,10 @@ class _EngineProcess:
     def _begin(self) -> None:
         try:
             with self._timeline.phase("import_engine", self._importing):
-                from snapcap.service.engine.device_thread import DeviceThread  # noqa: PLC0415  what fails is for the log
+                from snapcap.warmup.start.published import begin_fetcher  # noqa: PLC0415  what fails is for the log
+
+                fetcher = begin_fetcher(self._settings)  # whose process imports for as long as this one
+                from snapcap.service.engine.device_thread import DeviceThread  # noqa: PLC0415
             DeviceThread(
                 self._settings,
                 self._timeline,
@@ -105,6 +108,7 @@ class _EngineProcess:
                 self._rehearse,
                 on_checkpoint=self._found,
                 turn_ended=self._server.turns.end,
+                fetcher=fetcher,
             ).start()
         except Exception as error:
             self._failed(error)

@@ -59,7 +59,7 @@ def test_a_server_that_ends_meanwhile_leaves_no_process(tmp_path: Path) -> None:
 
         wait_until(lambda: bool(workers()), PATIENCE)
         (pid,) = workers()
-        assert os.getpriority(os.PRIO_PROCESS, pid) == 19
+        wait_until(lambda: os.getpriority(os.PRIO_PROCESS, pid) == 19, PATIENCE)  # set when it has been started
         server.process.terminate()
         server.process.wait(PATIENCE)
         assert not Path(f"/proc/{pid}").exists()

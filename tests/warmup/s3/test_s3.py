@@ -16,7 +16,6 @@ from snapcap.warmup.options import S3Options
 from snapcap.warmup.s3.download import (
     PART_BYTES,
     Download,
-    S3Object,
     client,
     download,
     download_object,
@@ -24,6 +23,7 @@ from snapcap.warmup.s3.download import (
     split_uri,
 )
 from snapcap.warmup.s3.errors import ObjectChangedError, S3Error
+from snapcap.warmup.s3.ranges import S3Object
 
 LARGE = 2 * PART_BYTES + 12_345
 

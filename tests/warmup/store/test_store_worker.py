@@ -197,7 +197,7 @@ def test_a_worker_that_hangs_is_ended(
     hanging.write_text(f"#!/bin/sh\necho $$ >{pid}\nexec sleep 1000\n")
     hanging.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(hanging))
-    monkeypatch.setattr(store_worker, "_GRACE", 0.5)
+    monkeypatch.setattr(store_worker, "GRACE", 0.5)
     job = StoreJob(
         StoreOptions("s3://bucket", deadline=0.5), S3Options(), tmp_path / "local", manifest.key, manifest.factors
     )

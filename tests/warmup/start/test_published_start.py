@@ -1,0 +1,162 @@
+"""What a start does with a published model, and where it does not come: it never fails for that."""
+
+import logging
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
+from snapcap.warmup.plan.checkpoint import Checkpoint
+from snapcap.warmup.progress.status import StartupStatus
+from snapcap.warmup.progress.timeline import Timeline
+from snapcap.warmup.start import preparation, published, start
+from snapcap.warmup.start.native import find_without_torch
+from snapcap.warmup.start.preparation import Preparation, prepare
+from snapcap.warmup.weights.find import FoundWeights
+from snapcap.warmup.weights.published.fetch import NotFetchedError
+
+PATIENCE = 60.0
+
+
+class Fetcher:
+    """Finds a model's description, whose weights do not come; or nothing."""
+
+    def __init__(self, folder: Path | None, result: Any = "corrupt") -> None:
+        self._folder = folder
+        self._result = result
+        self.may_answer = threading.Event()
+        self.closed = threading.Event()
+
+    def describe(self) -> SimpleNamespace:
+        self.may_answer.wait(PATIENCE)
+        if self._folder is None:
+            raise NotFetchedError(self._result, "nothing there")
+        return SimpleNamespace(folder=self._folder)
+
+    def packages(self, _: object) -> None:
+        raise AssertionError("there is no remote store")
+
+    def weights(self, *_: object) -> FoundWeights:
+        return FoundWeights(self._result, "a wrong chunk", bytes_fetched=3)
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> StartOptions:
+    return StartOptions(ModelOptions("demo", tmp_path), ComputeOptions("cpu", buckets=(1,), threads=1))
+
+
+def begun(options: StartOptions, fetcher: Any, status: StartupStatus, found: list[Checkpoint]) -> Preparation:
+    pool = ThreadPoolExecutor(2)
+    prepared = prepare(options, Timeline.since_exec(), status, pool, found.append, fetcher)
+    pool.shutdown(wait=False)
+    return prepared
+
+
+def test_weights_that_do_not_come_are_read_from_the_checkpoint(
+    options: StartOptions, demo_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    description = tmp_path / "description"
+    description.mkdir()
+    for path in demo_folder.glob("*.json"):
+        (description / path.name).write_bytes(path.read_bytes())
+    resolved, may_resolve = [], threading.Event()
+
+    def resolve(*_: object) -> Path:
+        may_resolve.wait(PATIENCE)
+        resolved.append(1)
+        return demo_folder
+
+    monkeypatch.setattr(preparation, "resolve_checkpoint", resolve)
+    fetcher, status, seen = Fetcher(description), StartupStatus(), list[Checkpoint]()
+    fetcher.may_answer.set()
+    prepared = begun(options, fetcher, status, seen)
+    prepared.unprepared.result(PATIENCE)
+    assert resolved == [], "torch is imported beside the download"
+    assert find_without_torch(prepared) is None
+    may_resolve.set()
+    checkpoint, _, weights = prepared.model.result(PATIENCE)
+    assert (checkpoint.folder, checkpoint.bring) == (demo_folder, None)
+    assert [each.folder for each in seen] == [description], "who reads the tokenizer does not wait"
+    assert (weights.result, weights.mapped) == ("corrupt", None)
+    assert status.to_dict()["weights"] == {"result": "corrupt", "reason": "a wrong chunk", "bytes_fetched": 3}
+
+
+@pytest.mark.parametrize("result", ["miss", "error", "untrusted"])
+def test_a_model_that_is_not_published_is_brought_as_ever(
+    result: str, options: StartOptions, demo_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fetcher, status = Fetcher(None, result), StartupStatus()
+    with caplog.at_level(logging.INFO, "snapcap.start"):
+        prepared = begun(options, fetcher, status, [])
+        assert not prepared.unprepared.done()
+        fetcher.may_answer.set()
+        checkpoint, _, weights = prepared.model.result(PATIENCE)
+    assert prepared.unprepared.done()
+    assert checkpoint.folder.samefile(demo_folder)
+    assert (weights.result, weights.reason) == (result, "nothing there")
+    assert status.weights is not None
+    assert status.weights.result == result
+    levels = {record.levelname for record in caplog.records if record.message == "prepared weights"}
+    assert levels == {"INFO" if result == "miss" else "WARNING"}
+
+
+def test_weights_that_cannot_be_used_bring_the_whole_checkpoint(
+    options: StartOptions, demo_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found, mapped, and of other regions than the configuration: a start with torch, and no failure."""
+    options = replace(options, compute=replace(options.compute, backend="eager"))
+    description = tmp_path / "description"
+    description.mkdir()
+    for path in demo_folder.glob("*.json"):
+        (description / path.name).write_bytes(path.read_bytes())
+    brought: list[Path] = []
+    real = start.prepare
+
+    def prepared(*given: Any) -> Preparation:
+        found = real(*given)
+        checkpoint, plan, weights = found.model.result()
+
+        def bring() -> Path:
+            brought.append(demo_folder)
+            return demo_folder
+
+        model: Future[Any] = Future()
+        odd = SimpleNamespace(header=SimpleNamespace(regions={}))
+        mapped = replace(weights, result="hit", mapped=odd)
+        model.set_result((replace(checkpoint, folder=description, bring=bring), plan, mapped))
+        return replace(found, model=model)
+
+    monkeypatch.setattr(start, "prepare", prepared)
+    loaded = start.load(options, Timeline.since_exec(), StartupStatus())
+    assert brought == [demo_folder]
+    assert loaded.weights == "corrupt"
+    assert (loaded.checkpoint.folder, loaded.checkpoint.bring) == (demo_folder, None)
+
+
+def test_what_fetches_is_ended_when_all_has_come() -> None:
+    fetcher, coming = Fetcher(None), Future[None]()
+    published.close_behind(fetcher, [coming])  # type: ignore[arg-type]
+    assert not fetcher.closed.wait(0.1)
+    coming.set_result(None)
+    assert fetcher.closed.wait(PATIENCE)
+    published.close_behind(None, [])
+
+
+def test_what_cannot_begin_to_fetch_fails_no_start(
+    monkeypatch: pytest.MonkeyPatch, options: StartOptions, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(_: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(published, "may_be_published", lambda _: True)
+    monkeypatch.setattr("snapcap.warmup.weights.published.fetcher.ModelFetcher", broken)
+    assert published.begin_fetcher(options) is None
+    assert "not asked for weights" in caplog.text

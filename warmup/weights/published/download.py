@@ -1,0 +1,145 @@
+"""Downloads prepared weights in chunks, each of which is verified while it streams, whole or not at all.
+
+It becomes a file of the cache in two steps. The first ends with every chunk verified, which the name says that the
+file has then: a start maps it. The second waits for the disk, which may take longer than the link, and gives it the
+name by which others find it. Until then whoever comes next removes it, as what a process leaves that is killed.
+"""
+
+import contextlib
+import errno
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+
+from snapcap.warmup.artifacts.model_manifest import CHUNK_BYTES, ModelManifest
+from snapcap.warmup.errors import os_error_text
+from snapcap.warmup.machine.files import locked_alone, make_folder, write_all
+from snapcap.warmup.store.blobs import commit
+from snapcap.warmup.store.folder import FolderStore
+from snapcap.warmup.store.store import WEIGHTS, ArtifactStore, DamagedError, Ranges, StoreError, blob_name
+from snapcap.warmup.weights.key import fetched_name
+from snapcap.warmup.weights.old import UNFINISHED, VERIFIED, prune, remove_unfinished
+
+LOCK = ".lock"
+_THREADS = 8
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class Downloaded:
+    """``bytes_fetched``: 0 where another process had the file by then. ``unfinished``: whether the file is there as
+    ``VERIFIED``, and ``finish`` is to be called."""
+
+    bytes_fetched: int
+    unfinished: bool
+
+
+def download_weights(
+    source: ArtifactStore, local: FolderStore, manifest: ModelManifest, until: float, scope: contextlib.ExitStack
+) -> Downloaded:
+    """Have the weights of a manifest in the folder, every byte of them verified.
+
+    Args:
+        until: the moment of ``time.monotonic()`` to give up at.
+        scope: keeps the lock of the folder's weights, and the file, until ``finish`` or its end.
+
+    Raises:
+        DamagedError: the source has other bytes than the manifest says.
+        StoreError: the source, the disk, or the time.
+    """
+    folder = local.root / WEIGHTS
+    path = folder / fetched_name(manifest.weights.digest)
+    try:
+        make_folder(folder)
+        _lock(folder / LOCK, until, scope)
+        if local.size(f"{WEIGHTS}/{path.name}") == manifest.weights.size:  # another process brought it meanwhile
+            return Downloaded(0, unfinished=False)
+        remove_unfinished(folder)
+        temporary = folder / UNFINISHED
+        size = manifest.weights.size
+        disk = os.statvfs(folder)
+        if size > disk.f_bavail * disk.f_frsize:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        scope.callback(remove_unfinished, folder)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(temporary, flags, 0o600)
+        os.ftruncate(descriptor, size)
+        with source.ranges(blob_name(manifest.weights), size, until) as read:
+            _fill(descriptor, read, manifest, until)
+        os.replace(temporary, folder / VERIFIED)
+    except OSError as error:
+        raise StoreError(f"weights cannot be written to {folder}: {os_error_text(error)}") from error
+    os.close(descriptor)  # not where a thread may still write to it: its number may be another file's by then
+    return Downloaded(size, unfinished=True)
+
+
+def finish(local: FolderStore, manifest: ModelManifest) -> None:
+    """Give what ``download_weights`` left unfinished its name, once it is on the disk.
+
+    Raises:
+        StoreError: it cannot be kept; who has it mapped keeps it.
+    """
+    folder = local.root / WEIGHTS
+    try:
+        commit(folder / VERIFIED, folder / fetched_name(manifest.weights.digest))
+    except OSError as error:
+        raise StoreError(f"weights cannot be kept in {folder}: {os_error_text(error)}") from error
+    with contextlib.suppress(StoreError):  # what stays is removed by the next one
+        prune(local)
+
+
+def _lock(path: Path, until: float, scope: contextlib.ExitStack) -> None:
+    """Wait for whoever else prepares or fetches weights there, who may be fetching the same."""
+    while True:
+        with contextlib.ExitStack() as entering:
+            if entering.enter_context(locked_alone(path)):
+                scope.push(entering.pop_all())
+                return
+        if time.monotonic() >= until:
+            raise StoreError(f"another process prepares or fetches weights in {path.parent}")
+        time.sleep(_POLL_S)
+
+
+def _fill(descriptor: int, read: Ranges, manifest: ModelManifest, until: float) -> None:
+    """All chunks, several at a time."""
+    over = threading.Event()
+    pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="snapcap-weights")
+    try:
+        numbers = range(len(manifest.chunks))
+        chunks = [pool.submit(_chunk, descriptor, read, manifest, number, over) for number in numbers]
+        done, pending = wait(chunks, max(0.0, until - time.monotonic()), FIRST_EXCEPTION)
+        for chunk in done:
+            chunk.result()
+        if pending:
+            raise StoreError("the weights did not come before the deadline; raise it or check the network")
+    finally:
+        over.set()
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _chunk(descriptor: int, read: Ranges, manifest: ModelManifest, number: int, over: threading.Event) -> None:
+    start = number * CHUNK_BYTES
+    end = min(start + CHUNK_BYTES, manifest.weights.size)
+    digest = hashlib.sha256()
+    for piece in _no_more(read(start, end), end - start):
+        if over.is_set():
+            return
+        digest.update(piece)
+        write_all(descriptor, piece, start)
+        start += len(piece)
+    if start != end or digest.hexdigest() != manifest.chunks[number]:
+        raise DamagedError(f"chunk {number} of {blob_name(manifest.weights)} is not what the manifest says")
+
+
+def _no_more(pieces: Iterator[bytes], size: int) -> Iterator[bytes]:
+    """Pieces of so many bytes in all: no source writes past its chunk."""
+    for piece in pieces:
+        size -= len(piece)
+        if size < 0:
+            raise DamagedError("the store sent more bytes than it was asked for")
+        yield piece

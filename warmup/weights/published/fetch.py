@@ -1,0 +1,184 @@
+"""Finds a published model in a store: its manifest, signed and of the revision that is meant, and its small files.
+
+    folder's manifest ─┐                  ┌ small files ─ digests ─▶ a folder as a checkpoint's, without weights
+    store's manifest ──┴ signature ─ revision
+    the source's list ───────────────────┘
+
+Nothing that is found in a store can fail a start: each failure is a result with a reason.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from snapcap.warmup.artifacts.envelope import MAX_ENVELOPE_BYTES, ManifestError, UntrustedError
+from snapcap.warmup.artifacts.key import Factors, artifact_key, canonical_json
+from snapcap.warmup.artifacts.model_manifest import ModelManifest, open_model
+from snapcap.warmup.artifacts.signing import OWNER, Trust
+from snapcap.warmup.checkpoints.patterns import CheckpointError
+from snapcap.warmup.errors import first_line
+from snapcap.warmup.machine.files import make_folder
+from snapcap.warmup.store.blobs import ChangedError, VerifiedFile, commit
+from snapcap.warmup.store.folder import FolderStore
+from snapcap.warmup.store.store import (
+    MODEL_FILES,
+    WEIGHTS,
+    ArtifactStore,
+    DamagedError,
+    StoreError,
+    blob_name,
+    model_name,
+)
+from snapcap.warmup.weights.key import fetched_name
+
+FetchResult = Literal["hit", "miss", "corrupt", "untrusted", "error"]
+Identity = Mapping[str, str]
+
+
+class NotFetchedError(Exception):
+    """What a look for published weights came to, if not to a hit; one line."""
+
+    def __init__(self, result: FetchResult, reason: str) -> None:
+        super().__init__(reason)
+        self.result: FetchResult = result
+        self.reason = reason
+
+    @classmethod
+    def of(cls, error: Exception) -> "NotFetchedError":
+        """As what anything that a store can hold or do is told."""
+        match error:
+            case NotFetchedError():
+                return error
+            case UntrustedError():
+                return cls("untrusted", str(error))
+            case ManifestError() | DamagedError() | ChangedError():
+                return cls("corrupt", str(error))
+            case StoreError() | CheckpointError():
+                return cls("error", str(error))
+        return cls("error", f"unexpected: {type(error).__name__}: {first_line(error)}")
+
+
+@dataclass(frozen=True)
+class FoundModel:
+    """A verified manifest; ``vouched``: the folder's owner built it there, or vouches for all that is there."""
+
+    manifest: ModelManifest
+    vouched: bool
+
+
+def local_model(local: FolderStore, key: str, trust: Trust) -> FoundModel | None:
+    """The manifest of a key in the folder, which was built there or brought there; None without one.
+
+    Raises:
+        ManifestError: it is damaged, or nobody trusted has signed it.
+        StoreError: it cannot be read.
+    """
+    stored = local.read(model_name(key), MAX_ENVELOPE_BYTES)
+    if stored is None:
+        return None
+    vouched = trust.owner_suffices or local.is_vouched(stored.data)
+    return FoundModel(open_model(stored.data, key, OWNER if vouched else trust), vouched)
+
+
+def find_model(
+    remote: ArtifactStore | None,
+    local: FolderStore,
+    factors: Factors,
+    trust: Trust,
+    identify: Callable[[], Identity],
+    until: float,
+) -> FoundModel:
+    """Bring the manifest and the small files of a published model to the folder.
+
+    Args:
+        remote: None where the folder is the store.
+        factors: ``weights.key.model_factors``.
+        identify: asks the source for its revision.
+        until: the moment of ``time.monotonic()`` to give up downloads at.
+
+    Raises:
+        NotFetchedError: there is none that may be used.
+    """
+    try:
+        key = artifact_key(factors)
+        with ThreadPoolExecutor(1, thread_name_prefix="snapcap-source") as pool:
+            identity = pool.submit(identify)  # two answers for the time of one
+            found, why = _at_hand(local, key, trust)
+            if remote is not None and (found is None or not _is_of(found, identity)):
+                found = _from_remote(remote, local, key, trust)
+            if found is None:
+                where = (remote or local).location
+                raise why or NotFetchedError("miss", f"no prepared weights of {factors['model.source']} in {where}")
+            if not _is_of(found, identity):
+                raise NotFetchedError(
+                    "miss", "the published weights are of another revision; run snapcap build --weights again"
+                )
+        if described(local, found.manifest) is None:
+            _bring_files(remote or local, local, found.manifest, until)
+    except Exception as error:
+        raise NotFetchedError.of(error) from error
+    else:
+        return found
+
+
+def described(local: FolderStore, manifest: ModelManifest) -> Path | None:
+    """The folder of the small files, all of them verified; None where one is missing or not as it should be."""
+    folder = _files_folder(local, manifest)
+    try:
+        for name, blob in manifest.files.items():
+            VerifiedFile(folder / name, blob).read()
+    except OSError:
+        return None
+    return folder
+
+
+def weights_at_hand(local: FolderStore, found: FoundModel) -> str | None:
+    """The name of the weights' file in the folder, if it is there: as it was fetched, every byte verified; or as
+    its owner has published it there."""
+    digest, blob = found.manifest.weights.digest, found.manifest.weights
+    names = [f"{WEIGHTS}/{fetched_name(digest)}", *([blob_name(blob)] if found.vouched else [])]
+    return next((name for name in names if local.size(name) == blob.size), None)
+
+
+def _at_hand(local: FolderStore, key: str, trust: Trust) -> tuple[FoundModel | None, NotFetchedError | None]:
+    """What the folder has; what is wrong there is told where the remote has nothing either."""
+    try:
+        return local_model(local, key, trust), None
+    except (ManifestError, StoreError) as error:
+        return None, NotFetchedError.of(error)
+
+
+def _from_remote(remote: ArtifactStore, local: FolderStore, key: str, trust: Trust) -> FoundModel | None:
+    stored = remote.read(model_name(key), MAX_ENVELOPE_BYTES)
+    if stored is None:
+        return None
+    manifest = open_model(stored.data, key, trust)
+    local.keep(model_name(key), stored.data)
+    return FoundModel(manifest, trust.owner_suffices)
+
+
+def _is_of(found: FoundModel, identity: "Future[Identity]") -> bool:
+    return dict(found.manifest.identity) == dict(identity.result())
+
+
+def _bring_files(source: ArtifactStore, local: FolderStore, manifest: ModelManifest, until: float) -> None:
+    folder = _files_folder(local, manifest)
+    sizes = {blob_name(blob): blob.size for blob in manifest.files.values()}
+    with local.scratch() as scratch:
+        brought = dict(source.download(sizes, scratch, until))
+        for name, blob in manifest.files.items():
+            path = brought[blob_name(blob)]
+            data = VerifiedFile(path, blob).read()
+            copy = scratch / f"{blob.digest}.copy"  # two names may have one content
+            copy.write_bytes(data)
+            make_folder(folder)
+            commit(copy, folder / name, durable=False)  # verified whenever it is used
+
+
+def _files_folder(local: FolderStore, manifest: ModelManifest) -> Path:
+    """Named by what is in it: a file is never replaced by another while somebody uses it."""
+    listed = {name: blob.digest for name, blob in manifest.files.items()}
+    return local.path(f"{MODEL_FILES}/{hashlib.sha256(canonical_json(listed)).hexdigest()}")

@@ -1,0 +1,213 @@
+"""Brings a published model to this machine, for a start: a worker process does it, and is believed little.
+
+The manifest's signature and the small files' digests are verified here again. Of the weights, whose chunks the
+worker has verified, it is looked at what is looked at in any prepared weights: who owns the file, its size, its
+header, and what they were made of. No torch, no boto3.
+"""
+
+import contextlib
+import io
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, get_args
+
+from snapcap.models.weights.prepared.header import PreparedError
+from snapcap.models.weights.prepared.mapped import map_weights
+from snapcap.warmup.artifacts.key import Factors, artifact_key
+from snapcap.warmup.artifacts.signing import Trust
+from snapcap.warmup.checkpoints import hub
+from snapcap.warmup.checkpoints.local import kind_of
+from snapcap.warmup.errors import StartError, first_line
+from snapcap.warmup.machine.files import open_regular
+from snapcap.warmup.machine.worker import Worker, WorkerError, WorkerTimeoutError
+from snapcap.warmup.options import StartOptions
+from snapcap.warmup.plan.checkpoint import Checkpoint
+from snapcap.warmup.plan.plan import Plan, device_and_dtype
+from snapcap.warmup.store.fetch import Fetched
+from snapcap.warmup.store.folder import FolderStore
+from snapcap.warmup.store.open import trust_of
+from snapcap.warmup.store.owner import check_owner
+from snapcap.warmup.store.store import WEIGHTS, StoreError
+from snapcap.warmup.store.worker import GRACE, StoreJob, ask_to_fetch
+from snapcap.warmup.weights.find import FoundWeights
+from snapcap.warmup.weights.key import layout_digest, model_factors, prepared_name
+from snapcap.warmup.weights.old import VERIFIED
+from snapcap.warmup.weights.published.fetch import (
+    FetchResult,
+    FoundModel,
+    NotFetchedError,
+    described,
+    local_model,
+    weights_at_hand,
+)
+from snapcap.warmup.weights.published.source import published_name
+from snapcap.warmup.weights.published.worker import MODULE, ModelJob
+
+FINISH_S = 600.0
+_logger = logging.getLogger("snapcap.weights")
+
+
+@dataclass(frozen=True)
+class Described:
+    """A model whose small files are in ``folder``, as a checkpoint's are."""
+
+    found: FoundModel
+    folder: Path
+
+
+class ModelFetcher:
+    """One model on its way: ``describe``, then ``packages`` and ``weights``, in this order as the worker answers
+    one at a time, and ``close``, which ends it. Thread-safe."""
+
+    def __init__(self, options: StartOptions) -> None:
+        self._options = options
+        self._worker = Worker(MODULE, self._job)
+        self._lock = threading.Lock()
+        self._unfinished = False
+        self._end = time.monotonic() + options.store.deadline + GRACE  # of all that is before the weights
+
+    def begin(self) -> None:
+        """Have the worker start, which imports for longer than whoever asks has to prepare. Does not wait."""
+
+        def start() -> None:
+            with self._lock, contextlib.suppress(WorkerError):  # said again when it is asked
+                self._worker.start(self._end - time.monotonic())
+
+        threading.Thread(target=start, name="snapcap-fetcher", daemon=True).start()
+
+    @property
+    def _job(self) -> ModelJob:
+        job = StoreJob.of(self._options, "", {})
+        return ModelJob(job.store, job.s3, job.folder.absolute(), self._options.model.source)
+
+    @cached_property
+    def _factors(self) -> Factors:
+        device, dtype = device_and_dtype(self._options.compute)
+        return model_factors(published_name(self._options.model.source), device.partition(":")[0], dtype)
+
+    @cached_property
+    def _trust(self) -> Trust:
+        return trust_of(self._options.store)
+
+    def describe(self, download: bool = True) -> Described:
+        """The verified description of the model, of the revision that its source has now.
+
+        Args:
+            download: have the weights begin to come.
+
+        Raises:
+            NotFetchedError: there is none that may be used.
+        """
+        try:
+            local, key = FolderStore.open(self._options.store_folder), artifact_key(self._factors)
+            at_hand = self._pinned(local, key)
+            if at_hand is not None:
+                return at_hand
+            with self._lock:
+                task = {"do": "find", "factors": self._factors, "download": download}
+                self._ask(task, self._end)
+            found = local_model(local, key, self._trust)
+            folder = None if found is None else described(local, found.manifest)
+            if found is None or folder is None:
+                raise NotFetchedError("error", "what the process that fetches has brought is not there")
+            return Described(found, folder)
+        except StartError as error:
+            raise NotFetchedError("error", str(error)) from error
+        except Exception as error:
+            raise NotFetchedError.of(error) from error
+
+    def packages(self, job: StoreJob) -> Fetched:
+        """As ``store.worker.ask_to_fetch``, by the worker that is there."""
+        with self._lock:
+            return ask_to_fetch(self._worker, job, {"do": "packages", "key": job.key, "factors": job.factors})
+
+    def weights(self, model: Described, checkpoint: Checkpoint, plan: Plan) -> FoundWeights:
+        """Map the weights, once they have come. Raises nothing."""
+        try:
+            return self._weights(model, checkpoint, plan)
+        except PreparedError as error:
+            return FoundWeights("corrupt", str(error))
+        except Exception as error:
+            failed = NotFetchedError.of(error)
+            return FoundWeights(failed.result, failed.reason)
+
+    def close(self) -> None:
+        """Wait until the weights are on the disk, and end the worker; a failure is logged."""
+        try:
+            if self._unfinished:
+                with self._lock:
+                    self._ask({"do": "finish"}, time.monotonic() + FINISH_S)
+        except NotFetchedError as error:
+            _logger.warning(
+                "weights are fetched again by the next start", extra={"fields": {"reason": error.reason}}
+            )
+        finally:
+            self._worker.stop()
+
+    def _pinned(self, local: FolderStore, key: str) -> Described | None:
+        """What is here already of a commit, of which nobody needs be asked."""
+        source = self._options.model.source
+        commit = hub.pinned_commit(source) if kind_of(source) == "hub" else None
+        if commit is None:
+            return None
+        with contextlib.suppress(ValueError, StoreError):  # what is damaged is fetched again
+            found = local_model(local, key, self._trust)
+            folder = None if found is None else described(local, found.manifest)
+            if found is not None and folder is not None and weights_at_hand(local, found) is not None:
+                return Described(found, folder) if found.manifest.identity == {"commit": commit} else None
+        return None
+
+    def _weights(self, model: Described, checkpoint: Checkpoint, plan: Plan) -> FoundWeights:
+        local, manifest = FolderStore.open(self._options.store_folder), model.found.manifest
+        fetched = 0
+        if weights_at_hand(local, model.found) is None:
+            with self._lock:
+                answer = self._ask({"do": "weights"}, time.monotonic() + self._options.store.deadline + GRACE)
+            fetched, self._unfinished = int(answer["bytes_fetched"]), bool(answer["unfinished"])
+        layout = layout_digest(checkpoint.config, checkpoint.transform)
+        name = prepared_name(manifest.checkpoint, plan.device_type, plan.dtype, layout)
+        with self._opened(local, model.found) as file:
+            mapped = map_weights(file, name)
+            with contextlib.suppress(OSError):  # of a folder that is read-only
+                os.utime(file.fileno())  # the newest are kept
+        if len(mapped.memory) != manifest.weights.size:
+            raise PreparedError("the file of weights has another size than its manifest says")
+        size = f"{manifest.weights.size / (1 << 20):.1f} MiB"
+        return FoundWeights("hit", f"{size} published {manifest.created}", mapped, fetched)
+
+    @contextlib.contextmanager
+    def _opened(self, local: FolderStore, found: FoundModel) -> Iterator[io.BufferedReader]:
+        """The file, under its name or, until it is on the disk, as it was left."""
+        name = None if self._unfinished else weights_at_hand(local, found)
+        if name is None:
+            path = local.root / WEIGHTS / VERIFIED
+            with open_regular(path) as file:
+                check_owner(path, os.fstat(file.fileno()))
+                yield file
+            return
+        with local.opened(name) as opened:
+            if opened is None:
+                raise StoreError(f"{name} is gone")
+            yield opened
+
+    def _ask(self, task: Mapping[str, Any], end: float) -> dict[str, Any]:
+        """Raises NotFetchedError: the worker, which is ended at this moment, could not do it."""
+        try:
+            self._worker.start(end - time.monotonic())
+            answer = self._worker.ask(task, end - time.monotonic())
+        except WorkerTimeoutError:
+            where = self._options.store.address or self._options.store_folder
+            raise NotFetchedError("error", f"fetching weights from {where} took too long and was ended") from None
+        except WorkerError as error:
+            raise NotFetchedError("error", f"fetching weights failed: {first_line(error)}") from None
+        if answer.get("result") not in get_args(FetchResult):
+            raise NotFetchedError("error", "the process that fetches weights gave no answer")
+        if answer["result"] != "hit":
+            raise NotFetchedError(answer["result"], str(answer["reason"]))
+        return answer
