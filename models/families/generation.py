@@ -1,6 +1,6 @@
 """Reads special tokens and lengths from where transformers looks for them, for every family that uses its rules."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from snapcap.models.dimensions import DEFAULT_NEW_TOKENS, DecoderConfig, GenerationConfig
@@ -42,7 +42,7 @@ def read_generation(
     )
 
 
-def _max_length(look_up: Any) -> int:
+def _max_length(look_up: Callable[..., Any]) -> int:
     """Tokens with the first one."""
     lengths = Fields({field: look_up(field) for field in ("max_new_tokens", "max_length")})
     if lengths.values["max_new_tokens"] is not None:

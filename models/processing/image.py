@@ -50,6 +50,7 @@ _UPRIGHT = {
 
 # Rows of so many pixels are brought to RGB at a time, so that what that takes is not taken for a whole picture.
 _STRIP = 1 << 18
+_MOST_RESIZED = 50_000_000  # pixels: 150 MB in RGB
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,9 @@ def read_image(
     scans = check_scans(data, full[0] * full[1]) if name == "jpeg" else 0
     # Of a JPEG it is known from the header how it is turned, of others once pixels are loaded.
     method = _turn(image) if name == "jpeg" else None
-    target = None if resize is None else _target(resize, _swapped(full, _swaps_sides(method)), max_pixels)
+    target = None if resize is None else resize.target(*_swapped(full, _swaps_sides(method)))
+    if target is not None and room is None:
+        _check_target(target)
     stored = None if target is None else _swapped(target, _swaps_sides(method))
     box = None
     if stored is not None and isinstance(image, JpegImagePlugin.JpegImageFile):
@@ -121,7 +124,7 @@ def convert_image(image: Image.Image, max_pixels: int, resize: Resize | None) ->
     _check_size(image.size, max_pixels)
     upright = _upright(_load_rgb(image, image.format or "image"), _turn(image))
     if resize is not None:
-        _target(resize, upright.size, max_pixels)
+        _check_target(resize.target(*upright.size))
     return _resized(upright, resize)
 
 
@@ -161,16 +164,14 @@ def _check_size(size: tuple[int, int], max_pixels: int) -> None:
         )
 
 
-def _target(resize: Resize, size: tuple[int, int], max_pixels: int) -> tuple[int, int]:
-    """The size to which a picture is resized: far larger than it, maybe, where its shorter edge decides."""
-    target = resize.target(*size)
-    if target[0] * target[1] > max_pixels:
+def _check_target(target: tuple[int, int]) -> None:
+    """Of a thin picture whose shorter edge decides it may be huge, where nobody has said how much room there is."""
+    if target[0] * target[1] > _MOST_RESIZED:
         raise ImageError(
             "too_large",
-            f"an image of {size[0]}×{size[1]} pixels would be resized to {target[0]}×{target[1]}, "
-            f"over the limit of {max_pixels} pixels; cut a part out of it first",
+            f"an image as thin would be resized to {target[0]}×{target[1]}, over {_MOST_RESIZED} pixels; "
+            "cut a part out of it first",
         )
-    return target
 
 
 def _check_room(needed: int, room: int | None) -> None:

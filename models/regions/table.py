@@ -79,7 +79,7 @@ class Regions:
         return iter((*self.encoder, *self.decoder, *self.choice))
 
     def __getitem__(self, name: str) -> Region:
-        return next(region for region in self if region.name == name)
+        return {region.name: region for region in self}[name]
 
     def of(self, component: Component) -> tuple[Region, ...]:
         """Those that an encode or a decode step always runs."""

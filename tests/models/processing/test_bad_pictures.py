@@ -106,7 +106,7 @@ def test_without_resizing_the_size_must_fit(tmp_path: Path) -> None:
         ({"size": True}, "size"),
         ({"do_center_crop": True, "crop_size": 200}, "crop_size"),
         ({"do_center_crop": True, "crop_size": 224, "size": {"shortest_edge": 200}}, "size"),
-        ({"image_processor_type": "CLIPImageProcessor"}, "image_processor_type"),
+        ({"image_processor_type": "SamImageProcessor"}, "image_processor_type"),
         ({"feature_extractor_type": "ConvNextFeatureExtractor"}, "feature_extractor_type"),
         ({"do_pad": True}, "do_pad"),
         ({"do_resize": "yes"}, "do_resize"),

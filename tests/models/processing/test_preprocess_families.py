@@ -127,11 +127,11 @@ def test_without_a_file_git_cuts_the_middle_out(tmp_path: Path) -> None:
 
 
 def test_a_picture_that_would_grow_beyond_the_limit_is_refused(tmp_path: Path) -> None:
-    """Its shorter edge is to be 224: 2 × 1000 pixels would become 224 × 112,000."""
-    transform = ImageTransform.from_folder(tmp_path, (224, 224), max_pixels=20_000_000, family="git")
-    thin = Image.new("RGB", (2, 1000))
+    """Its shorter edge is to be 224: 2 × 3000 pixels would become 224 × 336,000. With room given, that decides."""
+    transform = ImageTransform.from_folder(tmp_path, (224, 224), family="git")
+    thin = Image.new("RGB", (2, 3000))
     for read in (lambda: transform.decode(encoded(thin)), lambda: transform.convert(thin)):
-        with pytest.raises(ImageError, match="2×1000 pixels would be resized to 224×112000") as refused:
+        with pytest.raises(ImageError, match="would be resized to 224×336000") as refused:
             read()
         assert refused.value.reason == "too_large"
 
