@@ -17,6 +17,7 @@ from snapcap.warmup.option import options_of
 
 _VERSION = "--version"
 _BENCH = "bench"
+_BUILD_ALONE = ("weights",)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -173,11 +174,11 @@ def _import(arguments: argparse.Namespace) -> int:
 
 
 def _add_serve(parser: argparse.ArgumentParser) -> None:
-    add_arguments(parser, GROUPS)
+    add_arguments(parser, GROUPS, without=_BUILD_ALONE)
 
 
 def _add_serve_shown(parser: argparse.ArgumentParser) -> None:
-    add_arguments(parser, GROUPS, shown=texts.SERVE_SHOWN)
+    add_arguments(parser, GROUPS, without=_BUILD_ALONE, shown=texts.SERVE_SHOWN)
 
 
 def _add_build(parser: argparse.ArgumentParser) -> None:
@@ -188,7 +189,7 @@ def _add_explain(parser: argparse.ArgumentParser) -> None:
     # What decides about the key, where artifacts are and whose are accepted: --sign-key means that its own are.
     only_builds = ("prepared_weights", "build_workers", "build_timeout", "remote_cache")
     parser.add_argument("--all", action="store_true", help="show every factor of the key, not only what differs")
-    add_arguments(parser, BUILD_GROUPS, without=(*BUILD_WITHOUT, *only_builds))
+    add_arguments(parser, BUILD_GROUPS, without=(*BUILD_WITHOUT, *only_builds, *_BUILD_ALONE))
 
 
 def _add_keygen(parser: argparse.ArgumentParser) -> None:
@@ -200,7 +201,7 @@ def _add_caption(parser: argparse.ArgumentParser) -> None:
 
     add_job_arguments(parser)
     # Nothing is built behind it, and its images are decoded in threads, which nobody could end.
-    without = ("build", "build_workers", "decode_memory", "decode_timeout")
+    without = ("build", "build_workers", "decode_memory", "decode_timeout", *_BUILD_ALONE)
     add_arguments(parser, ("model", "compute", "images", "store", "s3", "log"), without=without)
 
 
