@@ -93,7 +93,7 @@ def test_a_process_that_is_killed_is_replaced_and_no_request_is_lost(
     assert before[0] not in after
     assert before[1] in after
     (line,) = [line for line in server.log().splitlines() if "decode process ended" in line]
-    assert f"pid={before[0]} how=by signal SIGKILL" in line
+    assert f'pid={before[0]} how="by signal SIGKILL"' in line
 
 
 def test_nothing_is_left_when_the_server_is_killed(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_processes_that_are_stopped_are_found_and_replaced(server: ServerProcess
         captions = list(pool.map(lambda path: server.caption(path)["caption"], paths))
     assert captions == [samples[path] for path in paths]
     assert server.metrics()['snapcap_decode_processes_killed_total{reason="hung"}'] == 2
-    assert "why=killed: it had an image and did nothing" in server.log()
+    assert 'why="killed: it had an image and did nothing"' in server.log()
     server.wait_for(lambda: len(server.decode_pids) == 2)
     assert not set(before) & set(server.decode_pids)
 

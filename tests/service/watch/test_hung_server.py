@@ -37,7 +37,7 @@ def server(tmp_path: Path) -> Iterator[FaultyServer]:
 def sentence(server: ServerProcess) -> str:
     """Of the one line that says why the server failed."""
     (line,) = [line for line in server.log().splitlines() if " error   failed " in line]
-    return line.partition("error=")[2]
+    return line.partition("error=")[2].strip('"')
 
 
 def readiness(server: ServerProcess) -> tuple[int, str]:
