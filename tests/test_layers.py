@@ -64,6 +64,7 @@ ROOMS: dict[str, tuple[str | tuple[str, ...], ...]] = {
         "compile",
         "device",
         "soak",
+        "autoscaling",
         "command",
     ),
 }
