@@ -1,6 +1,7 @@
 """Downloads objects from S3: the client, listings, and parallel ranged reads within a deadline.
 
-boto3 is imported by the functions that need it, so that a server with a local checkpoint never pays for it.
+botocore is imported by the functions that need it, so that a server with a local checkpoint never pays for it; not
+boto3 over it, which takes 0.05 s more of a start from S3, for nothing that is used here.
 """
 
 import contextlib
@@ -13,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -58,8 +59,8 @@ def client(options: S3Options) -> "S3Client":
     Raises:
         S3Error: the options name a profile or an endpoint that cannot be.
     """
-    import boto3  # noqa: PLC0415
     from botocore.config import Config  # noqa: PLC0415
+    from botocore.session import Session  # noqa: PLC0415
 
     config = Config(
         connect_timeout=options.connect_timeout,
@@ -72,8 +73,9 @@ def client(options: S3Options) -> "S3Client":
         response_checksum_validation="when_required",
     )
     with translated("S3"):
-        session = boto3.session.Session(profile_name=options.profile, region_name=options.region)
-        s3 = session.client("s3", endpoint_url=options.endpoint_url, config=config)
+        session = Session(profile=options.profile)
+        made = session.create_client("s3", options.region, endpoint_url=options.endpoint_url, config=config)
+        s3 = cast("S3Client", made)
         bound_replies(s3, options.deadline)
         return s3
 

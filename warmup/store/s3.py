@@ -120,9 +120,11 @@ class S3Store:
             raise _translated(error) from error
 
     def upload(self, name: str, source: Path) -> None:
+        from s3transfer.manager import TransferManager  # noqa: PLC0415  of no start
+
         # In parts where it is large: S3 takes 5 GB at once.
-        with self._translating(self._where(name)), source.open("rb") as file:
-            self.s3.upload_fileobj(file, self.bucket, self._key(name))
+        with self._translating(self._where(name)), source.open("rb") as file, TransferManager(self.s3) as manager:
+            manager.upload(file, self.bucket, self._key(name)).result()
 
     def download(self, sizes: Mapping[str, int], folder: Path, deadline: float) -> Iterator[tuple[str, Path]]:
         # Without ETags, which would cost a request each: the content is checked by its digest.
