@@ -23,14 +23,28 @@ from typing import Any, TextIO
 
 ACCESS = "snapcap.access"
 # What a value may be without quotes; else quotes, backslashes and what is no visible character are escaped.
-_PLAIN = re.compile(r"[!#-<>-\[\]-~\u00a1-\u2027\u202f-\ud7ff]+")
-_ESCAPED = re.compile(r'["\\\x00-\x1f\x7f-\xa0\u2028-\u202e\ud800-\udfff]')
+_PLAIN = re.compile(
+    r"[!#-<>-\[\]-~\u00a1-\u00ac\u00ae-\u061b\u061d-\u1fff\u2010-\u2027\u2030-\u205f\u2070-\ud7ff]+"
+)
+# No visible character, those that turn the direction of text among them.
+_INVISIBLE = r"\x00-\x1f\x7f-\xa0\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff"
+_ESCAPED = re.compile(rf'["\\{_INVISIBLE}]')
+_NOT_SHOWN = re.compile(rf"[{_INVISIBLE}]")
 _ESCAPES = {'"': r"\"", "\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
 DELAY_S = 0.05
 # That wait for whoever reads standard error; then the lines of requests are left out, and their number is said.
 MOST_WAITING = 10_000
-# Lowest level of each logger; None: what the configuration says. Broken multipart bodies are the client's matter.
-_LOGGERS = {"snapcap": None, "uvicorn.error": "WARNING", "python_multipart": "ERROR", "opentelemetry": "WARNING"}
+# Lowest level of each logger; None: what the configuration says. Broken multipart bodies are the client's matter,
+# and so are headers about traces, of which each would be a line, written before anybody is known.
+_LOGGERS = {
+    "snapcap": None,
+    "uvicorn.error": "WARNING",
+    "python_multipart": "ERROR",
+    "opentelemetry": "WARNING",
+    "opentelemetry.trace": "ERROR",
+    "opentelemetry.baggage": "ERROR",
+    "opentelemetry.propagators": "ERROR",
+}
 
 
 def configure(style: str, level: str) -> None:
@@ -122,7 +136,7 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         fields = "".join(f" {key}={logfmt(value)}" for key, value in fields_of(record).items())
-        line = f"{_timestamp(record)} {record.levelname.lower():<7} {record.getMessage()}{fields}"
+        line = f"{_timestamp(record)} {record.levelname.lower():<7} {visible(record.getMessage())}{fields}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
@@ -163,6 +177,11 @@ def logfmt(value: object) -> str:
     if text.isalnum() or _PLAIN.fullmatch(text):
         return text
     return f'"{_ESCAPED.sub(_escape, text)}"'
+
+
+def visible(message: str) -> str:
+    """A message in one line: a library's may hold what a client has sent."""
+    return _NOT_SHOWN.sub(_escape, message)
 
 
 def _escape(found: re.Match[str]) -> str:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from snapcap.service.telemetry.logs import fields_of, logfmt
+from snapcap.service.telemetry.logs import fields_of, logfmt, visible
 from snapcap.warmup.progress.timeline import Phase
 
 _WIDTH = 80  # where nobody knows it
@@ -55,7 +55,7 @@ class TerminalFormatter(logging.Formatter):
         if record.getMessage() == "request" and fields.keys() >= set(_HEAD):
             words += _request(fields)
         else:
-            words.append((record.getMessage(), _BOLD))
+            words.append((visible(record.getMessage()), _BOLD))
             if fields.keys() == {"host", "port"}:
                 words.append((address(fields.pop("host"), fields.pop("port")), _CYAN))
         words += [(f"{key}={logfmt(value)}", "") for key, value in fields.items()]

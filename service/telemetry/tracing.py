@@ -52,7 +52,7 @@ def open_tracing(environ: Mapping[str, str]) -> Tracing | None:
         _not_traced(f"{type(error).__name__}: {error}")
     else:
         endpoint = next((environ[name] for name in _ENDPOINTS if environ.get(name)), "the default endpoint")
-        _logger.info("tracing", extra={"fields": {"to": endpoint}})
+        _logger.info("tracing", extra={"fields": {"to": _without_credentials(endpoint)}})
         return tracing
     return None
 
@@ -68,6 +68,13 @@ def _is_wanted(environ: Mapping[str, str]) -> bool:
     if exporters != {"none"}:
         _not_traced(f"{_EXPORTER}={environ[_EXPORTER]} is not supported; set it to otlp")
     return False
+
+
+def _without_credentials(endpoint: str) -> str:
+    """An address as a log may have it: without the user and the password that stand before its host."""
+    scheme, separator, rest = endpoint.partition("://")
+    authority, slash, path = rest.partition("/")
+    return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"
 
 
 def _not_traced(why: str) -> None:

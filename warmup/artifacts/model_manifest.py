@@ -1,5 +1,6 @@
 """Defines what a published model is made of: the small files of its checkpoint, and its weights by chunks."""
 
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -52,6 +53,15 @@ class ModelManifest:
     created: str
     builder: str
     format: int = FORMAT
+
+    @property
+    def content(self) -> str:
+        """SHA-256, in hex, of what is verified of the weights, which are fetched by chunks: their size and digests.
+
+        Nobody compares ``weights.digest`` with fetched bytes, so that says nothing of a file of them.
+        """
+        verified = {"size": self.weights.size, "chunk": CHUNK_BYTES, "digests": list(self.chunks)}
+        return hashlib.sha256(canonical_json(verified)).hexdigest()
 
 
 def seal_model(manifest: ModelManifest, signer: Signer | None) -> bytes:

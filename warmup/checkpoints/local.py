@@ -37,10 +37,15 @@ def local_folder(source: str) -> Path | None:
         raise CheckpointError(
             f"there is no home folder for {source!r}; give a folder, a hub id or s3://…"
         ) from None
-    if folder.is_dir():
-        return checked(folder, source)
-    if folder.exists():
-        raise CheckpointError(f"{source!r} is a file; give the folder that holds config.json")
+    try:
+        if folder.is_dir():
+            return checked(folder, source)
+        if folder.exists():
+            raise CheckpointError(f"{source!r} is a file; give the folder that holds config.json")
+    except OSError as error:
+        raise CheckpointError(
+            f"{source!r} cannot be read: {error.strerror}; give a folder, a hub id or s3://…"
+        ) from None
     if _looks_like_path(source):
         raise CheckpointError(f"there is no folder {source!r}; give a folder, a hub id or s3://bucket/prefix")
     return None
@@ -65,4 +70,4 @@ def _looks_like_path(source: str) -> bool:
     if not source or source[0] in "./~" or (os.sep != "/" and os.sep in source):
         return True
     parent, slash, _ = source.rpartition("/")
-    return bool(slash) and ("/" in parent or Path(parent).is_dir())
+    return bool(slash) and ("/" in parent or os.path.isdir(parent))  # which raises nothing

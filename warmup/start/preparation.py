@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapcap.warmup.artifacts.key import artifact_key
+from snapcap.warmup.checkpoints.patterns import CheckpointError
 from snapcap.warmup.checkpoints.resolve import resolve_checkpoint
 from snapcap.warmup.options import Kind, StartOptions
 from snapcap.warmup.plan.artifacts import Artifacts
@@ -129,7 +130,8 @@ class _Work:
             if weights.result == "miss" and published.result != "off":
                 weights = published  # which is what would have spared the checkpoint
         else:
-            checkpoint = replace(checkpoint, bring=partial(_resolved, self.options))
+            bring = partial(_brought, self.options, published.found.manifest.identity)
+            checkpoint = replace(checkpoint, bring=bring)
             self.on_checkpoint(checkpoint)
             checkpoint, weights = self._fetched(published, checkpoint, plan)
         _report_weights(weights)
@@ -176,6 +178,16 @@ class _Work:
 
 def _resolved(options: StartOptions) -> Path:
     return resolve_checkpoint(options.model.source, options.model.cache_dir, options.s3)
+
+
+def _brought(options: StartOptions, identity: Mapping[str, str]) -> Path:
+    """The folder of the checkpoint of this revision: its configuration and tokenizer are in use by now."""
+    from snapcap.warmup.weights.published.source import downloaded_identity  # noqa: PLC0415  of no other start
+
+    folder = _resolved(options)
+    if dict(downloaded_identity(options.model.source, folder)) != dict(identity):
+        raise CheckpointError(f"{options.model.source!r} was changed while this server started; start it again")
+    return folder
 
 
 def _report_weights(found: FoundWeights) -> None:

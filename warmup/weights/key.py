@@ -32,9 +32,9 @@ def prepared_name(digest: str, device_type: str, dtype: str, layout: str) -> str
     return f"{digest}.{device_type}.{dtype}.{layout}.safetensors"
 
 
-def fetched_name(digest: str) -> str:
-    """``<content>.safetensors``: of fetched weights, which are used for who names their SHA-256 and nobody else."""
-    return f"{digest}.safetensors"
+def fetched_name(content: str) -> str:
+    """``<content>.safetensors``: of fetched weights, for whoever names the same ``ModelManifest.content``."""
+    return f"{content}.safetensors"
 
 
 def model_factors(source: str, device_type: str, dtype: str) -> Factors:

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 
 from snapcap.service.telemetry import logs
 
-NAMES = ("snapcap", "uvicorn.error", "python_multipart", "opentelemetry")
+NAMES = tuple(logs._LOGGERS)
 
 
 @pytest.fixture(autouse=True)
@@ -87,6 +87,7 @@ def test_a_text_line_has_fields_and_the_exception(capsys: pytest.CaptureFixture[
         ("C:\\x", r'"C:\\x"'),
         ("a\nb\r\tc", r'"a\nb\r\tc"'),
         ("\x1b[31mred\x7f\x85\u2028", r'"\u001b[31mred\u007f\u0085\u2028"'),
+        ("\u202etxt\u2066\u061c\u200f\u200b\ufeff", r'"\u202etxt\u2066\u061c\u200f\u200b\ufeff"'),
         ("\ud800", r'"\ud800"'),
         ("", '""'),
         (True, "true"),
@@ -161,3 +162,28 @@ def test_the_end_of_the_process_loses_no_line() -> None:
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (run.returncode, run.stderr.split()[-1]) == (3, "last")
+
+
+@pytest.mark.parametrize("style", ["text", "json"])
+def test_a_librarys_message_cannot_make_a_line_or_steer_a_terminal(
+    style: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs.configure(style, "info")
+    sent = "\x9b2J status=200\nforged\x85\u202e"
+    logging.getLogger("opentelemetry.sdk").warning("cannot read %s", sent)
+    (line,) = written(capsys)
+    assert line.isprintable()
+    assert "forged" in line
+
+
+def test_headers_about_traces_write_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip(
+        "opentelemetry.sdk", reason="OPENTELEMETRY'S SDK IS NOT INSTALLED: ITS WARNINGS ARE NOT TESTED"
+    )
+    from opentelemetry import propagate
+
+    logs.configure("text", "info")
+    traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    for hostile in ("\x9b2J x status=200", "x" * 20_000, "a=b,," * 2_000):
+        propagate.extract({"traceparent": traceparent, "tracestate": hostile, "baggage": hostile})
+    assert written(capsys) == []

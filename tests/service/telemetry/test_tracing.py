@@ -159,3 +159,13 @@ def test_the_rest_follows_the_variables(exported: tuple[Collector, list[Any], li
 
 def headers_of(reply: tuple[int, Any, dict[str, str]]) -> dict[str, str]:
     return {name.lower(): value for name, value in reply[2].items()}
+
+
+def test_the_log_has_no_password_of_a_collector(caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("opentelemetry.sdk", reason="OPENTELEMETRY'S SDK IS NOT INSTALLED: NOTHING IS TRACED")
+    with caplog.at_level(logging.INFO, "snapcap.server"):
+        tracing = open_tracing({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://user:s3cret@127.0.0.1:1/v1"})
+    assert tracing is not None
+    tracing.close()
+    (record,) = caplog.records
+    assert vars(record)["fields"] == {"to": "http://127.0.0.1:1/v1"}

@@ -1,8 +1,10 @@
 """Where checkpoints come from: the demo, folders and S3, each from a real server or folder."""
 
+import errno
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 from support.checkpoints.checkpoint_files import SAFE, contents
 
 from snapcap import models
+from snapcap.warmup.checkpoints.local import kind_of, local_folder
 from snapcap.warmup.checkpoints.patterns import CheckpointError
 from snapcap.warmup.checkpoints.resolve import resolve_checkpoint
 from snapcap.warmup.options import S3Options
@@ -187,3 +190,21 @@ def test_a_cache_that_cannot_be_written_is_named(s3: Any, s3_server: str, tmp_pa
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(CheckpointError, match=r"s3://bucket/x .*cache: .*; choose another folder \(--cache-dir\)"):
         resolve_checkpoint("s3://bucket/x", tmp_path / "cache", S3Options(endpoint_url=s3_server))
+
+
+@pytest.mark.parametrize("source", ["x" * 300, "owner/" + "x" * 300, "~nobody-here/model", "\udcff/model"])
+def test_a_name_that_no_file_can_have_is_an_error_of_one_line(source: str) -> None:
+    assert kind_of(source) in ("folder", "hub")
+    with suppress(CheckpointError):  # and nothing else
+        assert local_folder(source) is None
+
+
+def test_a_folder_that_may_not_be_read_is_an_error_of_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(_: Path) -> bool:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_dir", denied)
+    with pytest.raises(CheckpointError, match="cannot be read: Permission denied"):
+        local_folder(str(tmp_path / "model"))

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from snapcap.warmup.checkpoints.patterns import CheckpointError
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.progress.status import StartupStatus
@@ -18,9 +19,11 @@ from snapcap.warmup.start import preparation, published, start
 from snapcap.warmup.start.native import find_without_torch
 from snapcap.warmup.start.preparation import Preparation, prepare
 from snapcap.warmup.weights.find import FoundWeights
+from snapcap.warmup.weights.published import source
 from snapcap.warmup.weights.published.fetch import NotFetchedError
 
 PATIENCE = 60.0
+REVISION = {"commit": "1"}
 
 
 class Fetcher:
@@ -36,7 +39,8 @@ class Fetcher:
         self.may_answer.wait(PATIENCE)
         if self._folder is None:
             raise NotFetchedError(self._result, "nothing there")
-        return SimpleNamespace(folder=self._folder)
+        manifest = SimpleNamespace(identity=REVISION)
+        return SimpleNamespace(folder=self._folder, found=SimpleNamespace(manifest=manifest))
 
     def packages(self, _: object) -> None:
         raise AssertionError("there is no remote store")
@@ -46,6 +50,14 @@ class Fetcher:
 
     def close(self) -> None:
         self.closed.set()
+
+
+@pytest.fixture(autouse=True)
+def downloaded(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The revision of what is downloaded instead; the one that was published, until a test changes it."""
+    revision = dict(REVISION)
+    monkeypatch.setattr(source, "downloaded_identity", lambda *_: revision)
+    return revision
 
 
 @pytest.fixture
@@ -139,6 +151,17 @@ def test_weights_that_cannot_be_used_bring_the_whole_checkpoint(
     assert brought == [demo_folder]
     assert loaded.weights == "corrupt"
     assert (loaded.checkpoint.folder, loaded.checkpoint.bring) == (demo_folder, None)
+
+
+def test_a_checkpoint_that_was_changed_meanwhile_is_never_run_with_the_older_ones_tokenizer(
+    options: StartOptions, demo_folder: Path, downloaded: dict[str, str]
+) -> None:
+    downloaded["commit"] = "2"
+    fetcher = Fetcher(demo_folder)
+    fetcher.may_answer.set()
+    prepared = begun(options, fetcher, StartupStatus(), [])
+    with pytest.raises(CheckpointError, match="was changed while this server started; start it again"):
+        prepared.model.result(PATIENCE)
 
 
 def test_what_fetches_is_ended_when_all_has_come() -> None:

@@ -53,7 +53,7 @@ def download_weights(
         StoreError: the source, the disk, or the time.
     """
     folder = local.root / WEIGHTS
-    path = folder / fetched_name(manifest.weights.digest)
+    path = folder / fetched_name(manifest.content)
     try:
         make_folder(folder)
         _lock(folder / LOCK, until, scope)
@@ -86,7 +86,7 @@ def finish(local: FolderStore, manifest: ModelManifest) -> None:
     """
     folder = local.root / WEIGHTS
     try:
-        commit(folder / VERIFIED, folder / fetched_name(manifest.weights.digest))
+        commit(folder / VERIFIED, folder / fetched_name(manifest.content))
     except OSError as error:
         raise StoreError(f"weights cannot be kept in {folder}: {os_error_text(error)}") from error
     with contextlib.suppress(StoreError):  # what stays is removed by the next one

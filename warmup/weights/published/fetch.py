@@ -138,8 +138,8 @@ def described(local: FolderStore, manifest: ModelManifest) -> Path | None:
 def weights_at_hand(local: FolderStore, found: FoundModel) -> str | None:
     """The name of the weights' file in the folder, if it is there: as it was fetched, every byte verified; or as
     its owner has published it there."""
-    digest, blob = found.manifest.weights.digest, found.manifest.weights
-    names = [f"{WEIGHTS}/{fetched_name(digest)}", *([blob_name(blob)] if found.vouched else [])]
+    blob = found.manifest.weights
+    names = [f"{WEIGHTS}/{fetched_name(found.manifest.content)}", *([blob_name(blob)] if found.vouched else [])]
     return next((name for name in names if local.size(name) == blob.size), None)
 
 

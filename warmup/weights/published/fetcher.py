@@ -36,7 +36,7 @@ from snapcap.warmup.store.owner import check_owner
 from snapcap.warmup.store.store import WEIGHTS, StoreError
 from snapcap.warmup.store.worker import GRACE, StoreJob, ask_to_fetch
 from snapcap.warmup.weights.find import FoundWeights
-from snapcap.warmup.weights.key import layout_digest, model_factors, prepared_name
+from snapcap.warmup.weights.key import fetched_name, layout_digest, model_factors, prepared_name
 from snapcap.warmup.weights.old import VERIFIED
 from snapcap.warmup.weights.published.fetch import (
     FetchResult,
@@ -132,6 +132,9 @@ class ModelFetcher:
         try:
             return self._weights(model, checkpoint, plan)
         except PreparedError as error:
+            with contextlib.suppress(OSError):  # fetched again by the next start
+                folder = self._options.store_folder / WEIGHTS
+                (folder / fetched_name(model.found.manifest.content)).unlink()
             return FoundWeights("corrupt", str(error))
         except Exception as error:
             failed = NotFetchedError.of(error)
@@ -184,13 +187,15 @@ class ModelFetcher:
     @contextlib.contextmanager
     def _opened(self, local: FolderStore, found: FoundModel) -> Iterator[io.BufferedReader]:
         """The file, under its name or, until it is on the disk, as it was left."""
-        name = None if self._unfinished else weights_at_hand(local, found)
-        if name is None:
+        if self._unfinished:
             path = local.root / WEIGHTS / VERIFIED
             with open_regular(path) as file:
                 check_owner(path, os.fstat(file.fileno()))
                 yield file
             return
+        name = weights_at_hand(local, found)
+        if name is None:
+            raise StoreError("the weights that were there are gone")
         with local.opened(name) as opened:
             if opened is None:
                 raise StoreError(f"{name} is gone")

@@ -53,6 +53,7 @@ def describe_model(source: str, checkpoint: Checkpoint, plan: Plan, local: Folde
         WeightsError, StoreError, OSError: its files cannot be read, or its weights are not prepared.
     """
     folder = checkpoint.folder
+    before = identify(folder), downloaded_identity(source, folder)
     digest = recorded_digest(local, folder, identify(folder)) or content_digest(folder)
     layout = layout_digest(checkpoint.config, checkpoint.transform)
     weights = local.path(f"{WEIGHTS}/{prepared_name(digest, plan.device_type, plan.dtype, layout)}")
@@ -62,13 +63,16 @@ def describe_model(source: str, checkpoint: Checkpoint, plan: Plan, local: Folde
     # A hub's files are links to where it keeps contents.
     names = matching(sorted(path.name for path in folder.iterdir() if path.is_file()), METADATA)
     files = {name: (folder / name).resolve() for name in names}
+    described = {name: describe(path) for name, path in files.items()}
+    if (identify(folder), downloaded_identity(source, folder)) != before:
+        raise StoreError("the checkpoint was changed while it was read; run snapcap build --weights again")
     factors = model_factors(published_name(source), plan.device_type, plan.dtype)
     manifest = ModelManifest(
         key=artifact_key(factors),
         factors=factors,
-        identity=downloaded_identity(source, folder),
+        identity=before[1],
         checkpoint=digest,
-        files={name: describe(path) for name, path in files.items()},
+        files=described,
         weights=blob,
         chunks=chunks,
         created=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import hashlib
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from snapcap.warmup.store.store import WEIGHTS, DamagedError, Ranges, StoreError
 from snapcap.warmup.weights.key import fetched_name
 from snapcap.warmup.weights.published import download
 from snapcap.warmup.weights.published.download import Downloaded, download_weights, finish
+from snapcap.warmup.weights.published.fetch import FoundModel, weights_at_hand
 from snapcap.warmup.weights.published.publish import ModelFiles
 
 PATIENCE = 60.0
@@ -67,12 +70,31 @@ def test_a_file_is_whole_and_only_its_owners(local: FolderStore, model: ModelFil
     source = Source(model.weights.read_bytes())
     assert fetch(source, local, model) == Downloaded(model.manifest.weights.size, True)
     (file,) = weights(local)
-    assert file.name == fetched_name(model.manifest.weights.digest)
+    assert file.name == fetched_name(model.manifest.content)
     assert file.read_bytes() == model.weights.read_bytes()
     assert file.stat().st_mode & 0o777 == 0o600
     assert source.reads == 3
     assert fetch(source, local, model) == Downloaded(0, False), "it is there"
     assert source.reads == 3
+
+
+def test_what_came_by_another_manifest_is_nobodys_whatever_digest_that_names(
+    local: FolderStore, model: ModelFiles
+) -> None:
+    """As one that a key had signed which is not trusted any more."""
+    evil = bytes(model.manifest.weights.size)
+    chunks = tuple(
+        hashlib.sha256(evil[start : start + CHUNK_BYTES]).hexdigest() for start in range(0, len(evil), CHUNK_BYTES)
+    )
+    other = replace(model, manifest=replace(model.manifest, chunks=chunks))
+    assert fetch(Source(evil), local, other).unfinished
+    assert weights_at_hand(local, FoundModel(other.manifest, vouched=False)) is not None
+    found = FoundModel(model.manifest, vouched=False)
+    assert weights_at_hand(local, found) is None
+    assert fetch(Source(model.weights.read_bytes()), local, model).unfinished
+    name = weights_at_hand(local, found)
+    assert name is not None
+    assert (local.root / name).read_bytes() == model.weights.read_bytes()
 
 
 def test_a_call_of_the_system_may_write_a_part(
@@ -204,7 +226,7 @@ def test_a_link_under_the_files_name_is_replaced(local: FolderStore, model: Mode
     folder, victim = local.root / WEIGHTS, tmp_path / "victim"
     folder.mkdir()
     victim.write_bytes(b"x" * model.manifest.weights.size)
-    (folder / fetched_name(model.manifest.weights.digest)).symlink_to(victim)
+    (folder / fetched_name(model.manifest.content)).symlink_to(victim)
     fetch(Source(model.weights.read_bytes()), local, model)
     (file,) = weights(local)
     assert not file.is_symlink()
@@ -306,4 +328,4 @@ def test_only_the_newest_are_kept(local: FolderStore, model: ModelFiles) -> None
     fetch(Source(model.weights.read_bytes()), local, model)
     names = {path.name for path in weights(local)}
     assert len(names) == 9
-    assert {"mine.safetensors", fetched_name(model.manifest.weights.digest)} < names
+    assert {"mine.safetensors", fetched_name(model.manifest.content)} < names

@@ -164,7 +164,7 @@ def test_a_machine_that_has_nothing_gets_what_was_prepared(shop: Shop, tmp_path:
     assert found.mapped is not None
     (prepared,) = (prepared_demo / "store" / WEIGHTS).glob("*.safetensors")
     assert bytes(found.mapped.memory) == prepared.read_bytes()
-    assert left(options) == [f"{shop.manifest().weights.digest}.safetensors"]
+    assert left(options) == [f"{shop.manifest().content}.safetensors"]
     again = brought(options)
     assert (again.result, again.bytes_fetched) == ("hit", 0)
     assert not (tmp_path / "empty" / "checkpoints").exists(), "the checkpoint was never read"
@@ -362,6 +362,8 @@ def test_weights_that_others_could_have_written_are_refused(shop: Shop, tmp_path
     file.write_bytes(data[:20] + bytes([data[20] ^ 1]) + data[21:])
     found = brought(options)
     assert (found.result, "header is damaged" in found.reason) == ("corrupt", True)
+    assert left(options) == [], "the next start fetches it again"
+    assert brought(options).result == "hit"
     os.truncate(file, 4096)
     assert brought(options).bytes_fetched == len(data), "it is fetched again"
 
