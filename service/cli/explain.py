@@ -35,7 +35,8 @@ def explain(settings: Settings, show_all: bool) -> int:
         console.print(f"near   {describe_model(nearest)}")
     console.print(f"key    {artifacts.key}")
     console.print(f"result {fetched.result}: {fetched.reason}")
-    console.print(f"weights {_published(settings)}")
+    if is_publishable(settings.model.source):  # a folder's name says nothing elsewhere
+        console.print(f"weights {_published(settings)}")
     if shown := sorted({*artifacts.factors, *differences} if show_all else differences):
         table = Table("factor", "here", *(["nearest artifacts"] if differences else []), box=None, pad_edge=False)
         for name in shown:
@@ -50,9 +51,6 @@ def explain(settings: Settings, show_all: bool) -> int:
 
 def _published(settings: Settings) -> str:
     """What a machine without the checkpoint would find in the store."""
-    source = settings.model.source
-    if not is_publishable(source):
-        return f"not published: {source!r} is a folder here, whose name says nothing elsewhere"
     fetcher = ModelFetcher(settings)
     try:
         found = fetcher.describe(download=False).found.manifest

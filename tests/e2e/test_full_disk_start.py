@@ -72,8 +72,10 @@ def test_a_checkpoint_that_finds_no_space_ends_the_start_with_a_line(
         "--s3-endpoint-url", s3_server, "--s3-region", "us-east-1", timeout=120,
     )  # fmt: skip
     assert run.returncode == 1
-    (line,) = [line for line in run.stderr.splitlines() if "No space left" in line]
+    logged, said = [line for line in run.stderr.splitlines() if "No space left" in line]
+    assert said.startswith("snapcap: ")
     for word in ("s3://models/x", str(small_disk), "--cache-dir"):
-        assert word in line
+        assert word in logged
+        assert word in said
     assert "Traceback" not in run.stderr
     assert list(small_disk.rglob("*.part")) == []

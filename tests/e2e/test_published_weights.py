@@ -13,6 +13,8 @@ from support.servers.server_process import ServerProcess, descendants, snapcap
 from snapcap.warmup.options import S3Options
 from snapcap.warmup.s3.download import client
 
+PREPARED = ("--prepared-weights",)  # which tests' environment turns off
+
 
 @dataclass(frozen=True)
 class Remote:
@@ -28,11 +30,12 @@ class Remote:
         return (
             *("--model", self.source, "--store", f"s3://{self.bucket}/snapcap", "--buckets", "1,4"),
             *("--trusted-key", f"{self.key}.pub", "--s3-endpoint-url", self.endpoint, "--s3-region", "us-east-1"),
-            "--prepared-weights",
         )
 
     def build(self, cache: Path, *more: str) -> str:
-        run = snapcap("build", *self.options, "--sign-key", str(self.key), "--cache-dir", str(cache), *more)
+        run = snapcap(
+            "build", *self.options, *PREPARED, "--sign-key", str(self.key), "--cache-dir", str(cache), *more
+        )
         assert run.returncode == 0, run.stderr
         return run.stderr
 
@@ -67,7 +70,7 @@ def test_a_machine_that_has_nothing_starts_without_torch(
     kind: str, publish: Callable[[str], Remote], tmp_path: Path, samples: dict[Path, str]
 ) -> None:
     remote = publish(kind)
-    options = (*remote.options, "--cache-dir", str(tmp_path / "empty"), "--backend", "aot", "--strict")
+    options = (*remote.options, *PREPARED, "--cache-dir", str(tmp_path / "empty"), "--backend", "aot", "--strict")
     fetched = []
     for _ in range(2):
         with ServerProcess(*options) as server:
@@ -106,7 +109,7 @@ def test_weights_that_are_wrong_are_a_miss_and_the_checkpoint_serves(
     body = bytearray(s3.get_object(Bucket=remote.bucket, Key=name)["Body"].read())
     body[-1] ^= 1
     s3.put_object(Bucket=remote.bucket, Key=name, Body=bytes(body))
-    options = (*remote.options, "--cache-dir", str(tmp_path / "empty"), "--build", "off")
+    options = (*remote.options, *PREPARED, "--cache-dir", str(tmp_path / "empty"), "--build", "off")
     with ServerProcess(*options) as server:
         startup = server.wait_ready().startup()
         for path, caption in samples.items():

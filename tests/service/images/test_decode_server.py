@@ -93,7 +93,7 @@ def test_a_process_that_is_killed_is_replaced_and_no_request_is_lost(
     assert before[0] not in after
     assert before[1] in after
     (line,) = [line for line in server.log().splitlines() if "decode process ended" in line]
-    assert f'pid={before[0]} how="by signal SIGKILL"' in line
+    assert f'pid={before[0]} how="by signal SIGKILL; ' in line
 
 
 def test_nothing_is_left_when_the_server_is_killed(tmp_path: Path) -> None:

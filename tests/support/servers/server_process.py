@@ -19,8 +19,9 @@ from typing import Any
 def clean_environment(**extra: str) -> dict[str, str]:
     """This environment without what configures snapcap. Byte code is kept, as where it is installed: each process
     would compile a hundred modules again. Tests of prepared weights ask for them: else each of hundreds of servers
-    would have a process beside it that imports torch."""
-    unwanted = ("SNAPCAP_", "PYTHONDONTWRITEBYTECODE")
+    would have a process beside it that imports torch. What `make` tells its children is not for others: ARGS of
+    `make test` would be those of a test's `make serve`."""
+    unwanted = ("SNAPCAP_", "PYTHONDONTWRITEBYTECODE", "MAKE", "MFLAGS", "ARGS", "WORKERS")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
     return {**kept, "OMP_NUM_THREADS": "2", "SNAPCAP_PREPARED_WEIGHTS": "false", **extra}
 
