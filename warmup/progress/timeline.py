@@ -18,8 +18,6 @@ PHASES = (
     "device_init",
     "fetch_artifacts",
     "fetch_weights",
-    "open_packages",  # of a compiled start on a GPU only: beside import_torch
-    "launch_operators",  # of an eager start on a GPU only: likewise
     "load_weights",
     "load_artifacts",
     "warm_encoder",
@@ -29,7 +27,7 @@ PHASES = (
     "rehearsal",  # of the server only
 )
 # On other threads; the start waits for these only where nothing else runs.
-BESIDE = frozenset({"fetch_weights", "fetch_artifacts", "open_packages", "launch_operators"})
+BESIDE = frozenset({"fetch_weights", "fetch_artifacts"})
 
 
 @dataclass(frozen=True)

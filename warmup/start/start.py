@@ -8,9 +8,7 @@
 
 So it is where packages and prepared weights are found (`native`), and torch's Python module is not imported. Where
 the machine has no checkpoint, the first thread asks the store for the model (`weights.published`), before it brings
-the checkpoint. Every
-other start imports it, which takes longer than all of that: meanwhile a GPU's packages are opened and run once, or
-without packages torch's own operators.
+the checkpoint. Every other start imports it on a thread, which takes longer than all of that.
 
 Nothing here imports torch before `import_torch`, so a server that has bound its port answers meanwhile.
 """
@@ -19,9 +17,9 @@ import contextlib
 import importlib
 import logging
 import sys
-from collections.abc import Callable, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 from snapcap.models.weights.listing import WeightsError
 from snapcap.warmup.errors import StartError
@@ -41,7 +39,6 @@ from snapcap.warmup.start.started import StartedModel
 from snapcap.warmup.weights.find import FoundWeights
 
 if TYPE_CHECKING:
-    from snapcap.warmup.runtime.aoti.container import Container
     from snapcap.warmup.runtime.backends.base import Backend
     from snapcap.warmup.runtime.loaded_model import LoadedModel
     from snapcap.warmup.start.jit.start import Jit
@@ -73,7 +70,7 @@ def load(
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         pool = scope.enter_context(ThreadPoolExecutor(3, thread_name_prefix="snapcap-fetch"))
         begin_device_context(options.compute.device)
-        found, fetcher = None, fetcher or begin_fetcher(options)
+        fetcher = fetcher or begin_fetcher(options)
         if needs_torch(options):
             importing = pool.submit(_import_torch, timeline)
             preparation = prepare(options, timeline, status, pool, on_checkpoint, fetcher)
@@ -86,22 +83,12 @@ def load(
             if started is not None:
                 return started
             importing = pool.submit(_import_torch, timeline)
-        # The weights need not wait for artifacts that are still on their way when torch is there.
-        either: list[Future[Any]] = [importing, preparation.artifacts]
-        wait(either, return_when=FIRST_COMPLETED)
-        # What has failed once is not tried again the same way.
-        ahead = found is None and preparation.artifacts.done()
-        opened = _launch_ahead(preparation, options, timeline) if ahead else {}
         importing.result()
-        return _load_with_torch(preparation, opened, options, timeline, status)
+        return _load_with_torch(preparation, options, timeline, status)
 
 
 def _load_with_torch(
-    preparation: Preparation,
-    opened: "Mapping[str, Container]",
-    options: StartOptions,
-    timeline: Timeline,
-    status: StartupStatus,
+    preparation: Preparation, options: StartOptions, timeline: Timeline, status: StartupStatus
 ) -> StartedModel:
     """The rest of a start whose process has torch's module."""
     with contextlib.ExitStack() as scope:
@@ -144,7 +131,7 @@ def _load_with_torch(
         warmer = Warmer(runner, plan.table, status, timeline, options.compute.strict, EagerBackend())
         status.expect(plan.buckets, plan.device, plan.dtype)
         with timeline.phase("load_artifacts"):
-            backend = _backend(options, artifacts, plan, model, jit, opened) or EagerBackend()
+            backend = _backend(options, artifacts, plan, model, jit) or EagerBackend()
             warmer.assign(backend)
         buckets = plan.table.buckets
         now = before_ready(backend.name, buckets, options, device.type)
@@ -178,31 +165,12 @@ def _import_torch(timeline: Timeline) -> None:
         importlib.import_module("torch")
 
 
-def _launch_ahead(preparation: Preparation, options: StartOptions, timeline: Timeline) -> "Mapping[str, Container]":
-    """What a GPU can be given without torch's module: the packages, which are returned, or operators."""
-    found = preparation.artifacts.result()
-    config, plan = preparation.planned.result()
-    if plan.device_type != "cuda" or options.kind != "aot":
-        return {}
-    from snapcap.warmup.start.ahead import launch_ahead, open_ahead  # noqa: PLC0415  of no other start
-
-    if found is not None and found.hit:
-        with timeline.phase("open_packages"):
-            return open_ahead(found, plan.device, options.before_ready(plan.buckets))
-    from snapcap.warmup.runtime.aoti.eager_launches import eager_launches  # noqa: PLC0415  of no other start
-
-    with timeline.phase("launch_operators"):
-        launch_ahead(eager_launches(config, plan, plan.buckets[0]), plan.device)
-    return {}
-
-
 def _backend(
     options: StartOptions,
     artifacts: Artifacts | None,
     plan: Plan,
     model: "LoadedModel",
     jit: "Jit | None",
-    opened: "Mapping[str, Container]",
 ) -> "Backend | None":
     """What runs compiled code; None where the start stays eager."""
     if artifacts is None or (options.compute.backend == "jit" and jit is None):
@@ -215,7 +183,7 @@ def _backend(
         return None
     from snapcap.warmup.runtime.aoti.torch_packages import torch_backend  # noqa: PLC0415  imports torch
 
-    return torch_backend(artifacts.fetched.entries, artifacts.input_specs, model, opened)
+    return torch_backend(artifacts.fetched.entries, artifacts.input_specs, model)
 
 
 def _report_missing(artifacts: Artifacts, options: StartOptions) -> None:

@@ -61,7 +61,7 @@ def test_no_phases_no_lines() -> None:
 
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_the_picture_fits_the_width(width: int) -> None:
-    phases = [Phase("launch_operators", 0.0, 123.4), Phase("b", 100.0, 123.4)]
+    phases = [Phase("load_libraries", 0.0, 123.4), Phase("b", 100.0, 123.4)]
     lines = waterfall(phases, 123.4, width).splitlines()
     assert len({len(line) for line in lines}) == 1
     assert len(lines[0]) <= max(width, 56)  # with a bar of eight, below which it is none

@@ -1,7 +1,6 @@
 """Opens and runs AOTInductor's packages through their C interface, without torch's Python module.
 
-torch's own loader is part of that module, so it has to wait until torch is imported, and it holds Python's lock
-while it works. Here a package is mapped, and run, while another thread imports torch.
+torch's own loader is part of that module.
 
 The names are those of torch/csrc/inductor/aoti_runtime/interface.h, which a package exports, and of
 torch/csrc/inductor/aoti_torch/c/shim.h, which libtorch exports to packages. Both are kept stable, as packages of

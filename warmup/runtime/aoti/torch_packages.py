@@ -1,15 +1,11 @@
-"""Opens packages for torch's tensors, without any compiler.
+"""Opens packages for torch's tensors, through the C interface and without any compiler.
 
 `torch._inductor.aoti_load_package` imports Dynamo and Inductor, which takes longer than everything else of a start
-together. So a CPU's packages are opened by the raw runner beneath it, and a GPU's, whose calls are replayed from a
-graph, through the C interface.
+together.
 """
 
-import io
-import zipfile
-import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,9 +13,7 @@ from torch import Tensor
 
 from snapcap.models.regions.functions import RegionFunction
 from snapcap.models.regions.table import Region
-from snapcap.warmup.errors import first_line
 from snapcap.warmup.runtime.aoti.container import AotiError, Container
-from snapcap.warmup.runtime.aoti.package_library import library_file
 from snapcap.warmup.runtime.aoti.packages import PackageError
 from snapcap.warmup.runtime.aoti.tensors import run_on_tensors
 from snapcap.warmup.runtime.backends.aot import AotBackend
@@ -29,29 +23,22 @@ from snapcap.warmup.store.blobs import VerifiedFile
 
 @dataclass(frozen=True)
 class TorchPackages:
-    """``opened``: by entry, what has been opened before."""
+    """Opens packages for tensors of a device."""
 
     device: torch.device
-    opened: Mapping[str, Container] = field(default_factory=dict)
 
     def open(self, entry: str, package: VerifiedFile) -> RegionFunction:
-        container = self.opened.get(entry)
-        return (
-            open_package(package, self.device) if container is None else container_function(container, self.device)
-        )
+        return open_package(package, self.device)
 
     def eager(self, region: Region) -> RegionFunction:
         return region.function
 
 
 def torch_backend(
-    entries: Mapping[str, VerifiedFile],
-    input_specs: Mapping[str, Any],
-    model: LoadedModel,
-    opened: Mapping[str, Container] | None = None,
+    entries: Mapping[str, VerifiedFile], input_specs: Mapping[str, Any], model: LoadedModel
 ) -> AotBackend[Tensor]:
     """The `aot` backend for a model of torch's tensors."""
-    return AotBackend(entries, input_specs, model, TorchPackages(model.device, opened or {}))
+    return AotBackend(entries, input_specs, model, TorchPackages(model.device))
 
 
 def open_package(package: VerifiedFile, device: torch.device) -> RegionFunction:
@@ -63,26 +50,10 @@ def open_package(package: VerifiedFile, device: torch.device) -> RegionFunction:
     Raises:
         PackageError: the file cannot be opened.
     """
-    if device.type == "cuda":
-        try:
-            return container_function(Container.open(package, str(device)), device)
-        except AotiError as error:
-            raise PackageError(f"{package.path.name} cannot be opened: {error}") from error
     try:
-        with library_file(io.BytesIO(package.read())) as name:
-            run = torch._C._aoti.AOTIModelContainerRunnerCpu(name, 1).run
-    except (RuntimeError, OSError, zipfile.BadZipFile, zlib.error) as error:
-        raise PackageError(f"{package.path.name} cannot be opened: {first_line(error)}") from error
-
-    def call(*inputs: Tensor) -> Tensor:
-        outputs: list[Tensor] = run(list(inputs))
-        return outputs[0]
-
-    return call
-
-
-def container_function(container: Container, device: torch.device) -> RegionFunction:
-    """The function of a package that is open, which launches on the current stream of the device."""
+        container = Container.open(package, str(device))
+    except AotiError as error:
+        raise PackageError(f"{package.path.name} cannot be opened: {error}") from error
     if device.type == "cpu":
         return lambda *inputs: run_on_tensors(container, inputs, None)
     index = device.index or 0
