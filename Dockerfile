@@ -1,7 +1,8 @@
-# Two images of one program:
+# Three images of one program:
 #   server    no compiler; the default target:  docker build -t snapcap .
-#   builder   with g++, for `snapcap build`:     docker build -t snapcap-builder --target builder .
-# On NVIDIA GPUs, both with --build-arg TORCH_BACKEND=cu130. deploy/container/README.md has the rest.
+#   compiled  no torch module, for artifacts:   docker build -t snapcap-compiled --target compiled .
+#   builder   with g++, for `snapcap build`:    docker build -t snapcap-builder --target builder .
+# On NVIDIA GPUs, all with --build-arg TORCH_BACKEND=cu130. deploy/container/README.md has the rest.
 ARG PYTHON_IMAGE=python:3.11-slim-bookworm
 
 # ── What is installed, in layers that change less and less often ────────────────────────────────────────────────
@@ -47,6 +48,11 @@ RUN rm -rf /opt/snapcap/lib/python3.*/site-packages/torch/include /opt/snapcap/l
     && pip uninstall -y pip \
     && python -m compileall -q -j 0 --invalidation-mode unchecked-hash -x /py312_ /opt/snapcap/lib
 
+# What a start from artifacts and prepared weights never loads: torch's Python module, and all that only it requires.
+FROM server-packages AS compiled-packages
+COPY deploy/container/compiled_only.py /src/
+RUN python /src/compiled_only.py
+
 FROM packages AS builder-packages
 RUN if pip show -q cuda-toolkit; then \
         pip install -c constraints.txt 'cuda-toolkit[cccl,crt]' \
@@ -55,7 +61,7 @@ RUN if pip show -q cuda-toolkit; then \
     && pip uninstall -y pip \
     && python -m compileall -q -j 0 --invalidation-mode unchecked-hash -x /py312_ /opt/snapcap/lib
 
-# ── What both images run on ─────────────────────────────────────────────────────────────────────────────────────
+# ── What all images run on ──────────────────────────────────────────────────────────────────────────────────────
 # hadolint ignore=DL3006
 FROM ${PYTHON_IMAGE} AS runtime
 LABEL org.opencontainers.image.title="snapcap" \
@@ -90,6 +96,12 @@ RUN apt-get update \
 COPY --from=builder-packages /opt/snapcap /opt/snapcap
 USER 65532:65532
 CMD ["build"]
+
+FROM runtime AS compiled
+COPY --from=compiled-packages /opt/snapcap /opt/snapcap
+# Where an artifact or the prepared weights are missing, the server ends with one line that says so.
+ENV SNAPCAP_BUILD=off
+CMD ["serve"]
 
 FROM runtime AS server
 COPY --from=server-packages /opt/snapcap /opt/snapcap

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds both images, builds the demo model's artifacts in one, and serves them from the other as a cluster would:
+# Builds all images, builds the demo model's artifacts in one, and serves them from the others as a cluster would:
 # read-only root, no capability, no new privileges, a user that is not root. Takes about five minutes.
 #
 #   deploy/container/build-and-try.sh                      with docker, else podman
@@ -37,7 +37,7 @@ expect() {
     echo "ok  $1"
 }
 
-for target in server builder; do
+for target in server compiled builder; do
     "$engine" build --target "$target" --tag "snapcap-try:$target" "$@" .
 done
 "$engine" images snapcap-try
@@ -45,20 +45,22 @@ done
 run --rm snapcap-try:builder build
 run --rm snapcap-try:server explain >/dev/null || { echo "FAILED: the server does not find what the builder made"; exit 1; }
 
-run --detach --publish "127.0.0.1:$port:$port" snapcap-try:server >/dev/null
-for _ in $(seq 300); do
-    get /readyz >/dev/null && break
-    sleep 0.2
-done
-expect "ready" '"state":"ready"' "$(get /readyz || "$engine" logs "$name" 2>&1)"
-expect "compiled" '"tier":"aot"' "$(get /startup)"
-for image in models/demo/samples/*.png; do
-    caption=$(sed -n "s/.*\"$(basename "$image")\": \"\(.*\)\".*/\1/p" models/demo/samples/captions.json)
-    expect "$(basename "$image")" "\"caption\":\"$caption\".*\"backend\":\"aot\"" \
-        "$(curl --silent --data-binary "@$image" "http://127.0.0.1:$port/v1/caption")"
-done
+for target in server compiled; do
+    echo "$target"
+    run --detach --publish "127.0.0.1:$port:$port" "snapcap-try:$target" >/dev/null
+    for _ in $(seq 300); do
+        get /readyz >/dev/null && break
+        sleep 0.2
+    done
+    expect "ready" '"state":"ready"' "$(get /readyz || "$engine" logs "$name" 2>&1)"
+    expect "compiled" '"tier":"aot"' "$(get /startup)"
+    for image in models/demo/samples/*.png; do
+        caption=$(sed -n "s/.*\"$(basename "$image")\": \"\(.*\)\".*/\1/p" models/demo/samples/captions.json)
+        expect "$(basename "$image")" "\"caption\":\"$caption\".*\"backend\":\"aot\"" \
+            "$(curl --silent --data-binary "@$image" "http://127.0.0.1:$port/v1/caption")"
+    done
 
-inside=$("$engine" exec "$name" python -c '
+    inside=$("$engine" exec "$name" python -c '
 import importlib.util, os, shutil
 status = dict(line.split(":\t") for line in open("/proc/self/status").read().splitlines() if ":\t" in line)
 print("user", os.getuid())
@@ -70,12 +72,14 @@ try:
 except OSError as error:
     print("root", error.strerror)
 ')
-expect "not root" '^user 65532$' "$inside"
-expect "no privileges" '^capabilities 0 privileges 1$' "$inside"
-expect "no compiler" '^compilers \[\]$' "$inside"
-expect "no transformers" '^transformers None$' "$inside"
-expect "read-only" '^root Read-only file system$' "$inside"
+    expect "not root" '^user 65532$' "$inside"
+    expect "no privileges" '^capabilities 0 privileges 1$' "$inside"
+    expect "no compiler" '^compilers \[\]$' "$inside"
+    expect "no transformers" '^transformers None$' "$inside"
+    expect "read-only" '^root Read-only file system$' "$inside"
 
-get /metrics | grep '^snapcap_process_start_to'
-"$engine" stop --time 20 "$name" >/dev/null
-expect "stops at SIGTERM" '^0$' "$("$engine" inspect --format '{{.State.ExitCode}}' "$name")"
+    get /metrics | grep '^snapcap_process_start_to'
+    "$engine" stop --time 20 "$name" >/dev/null
+    expect "stops at SIGTERM" '^0$' "$("$engine" inspect --format '{{.State.ExitCode}}' "$name")"
+    "$engine" rm --force "$name" >/dev/null
+done

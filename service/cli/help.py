@@ -81,3 +81,8 @@ examples:
 
 {ENVIRONMENT}
 """
+
+NO_TORCH_MODULE = (
+    "torch's libraries are installed here without its Python module, which compiles: build where all of torch is, "
+    "as in the image of the target builder"
+)

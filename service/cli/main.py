@@ -117,7 +117,10 @@ def _build(arguments: argparse.Namespace) -> int:
     settings = read_settings(arguments, os.environ)
     from snapcap.service.cli.interrupt import Interrupted, interruptible  # noqa: PLC0415
     from snapcap.service.server.serve import leave  # noqa: PLC0415
+    from snapcap.warmup.machine.installation import has_torch_module  # noqa: PLC0415
 
+    if not has_torch_module():  # here, as the modules of a build import it
+        raise SettingsError(texts.NO_TORCH_MODULE)
     try:
         with interruptible():
             from snapcap.service.cli.build import build  # noqa: PLC0415

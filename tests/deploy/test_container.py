@@ -16,7 +16,7 @@ from snapcap.service.cli.main import main
 from snapcap.service.config.reader import read_settings
 
 ROOT = Path(__file__).parents[2]
-TARGETS = ("server", "builder")
+TARGETS = ("server", "compiled", "builder")
 SCRIPT = ROOT / "deploy" / "container" / "build-and-try.sh"
 
 
@@ -58,7 +58,7 @@ def test_it_runs_a_command_of_snapcap_without_a_shell_and_without_root(dockerfil
 def test_its_settings_are_settings(dockerfile: Dockerfile, target: str) -> None:
     settings = read_settings(argparse.Namespace(), dockerfile.environment(target))
     assert settings.model.cache_dir == Path("/var/cache/snapcap")
-    assert settings.store.build == ("off" if target == "server" else "auto")
+    assert settings.store.build == ("auto" if target == "builder" else "off")
     (port,) = dockerfile.inherited(target, "EXPOSE")
     assert int(port) == settings.http.port
 
@@ -76,7 +76,8 @@ def test_only_the_builder_has_a_compiler(dockerfile: Dockerfile) -> None:
 
 
 def test_every_package_is_copied_and_nothing_else_is_sent(dockerfile: Dockerfile) -> None:
-    copied = {name for copy in dockerfile.stages["packages"].values("COPY") for name in copy.split()[:-1]}
+    stages = [dockerfile.stages[name] for name in ("packages", "compiled-packages")]
+    copied = {name for stage in stages for copy in stage.values("COPY") for name in copy.split()[:-1]}
     find = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
     assert {package.rstrip("*") for package in find["include"]} <= copied
     ignore = (ROOT / ".dockerignore").read_text().splitlines()
@@ -104,17 +105,16 @@ def test_the_script_is_shell_and_names_settings_and_targets(dockerfile: Dockerfi
     variables = dict(re.findall(r'--env "?(SNAPCAP_\w+)=([\w,]+)', text.replace("$port", "18080")))
     assert variables
     read_settings(argparse.Namespace(), variables)
-    targets = re.search(r"for target in (.*); do", text)
-    assert targets is not None
-    assert set(targets[1].split()) == set(TARGETS)
-    assert set(re.findall(r"snapcap-try:(\w+)", text)) == set(TARGETS)
+    built, served = (set(targets.split()) for targets in re.findall(r"^for target in (.*); do", text, re.MULTILINE))
+    assert built == served | {"builder"} == set(TARGETS)
+    assert set(re.findall(r"snapcap-try:(\w+)", text)) < set(TARGETS)
     assert {"/tmp", "/var/cache/snapcap"} <= set(re.findall(r"[:\s](/[a-z/]+)(?=[:\"])", text))
 
 
 def test_the_commands_of_the_readme_name_what_there_is(dockerfile: Dockerfile) -> None:
     text = (ROOT / "deploy" / "container" / "README.md").read_text()
     builds = re.findall(r"^docker build (.*?)(?:#.*)?$", text, re.MULTILINE)
-    assert [re.findall(r"--target (\S+)", build) for build in builds] == [[], ["builder"]]
+    assert [re.findall(r"--target (\S+)", build) for build in builds] == [[], ["builder"], ["compiled"]]
     images = {re.findall(r"-t (\S+)", build)[0] for build in builds}
     runs = re.findall(r"^docker run (.*)$", text, re.MULTILINE)
     assert all(run.split()[-1] in images or run.split()[-2] in images for run in runs)

@@ -46,6 +46,15 @@ def package_folder(package: str) -> Path:
     return Path(spec.submodule_search_locations[0])
 
 
+def has_torch_module() -> bool:
+    """Whether torch can be imported; an installation for compiled models alone has only its libraries.
+
+    Raises:
+        MachineError: torch is not installed.
+    """
+    return (package_folder("torch") / "__init__.py").is_file()
+
+
 def installed_version(package: str) -> str | None:
     """Of an installed package, by the name of the folder with its metadata (PEP 427); None where there is none.
 

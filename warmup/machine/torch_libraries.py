@@ -40,9 +40,9 @@ def load_torch_libraries() -> int | None:
     # 20 ms took 800 ms.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     torch = find_spec("torch")
-    if os.name != "posix" or torch is None or torch.origin is None:
+    if os.name != "posix" or torch is None or not torch.submodule_search_locations:
         return None
-    folder = Path(torch.origin).parent / "lib"
+    folder = Path(torch.submodule_search_locations[0]) / "lib"
     # The linker loads one library at a time. The driver's first: it is initialised while torch's are loaded.
     with contextlib.suppress(OSError):
         open_library(cuda_driver.LIBRARY)

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from snapcap.warmup.runtime.aoti.native_packages import NativePackages
     from snapcap.warmup.runtime.aoti.native_tensors import NativeMemory, NativeTensor
     from snapcap.warmup.runtime.devices.device import Device
+    from snapcap.warmup.store.fetch import Fetched
 
 _OPENERS = 3  # a package is unpacked, mapped and given to the driver, each without Python's lock
 _logger = logging.getLogger("snapcap.start")
@@ -50,17 +51,19 @@ class Found:
     artifacts: Artifacts
 
 
-def needs_torch(options: StartOptions) -> bool:
-    """Whether torch's module will be imported for certain: that begins at once then."""
-    if options.compute.backend in ("eager", "jit") or not options.model.prepared_weights:
-        return True
-    if may_be_published(options):
-        return False
-    return next((options.store_folder / WEIGHTS).glob("*.safetensors"), None) is None
+def torch_is_needed(options: StartOptions) -> str | None:
+    """Why torch's module has to be imported, where that is certain: it begins at once then."""
+    if options.compute.backend in ("eager", "jit"):
+        return f"the {options.compute.backend} backend was asked for"
+    if not options.model.prepared_weights:
+        return "prepared weights are off"
+    if may_be_published(options) or any((options.store_folder / WEIGHTS).glob("*.safetensors")):
+        return None
+    return "there are no prepared weights yet"
 
 
-def find_without_torch(preparation: Preparation) -> Found | None:
-    """What is needed, once all of it is there, or None as soon as something is known to be missing.
+def find_without_torch(preparation: Preparation) -> Found | str:
+    """What is needed, once all of it is there, or what is missing, as soon as something is known to be.
 
     Raises:
         CheckpointError, ConfigError, StartError: the model cannot be served.
@@ -70,17 +73,19 @@ def find_without_torch(preparation: Preparation) -> Found | None:
     while not (preparation.model.done() and preparation.artifacts.done()):
         missing = wait(missing, return_when=FIRST_COMPLETED).not_done
         if preparation.unprepared.done():
-            return None
+            return "there are no prepared weights of this model"
         if preparation.model.done() and preparation.model.result()[2].mapped is None:
-            return None
+            return _missing("prepared weights", preparation.model.result()[2])
         if preparation.artifacts.done() and not _is_hit(preparation.artifacts.result()):
-            return None
+            break
     artifacts = preparation.artifacts.result()
+    if artifacts is None or not artifacts.hit:
+        return "there are no artifacts" if artifacts is None else _missing("artifacts", artifacts.fetched)
     checkpoint, plan, weights = preparation.model.result()
-    if artifacts is None or not _is_hit(artifacts) or weights.mapped is None:
-        return None
+    if weights.mapped is None:
+        return _missing("prepared weights", weights)
     if _needs_eager(checkpoint.config, plan):
-        return None
+        return "more tokens end a caption than a compiled beam search looks at"
     return Found(checkpoint, plan, weights, weights.mapped, artifacts)
 
 
@@ -105,6 +110,10 @@ def start_without_torch(
         # What it has allocated hangs on these, and nothing collects cycles in a server.
         traceback.clear_frames(error.__traceback__)
         return None
+
+
+def _missing(what: str, found: "Fetched | FoundWeights") -> str:
+    return f"the start found {what}: {found.result}, {found.reason}"
 
 
 def _is_hit(artifacts: Artifacts | None) -> bool:

@@ -18,12 +18,13 @@ import importlib
 import logging
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from snapcap.models.weights.listing import WeightsError
 from snapcap.warmup.errors import StartError
 from snapcap.warmup.machine.device_context import begin_device_context
+from snapcap.warmup.machine.installation import has_torch_module
 from snapcap.warmup.machine.torch_libraries import load_torch_libraries
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.artifacts import Artifacts
@@ -32,7 +33,7 @@ from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
-from snapcap.warmup.start.native import find_without_torch, needs_torch, start_without_torch
+from snapcap.warmup.start.native import find_without_torch, start_without_torch, torch_is_needed
 from snapcap.warmup.start.preparation import Preparation, prepare
 from snapcap.warmup.start.published import begin_fetcher, close_behind
 from snapcap.warmup.start.started import StartedModel
@@ -71,18 +72,20 @@ def load(
         pool = scope.enter_context(ThreadPoolExecutor(3, thread_name_prefix="snapcap-fetch"))
         begin_device_context(options.compute.device)
         fetcher = fetcher or begin_fetcher(options)
-        if needs_torch(options):
-            importing = pool.submit(_import_torch, timeline)
-            preparation = prepare(options, timeline, status, pool, on_checkpoint, fetcher)
-            close_behind(fetcher, [preparation.model, preparation.artifacts])
-        else:
-            preparation = prepare(options, timeline, status, pool, on_checkpoint, fetcher)
-            close_behind(fetcher, [preparation.model, preparation.artifacts])
+        reason = torch_is_needed(options)
+        importing = None if reason is None else _begin_import(reason, pool, timeline)
+        preparation = prepare(options, timeline, status, pool, on_checkpoint, fetcher)
+        close_behind(fetcher, [preparation.model, preparation.artifacts])
+        if importing is None:
             found = find_without_torch(preparation)
-            started = None if found is None else start_without_torch(found, options, timeline, status)
-            if started is not None:
-                return started
-            importing = pool.submit(_import_torch, timeline)
+            if isinstance(found, str):
+                reason = found
+            else:
+                started = start_without_torch(found, options, timeline, status)
+                if started is not None:
+                    return started
+                reason = "what there is does not work, as the log says"
+            importing = _begin_import(reason, pool, timeline)
         importing.result()
         return _load_with_torch(preparation, options, timeline, status)
 
@@ -157,6 +160,20 @@ def before_ready(
         return buckets[:1]
     # jit would compile on the device thread while it serves, and on a CPU eager has nothing to wait for.
     return buckets
+
+
+def _begin_import(reason: str, pool: ThreadPoolExecutor, timeline: Timeline) -> "Future[None]":
+    """Import torch on a thread.
+
+    Raises:
+        StartError: there is no such module; ``reason``: why it is needed.
+    """
+    if not has_torch_module():
+        raise StartError(
+            f"torch's libraries are installed here without its Python module, which is needed as {reason}; "
+            "`snapcap build` where all of torch is makes what a start without it needs"
+        )
+    return pool.submit(_import_torch, timeline)
 
 
 def _import_torch(timeline: Timeline) -> None:

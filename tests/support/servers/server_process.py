@@ -97,6 +97,7 @@ def _prepared(arguments: tuple[str, ...]) -> dict[str, str]:
 class ServerProcess:
     """`snapcap serve` on a free port; a context manager that kills it."""
 
+    interpreter = sys.executable
     program: tuple[str, ...] = ("-m", "snapcap")
 
     def __init__(self, *arguments: str, **environment: str) -> None:
@@ -107,7 +108,7 @@ class ServerProcess:
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
 
     def __enter__(self) -> "ServerProcess":
-        command = [sys.executable, *self.program, "serve", "--host", "127.0.0.1", "--port", str(self.port)]
+        command = [self.interpreter, *self.program, "serve", "--host", "127.0.0.1", "--port", str(self.port)]
         self.process = subprocess.Popen(
             [*command, *self._arguments],
             env=clean_environment(**self._environment),

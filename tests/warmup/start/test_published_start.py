@@ -92,7 +92,7 @@ def test_weights_that_do_not_come_are_read_from_the_checkpoint(
     prepared = begun(options, fetcher, status, seen)
     prepared.unprepared.result(PATIENCE)
     assert resolved == [], "torch is imported beside the download"
-    assert find_without_torch(prepared) is None
+    assert find_without_torch(prepared) == "there are no prepared weights of this model"
     may_resolve.set()
     checkpoint, _, weights = prepared.model.result(PATIENCE)
     assert (checkpoint.folder, checkpoint.bring) == (demo_folder, None)

@@ -1,0 +1,114 @@
+"""Removes from an installation what a server of compiled models never loads: torch's Python module, the packages
+that only torch requires, and of CUDA's libraries those that libtorch does not link.
+
+    python compiled_only.py     of the environment that runs it; prints what it removes and what it leaves
+
+What is left cannot import torch: `snapcap serve` refuses to start without artifacts and prepared weights.
+"""
+
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
+from importlib.util import find_spec
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+# Run in a process of its own: what it maps is what stays. Without a driver, as where an image is built, it is the
+# same: torch looks for that when it is used.
+_LOAD = """
+import ctypes, sys
+ctypes.CDLL(sys.argv[1] + "/libtorch_global_deps.so", mode=ctypes.RTLD_GLOBAL)
+ctypes.CDLL(sys.argv[1] + "/libtorch.so")
+print(open("/proc/self/maps").read())
+"""
+_VERSION = "torch/version.py"  # of torch's module the one file that is read: the artifact key has it
+
+
+def main() -> None:
+    removed = of_torch_alone()
+    kept = mapped(torch_folder() / "lib")
+    files = {path for each in removed for path in files_of(each) if path.resolve() not in kept}
+    whole, size = size_of(Path(sys.prefix).rglob("*")), size_of(files)
+    for path in files:
+        path.unlink()
+    remove_empty_folders({path.parent for path in files})
+    print(f"removed {len(files)} files, {size / 1e6:.0f} MB, of {', '.join(sorted(map(name_of, removed)))}")
+    print(f"left {(whole - size) / 1e6:.0f} MB, of which {size_of(kept) / 1e6:.0f} are libtorch and what it links")
+
+
+def of_torch_alone() -> list[Distribution]:
+    """torch, and what is required by it and by nothing else."""
+    installed = {name_of(each): each for each in distributions()}
+    torch = required("torch")
+    others = [required(name, without="torch") for name in installed if name not in torch]
+    return [installed[name] for name in torch.difference(*others)]
+
+
+def required(package: str, without: str = "") -> set[str]:
+    """The names of a distribution and of all that it requires, but by way of another one."""
+    found, waiting = set[str](), [canonicalize_name(package)]
+    while waiting:
+        name = waiting.pop()
+        if name in found or name == without:
+            continue
+        try:
+            requirements = map(Requirement, distribution(name).requires or [])
+        except PackageNotFoundError:  # for another system
+            continue
+        found.add(name)
+        waiting += (canonicalize_name(each.name) for each in requirements if applies(each))
+    return found
+
+
+def applies(requirement: Requirement) -> bool:
+    return requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+
+
+def name_of(package: Distribution) -> str:
+    return canonicalize_name(package.metadata["Name"])
+
+
+def torch_folder() -> Path:
+    spec = find_spec("torch")
+    if spec is None or not spec.submodule_search_locations:
+        sys.exit("torch is not installed in this environment")
+    return Path(spec.submodule_search_locations[0])
+
+
+def mapped(libraries: Path) -> set[Path]:
+    """What libtorch is made of and links, within this environment."""
+    command = [sys.executable, "-c", _LOAD, str(libraries)]
+    run = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603  nothing of it is input
+    paths = {Path(line.split(maxsplit=5)[5]) for line in run.stdout.splitlines() if ".so" in line}
+    return {path for path in paths if path.is_relative_to(Path(sys.prefix).resolve())}
+
+
+def files_of(package: Distribution) -> Iterator[Path]:
+    """Its files with their byte code, within this environment; not its metadata, from which versions are read."""
+    for file in package.files or []:
+        path = Path(str(package.locate_file(file)))
+        if ".dist-info" in file.parts[0] or str(file) == _VERSION:
+            continue
+        if not path.parent.resolve().is_relative_to(Path(sys.prefix).resolve()):
+            sys.exit(f"{path} is outside of this environment")
+        byte_code = path.parent.glob(f"__pycache__/{path.stem}.*.pyc") if path.suffix == ".py" else ()
+        yield from (each for each in (path, *byte_code) if each.is_file() or each.is_symlink())
+
+
+def size_of(paths: Iterable[Path]) -> int:
+    """In bytes."""
+    return sum(path.stat().st_size for path in paths if path.is_file() and not path.is_symlink())
+
+
+def remove_empty_folders(folders: Iterable[Path]) -> None:
+    for folder in sorted(folders, key=lambda each: len(each.parts), reverse=True):
+        while folder != Path(sys.prefix) and folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+            folder = folder.parent  # noqa: PLW2901
+
+
+if __name__ == "__main__":
+    main()
