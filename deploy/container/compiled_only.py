@@ -49,22 +49,20 @@ def of_torch_alone() -> list[Distribution]:
 
 def required(package: str, without: str = "") -> set[str]:
     """The names of a distribution and of all that it requires, but by way of another one."""
-    found, waiting = set[str](), [canonicalize_name(package)]
+    found, waiting = set[tuple[str, str]](), [(canonicalize_name(package), "")]
     while waiting:
-        name = waiting.pop()
-        if name in found or name == without:
+        name, extra = waiting.pop()
+        if (name, extra) in found or name == without:
             continue
         try:
-            requirements = map(Requirement, distribution(name).requires or [])
+            requirements = [Requirement(each) for each in distribution(name).requires or []]
         except PackageNotFoundError:  # for another system
             continue
-        found.add(name)
-        waiting += (canonicalize_name(each.name) for each in requirements if applies(each))
-    return found
-
-
-def applies(requirement: Requirement) -> bool:
-    return requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        found.add((name, extra))
+        for each in requirements:
+            if each.marker is None or each.marker.evaluate({"extra": extra}):
+                waiting += ((canonicalize_name(each.name), asked) for asked in ("", *each.extras))
+    return {name for name, _ in found}
 
 
 def name_of(package: Distribution) -> str:

@@ -102,6 +102,7 @@ def test_torchs_libraries_are_enough_for_a_compiled_server(
 ) -> None:
     class Server(ServerProcess):
         interpreter = str(compiled_only)
+        program = ("-P", "-m", "snapcap")  # what is installed, and not this tree
 
     options = ("--cache-dir", str(built_cache), "--buckets", "1,4", "--build", "off")
     with Server(*options) as server:
@@ -128,7 +129,11 @@ def test_without_what_was_compiled_it_says_so_in_one_line_and_ends(
     arguments = [command, "--cache-dir", str(cache), *options, *(("--port", "0") if command == "serve" else ())]
     environment = clean_environment(SNAPCAP_PREPARED_WEIGHTS="true")
     run = subprocess.run(
-        [compiled_only, "-m", "snapcap", *arguments], env=environment, capture_output=True, text=True, check=False
+        [compiled_only, "-P", "-m", "snapcap", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert run.returncode == (2 if command == "build" else 1)
     last = run.stderr.splitlines()[-1]

@@ -1,7 +1,8 @@
-"""Finds the prepared weights of a checkpoint, without reading the checkpoint. No torch."""
+"""Finds the prepared weights of a checkpoint, mostly without reading the checkpoint. No torch."""
 
 import contextlib
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,9 +13,9 @@ from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.store import WEIGHTS, StoreError
-from snapcap.warmup.weights.identity import identify
+from snapcap.warmup.weights.identity import content_digest, flushed_identity, identify, is_at_rest
 from snapcap.warmup.weights.key import layout_digest, prepared_name
-from snapcap.warmup.weights.records import recorded_digest
+from snapcap.warmup.weights.records import Record, recorded_digest, write_record
 
 WeightsResult = Literal["hit", "miss", "corrupt", "untrusted", "error", "off"]
 
@@ -39,15 +40,38 @@ def find_weights(checkpoint: Checkpoint, plan: Plan, store_folder: Path) -> Foun
         store = FolderStore.open(store_folder)
         digest = recorded_digest(store, checkpoint.folder, identify(checkpoint.folder))
         if digest is None:
-            return FoundWeights("miss", "the checkpoint's files are not those of any record")
-        mapped = open_prepared(store, digest, checkpoint, plan)
+            mapped = _of_content(store, checkpoint, plan)
+        else:
+            mapped = open_prepared(store, digest, checkpoint, plan)
     except (PreparedError, StoreError) as error:
         return FoundWeights("corrupt", str(error))
     except Exception as error:  # what is wrong with the checkpoint is for loading to say
         return FoundWeights("miss", f"{type(error).__name__}: {error}")
     if mapped is None:
-        return FoundWeights("miss", "they are not prepared for this checkpoint, device and dtype")
+        return FoundWeights("miss", "they are not prepared for these files, this device and dtype")
     return FoundWeights("hit", mapped.header.key, mapped)
+
+
+def _of_content(store: FolderStore, checkpoint: Checkpoint, plan: Plan) -> MappedWeights | None:
+    """Those of files that no record knows, as of another copy or container image, by what is in them, where the
+    store has some that may be theirs: to read the files takes less than torch and a conversion. Recorded for the
+    next start. None where there are none, or the files change meanwhile.
+
+    Raises as ``find_weights`` catches.
+    """
+    name = prepared_name("*", plan.device_type, plan.dtype, layout_digest(checkpoint.config, checkpoint.transform))
+    if not any((store.root / WEIGHTS).glob(name)):
+        return None
+    folder = checkpoint.folder
+    files, began = flushed_identity(folder), time.time_ns()
+    record = Record(files, content_digest(folder), began)
+    mapped = open_prepared(store, record.digest, checkpoint, plan)
+    if identify(folder) != files:
+        return None
+    if mapped is not None and is_at_rest(files, began):
+        with contextlib.suppress(StoreError):  # of a folder that is read-only
+            write_record(store, folder, record)
+    return mapped
 
 
 def open_prepared(store: FolderStore, digest: str, checkpoint: Checkpoint, plan: Plan) -> MappedWeights | None:

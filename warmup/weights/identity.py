@@ -4,11 +4,13 @@ Reading a checkpoint takes seconds. So its digest is taken once, and found again
 files: a change of content, of a name or of a time gives another identity.
 """
 
+import contextlib
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from snapcap.models.weights.listing import weight_files
+from snapcap.warmup.machine.files import sync
 
 # A file may be written twice at what a clock says is one moment, of up to two seconds on some file systems.
 CLOCK_NS = 2_000_000_000
@@ -38,6 +40,15 @@ def identify(folder: Path) -> Identity:
         OSError: one cannot be looked at.
     """
     return tuple(_identify(path) for path in weight_files(folder))
+
+
+def flushed_identity(folder: Path) -> Identity:
+    """The identity after which any write gives another: one through a map changes a file's times only when it is
+    the first since the page was written to the disk. Raises as ``identify``."""
+    for path in weight_files(folder):
+        with contextlib.suppress(OSError):  # where nothing can be written
+            sync(path)
+    return identify(folder)
 
 
 def is_at_rest(files: Identity, moment: int) -> bool:

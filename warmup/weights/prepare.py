@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Literal
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.processing.transform import ImageTransform
-from snapcap.models.weights.listing import weight_files
 from snapcap.models.weights.prepared.header import PreparedError
-from snapcap.warmup.machine.files import locked_alone, make_folder, sync, write_all
+from snapcap.warmup.machine.files import locked_alone, make_folder, write_all
 from snapcap.warmup.machine.memory import free_memory
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.plan import Plan
@@ -21,7 +20,14 @@ from snapcap.warmup.store.blobs import commit
 from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.store import WEIGHTS, StoreError
 from snapcap.warmup.weights.find import open_prepared
-from snapcap.warmup.weights.identity import CLOCK_NS, Identity, content_digest, identify, is_at_rest
+from snapcap.warmup.weights.identity import (
+    CLOCK_NS,
+    Identity,
+    content_digest,
+    flushed_identity,
+    identify,
+    is_at_rest,
+)
 from snapcap.warmup.weights.key import layout_digest, prepared_name
 from snapcap.warmup.weights.old import UNFINISHED, readable_record, remove_old, remove_unfinished
 from snapcap.warmup.weights.records import Record, record_name, recorded_digest, write_record
@@ -85,10 +91,10 @@ def prepare_weights(folder: Path, plan: Plan, store_folder: Path, *, thorough: b
 def _record(store: FolderStore, folder: Path) -> Record | None:
     """The digest of a checkpoint: as it is recorded, or else taken, once its files have been at rest for as long as
     the clock may stand still."""
-    files, began = _flushed(folder), time.time_ns()
+    files, began = flushed_identity(folder), time.time_ns()
     if not is_at_rest(files, began):
         time.sleep(CLOCK_NS / 1e9)
-        files, began = _flushed(folder), time.time_ns()
+        files, began = flushed_identity(folder), time.time_ns()
         if not is_at_rest(files, began):
             return None
     digest = None
@@ -96,15 +102,6 @@ def _record(store: FolderStore, folder: Path) -> Record | None:
         digest = recorded_digest(store, folder, files)
     digest = digest or content_digest(folder)
     return Record(files, digest, began) if identify(folder) == files else None
-
-
-def _flushed(folder: Path) -> Identity:
-    """The identity after which any write gives another: one through a map changes a file's times only when it is
-    the first since the page was written to the disk."""
-    for path in weight_files(folder):
-        with contextlib.suppress(OSError):  # where nothing can be written
-            sync(path)
-    return identify(folder)
 
 
 def _is_there(store: FolderStore, digest: str, checkpoint: Checkpoint, plan: Plan, thorough: bool) -> bool:

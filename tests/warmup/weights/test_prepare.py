@@ -15,7 +15,8 @@ from support.checkpoints.prepared_case import Case, case_of, prepared_files, rew
 from snapcap.models.config import ModelConfig
 from snapcap.warmup.artifacts.key import artifact_key
 from snapcap.warmup.runtime.loaded_model import load_model
-from snapcap.warmup.weights import prepare
+from snapcap.warmup.weights import find, prepare, records
+from snapcap.warmup.weights.identity import content_digest
 from snapcap.warmup.weights.key import layout_digest
 from snapcap.warmup.weights.prepare import Prepared
 
@@ -121,10 +122,48 @@ def test_a_touched_checkpoint_is_read_once_and_written_not_at_all(case: Case, fo
     before = case.file().stat()
     time.sleep(0.02)
     (folder / "model.safetensors").touch()
-    assert case.find().result == "miss"
+    assert case.find().result == "hit", "its content is that of prepared weights"
     assert case.prepare().result == "kept"
     assert case.find().result == "hit"
     assert case.file().stat().st_ino == before.st_ino
+
+
+def test_files_that_no_record_knows_are_read_once(
+    case: Case, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of a container image, which are others on every machine."""
+    case.prepare()
+    other = case_of(shutil.copytree(folder, tmp_path / "copy"), case.options.model.cache_dir)
+    read: list[Path] = []
+
+    def counted(folder: Path) -> str:
+        read.append(folder)
+        return content_digest(folder)
+
+    monkeypatch.setattr(find, "content_digest", counted)
+    monkeypatch.setattr(find, "is_at_rest", lambda *_: True)
+    monkeypatch.setattr(records, "is_at_rest", lambda *_: True)
+    assert [other.find().result for _ in range(3)] == ["hit"] * 3
+    assert read == [other.checkpoint.folder]
+    empty = case_of(other.checkpoint.folder, tmp_path / "empty")
+    assert empty.find().result == "miss"
+    assert len(read) == 1, "where nothing is prepared nothing is read"
+
+
+def test_a_checkpoint_that_changes_while_it_is_looked_for_is_a_miss(
+    case: Case, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case.prepare()
+    other = case_of(shutil.copytree(folder, tmp_path / "copy"), case.options.model.cache_dir)
+
+    def changing(folder: Path) -> str:
+        digest = content_digest(folder)
+        time.sleep(0.02)
+        rewrite(folder)
+        return digest
+
+    monkeypatch.setattr(find, "content_digest", changing)
+    assert other.find().result == "miss"
 
 
 def test_a_write_through_a_map_is_a_change(case: Case, folder: Path) -> None:
@@ -142,7 +181,7 @@ def test_a_write_through_a_map_is_a_change(case: Case, folder: Path) -> None:
 def test_a_copy_of_a_checkpoint_shares_its_weights(case: Case, folder: Path, tmp_path: Path) -> None:
     case.prepare()
     other = case_of(shutil.copytree(folder, tmp_path / "copy"), case.options.model.cache_dir)
-    assert other.find().result == "miss"
+    assert other.find().result == "hit"
     assert other.prepare().result == "kept"
     assert other.find().reason == case.find().reason
     time.sleep(0.02)
