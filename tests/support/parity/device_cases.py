@@ -34,7 +34,7 @@ from snapcap.warmup.runtime.runner import Runner
 from snapcap.warmup.runtime.slot_request import SlotRequest
 from snapcap.warmup.start.warmer import Warmer
 
-PROMPT = (17, 4, 60)
+PROMPT = (17, 44, 60)
 STEPS = 20
 CACHE_LENGTH = 48
 # More tokens than a kernel reads at once (290), a width that is no power of 2, a vocabulary of several blocks.
