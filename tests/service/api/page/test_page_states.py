@@ -112,7 +112,7 @@ def test_a_full_queue_can_be_tried_again(engine, address: str, open_page: OpenPa
 def test_our_own_failure_names_the_request(engine, address: str, open_page: OpenPage, image) -> None:
     engine.fail = EngineFailed()
     page = open_page(address, expected="status of 500")
-    with page.expect_response("**/v1/caption") as reply:
+    with page.expect_response("**/v1/chat/completions") as reply:
         give(page, image())
     expect(page.locator("#problem-id")).to_contain_text(reply.value.headers["x-request-id"])
 
@@ -216,15 +216,3 @@ def test_text_of_a_model_or_a_server_is_never_markup(services: Services, serve, 
     expect(page.locator("#story")).to_contain_text("<script>")
     assert page.title() == "snapcap"
     assert page.locator("#build-text b").count() == 0
-
-
-@pytest.mark.parametrize(("hidden", "asks"), [("true", False), ("false", True)])
-def test_a_page_that_nobody_sees_asks_nothing(address: str, open_page: OpenPage, hidden: str, asks: bool) -> None:
-    page = open_page(address)
-    expect(page.locator("#state-word")).to_have_text("ready")
-    page.evaluate(f"() => Object.defineProperty(document, 'hidden', {{ value: {hidden} }})")
-    page.evaluate("() => { start.pause = () => 10; return start.poll(); }")
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
-    page.wait_for_timeout(300)
-    assert bool(asked) is asks
