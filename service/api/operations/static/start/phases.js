@@ -11,8 +11,6 @@ const PHASES = {
   fetch_weights: ["find the model", "fetch", "The checkpoint comes from a folder, the hub or S3; its settings and its tokenizer are read."],
   fetch_artifacts: ["find compiled code", "fetch", "Compiled code for exactly this model, machine and version is looked up, and every byte of it is verified."],
   device_init: ["open the device", "load", "The GPU's context is made, or the CPU's threads are set."],
-  open_packages: ["open packages", "load", "A GPU's compiled regions are mapped and each run once, which needs neither Python's lock nor its torch module."],
-  launch_operators: ["launch operators", "load", "What the model's first caption takes of the GPU's own operators is launched once, which needs neither Python's lock nor its torch module."],
   load_weights: ["load weights", "load", "The model's weights are mapped into memory, or copied to the GPU."],
   load_artifacts: ["open compiled code", "load", "The packages are opened without any compiler."],
   warm_encoder: ["warm the encoder", "warm", "The part that looks at pictures runs once for each batch size."],
