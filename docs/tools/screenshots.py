@@ -18,9 +18,9 @@ from PIL import Image
 from playwright.sync_api import Browser, ViewportSize, sync_playwright
 
 _FOLDER = Path(__file__).parents[1] / "images"
-_SIZE: ViewportSize = {"width": 880, "height": 840}
+_SIZE: ViewportSize = {"width": 880, "height": 885}
 _SCALE = 1.25
-_COLOURS = 160  # a page is few colours and some small pictures
+_COLOURS = 256  # a page is few colours and some small pictures
 _READY_S = 60
 
 
@@ -77,7 +77,7 @@ def _picture(browser: Browser, address: str, scheme: str) -> bytes:
     )
     page.goto(f"{address}/")
     page.locator(".sample").first.click()
-    page.wait_for_function("() => document.querySelector('#caption').textContent !== ''")
+    page.wait_for_selector("#measured:not([hidden])")  # all words are there
     page.mouse.move(0, 0)
     page.wait_for_timeout(500)  # the bars have grown
     taken: bytes = page.screenshot()

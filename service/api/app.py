@@ -98,9 +98,7 @@ def create_operations_app(services: Services, exposure: Exposure = Exposure()) -
     app = Application(services.metrics, exposure.keys, exposure.origins)
     app.add(
         health_routes(services.readiness),
-        startup_routes(
-            services.readiness, services.timeline, services.status, lambda: services.captioner.model_name
-        ),
+        startup_routes(services.readiness, services.timeline, services.status, services.captioner),
     )
     if exposure.metrics:
         app.add(metrics_routes(services.registry))

@@ -22,8 +22,8 @@ def add_captioning_apis(app: Application, services: Services, limits: BodyLimits
     v2 = V2Routes(captioner, services.readiness, limits)
     app.add(
         CaptionRoutes(captioner, limits, services.metrics).group(),
-        HuggingFaceRoutes(captioner, limits).group(),
         chat.group(),
+        HuggingFaceRoutes(captioner, limits).group(),
         v2.probes(),
         v2.group(),
     )

@@ -66,6 +66,7 @@ class _Model:
     tokenizer: "Tokenizer"
     name: str
     created: float
+    family: str | None
 
 
 class Captioner:
@@ -94,6 +95,11 @@ class Captioner:
         """The name of the model once it is attached."""
         return None if self._model is None else self._model.name
 
+    @property
+    def model_family(self) -> str | None:
+        """transformers' `model_type` of the model once it is attached."""
+        return None if self._model is None else self._model.family
+
     def attach(
         self,
         engine: "CaptionEngine",
@@ -101,10 +107,12 @@ class Captioner:
         tokenizer: "Tokenizer",
         model_name: str,
         image_decoder: ImageDecoder | None = None,
+        family: str | None = None,
     ) -> None:
-        """From now on captions are served. Called once, by the start. `image_decoder` None: `pool` decodes."""
+        """From now on captions are served. Called once, by the start. `image_decoder` None: `pool` decodes.
+        `family`: the model's, for who asks what is served."""
         image_decoder = image_decoder or ThreadImageDecoder(self._pool, transform, self._limits.image_room)
-        self._model = _Model(engine, image_decoder, tokenizer, model_name, time.time())
+        self._model = _Model(engine, image_decoder, tokenizer, model_name, time.time(), family)
 
     def served_model(self, name: str | None = None) -> tuple[str, float]:
         """The name of the model and since when it is served, in seconds of Unix time.
@@ -153,20 +161,13 @@ class Captioner:
         times.completed(completion)
         text = model.tokenizer.decode([*prompts[0], *completion.tokens])
         self._completed()
-        now = time.monotonic()
         return CaptionResult(
             caption=text,
             model=model.name,
             tokens=len(completion.tokens),
             finish_reason=completion.finish_reason,
             backend=completion.backend,
-            timings={
-                "queue": _ms(times.waited_s(now)),
-                "decode_image": _ms(times.image_s),
-                "encode": _ms(times.encode_s),
-                "decode": _ms(times.decode_s),
-                "total": _ms(now - times.started),
-            },
+            timings=times.milliseconds(time.monotonic()),
         )
 
     async def stream(
@@ -194,7 +195,7 @@ class Captioner:
         def submit(prepared: Prepared) -> None:
             text = model.tokenizer.stream(prepared.prompt_ids)
             shown = CaptionText(stop, keep_leading_space=bool(prepared.prompt_ids))
-            stream = CaptionStream(text.push, text.end, shown, len(prepared.prompt_ids), deadline, handoff)
+            stream = CaptionStream(text.push, text.end, shown, len(prepared.prompt_ids), deadline, handoff, times)
             stream.future.add_done_callback(partial(self._ended, times))
             # A stop sequence ends the generation at once, so it needs each token at once too. A search has none.
             on_token = stream.feed if live or (stop and not options.sampling.searches) else None
@@ -283,7 +284,3 @@ def _close_unused(queued: "Future[CaptionStream]") -> None:
     """A stream that was there at the moment when its client left."""
     if not queued.cancelled() and queued.exception() is None:
         queued.result().close()
-
-
-def _ms(seconds: float) -> float:
-    return round(max(seconds, 0.0) * 1000, 3)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from snapcap.service.captioning.loop_handoff import LoopHandoff
 from snapcap.service.captioning.stop_sequences import CaptionText
+from snapcap.service.captioning.times import CaptionTimes
 from snapcap.service.errors import DeadlineExceeded
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ class CaptionStream:
     """Belongs to the event loop of its `handoff`. `push` gives the text of one more token, `end` of what was held
     back.
 
-    `deadline` is a moment of `time.monotonic`."""
+    `deadline` is a moment of `time.monotonic`. `times` are filled in by who generates the tokens."""
 
     def __init__(
         self,
@@ -29,6 +30,7 @@ class CaptionStream:
         prompt_tokens: int,
         deadline: float,
         handoff: LoopHandoff,
+        times: CaptionTimes,
     ) -> None:
         self.prompt_tokens = prompt_tokens
         self.completion_tokens = 0
@@ -38,6 +40,7 @@ class CaptionStream:
         self._end = end
         self._text = text
         self._handoff = handoff
+        self._times = times
         self._deadline = handoff.loop.time() + deadline - time.monotonic()
         self._arrived: asyncio.Queue[int | None] = asyncio.Queue()
         self.future.add_done_callback(lambda _: self._hand_over(None))
@@ -45,6 +48,15 @@ class CaptionStream:
     def feed(self, token: int) -> None:
         """One more token, from any thread. Need not be called: the rest of the tokens is taken from the result."""
         self._hand_over(token)
+
+    def spent(self) -> tuple[str, dict[str, float]] | None:
+        """What generated the tokens, and where the time went, in milliseconds. None before the end, and where that
+        was a stop sequence: then nobody has measured it."""
+        if not self.future.done() or self.future.cancelled() or self.future.exception() is not None:
+            return None
+        completion = self.future.result()
+        self._times.completed(completion)  # as who submitted it does, perhaps a moment later
+        return completion.backend, self._times.milliseconds(time.monotonic())
 
     async def next(self) -> str | None:
         """The next piece of text, never empty; None when there is no more, and `finish_reason` is known.

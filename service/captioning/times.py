@@ -39,6 +39,16 @@ class CaptionTimes:
             return now - self.started
         return max(self.image_began - self.started, 0.0) + self._queued_s(now)
 
+    def milliseconds(self, now: float) -> dict[str, float]:
+        """The timings of a reply that is complete at `now`."""
+        return {
+            "queue": _ms(self.waited_s(now)),
+            "decode_image": _ms(self.image_s),
+            "encode": _ms(self.encode_s),
+            "decode": _ms(self.decode_s),
+            "total": _ms(now - self.started),
+        }
+
     def spans(self, now: float) -> Iterator[Span]:
         """What has been done for it so far: name, begin and end, none after `now`."""
         if not self.image_began:
@@ -61,3 +71,7 @@ class CaptionTimes:
         if self.encode_s:
             return self.queue_s
         return max((self.admitted or now) - self.image_began - self.image_s, 0.0)
+
+
+def _ms(seconds: float) -> float:
+    return round(max(seconds, 0.0) * 1000, 3)

@@ -42,7 +42,9 @@ class StartResult:
         """Captions are served from now on. False when a signal came first. `image_decoder` None: threads decode."""
         settings, services, timeline = self._settings, self._services, self._services.timeline
         name = settings.http.model_name or checkpoint.name
-        services.captioner.attach(engine, checkpoint.transform, checkpoint.tokenizer, name, image_decoder)
+        services.captioner.attach(
+            engine, checkpoint.transform, checkpoint.tokenizer, name, image_decoder, checkpoint.config.family
+        )
         settle()
         if not services.readiness.ready():
             return False

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ def test_a_dropped_picture_is_captioned(open_page: OpenPage, address: str, sampl
 
 def test_a_picture_may_fall_anywhere_on_the_page(open_page: OpenPage, address: str, sample) -> None:
     page = open_page(address)
-    drop(page, "#why-title", sample[0].read_bytes(), "no-type", "")
+    drop(page, "footer", sample[0].read_bytes(), "no-type", "")
     expect(page.locator("#caption")).to_have_text(sample[1])
     assert page.url == address
 
@@ -94,12 +95,20 @@ def test_the_keyboard_is_enough(open_page: OpenPage, address: str, sample: tuple
     page.keyboard.press("Enter")
     expect(page.locator("#caption")).to_have_text(sample[1])
 
-    assert focus_next(page) == "sample"
+    assert [focus_next(page) for _ in range(2)] == ["copy", "summary"]
+    page.keyboard.press("Enter")
+    assert focus_next(page) == "prompt"
+    page.keyboard.type("two hearts")
+    page.keyboard.press("Enter")
+    expect(page.locator("#caption")).to_have_text(re.compile("^two hearts "))
+    page.keyboard.press("Control+A")
+    page.keyboard.press("Delete")
+    assert any(focus_next(page) == "sample" for _ in range(4))
     page.keyboard.press("Space")
     expect(page.locator("#caption")).to_have_text("a small blue square left of a large purple star on sand")
-    assert any(focus_next(page) == "summary" for _ in range(9))
+    assert any(focus_next(page) == "summary" for _ in range(12))
     page.keyboard.press("Enter")
-    expect(page.locator("#meanings")).to_be_visible()
+    expect(page.locator("#phases")).to_be_visible()
 
 
 def focus_next(page: Page) -> str:
@@ -184,6 +193,11 @@ def test_the_start_is_shown_as_it_was(open_page: OpenPage, address: str, server:
     page = open_page(address)
     expect(page.locator("#state")).to_have_attribute("data-state", "ready")
     report = server.startup()
+    line = f"Ready after {report['marks']['ready']:.2f}\u00a0s: plain PyTorch, 0 compiled here"
+    expect(page.locator("#start > summary b")).to_have_text(line)
+    expect(page.locator("#phases")).to_be_hidden()
+    page.locator("#start > summary").click()
+    expect(page.locator("#phases")).to_be_visible()
     rows = page.locator("#phases li").all()
     assert [row.get_attribute("data-phase") for row in rows] == [phase["name"] for phase in report["phases"]]
     tracks = page.locator("#phases .track").first.bounding_box()
@@ -194,6 +208,7 @@ def test_the_start_is_shown_as_it_was(open_page: OpenPage, address: str, server:
         scale = tracks["width"] / report["marks"]["ready"]
         assert bar["x"] - tracks["x"] == pytest.approx(phase["start"] * scale, abs=1)
         assert bar["width"] == pytest.approx(max((phase["end"] - phase["start"]) * scale, 3), abs=1)
+    expect(page.locator("#lede")).to_contain_text("with the model demo (vision encoder\u2011decoder)")
     expect(page.locator("#lede")).to_contain_text(f"{report['marks']['ready']:.2f}\u00a0s after its process began")
     cells = page.locator("#buckets .cells li")
     assert cells.count() == len(report["buckets"]) == 4

@@ -238,6 +238,7 @@ class StartupStatus:
             "device": state.device,
             "dtype": state.dtype,
             "error": state.error,
+            "compile_events": self.compile_events(),
             "torch_modules": self.torch_modules,
             "weights": None if state.weights is None else asdict(state.weights),
             "artifacts": None if state.fetch is None else asdict(state.fetch),

@@ -116,4 +116,5 @@ def _check_head(request: Request, limits: BodyLimits) -> None:
 
 
 def _too_large(limits: BodyLimits) -> PayloadTooLarge:
-    return PayloadTooLarge(f"The body is above {limits.max_bytes} bytes; send a smaller image or fewer at once.")
+    sentence = f"The body is above {limits.max_bytes} bytes; send a smaller image or fewer at once."
+    return PayloadTooLarge(sentence, limit=limits.max_bytes)

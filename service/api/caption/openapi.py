@@ -6,6 +6,7 @@ from snapcap.service import errors
 from snapcap.service.api.openapi.schema_parts import (
     BODY,
     CAPTION,
+    EXAMPLE_IMAGE,
     IMAGE_BODIES,
     IMAGE_TEXT,
     JSON_BODY,
@@ -50,7 +51,10 @@ def _caption_request() -> dict[str, Any]:
     content = {
         **IMAGE_BODIES,
         "multipart/form-data": {"schema": closed_object(["image"], {"image": _BINARY, **options})},
-        "application/json": {"schema": closed_object(["image"], {"image": IMAGE_TEXT, **members})},
+        "application/json": {
+            "schema": closed_object(["image"], {"image": IMAGE_TEXT, **members}),
+            "example": {"image": EXAMPLE_IMAGE},
+        },
     }
     return {"parameters": _parameters(options), "requestBody": {"required": True, "content": content}}
 

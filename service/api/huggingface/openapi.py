@@ -7,6 +7,7 @@ from snapcap.service.api.huggingface.request import NESTED
 from snapcap.service.api.openapi.schema_parts import (
     BODY,
     CAPTION,
+    EXAMPLE_IMAGE,
     IMAGE_BODIES,
     IMAGE_TEXT,
     JSON_BODY,
@@ -35,7 +36,8 @@ def _body() -> dict[str, Any]:
         for name in NESTED
     }
     members = {"inputs": IMAGE_TEXT, "parameters": nullable(closed_object([], {**parameters, **nested}))}
-    content = {**IMAGE_BODIES, "application/json": {"schema": closed_object(["inputs"], members)}}
+    json_body = {"schema": closed_object(["inputs"], members), "example": {"inputs": EXAMPLE_IMAGE}}
+    content = {**IMAGE_BODIES, "application/json": json_body}
     return {"requestBody": {"required": True, "content": content}}
 
 

@@ -9,6 +9,8 @@ from snapcap.service.api.openai.routes import IGNORED
 from snapcap.service.api.openapi.schema_parts import (
     BODY,
     CAPTION,
+    EXAMPLE_IMAGE,
+    EXAMPLE_MODEL,
     JSON_BODY,
     closed_object,
     nullable,
@@ -94,7 +96,10 @@ def _body(urls: bool, continue_text: bool) -> dict[str, Any]:
         },
         **{field: {"description": "Read by nobody."} for field in LABELS},
     )
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": request}}}}
+    url = {"url": f"data:image/png;base64,{EXAMPLE_IMAGE}"}
+    message = {"role": USER, "content": [{"type": "image_url", "image_url": url}]}
+    content = {"schema": request, "example": {"model": EXAMPLE_MODEL, "messages": [message]}}
+    return {"requestBody": {"required": True, "content": {"application/json": content}}}
 
 
 def _chat_reply() -> dict[int | str, dict[str, Any]]:

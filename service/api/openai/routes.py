@@ -133,9 +133,9 @@ class OpenAIRoutes:
     async def _events(
         self, request: Request, stream: CaptionStream, piece: str | None, head: dict[str, Any], include_usage: bool
     ) -> AsyncGenerator[str, None]:
-        def chunk(choices: list[dict[str, Any]], usage: dict[str, int] | None = None) -> str:
+        def chunk(choices: list[dict[str, Any]], usage: dict[str, int] | None = None, **more: Any) -> str:
             body = {**head, "object": "chat.completion.chunk", "choices": choices}
-            return json.dumps({**body, "usage": usage} if include_usage else body)
+            return json.dumps({**body, "usage": usage, **more} if include_usage else body)
 
         def delta(content: dict[str, str], finish_reason: str | None = None) -> str:
             return chunk([{"index": 0, "delta": content, "logprobs": None, "finish_reason": finish_reason}])
@@ -150,7 +150,7 @@ class OpenAIRoutes:
             return
         yield delta({}, stream.finish_reason)
         if include_usage:
-            yield chunk([], _usage(stream))
+            yield chunk([], _usage(stream), **_spent(stream))
         yield "[DONE]"
 
 
@@ -161,3 +161,9 @@ def _headers(chat: ChatRequest) -> RawHeaders:
 def _usage(stream: CaptionStream) -> dict[str, int]:
     prompt, completion = stream.prompt_tokens, stream.completion_tokens
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def _spent(stream: CaptionStream) -> dict[str, Any]:
+    """What ran it and where its time went, as in a reply of /v1/caption."""
+    spent = stream.spent()
+    return {} if spent is None else {"backend": spent[0], "timings": spent[1]}

@@ -1,10 +1,15 @@
 """Describes the replies of the OpenAI API."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
+from pydantic.json_schema import SkipJsonSchema
 
-from snapcap.service.api.openapi.base_schemas import ClosedReply
+from snapcap.service.api.caption.schemas import Timings
+from snapcap.service.api.openapi.base_schemas import ClosedReply, OptionalText, without_default
+
+# Absent where it is not known, but never null.
+_OptionalTimings = Annotated[Timings | SkipJsonSchema[None], Field(default=None, json_schema_extra=without_default)]
 
 
 class ErrorMembers(ClosedReply):
@@ -81,6 +86,8 @@ class ChatCompletionChunk(ClosedReply):
     model: str
     choices: list[ChatChunkChoice] = Field(max_length=1, description="Empty in the chunk of the usage.")
     usage: Usage | None = Field(default=None, description="in the last chunk, with stream_options.include_usage")
+    backend: OptionalText = Field(description="beside the usage: what ran it; not where a stop sequence ended it")
+    timings: _OptionalTimings = Field(description="as in a reply of /v1/caption, where the backend is")
 
 
 ROOTS: tuple[type[BaseModel], ...] = (OpenAIError, ModelList, ChatCompletion, ChatCompletionChunk)

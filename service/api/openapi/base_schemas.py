@@ -14,13 +14,14 @@ def one_of(schema: dict[str, Any]) -> None:
     schema["items"]["oneOf"] = schema["items"].pop("anyOf")
 
 
-def _without_default(schema: dict[str, Any]) -> None:
+def without_default(schema: dict[str, Any]) -> None:
+    """For a member that may be absent, but is never null."""
     schema.pop("default", None)
 
 
 # A member that may be absent, but is never null.
-OptionalText = Annotated[str | SkipJsonSchema[None], Field(default=None, json_schema_extra=_without_default)]
-OptionalCount = Annotated[int | SkipJsonSchema[None], Field(default=None, json_schema_extra=_without_default)]
+OptionalText = Annotated[str | SkipJsonSchema[None], Field(default=None, json_schema_extra=without_default)]
+OptionalCount = Annotated[int | SkipJsonSchema[None], Field(default=None, json_schema_extra=without_default)]
 
 
 class ClosedReply(BaseModel):
@@ -43,6 +44,7 @@ class Problem(BaseModel):
     option: OptionalText = Field(description="the option that is wrong")
     reason: OptionalText = Field(description="why the image cannot be processed")
     phase: OptionalText = Field(description="what the server is doing instead of serving")
+    limit: OptionalCount = Field(description="the bytes that a body may have")
 
 
 ROOTS: tuple[type[BaseModel], ...] = (Problem,)

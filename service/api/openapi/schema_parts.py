@@ -36,6 +36,12 @@ IMAGE_TEXT: Schema = {
     "contentEncoding": "base64",
     "description": "Base64, or a data URI with base64.",
 }
+# A small blue square: what stands for an image in examples, which can be sent as they are.
+EXAMPLE_IMAGE = (
+    "iVBORw0KGgoAAAANSUhEUgAAABAAAAAQCAIAAACQkWg2AAAAGklEQVR42mPUj7/A"
+    "QApgYiARjGoY1TB0NAAAYM8Bfov0xWUAAAAASUVORK5CYII="
+)
+EXAMPLE_MODEL = "demo"
 
 
 def problems(*kinds: type[ServiceError], shape: ErrorShape = PROBLEM) -> Responses:

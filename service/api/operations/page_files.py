@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _FOLDER = Path(__file__).parent / "static"
-_STYLE = re.compile(r'<link rel="stylesheet" href="([\w.]+)">')
-_SCRIPT = re.compile(r'<script src="([\w.]+)"></script>')
+_STYLE = re.compile(r'<link rel="stylesheet" href="([\w./]+)">')
+_SCRIPT = re.compile(r'<script src="([\w./]+)"></script>')
 _IMAGE = re.compile(r'(?<=(?:src|ref)=")([\w/-]+\.(?:svg|webp))(?=")')
 _METRICS = re.compile(r"<a [^>]*data-metrics[^>]*>[^<]*</a>")
 _IMAGE_TYPES = {".svg": "image/svg+xml", ".webp": "image/webp"}

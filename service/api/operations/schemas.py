@@ -65,10 +65,18 @@ class Build(BaseModel):
     error: OptionalText
 
 
+class CompileEvents(BaseModel):
+    """Graphs that this server's processes compiled; a background build compiles in others."""
+
+    startup: int = Field(ge=0, description="Until the start was over.")
+    serving: int = Field(ge=0, description="Since then.")
+
+
 class Startup(BaseModel):
     state: State
     phase: str
     model: str | None = Field(description="The model, once it is loaded.")
+    family: str | None = Field(description="Its `model_type`, as transformers calls it.")
     now: float = Field(description="Seconds since the process was executed, as all times here.")
     marks: dict[str, float] = Field(description="The moments live, ready and first_caption, once they have come.")
     phases: list[Phase]
@@ -77,6 +85,7 @@ class Startup(BaseModel):
     device: str | None
     dtype: str | None
     error: str | None
+    compile_events: CompileEvents
     torch_modules: int = Field(
         ge=0,
         description="Python modules of torch in the server's processes: 0 where packages run without them.",

@@ -1,7 +1,6 @@
 """Answers GET /startup."""
 
 import os
-from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import Request
@@ -9,6 +8,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from snapcap.service.api.routing import RouteGroup
+from snapcap.service.captioning.captioner import Captioner
 from snapcap.service.errors import InvalidOption
 from snapcap.service.readiness import Readiness
 from snapcap.warmup.progress.status import StartupStatus
@@ -18,9 +18,9 @@ _FORMATS = ("json", "trace")
 
 
 def startup_routes(
-    readiness: Readiness, timeline: Timeline, status: StartupStatus, model_name: Callable[[], str | None]
+    readiness: Readiness, timeline: Timeline, status: StartupStatus, captioner: Captioner
 ) -> RouteGroup:
-    """`model_name` gives the name of the model once it is loaded."""
+    """`captioner` knows the model once it is loaded."""
 
     async def startup(request: Request) -> Response:
         """The start as it happened, in seconds since the process was executed. `end` is null while a phase runs.
@@ -32,7 +32,8 @@ def startup_routes(
         body = {
             "state": readiness.state.value,
             "phase": readiness.phase(),
-            "model": model_name(),
+            "model": captioner.model_name,
+            "family": captioner.model_family,
             "now": _seconds(timeline.now()),
             "marks": {name: _seconds(moment) for name, moment in marks.items()},
             "phases": [

@@ -6,6 +6,7 @@ from snapcap.service import errors
 from snapcap.service.api.openapi.schema_parts import (
     BODY,
     CAPTION,
+    EXAMPLE_IMAGE,
     IMAGE_TEXT,
     JSON_BODY,
     closed_object,
@@ -121,7 +122,11 @@ def _body() -> dict[str, Any]:
         "description": "The JSON, whose input has the parameter binary_data_size in place of data, and then as "
         "many bytes: each image behind its length in 4 bytes, the lowest first.",
     }
-    content = {"application/json": {"schema": request}, "application/octet-stream": {"schema": binary}}
+    example = {"inputs": [{"name": INPUT, "datatype": "BYTES", "shape": [1], "data": [EXAMPLE_IMAGE]}]}
+    content = {
+        "application/json": {"schema": request, "example": example},
+        "application/octet-stream": {"schema": binary},
+    }
     return {"required": True, "content": content}
 
 

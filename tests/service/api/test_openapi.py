@@ -117,6 +117,8 @@ def test_replies_of_other_apis_are_as_described(client: TestClient, image: Png, 
     assert done == "data: [DONE]"
     for event in events:
         check(json.loads(event.removeprefix("data: ")), "ChatCompletionChunk")
+    last = json.loads(events[-1].removeprefix("data: "))
+    assert (last["backend"], last["timings"]["encode"], last["timings"]["decode"]) == ("eager", 2, 3)
     check(client.get("/v2/health/live").json(), "V2Live")
     check(client.get("/v2/health/ready").json(), "V2Ready")
     check(client.get("/v2").json(), "V2Server")

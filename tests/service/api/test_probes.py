@@ -58,6 +58,7 @@ def test_startup_shows_phases_marks_and_buckets(services: Services, client: Test
         "start": 1.5,
     }
     assert warmed in body["buckets"]
+    assert body["compile_events"] == {"startup": 0, "serving": 0}
     assert body["backend"] == "eager"
 
 

@@ -15,6 +15,7 @@ from snapcap.service.captioning.loop_handoff import LoopHandoff
 from snapcap.service.captioning.options import CaptionOptions
 from snapcap.service.captioning.stop_sequences import CaptionText
 from snapcap.service.captioning.stream import CaptionStream
+from snapcap.service.captioning.times import CaptionTimes
 from snapcap.service.engine.admission import QueueFull
 from snapcap.service.engine.request import Completion
 from snapcap.service.errors import DeadlineExceeded, EngineFailed
@@ -31,7 +32,8 @@ def stream(*stop: str, seconds: float = PATIENCE, end: str = "") -> CaptionStrea
     """Each token is the word of its number; `end` is what the detokeniser held back."""
     text = SimpleNamespace(push=lambda token: f" {token}", end=lambda: end)
     handoff = LoopHandoff(asyncio.get_running_loop())
-    return CaptionStream(text.push, text.end, CaptionText(stop), 3, time.monotonic() + seconds, handoff)
+    deadline = time.monotonic() + seconds
+    return CaptionStream(text.push, text.end, CaptionText(stop), 3, deadline, handoff, CaptionTimes())
 
 
 def run(scenario: Coroutine[Any, Any, None]) -> None:

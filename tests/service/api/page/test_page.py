@@ -12,10 +12,13 @@ from typing import Any, get_args
 import pytest
 from starlette.testclient import TestClient
 
+from snapcap.models.processing.image_error import Reason
 from snapcap.service.api.app import Exposure, Services, create_app
 from snapcap.service.api.bodies.body import BodyLimits
+from snapcap.service.api.caption.routes import MAX_IMAGES
 from snapcap.service.api.caption.schemas import Timings
-from snapcap.service.api.operations.schemas import Artifacts, Build
+from snapcap.service.api.operations.schemas import Artifacts, Build, State
+from snapcap.service.captioning.options import schema
 from snapcap.warmup.progress.status import COMPONENTS, BucketState
 from snapcap.warmup.progress.timeline import PHASES
 
@@ -126,7 +129,7 @@ def test_nothing_is_read_before_a_page_is_asked_for(monkeypatch: pytest.MonkeyPa
     read: list[str] = []
 
     def read_text(self: Path, *arguments: Any, **keywords: Any) -> str:
-        if self.parent.name == "static":
+        if "static" in self.parts:
             read.append(self.name)
         return original(self, *arguments, **keywords)
 
@@ -143,12 +146,13 @@ def test_nothing_is_read_before_a_page_is_asked_for(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("file", "table", "names"),
     [
-        ("waterfall.js", "PHASES", PHASES),
-        ("buckets.js", "COMPONENTS", COMPONENTS),
-        ("buckets.js", "STATES", get_args(BucketState)),
-        ("buckets.js", "RESULTS", get_args(Artifacts.model_fields["result"].annotation)),
-        ("buckets.js", "BUILDS", get_args(Build.model_fields["state"].annotation)),
-        ("caption.js", "TIMES", Timings.model_fields.keys() - {"total"}),
+        ("start/phases.js", "PHASES", PHASES),
+        ("start/summary.js", "WORDS", get_args(State)),
+        ("start/buckets.js", "COMPONENTS", COMPONENTS),
+        ("start/buckets.js", "STATES", get_args(BucketState)),
+        ("start/buckets.js", "RESULTS", get_args(Artifacts.model_fields["result"].annotation)),
+        ("start/buckets.js", "BUILDS", get_args(Build.model_fields["state"].annotation)),
+        ("captioning/panel.js", "TIMES", Timings.model_fields.keys() - {"total"}),
     ],
 )
 def test_the_page_has_words_for_whatever_the_server_may_say(file: str, table: str, names: Iterable[str]) -> None:
@@ -156,6 +160,27 @@ def test_the_page_has_words_for_whatever_the_server_may_say(file: str, table: st
     (entries,) = re.findall(rf"^const {table} = [{{\[]\n?(.*?)[}}\]];$", script, re.DOTALL | re.MULTILINE)
     words = set(re.findall(r'(?:^ *|[{,] *)\[?"?(\w+)"?[:,] ', entries, re.MULTILINE))
     assert words >= set(names)
+
+
+def test_the_page_asks_for_no_more_than_the_server_takes() -> None:
+    page = (STATIC / "index.html").read_text()
+    inputs = re.findall(r'<input [^>]*name="\w+".*?>', page)
+    every = [dict(re.findall(r'(\w+)="(\w+)"', each)) for each in inputs]
+    fields = {each["name"]: each for each in every}
+    known = schema()
+    for name in ("num_beams", "max_new_tokens"):
+        assert fields[name]["min"] == str(known[name]["minimum"])
+        assert fields[name]["max"] == str(known[name]["maximum"])
+    assert fields["prompt"]["maxlength"] == str(known["prompt"]["maxLength"])
+    (pictures,) = re.findall(r"PIECE = { pictures: (\d+)", (STATIC / "captioning" / "batch.js").read_text())
+    assert int(pictures) == MAX_IMAGES
+
+
+def test_the_page_knows_every_reason_for_which_a_copy_may_be_taken() -> None:
+    asking = (STATIC / "captioning" / "asking.js").read_text()
+    reasons = set(re.findall(r'"(\w+)"', "".join(re.findall(r"const OF_\w+ = (\[.*?\]);", asking))))
+    assert reasons
+    assert reasons <= set(get_args(Reason))
 
 
 def test_every_file_of_the_pages_is_used_and_shipped() -> None:

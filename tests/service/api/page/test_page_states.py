@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import FilePayload, Page, expect
 from support.servers.live_app import on_a_port
 from support.servers.page import assert_accessible, give, phases
 
@@ -40,6 +40,8 @@ def test_a_start_is_shown_while_it_happens(make_services, serve_with, serve, ope
         assert later["width"] > width["width"]
     services.status.expect((1, 4), "cpu", "float32")
     expect(page.locator("#buckets li[data-state=pending]")).to_have_count(4)
+    expect(page.locator("#buckets li .word").first).to_have_text("pending")
+    expect(page.locator("#phases")).to_be_visible()  # while there is something to watch
     with services.timeline.phase("warm_encoder"):
         services.status.update("encoder", 1, "warm", "aot", 0.01, services.timeline.now())
         expect(page.locator("#buckets li[data-state=warm]")).to_have_count(1)
@@ -53,6 +55,7 @@ def test_a_start_is_shown_while_it_happens(make_services, serve_with, serve, ope
     expect(page.locator("#buckets li[data-state=warm]")).to_have_count(4)
     expect(page.locator("#lede")).to_contain_text("compiled and warm for every batch size")
     expect(page.locator(".running")).to_have_count(0)
+    expect(page.locator("#phases")).to_be_hidden()
 
 
 def test_a_picture_that_comes_too_early_is_captioned_when_it_is_ready(
@@ -112,7 +115,7 @@ def test_a_full_queue_can_be_tried_again(engine, address: str, open_page: OpenPa
 def test_our_own_failure_names_the_request(engine, address: str, open_page: OpenPage, image) -> None:
     engine.fail = EngineFailed()
     page = open_page(address, expected="status of 500")
-    with page.expect_response("**/v1/caption") as reply:
+    with page.expect_response("**/v1/chat/completions") as reply:
         give(page, image())
     expect(page.locator("#problem-id")).to_contain_text(reply.value.headers["x-request-id"])
 
@@ -147,6 +150,19 @@ def test_a_key_is_asked_for_and_used(guarded: str, open_page: OpenPage, image) -
     expect(page.locator("#caption")).to_have_text("200 7")
     expect(page.get_by_label("API key")).to_be_hidden()
     expect(page.locator("#state-word")).to_have_text("ready")
+
+
+def test_many_pictures_wait_for_the_key(guarded: str, open_page: OpenPage, image) -> None:
+    page = open_page(guarded, expected="status of 401")
+    expect(page.locator("#state-word")).to_have_text("needs a key")
+    files: list[FilePayload] = [
+        {"name": f"{number}.png", "mimeType": "image/png", "buffer": image(number)} for number in (1, 2)
+    ]
+    page.locator("#file").set_input_files(files)
+    expect(page.locator("#visit-count")).to_have_text("0 of 2 pictures captioned")
+    expect(page.locator(".card").first).to_contain_text("Waiting…")
+    enter_key(page, "right")
+    expect(page.locator("#visit-count")).to_have_text("2 captions")
 
 
 def test_with_a_key_the_links_show_it_too(guarded: str, open_page: OpenPage, tmp_path: Path) -> None:
@@ -197,6 +213,11 @@ def test_a_background_build_and_its_swaps_are_followed(
     expect(page.locator("#artifacts")).to_contain_text("not there yet (nothing was published)")
     expect(page.locator("#build-text")).to_contain_text("3 of 12")
     expect(page.get_by_role("progressbar")).to_have_js_property("value", 3)
+    expect(page.locator("#state")).to_have_text("ready: compiling 3 of 12")
+    expect(page.locator("#start-line")).to_contain_text("0 compiled herecpu, float32; compiling 3 of 12")
+    expect(page.locator("#phases")).to_be_hidden()  # what is ready is one line, which opens
+    page.locator("#start > summary").click()
+    expect(page.locator("#buckets li").last).to_contain_text("plain PyTorch, swap pending")
     services.status.update("encoder", 1, "warm", "aot")
     services.status.update("encoder", 4, "failed", "eager")
     expect(page.locator("#buckets li[data-state=warm]")).to_contain_text("compiled")
@@ -216,15 +237,3 @@ def test_text_of_a_model_or_a_server_is_never_markup(services: Services, serve, 
     expect(page.locator("#story")).to_contain_text("<script>")
     assert page.title() == "snapcap"
     assert page.locator("#build-text b").count() == 0
-
-
-@pytest.mark.parametrize(("hidden", "asks"), [("true", False), ("false", True)])
-def test_a_page_that_nobody_sees_asks_nothing(address: str, open_page: OpenPage, hidden: str, asks: bool) -> None:
-    page = open_page(address)
-    expect(page.locator("#state-word")).to_have_text("ready")
-    page.evaluate(f"() => Object.defineProperty(document, 'hidden', {{ value: {hidden} }})")
-    page.evaluate("() => { start.pause = () => 10; return start.poll(); }")
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
-    page.wait_for_timeout(300)
-    assert bool(asked) is asks

@@ -1,8 +1,8 @@
 "use strict";
 
-const COMPONENTS = { encoder: "Encoder, looks at pictures", decoder: "Decoder, writes words" };
+const COMPONENTS = { encoder: "Encoder: looks at pictures", decoder: "Decoder: writes words" };
 const STATES = {
-  pending: "waiting",
+  pending: "pending",
   eager: "plain PyTorch",
   warm: "compiled",
   captured: "recorded",
@@ -31,12 +31,12 @@ const grid = {
     const components = [...new Set(report.buckets.map((bucket) => bucket.component))];
     while (kept.children.length > components.length) kept.lastElementChild.remove();
     components.forEach((component, index) => {
-      const group = kept.children[index] ?? kept.appendChild(element("div", "component", {}, element("h3"), element("ul", "cells")));
+      const group = kept.children[index] ?? kept.appendChild(element("div", "component", {}, element("h4"), element("ul", "cells")));
       const buckets = report.buckets.filter((bucket) => bucket.component === component);
       say(group.firstElementChild, COMPONENTS[component] ?? component);
       const cells = group.lastElementChild;
       while (cells.children.length > buckets.length) cells.lastElementChild.remove();
-      buckets.forEach((bucket, cell) => this.fill(cells.children[cell] ?? cells.appendChild(this.cell()), bucket));
+      buckets.forEach((bucket, cell) => this.fill(cells.children[cell] ?? cells.appendChild(this.cell()), bucket, isMoving(report)));
     });
     this.artifacts(report);
     this.build(report.build);
@@ -46,13 +46,14 @@ const grid = {
     return element("li", "", {}, element("span", "size"), element("span", "word"), element("span", "took"));
   },
 
-  fill(cell, bucket) {
+  /** `moving`: plain buckets are about to be changed over. */
+  fill(cell, bucket, moving) {
     const [size, word, took] = cell.children;
     const compiled = isCompiled(bucket.backend);
     const state = bucket.state === "captured" && compiled ? "compiled, recorded" : STATES[bucket.state];
     cell.dataset.state = bucket.state === "captured" && !compiled ? "eager" : bucket.state;
     say(size, `${bucket.size}`);
-    say(word, state ?? bucket.state);
+    say(word, `${state ?? bucket.state}${moving && bucket.state === "eager" ? ", swap pending" : ""}`);
     say(took, bucket.seconds === null ? "" : inMilliseconds(bucket.seconds * 1000));
     cell.title = `${bucket.component}, batches of up to ${bucket.size}: ${bucket.state}, ${bucket.backend || "no backend yet"}`;
   },

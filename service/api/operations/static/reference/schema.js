@@ -1,5 +1,10 @@
 "use strict";
 
+/** A text whose `words` are code. */
+function marked(text) {
+  return text.split("`").map((part, place) => (place % 2 ? element("code", "", { text: part }) : part));
+}
+
 /** JSON schemas in words. */
 const schemas = {
   /** A short name of what a schema allows, as text and links to named objects. */
@@ -48,7 +53,7 @@ const schemas = {
   rows(rows) {
     const made = rows.map(([name, kind, text]) => {
       const head = element("dt", "", {}, element("code", "", { text: name }), element("span", "", {}, ...kind));
-      return element("div", "", {}, head, element("dd", "", { text }));
+      return element("div", "", {}, head, element("dd", "", {}, ...marked(text)));
     });
     return element("dl", "rows", {}, ...made);
   },

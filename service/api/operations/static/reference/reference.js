@@ -36,20 +36,30 @@ function operationOf(path, method, operation) {
     element("code", "path", { text: path }),
     element("span", "", { text: operation.summary ?? "" }),
   );
-  const said = (operation.description ?? "").split("\n\n").filter(Boolean).map((text) => element("p", "", { text }));
-  const inside = element("div", "inside", {}, element("div", "", {}, ...said), ...requestOf(operation), repliesOf(operation));
-  return element("details", "operation", { id: `${method}-${path}` }, head, inside);
+  const said = (operation.description ?? "").split("\n\n").filter(Boolean).map((text) => element("p", "", {}, ...marked(text)));
+  const about = element("div", "about", {}, ...said);
+  const inside = element("div", "inside", {}, about, ...requestOf(operation), repliesOf(operation));
+  const details = element("details", "operation", { id: `${method}-${path}` }, head, inside);
+  // Made when it is first opened: of thirty routes one or two are.
+  details.addEventListener("toggle", () => about.after(part("Try it", new Tryout(path, method, operation).root)), { once: true });
+  return details;
 }
 
 function groupsOf(document) {
   const groups = new Map();
+  const asks = new Set();
   for (const [path, operations] of Object.entries(document.paths)) {
     for (const method of METHODS.filter((each) => each in operations)) {
       const name = operations[method].tags?.[0] ?? "other";
-      groups.set(name, [...(groups.get(name) ?? []), operationOf(path, method, operations[method])]);
+      const entry = { method, made: operationOf(path, method, operations[method]) };
+      groups.set(name, [...(groups.get(name) ?? []), entry]);
+      if (method === "post") asks.add(name);
     }
   }
-  return [...groups].map(([name, operations]) => {
+  // What people send comes first, among the groups and within each; what monitors read, and the pages, last.
+  const first = [...groups].sort(([one], [other]) => asks.has(other) - asks.has(one));
+  return first.map(([name, entries]) => {
+    const operations = entries.sort((one, other) => (other.method === "post") - (one.method === "post")).map(({ made }) => made);
     const title = element("h2", "", { text: name[0].toUpperCase() + name.slice(1) });
     return element("section", "group", {}, title, ...operations);
   });
@@ -63,10 +73,12 @@ function schemaOf([name, schema]) {
 
 async function show() {
   try {
-    const document = await api.call("/openapi.json");
-    say(byId("about"), `${document.info.title} ${document.info.version}. ${document.info.description ?? ""}`);
+    // The document takes a moment when it is first asked for.
+    const document = await api.call("/openapi.json", { timeout: 30_000 });
+    await nameModel();
+    byId("about").replaceChildren(...marked(`${document.info.title} ${document.info.version}. ${document.info.description ?? ""}`));
     byId("operations").replaceChildren(...groupsOf(document));
-    byId("schemas").append(...Object.entries(document.components?.schemas ?? {}).map(schemaOf));
+    byId("objects").append(...Object.entries(document.components?.schemas ?? {}).map(schemaOf));
     byId("schemas").hidden = false;
     const target = byId(decodeURIComponent(location.hash.slice(1)));
     if (target) {
@@ -81,4 +93,18 @@ async function show() {
   }
 }
 
+/** Examples name the model that is served, where this page may know it. */
+async function nameModel() {
+  try {
+    examples.model = (await api.call("/startup")).model ?? examples.model;
+  } catch (problem) {
+    if (!(problem instanceof Problem)) throw problem;
+    keyForm.update();
+  }
+}
+
+keyForm.listen(async () => {
+  await nameModel();
+  keyForm.update();
+});
 show();

@@ -1,0 +1,188 @@
+"""One picture on the page: token by token, stopped, with options, as a copy where the server refuses the file."""
+
+import io
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from PIL import Image
+from playwright.sync_api import Page, expect
+from support.servers.page import give
+
+from snapcap.service.api.app import Services
+from snapcap.service.engine.request import CaptionRequest, Completion
+
+OpenPage = Callable[..., Page]
+# As the server of these tests.
+MAX_BODY = 1 << 20
+
+
+def animation(red: int) -> bytes:
+    """A GIF, which a browser shows and the server refuses."""
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8), (red, 0, 0)).save(file, "GIF")
+    return file.getvalue()
+
+
+def noise(size: tuple[int, int]) -> bytes:
+    """A PNG that is about as large as its pixels."""
+    file = io.BytesIO()
+    Image.effect_noise(size, 90).convert("RGB").save(file, "PNG", compress_level=0)
+    return file.getvalue()
+
+
+@pytest.fixture
+def begun(engine, address: str, open_page: OpenPage, image) -> tuple[Page, CaptionRequest]:
+    """A page that waits for the words of a picture, and the request, whose tokens the test gives."""
+    engine.gate.clear()
+    page = open_page(address)
+    expect(page.locator("#state-word")).to_have_text("ready")
+    give(page, image())
+    assert engine.submitted.wait(30)
+    (sent,) = engine.requests
+    return page, sent
+
+
+def test_words_are_shown_as_they_come(begun: tuple[Page, CaptionRequest]) -> None:
+    page, sent = begun
+    assert sent.on_token is not None
+    expect(page.locator("#progress")).to_have_text("Looking…")
+    for token, text in ((5, "5"), (6, "5 6")):
+        sent.on_token(token)
+        expect(page.locator("#caption")).to_have_text(text)
+        expect(page.locator("#measured")).to_be_hidden()
+    assert page.locator("#spoken").inner_text() == ""  # not word by word
+    sent.future.set_result(Completion((5, 6, 7), "length", "aot", 0.001, 0.002, 0.003))
+    expect(page.locator("#caption")).to_have_text("5 6 7")
+    expect(page.locator("#spoken")).to_have_text("Caption: 5 6 7")
+    expect(page.locator("#by")).to_contain_text("3 tokens, cut at the limit, by fake on aot.")
+    expect(page.locator("#legend")).to_contain_text("3.0\u00a0ms")
+    expect(page.get_by_role("button", name="Stop")).to_be_hidden()
+
+
+def test_stop_keeps_the_words_and_frees_the_slot(begun: tuple[Page, CaptionRequest]) -> None:
+    page, sent = begun
+    assert sent.on_token is not None
+    sent.on_token(5)
+    expect(page.locator("#caption")).to_have_text("5")
+    page.get_by_role("button", name="Stop").click()
+    expect(page.locator("#notice")).to_have_text("Stopped.")
+    expect(page.locator("#caption")).to_have_text("5")
+    expect(page.get_by_role("button", name="Stop")).to_be_hidden()
+    page.wait_for_function("() => panel.running === null")
+    for _ in range(600):
+        if sent.future.cancelled():
+            break
+        page.wait_for_timeout(10)
+    assert sent.future.cancelled()
+
+
+def test_a_stream_that_breaks_says_so(begun: tuple[Page, CaptionRequest]) -> None:
+    page, sent = begun
+    assert sent.on_token is not None
+    sent.on_token(5)
+    expect(page.locator("#caption")).to_have_text("5")
+    sent.future.set_exception(RuntimeError("broken"))
+    expect(page.get_by_role("alert")).to_contain_text("Caption not finished")
+    expect(page.get_by_role("button", name="Try again")).to_be_visible()
+    expect(page.locator("#result")).to_be_hidden()
+
+
+def test_options_are_asked_for_and_named_beside_the_fold(engine, address: str, open_page: OpenPage, image) -> None:
+    page = open_page(address)
+    page.locator("#options > summary").click()
+    expect(page.get_by_role("button", name="Caption again")).to_be_disabled()
+    page.get_by_label("Prompt").fill("two words")
+    page.get_by_label("Longest").fill("9")
+    give(page, image(3))
+    expect(page.locator("#caption")).to_have_text("two words 3 7")
+    (asked,) = engine.requests
+    assert (len(asked.prompt_ids), asked.params.max_new_tokens, asked.on_token is None) == (2, 9, False)
+    page.get_by_label("Beams").fill("4")
+    expect(page.locator("#options > summary")).to_have_text(
+        "Options: prompt “two words”, 4 beams, at most 9 tokens"
+    )
+    page.get_by_role("button", name="Caption again").click()
+    page.wait_for_function("() => gallery.pictures.length === 2")
+    assert engine.requests[1].params.num_beams == 4
+    assert engine.requests[1].on_token is None  # a search has no token before its end
+    page.get_by_label("Beams").fill("9")
+    page.get_by_role("button", name="Caption again").click()
+    assert page.locator("#beams:invalid").count() == 1
+    assert len(engine.requests) == 2
+
+
+def test_a_model_with_tasks_offers_them(address: str, open_page: OpenPage, image) -> None:
+    page = open_page(address, expected="status of 422")
+    expect(page.locator("#state-word")).to_have_text("ready")
+    expect(page.locator("#task-field")).to_be_hidden()
+    page.evaluate("() => options.onReport({ ...start.report, tasks: ['caption', { name: 'detailed_caption' }] })")
+    page.evaluate("() => (options.onReport = () => null)")  # this server's model has none
+    page.locator("#options > summary").click()
+    page.get_by_label("Task").select_option("detailed_caption")
+    expect(page.locator("#options-set")).to_have_text(": detailed caption")
+    with page.expect_request("**/v1/chat/completions") as asked:
+        give(page, image())
+    assert asked.value.post_data_json["task"] == "detailed_caption"
+
+
+def test_a_file_that_only_the_browser_can_read_is_sent_as_a_copy(engine, address: str, open_page: OpenPage) -> None:
+    page = open_page(address, expected="status of 422")
+    give(page, animation(90))
+    expect(page.locator("#caption")).to_have_text("90 7")
+    expect(page.locator("#notice")).to_have_text(
+        "This server does not read such files: a copy of 8 × 8 pixels was sent."
+    )
+    assert len(engine.requests) == 1
+
+
+def test_a_picture_that_is_too_large_is_scaled_down(address: str, open_page: OpenPage) -> None:
+    large = noise((1600, 800))
+    assert len(large) > 3 * MAX_BODY
+    page = open_page(address, expected="status of 413|ERR_CONNECTION")
+    give(page, large)
+    expect(page.locator("#measured")).to_be_visible()
+    expect(page.locator("#notice")).to_contain_text(
+        re.compile(r"Too large for this server: a copy of \d+ × \d+ pixels")
+    )
+
+
+def test_a_folder_is_named_and_nothing_is_sent(engine, address: str, open_page: OpenPage) -> None:
+    page = open_page(address)
+    page.evaluate(
+        """() => {
+            const folder = new File([], "folder");
+            folder.slice = () => ({ arrayBuffer: () => Promise.reject(new DOMException("", "NotReadableError")) });
+            panel.take(folder);
+        }"""
+    )
+    expect(page.get_by_role("alert")).to_contain_text("it is a folder, or was moved or changed")
+    assert engine.requests == []
+
+
+def test_a_caption_can_be_copied(address: str, open_page: OpenPage, image) -> None:
+    page = open_page(address, permissions=["clipboard-read", "clipboard-write"])
+    give(page, image(5))
+    page.get_by_role("button", name="Copy the caption", exact=True).click()
+    expect(page.locator("#copy")).to_have_text("Copied")
+    assert page.evaluate("() => navigator.clipboard.readText()") == "5 7"
+    page.evaluate("() => (navigator.clipboard.writeText = () => Promise.reject(new Error('none')))")
+    page.locator("#copy").click()  # as on http, where there is no such clipboard
+    assert page.evaluate("() => navigator.clipboard.readText()") == "5 7"
+
+
+def test_what_the_page_says_of_the_model_is_what_the_server_says(
+    services: Services, address: str, open_page: OpenPage
+) -> None:
+    attached: Any = services.captioner._model
+    services.captioner.attach(
+        attached.engine, None, attached.tokenizer, "my/captioner", attached.image_decoder, "git"
+    )  # type: ignore[arg-type]
+    page = open_page(address)
+    expect(page.locator("#lede")).to_contain_text("with the model my/captioner (GIT)")
+    expect(page.locator("#samples")).to_be_hidden()
+    text = page.locator("body").inner_text() + json.dumps(page.evaluate("() => PHASES"))
+    assert "GPT" not in text
+    assert "demo" not in text
