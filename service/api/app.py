@@ -74,7 +74,7 @@ class Application:
         if origins:
             from snapcap.service.api.middleware.cross_origin import CrossOrigin  # noqa: PLC0415 - few servers have one
 
-            self._around = CrossOrigin(self._around, origins)
+            self._around = CrossOrigin(self._around, origins, metrics)
 
     def add(self, *groups: RouteGroup) -> None:
         for group in groups:

@@ -12,14 +12,17 @@ ServiceError                    500
 
 import json
 import random
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
+from snapcap.service.api.middleware.origins import origin_headers
 from snapcap.service.api.middleware.request_id import HEADER, identify
 from snapcap.service.api.problems import PROBLEM, problem
 from snapcap.service.edge.connections import Connections
+from snapcap.service.edge.refusal_log import NO_ROOM
 from snapcap.service.errors import BadRequest, Overloaded, ServiceError
 
 _PROBES = frozenset({"/livez", "/readyz", "/health", "/startup", "/metrics", "/v2/health/live", "/v2/health/ready"})
@@ -69,8 +72,10 @@ class TooManyConnections(Overloaded):
         super().__init__("The server has as many connections as it may have")
 
 
-def last_reply(error: ServiceError) -> bytes:
-    """The whole reply, after which the connection closes."""
+def last_reply(error: ServiceError, headers: Iterable[tuple[bytes, bytes]], origins: frozenset[str]) -> bytes:
+    """The whole reply, after which the connection closes.
+
+    ``headers``: of the request, as far as they have come; ``origins``: whose pages may read it."""
     identity = f"{random.getrandbits(128):032x}"
     body = json.dumps(problem(error, "", identity)).encode()
     fields = {
@@ -78,6 +83,7 @@ def last_reply(error: ServiceError) -> bytes:
         "content-length": str(len(body)),
         HEADER.lower(): identity,
         **error.headers(),
+        **_shown(headers, origins),
         "connection": "close",
     }
     head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
@@ -96,7 +102,14 @@ class ProbesOnly:
         if probes or not self._watch.crowded:
             await self._app(scope, receive, send)
             return
-        self._watch.count("max_connections")
-        response = PROBLEM.response(TooManyConnections(), scope["path"], identify(scope))
-        response.headers["connection"] = "close"
+        error = TooManyConnections()
+        self._watch.count(NO_ROOM)
+        self._watch.refusals.write(error, NO_ROOM, scope.get("client"))
+        response = PROBLEM.response(error, scope["path"], identify(scope))
+        response.headers.update({**_shown(scope["headers"], self._watch.origins), "connection": "close"})
         await response(scope, receive, send)
+
+
+def _shown(headers: Iterable[tuple[bytes, bytes]], origins: frozenset[str]) -> Mapping[str, str]:
+    """Without which a page's browser does not say why it is refused."""
+    return origin_headers(next((value for name, value in headers if name == b"origin"), None), origins)

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from snapcap.service.edge.refusal_log import RefusalLog
+
 # Between two looks at all of them, in seconds.
 _INTERVAL = 1.0
 # A connection that has waited less may have sent what this process has not read yet: it is not closed for another.
@@ -64,8 +66,16 @@ class Connections:
     In the tables are those that wait, in the order in which they began to: for a head, for the rest of a head, and
     for the end of a request that has its reply."""
 
-    def __init__(self, limits: ConnectionLimits, count: Callable[[str], object] = lambda _: None) -> None:
+    def __init__(
+        self,
+        limits: ConnectionLimits,
+        count: Callable[[str], object] = lambda _: None,
+        origins: frozenset[str] = frozenset(),
+    ) -> None:
+        """`origins`: whose pages may read, from a browser, why they are refused."""
         self.limits = limits
+        self.origins = origins
+        self.refusals = RefusalLog()
         self.count = count
         self.all: set[Watched] = set()
         self._leaving: set[Watched] = set()  # of them, those whose places others have

@@ -5,7 +5,6 @@ trailers. Each packet and each field of a head costs a few additions.
 """
 
 import asyncio
-import logging
 from typing import Any
 
 import httptools
@@ -26,6 +25,7 @@ from snapcap.service.edge.connection_errors import (
 )
 from snapcap.service.edge.connections import Connections
 from snapcap.service.edge.flow import Flow
+from snapcap.service.edge.refusal_log import NO_ROOM
 from snapcap.service.edge.upgrade import head_without_upgrade
 from snapcap.service.errors import NotReady, ServiceError
 
@@ -35,7 +35,6 @@ _VERSIONS = ("1.1", "1.0")
 _EMPTY_LINES = (b"\r\n", b"\n")  # which old clients send behind a body, and RFC 9112 has a server ignore
 # Of a message, what comes next; between two, the first byte of the next one.
 _BETWEEN, _HEAD, _BODY = range(3)
-_logger = logging.getLogger("snapcap.access")
 
 
 class _Refused(Exception):  # noqa: N818 - it carries the error
@@ -65,6 +64,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._body = 0  # of them, those of the body
         self._left = 0  # bytes that its head and trailers may still have
         self._codings: list[bytes] = []
+        self.headers: list[tuple[bytes, bytes]] = []  # of the last head, as far as it has come
         self._refused = False  # nothing that comes is read any more
         self._running: RequestResponseCycle | None = None  # the last of which an answer was begun
         self.unsent_since: float | None = None
@@ -122,8 +122,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def no_room(self) -> None:
         self._refused = True
+        error = TooManyConnections()
+        self._watch.refusals.write(error, NO_ROOM, self.client)
         if not self.unsent():
-            self.transport.write(last_reply(TooManyConnections()))
+            self.transport.write(last_reply(error, self.headers, self._watch.origins))
         self.transport.close()
 
     def head_late(self) -> None:
@@ -265,8 +267,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             return
         self._refused = True
         self._watch.count(reason)
-        fields = {"status": error.status, "client": self.client[0] if self.client else "", "code": error.code}
-        _logger.info("request refused", extra={"fields": fields | {"reason": reason}})
+        self._watch.refusals.write(error, reason, self.client)
         in_body, answering = self._part == _BODY, self._answering()
         if in_body and answering and not self.pipeline:
             self._reply_last(error)
@@ -292,7 +293,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self.transport.is_closing() or (cycle is not None and answering and cycle.response_started):
             self.transport.close()
             return
-        self.transport.write(last_reply(error))
+        self.transport.write(last_reply(error, self.headers, self._watch.origins))
         self.transport.write_eof()
         self.flow.resume_reading()
         self._watch.heads.pop(self, None)

@@ -117,7 +117,8 @@ def run(
             _logger.info(what, extra={"fields": {"host": host, "port": port}})
         LateImports(load, begin, failed, settings.watchdog.start_timeout).start()
 
-    connections = Connections(connection_limits(settings.limits), services.metrics.connection_closed)
+    closed, origins = services.metrics.connection_closed, frozenset(settings.http.origins)
+    connections = Connections(connection_limits(settings.limits), closed, origins)
     services.metrics.connections.set_function(lambda: len(connections.all))
     app: ASGIApp = application
     for metrics_listener in listeners[1:]:

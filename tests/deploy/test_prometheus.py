@@ -81,10 +81,12 @@ def test_the_readme_has_every_phase_and_recording(rules: list[dict[str, Any]]) -
     assert set(re.findall(r"`(\w+:\w+:\w+)`", text)) <= {rule.get("record") for rule in rules}
 
 
-def test_the_rules_fit_into_a_prometheus_rule() -> None:
-    """The command in the README makes one for the Prometheus operator."""
-    (command,) = re.findall(r"^(\{ printf .*?rules\.yml; \})", (PROMETHEUS / "README.md").read_text(), re.MULTILINE)
+def test_the_prometheus_rule_is_what_the_readme_writes_from_the_rules() -> None:
+    (command, file) = re.findall(
+        r"^(\{ printf .*?\}) > (\S+)$", (PROMETHEUS / "README.md").read_text(), re.MULTILINE
+    )[0]
     made = subprocess.run(["sh", "-c", command], cwd=PROMETHEUS, capture_output=True, text=True, check=True).stdout
+    assert (PROMETHEUS / file).read_text() == made, "run the command in deploy/prometheus/README.md"
     document = yaml.safe_load(made)
     assert (document["apiVersion"], document["kind"]) == ("monitoring.coreos.com/v1", "PrometheusRule")
     assert document["spec"] == yaml.safe_load((PROMETHEUS / "rules.yml").read_text())

@@ -36,7 +36,7 @@ def open_regular(path: Path) -> io.BufferedReader:
 @contextlib.contextmanager
 def locked_alone(path: Path) -> Iterator[bool]:
     """Whether this process has the lock of a file, which is made if there is none, without waiting for whoever else
-    has it; until the block ends, however this process does.
+    has it; until the block ends, however this process does. Who has it may remove the file.
 
     Raises:
         OSError: the file cannot be made.
@@ -46,8 +46,9 @@ def locked_alone(path: Path) -> Iterator[bool]:
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            alone = True
-        except BlockingIOError:
+            # Who had it may have removed the file: then another one has its name, or none, and is not locked.
+            alone = os.path.samestat(os.fstat(descriptor), path.lstat())
+        except (BlockingIOError, FileNotFoundError):
             alone = False
         yield alone
     finally:

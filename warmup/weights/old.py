@@ -1,15 +1,20 @@
 """Removes prepared weights that another checkpoint took the place of, or that were used longest ago. No torch."""
 
 import contextlib
+import itertools
+import re
 from pathlib import Path
 
+from snapcap.warmup.machine.files import locked_alone
 from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.store import WEIGHTS, StoreError
 from snapcap.warmup.weights.key import PREPARED_NAME
 from snapcap.warmup.weights.records import RECORD_NAME, Record, read_record
 
-UNFINISHED = ".writing"  # of whoever has the lock of the folder's weights, and nobody else
-VERIFIED = ".verified"  # what was fetched, all of it verified, until it is on the disk
+UNFINISHED = ".writing"  # of whoever has the lock of preparing, and nobody else
+# Of what is fetched, by the lock of its content: what is written, and what is verified until it is on the disk.
+LOCK, WRITING, VERIFIED = "lock", "writing", "verified"
+_FETCHING = re.compile(rf"\.([0-9a-f]{{64}})\.(?:{LOCK}|{WRITING}|{VERIFIED})")
 _KEPT = 8  # prepared files of a folder, of which several servers, versions and machines may use some
 _LISTED = 10_000
 
@@ -28,14 +33,46 @@ def remove_old(store: FolderStore, name: str, before: Record | None, record: Rec
     prune(store)
 
 
+def fetching_name(content: str, part: str) -> str:
+    """Of a content that is fetched (``ModelManifest.content``): ``LOCK``, ``WRITING`` or ``VERIFIED``."""
+    return f".{content}.{part}"
+
+
 def remove_unfinished(folder: Path) -> None:
-    """Remove what a process has left that was killed: for who has the lock, which then is the only one.
+    """Remove what a process has left that was killed while it prepared: for who has that lock, and what killed
+    downloads have left.
 
     Raises:
         OSError: it cannot be removed.
     """
-    for name in (UNFINISHED, VERIFIED):
-        (folder / name).unlink(missing_ok=True)
+    (folder / UNFINISHED).unlink(missing_ok=True)
+    remove_fetched(folder)
+
+
+def remove_fetched(folder: Path) -> None:
+    """Remove what downloads have left that were killed: all whose lock nobody has, and these locks. What cannot be
+    removed stays, as it is in nobody's way.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    names = (path.name for path in itertools.islice(folder.iterdir(), _LISTED))
+    for content in {found[1] for name in names if (found := _FETCHING.fullmatch(name))}:
+        lock = folder / fetching_name(content, LOCK)
+        with contextlib.suppress(OSError), locked_alone(lock) as alone:
+            if alone:
+                remove_parts(folder, content)
+                lock.unlink(missing_ok=True)  # whoever waits for it finds another file by its name, and tries again
+
+
+def remove_parts(folder: Path, content: str) -> None:
+    """Remove what is being written of a content: for who has its lock.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    for part in (WRITING, VERIFIED):
+        (folder / fetching_name(content, part)).unlink(missing_ok=True)
 
 
 def readable_record(store: FolderStore, name: str) -> Record | None:

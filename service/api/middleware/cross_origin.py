@@ -4,20 +4,23 @@ It is around everything else: a browser shows a page no reply without these head
 it asks beforehand (a preflight) without a key. Imported only where an origin is allowed.
 """
 
-import random
+import time
 from collections.abc import Sequence
 
 from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from snapcap.service.api.middleware.request_id import HEADER
+from snapcap.service.api.middleware.origins import EVERY_ORIGIN
+from snapcap.service.api.middleware.request_id import HEADER, identify, request_id
+from snapcap.service.api.middleware.request_log import RequestLog, note_refusal
 from snapcap.service.api.problems import PROBLEM
 from snapcap.service.errors import BadRequest
+from snapcap.service.telemetry.metrics import Metrics
 from snapcap.service.telemetry.trace_context import TRACE_ID_HEADER
 
-EVERY_ORIGIN = "*"
+API = "preflight"  # the label of preflights in metrics
 MAX_AGE_S = 3600  # for which a browser need not ask again; Chromium takes two hours at most
 _METHODS = ("GET", "HEAD", "POST")
 # Besides those that every page may read.
@@ -46,12 +49,13 @@ class OriginRefused(BadRequest):
 
 
 class CrossOrigin(CORSMiddleware):
-    """ASGI middleware: Starlette's, whose preflights have an id, and say what is wrong as a problem.
+    """ASGI middleware: Starlette's, whose preflights have an id, are counted and logged as requests are, and say
+    what is wrong as a problem.
 
     Keys are sent in a header that the page sets itself, so cookies and the like (credentials, to a browser) are
     never allowed. Any header may be sent: clients have many of their own."""
 
-    def __init__(self, app: ASGIApp, origins: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, origins: Sequence[str], metrics: Metrics) -> None:
         """`origins`: as `scheme://host:port`, or "*" for every one."""
         super().__init__(
             app,
@@ -63,17 +67,35 @@ class CrossOrigin(CORSMiddleware):
             # A page of a public site may ask a server in a private network only where somebody named that site.
             allow_private_network=EVERY_ORIGIN not in origins,
         )
+        self._metrics = metrics
+        self._log = RequestLog()
 
-    def preflight_response(self, request_headers: Headers) -> Response:
-        response = super().preflight_response(request_headers)
-        identity = f"{random.getrandbits(128):032x}"
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        asks = Headers(scope=scope) if scope["type"] == "http" and scope["method"] == "OPTIONS" else Headers()
+        if "origin" not in asks or "access-control-request-method" not in asks:
+            await super().__call__(scope, receive, send)
+            return
+        started = time.perf_counter()
+        identify(scope)
+        response = self._answer(scope, asks)
+        try:
+            await response(scope, receive, send)
+        finally:
+            seconds = time.perf_counter() - started
+            self._metrics.request_ended(API, response.status_code, seconds, captions=False)
+            self._log.write(scope, API, response.status_code, seconds, captions=False)
+
+    def _answer(self, scope: Scope, asks: Headers) -> Response:
+        """204, or a problem with 403 that the log's line names."""
+        response = self.preflight_response(asks)
+        kept = {**_kept(response), HEADER: request_id(scope)}
         if response.status_code == 200:
-            response = Response(status_code=204, headers=_kept(response))
-            response.headers[HEADER] = identity
-            return response
+            return Response(status_code=204, headers=kept)
         why = bytes(response.body).decode("latin-1").removeprefix("Disallowed CORS ")
-        refused = PROBLEM.response(OriginRefused(request_headers["origin"], why), "", identity)
-        refused.headers.update({**_kept(response), HEADER: identity})
+        error = OriginRefused(asks["origin"], why)
+        note_refusal(scope, error)
+        refused = PROBLEM.response(error, scope["path"], request_id(scope))
+        refused.headers.update(kept)
         return refused
 
 

@@ -164,3 +164,25 @@ def test_a_real_browser_shows_a_page_of_an_allowed_origin_everything(
             page.goto(refused)
             assert page.evaluate(ASK, [server, picture, "secret"]) == [0, "TypeError", None]
             page.close()
+
+
+def test_preflights_are_counted_and_those_that_are_refused_logged(
+    client_of, services: Services, caplog: pytest.LogCaptureFixture
+) -> None:
+    def counted(code: int) -> float:
+        labels = {"api": "preflight", "code": str(code)}
+        return services.registry.get_sample_value("snapcap_requests_total", labels) or 0.0
+
+    caplog.set_level("INFO", "snapcap.access")
+    client = client_of(APP)
+    assert preflight(client, APP, **{"X-Request-Id": "mine"}).headers["x-request-id"] == "mine"
+    refused = preflight(client, "https://evil.example")
+    assert (counted(204), counted(403)) == (1.0, 1.0)
+    (line,) = [record.fields for record in caplog.records if record.getMessage() == "request"]  # type: ignore[attr-defined]
+    assert (line["method"], line["path"], line["status"], line["code"]) == (
+        "OPTIONS",
+        "/v1/caption",
+        403,
+        "origin_refused",
+    )
+    assert line["request_id"] == refused.headers["x-request-id"]

@@ -10,7 +10,9 @@ import pytest
 from support.servers.bounded_server import BoundedServer, reply, rest, until
 
 from snapcap.service.config.http_settings import HttpLimits
+from snapcap.service.edge.connection_errors import HeadTimeout, TooManyConnections
 from snapcap.service.edge.connections import SPARE, ConnectionLimits, Connections
+from snapcap.service.edge.refusal_log import NO_ROOM, RefusalLog
 from snapcap.service.server.http_limits import connection_limits
 
 LIVEZ = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -245,3 +247,61 @@ def test_what_runs_at_the_end_of_the_grace_period_is_told_to_come_again(
     assert b"retry-after" in answer.lower()
     assert engine.requests[0].future.cancelled()
     assert caplog.records == []
+
+
+def test_a_page_that_may_ask_reads_why_it_is_refused_before_the_application(
+    services, caplog: pytest.LogCaptureFixture
+) -> None:
+    mine, other = b"https://app.example.com", b"https://other.example"
+    limits = ConnectionLimits(connections=2, head_bytes=2048, head_timeout=0.2)
+    caplog.set_level(logging.INFO, "snapcap.access")
+    with BoundedServer(services, limits, origins=(mine.decode(),)) as server, ExitStack() as exits:
+        begun = b"POST /v1/caption HTTP/1.1\r\nHost: x\r\nOrigin: "
+        cases = {b"431": b"\r\nX: " + b"x" * 4096, b"408": b"\r\nX: half"}
+        for status, more in cases.items():
+            for origin in (mine, other):
+                with server.connect() as client:
+                    client.sendall(begun + origin + more)
+                    answer = rest(client)
+                assert answer.startswith(b"HTTP/1.1 " + status)
+                assert (b"access-control-allow-origin: " + mine + b"\r\n" in answer) == (origin == mine)
+                assert b"vary: Origin\r\n" in answer
+                assert other not in answer
+        for _ in range(2):
+            exits.enter_context(server.connect()).sendall(UPLOAD)
+        until(lambda: in_flight(server) == 2)
+        caplog.clear()
+        for _ in range(3):
+            with server.connect() as crowded:
+                crowded.sendall(MODELS.replace(b"\r\n\r\n", b"\r\nOrigin: " + mine + b"\r\n\r\n"))
+                answer = rest(crowded)
+            assert answer.startswith(b"HTTP/1.1 503 ")
+            assert b"access-control-allow-origin: " + mine in answer.lower()
+    lines = [record.fields for record in caplog.records if record.getMessage() == "request refused"]  # type: ignore[attr-defined]
+    crowded_lines = [line for line in lines if line["code"] == "too_many_connections"]
+    assert 1 <= len(crowded_lines) < 3, "at most one a second"
+    assert crowded_lines[0] == {
+        "status": 503,
+        "client": "127.0.0.1",
+        "code": "too_many_connections",
+        "reason": "max_connections",
+    }
+
+
+def test_a_crowd_has_a_line_a_second_which_says_how_many_had_none(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    caplog.set_level(logging.INFO, "snapcap.access")
+    log = RefusalLog(lambda: now)
+    for moment in (0.0, 0.1, 0.9, 1.1, 3.0):
+        now = moment
+        log.write(TooManyConnections(), NO_ROOM, ("::1", 1))
+    log.write(HeadTimeout(), "head_timeout", ("::1", 1))
+    log.write(HeadTimeout(), "head_timeout", ("::1", 1))
+    fields = [record.fields for record in caplog.records]  # type: ignore[attr-defined]
+    assert [(each["code"], each.get("left_out")) for each in fields] == [
+        ("too_many_connections", None),
+        ("too_many_connections", 2),
+        ("too_many_connections", None),
+        ("head_timeout", None),
+        ("head_timeout", None),
+    ]

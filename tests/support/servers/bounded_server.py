@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from snapcap.service.api.app import Services, create_app
+from snapcap.service.api.app import Exposure, Services, create_app
 from snapcap.service.api.bodies.body import BodyLimits
 from snapcap.service.config.http_settings import HttpSettings
 from snapcap.service.edge.connections import ConnectionLimits, Connections
@@ -26,15 +26,17 @@ class BoundedServer:
         limits: ConnectionLimits | None = None,
         bodies: BodyLimits | None = None,
         grace_period: float = 5.0,
+        origins: tuple[str, ...] = (),
     ) -> None:
         live = threading.Event()
         self.services = services
-        self.app = create_app(services, bodies or BodyLimits(1 << 20, 30.0))
+        self.app = create_app(services, bodies or BodyLimits(1 << 20, 30.0), Exposure(origins=origins))
         self.listener = bind("127.0.0.1", 0)
         # What a client does not read stays in the process soon, and not in the kernel.
         self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 << 10)
         self.port = self.listener.getsockname()[1]
-        self.connections = Connections(limits or ConnectionLimits(), services.metrics.connection_closed)
+        closed = services.metrics.connection_closed
+        self.connections = Connections(limits or ConnectionLimits(), closed, frozenset(origins))
         settings = HttpSettings(grace_period=grace_period)
         self.server: Server = make_server(self.app, settings, services.readiness, live.set, self.connections)
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.listener]})

@@ -23,11 +23,20 @@ from snapcap.warmup.store.blobs import commit
 from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.store import WEIGHTS, ArtifactStore, DamagedError, Ranges, StoreError, blob_name
 from snapcap.warmup.weights.key import fetched_name
-from snapcap.warmup.weights.old import UNFINISHED, VERIFIED, prune, remove_unfinished
+from snapcap.warmup.weights.old import (
+    LOCK,
+    VERIFIED,
+    WRITING,
+    fetching_name,
+    prune,
+    remove_fetched,
+    remove_parts,
+)
 
-LOCK = ".lock"
 _THREADS = 8
 _POLL_S = 0.05
+# In which another process that fetches the same must have written something: else it is not waited for.
+_SILENT_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -46,32 +55,33 @@ def download_weights(
 
     Args:
         until: the moment of ``time.monotonic()`` to give up at.
-        scope: keeps the lock of the folder's weights, and the file, until ``finish`` or its end.
+        scope: keeps the lock of this content, and the file, until ``finish`` or its end.
 
     Raises:
         DamagedError: the source has other bytes than the manifest says.
         StoreError: the source, the disk, or the time.
     """
-    folder = local.root / WEIGHTS
-    path = folder / fetched_name(manifest.content)
+    folder, content = local.root / WEIGHTS, manifest.content
+    path = folder / fetched_name(content)
     try:
         make_folder(folder)
-        _lock(folder / LOCK, until, scope)
+        _lock(folder, content, until, scope)
         if local.size(f"{WEIGHTS}/{path.name}") == manifest.weights.size:  # another process brought it meanwhile
             return Downloaded(0, unfinished=False)
-        remove_unfinished(folder)
-        temporary = folder / UNFINISHED
+        remove_parts(folder, content)
+        remove_fetched(folder)  # of others, as far as nobody fetches them now
+        temporary = folder / fetching_name(content, WRITING)
         size = manifest.weights.size
         disk = os.statvfs(folder)
         if size > disk.f_bavail * disk.f_frsize:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        scope.callback(remove_unfinished, folder)
+        scope.callback(remove_parts, folder, content)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(temporary, flags, 0o600)
         os.ftruncate(descriptor, size)
         with source.ranges(blob_name(manifest.weights), size, until) as read:
             _fill(descriptor, read, manifest, until)
-        os.replace(temporary, folder / VERIFIED)
+        os.replace(temporary, folder / fetching_name(content, VERIFIED))
     except OSError as error:
         raise StoreError(f"weights cannot be written to {folder}: {os_error_text(error)}") from error
     os.close(descriptor)  # not where a thread may still write to it: its number may be another file's by then
@@ -86,23 +96,36 @@ def finish(local: FolderStore, manifest: ModelManifest) -> None:
     """
     folder = local.root / WEIGHTS
     try:
-        commit(folder / VERIFIED, folder / fetched_name(manifest.content))
+        verified = folder / fetching_name(manifest.content, VERIFIED)
+        commit(verified, folder / fetched_name(manifest.content))
     except OSError as error:
         raise StoreError(f"weights cannot be kept in {folder}: {os_error_text(error)}") from error
     with contextlib.suppress(StoreError):  # what stays is removed by the next one
         prune(local)
 
 
-def _lock(path: Path, until: float, scope: contextlib.ExitStack) -> None:
-    """Wait for whoever else prepares or fetches weights there, who may be fetching the same."""
+def _lock(folder: Path, content: str, until: float, scope: contextlib.ExitStack) -> None:
+    """Have the lock of a content, or wait for who fetches the same, as long as that goes on."""
+    path = folder / fetching_name(content, LOCK)
+    seen, since = -1, time.monotonic()
     while True:
         with contextlib.ExitStack() as entering:
             if entering.enter_context(locked_alone(path)):
                 scope.push(entering.pop_all())
                 return
-        if time.monotonic() >= until:
-            raise StoreError(f"another process prepares or fetches weights in {path.parent}")
+        now, written = time.monotonic(), _written(folder, content)
+        if written != seen:
+            seen, since = written, now
+        if now >= until or now - since >= _SILENT_S:
+            raise StoreError(f"another process fetches these weights to {folder}, and does not go on")
         time.sleep(_POLL_S)
+
+
+def _written(folder: Path, content: str) -> int:
+    """When something was last written of a content that is fetched, in nanoseconds; 0 where there is nothing."""
+    with contextlib.suppress(OSError):
+        return (folder / fetching_name(content, WRITING)).stat().st_mtime_ns
+    return 0
 
 
 def _fill(descriptor: int, read: Ranges, manifest: ModelManifest, until: float) -> None:

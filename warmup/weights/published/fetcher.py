@@ -33,11 +33,11 @@ from snapcap.warmup.store.fetch import Fetched
 from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.open import trust_of
 from snapcap.warmup.store.owner import check_owner
-from snapcap.warmup.store.store import WEIGHTS, StoreError
+from snapcap.warmup.store.store import WEIGHTS, StoreError, blob_name
 from snapcap.warmup.store.worker import GRACE, StoreJob, ask_to_fetch
 from snapcap.warmup.weights.find import FoundWeights
 from snapcap.warmup.weights.key import fetched_name, layout_digest, model_factors, prepared_name
-from snapcap.warmup.weights.old import VERIFIED
+from snapcap.warmup.weights.old import VERIFIED, fetching_name
 from snapcap.warmup.weights.published.fetch import (
     FetchResult,
     FoundModel,
@@ -132,13 +132,27 @@ class ModelFetcher:
         try:
             return self._weights(model, checkpoint, plan)
         except PreparedError as error:
-            with contextlib.suppress(OSError):  # fetched again by the next start
-                folder = self._options.store_folder / WEIGHTS
-                (folder / fetched_name(model.found.manifest.content)).unlink()
+            self._set_aside(model.found)
             return FoundWeights("corrupt", str(error))
         except Exception as error:
             failed = NotFetchedError.of(error)
             return FoundWeights(failed.result, failed.reason)
+
+    def _set_aside(self, found: FoundModel) -> None:
+        """Have the next start fetch weights that are damaged, or say that they are to be published again."""
+        with contextlib.suppress(OSError):
+            (self._options.store_folder / WEIGHTS / fetched_name(found.manifest.content)).unlink()
+        if not found.vouched:
+            return
+        blob = found.manifest.weights
+        with contextlib.suppress(StartError, StoreError):
+            local = FolderStore.open(self._options.store_folder)
+            # Only a file that has not the content of its name is removed.
+            if local.size(blob_name(blob)) is not None and local.verified(blob) is None:
+                _logger.warning(
+                    "damaged weights removed; snapcap build --weights publishes them again",
+                    extra={"fields": {"file": blob_name(blob), "store": local.location}},
+                )
 
     def close(self) -> None:
         """Wait until the weights are on the disk, and end the worker; a failure is logged."""
@@ -188,7 +202,7 @@ class ModelFetcher:
     def _opened(self, local: FolderStore, found: FoundModel) -> Iterator[io.BufferedReader]:
         """The file, under its name or, until it is on the disk, as it was left."""
         if self._unfinished:
-            path = local.root / WEIGHTS / VERIFIED
+            path = local.root / WEIGHTS / fetching_name(found.manifest.content, VERIFIED)
             with open_regular(path) as file:
                 check_owner(path, os.fstat(file.fileno()))
                 yield file

@@ -40,6 +40,7 @@ from snapcap.warmup.weights.published.fetch import (
     find_model,
     weights_at_hand,
 )
+from snapcap.warmup.weights.published.prune import mark_used, prune_models
 from snapcap.warmup.weights.published.source import current_identity
 
 MODULE = "snapcap.warmup.weights.published.worker"
@@ -94,6 +95,8 @@ class _Bringing:
         identify = partial(current_identity, job.source, job.s3, self._until, client)
         found = find_model(remote, self._local, factors, self._trust, identify, self._until)
         self._found = found
+        if (folder := described(self._local, found.manifest)) is not None:
+            mark_used(folder)
         if download:
             self._begin(remote or self._local, found)
         return {"reason": (remote or self._local).location}
@@ -125,6 +128,8 @@ class _Bringing:
             raise StoreError("there is nothing to finish")
         with self._scope:
             finish(self._local, self._found.manifest)
+            if self._remote is not None:
+                prune_models(self._local)
         return {}
 
 

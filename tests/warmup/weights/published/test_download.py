@@ -18,9 +18,11 @@ import pytest
 from support.servers.server_process import wait_until
 
 from snapcap.warmup.artifacts.model_manifest import CHUNK_BYTES
+from snapcap.warmup.machine.files import locked_alone
 from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.store import WEIGHTS, DamagedError, Ranges, StoreError, blob_name
 from snapcap.warmup.weights.key import fetched_name
+from snapcap.warmup.weights.old import LOCK, VERIFIED, WRITING, fetching_name
 from snapcap.warmup.weights.published import download
 from snapcap.warmup.weights.published.download import Downloaded, download_weights, finish
 from snapcap.warmup.weights.published.fetch import FoundModel, weights_at_hand
@@ -56,14 +58,19 @@ def fetch(source: Any, local: FolderStore, model: ModelFiles, seconds: float = P
     with contextlib.ExitStack() as scope:
         got = download_weights(source, local, model.manifest, time.monotonic() + seconds, scope)
         if got.unfinished:
-            assert (local.root / WEIGHTS / ".verified").is_file(), "it counts for nobody yet"
+            assert part(local, model, VERIFIED).is_file(), "it counts for nobody yet"
             finish(local, model.manifest)
         return got
 
 
 def weights(local: FolderStore) -> list[Path]:
-    """What is there, but for the lock."""
-    return [path for path in (local.root / WEIGHTS).iterdir() if path.name != ".lock"]
+    """What is there, but for locks."""
+    return [path for path in (local.root / WEIGHTS).iterdir() if not path.name.endswith(".lock")]
+
+
+def part(local: FolderStore, model: ModelFiles, name: str) -> Path:
+    """A file of the download of a model."""
+    return local.root / WEIGHTS / fetching_name(model.manifest.content, name)
 
 
 def test_a_file_is_whole_and_only_its_owners(local: FolderStore, model: ModelFiles) -> None:
@@ -198,7 +205,7 @@ def test_what_does_not_fit_is_not_begun(
     assert (weights(local), source.reads) == ([], 0)
 
 
-@pytest.mark.parametrize("name", [".writing", ".verified"])
+@pytest.mark.parametrize("name", [WRITING, VERIFIED])
 @pytest.mark.parametrize("what", ["link", "folder", "FIFO"])
 def test_what_lies_under_a_temporary_name_is_never_written_to(
     what: str, name: str, local: FolderStore, model: ModelFiles, tmp_path: Path
@@ -206,7 +213,7 @@ def test_what_lies_under_a_temporary_name_is_never_written_to(
     folder, victim = local.root / WEIGHTS, tmp_path / "victim"
     folder.mkdir()
     victim.write_text("mine")
-    temporary = folder / name
+    temporary = part(local, model, name)
     match what:
         case "link":
             temporary.symlink_to(victim)
@@ -254,7 +261,61 @@ def test_who_has_the_lock_for_too_long_is_named(local: FolderStore, model: Model
         download_weights(source, local, model.manifest, time.monotonic() + PATIENCE, first)  # type: ignore[arg-type]
         with pytest.raises(StoreError, match="another process"):
             fetch(source, local, model, seconds=0.2)
-        assert [path.name for path in weights(local)] == [".verified"], "which is the first one's"
+        assert weights(local) == [part(local, model, VERIFIED)], "which is the first one's"
+
+
+def test_another_model_waits_for_nobody_and_leaves_what_is_being_fetched(
+    local: FolderStore, model: ModelFiles, small: ModelFiles
+) -> None:
+    with contextlib.ExitStack() as first:
+        until = time.monotonic() + PATIENCE
+        source: Any = Source(model.weights.read_bytes())
+        download_weights(source, local, model.manifest, until, first)
+        assert fetch(Source(small.weights.read_bytes()), local, small, seconds=5.0).unfinished
+        assert part(local, model, VERIFIED).is_file()
+        finish(local, model.manifest)
+    assert len(weights(local)) == 2
+
+
+def test_who_does_not_go_on_is_not_waited_for_until_the_deadline(
+    local: FolderStore, model: ModelFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "_SILENT_S", 0.3)
+    (local.root / WEIGHTS).mkdir()
+    source = Source(model.weights.read_bytes())
+    with locked_alone(part(local, model, LOCK)) as stopped:
+        assert stopped
+        writing = part(local, model, WRITING)
+        writing.touch()
+        moment = 0
+
+        def go_on() -> None:
+            nonlocal moment
+            for moment in range(1, 9):
+                os.utime(writing, (moment, moment))
+                time.sleep(0.1)
+
+        thread = threading.Thread(target=go_on)
+        thread.start()
+        with pytest.raises(StoreError, match="does not go on"):
+            fetch(source, local, model, seconds=PATIENCE)
+        assert moment == 8, "as long as the other one writes, it is waited for"
+        thread.join()
+    assert fetch(source, local, model).unfinished, "a lock ends with who has it"
+
+
+def test_what_killed_downloads_of_other_models_left_goes_with_their_locks(
+    local: FolderStore, model: ModelFiles
+) -> None:
+    folder, other = local.root / WEIGHTS, "ab" * 32
+    folder.mkdir()
+    for name in (LOCK, WRITING, VERIFIED):
+        (folder / fetching_name(other, name)).touch()
+    (folder / ".mine.writing").touch()
+    fetch(Source(model.weights.read_bytes()), local, model)
+    kept = {path.name for path in folder.iterdir()}
+    own = {fetched_name(model.manifest.content), fetching_name(model.manifest.content, LOCK)}
+    assert kept == {".mine.writing", *own}
 
 
 def test_killed_downloads_leave_one_file_that_the_next_removes(
@@ -283,7 +344,7 @@ with contextlib.ExitStack() as scope:
     for _ in range(3):
         arguments = [str(shop.root), str(local.root), model.manifest.key]
         process = subprocess.Popen([sys.executable, "-c", program, *arguments])
-        temporary = local.root / WEIGHTS / ".writing"
+        temporary = part(local, model, WRITING)
         number = temporary.stat().st_ino if temporary.exists() else None
 
         def is_new(temporary: Path = temporary, number: int | None = number) -> bool:
@@ -297,7 +358,7 @@ with contextlib.ExitStack() as scope:
         finally:
             process.send_signal(signal.SIGKILL)
             process.wait()
-        assert [path.name for path in weights(local)] == [".writing"]
+        assert weights(local) == [temporary]
         # So that the next one cannot have the same number.
         os.link(temporary, tmp_path / f"kept-{time.monotonic_ns()}")
     fetch(shop, local, model)

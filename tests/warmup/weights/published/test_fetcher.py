@@ -25,6 +25,7 @@ from snapcap.warmup.options import ComputeOptions, ModelOptions, S3Options, Star
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.plan import make_plan
 from snapcap.warmup.start.preparation import read_checkpoint
+from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.s3 import S3Store
 from snapcap.warmup.store.store import WEIGHTS, blob_name
 from snapcap.warmup.weights.find import FoundWeights
@@ -152,7 +153,9 @@ def brought(options: StartOptions) -> FoundWeights:
 
 
 def left(options: StartOptions) -> list[str]:
-    return sorted(path.name for path in (options.store_folder / WEIGHTS).glob("*") if path.name != ".lock")
+    return sorted(
+        path.name for path in (options.store_folder / WEIGHTS).glob("*") if not path.name.endswith(".lock")
+    )
 
 
 @pytest.mark.parametrize("kind", ["moto", "ceph"])
@@ -341,13 +344,37 @@ def test_what_is_still_being_written_is_never_mapped(
     (file,) = (options.store_folder / WEIGHTS).glob("*.safetensors")
     data = file.read_bytes()
     file.unlink()
-    (options.store_folder / WEIGHTS / ".writing").write_bytes(data[:-100] + bytes(100))
+    (options.store_folder / WEIGHTS / f".{file.stem}.writing").write_bytes(data[:-100] + bytes(100))
 
     def answer(self: ModelFetcher, task: Any, end: float) -> dict[str, Any]:
         return {"result": "hit", "bytes_fetched": len(data), "unfinished": True}
 
     monkeypatch.setattr(ModelFetcher, "_ask", answer)
     assert brought(options).result == "error"
+
+
+def test_damaged_weights_that_were_published_to_the_folder_are_removed_and_fetched_again(
+    shop: Shop, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its owner vouches for them, so they are not what was fetched, which has a name of its own."""
+    options = shop.at(tmp_path / "empty")
+    assert brought(options).result == "hit"
+    local, manifest = FolderStore.open(options.store_folder), shop.manifest()
+    stored = local.read(f"models/{manifest.key}.json", MAX_ENVELOPE_BYTES)
+    assert stored is not None
+    local.vouch(stored.data)
+    (file,) = (options.store_folder / WEIGHTS).glob("*.safetensors")
+    blob = local.path(blob_name(manifest.weights))
+    blob.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file.rename(blob)
+    assert brought(options).bytes_fetched == 0, "they are at hand"
+    data = blob.read_bytes()
+    blob.write_bytes(data[:20] + bytes([data[20] ^ 1]) + data[21:])
+    assert brought(options).result == "corrupt"
+    assert not blob.exists()
+    (line,) = [record for record in caplog.records if record.getMessage().startswith("damaged weights removed")]
+    assert line.fields["file"] == blob_name(manifest.weights)  # type: ignore[attr-defined]
+    assert brought(options).bytes_fetched == len(data)
 
 
 def test_weights_that_others_could_have_written_are_refused(shop: Shop, tmp_path: Path) -> None:
