@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from snapcap.models.dimensions import MAX_BEAMS
+from snapcap.models.dimensions import MAX_BEAMS, EarlyStopping
 from snapcap.service.errors import InvalidOption, PromptTooLong, UnknownOption
-from snapcap.warmup.runtime.slot_request import EarlyStopping, SamplingParams
+from snapcap.warmup.runtime.slot_request import SamplingParams
 
 MAX_PROMPT_CHARACTERS = 10_000
 _DEFAULT = SamplingParams()
