@@ -235,6 +235,11 @@ class Task(NamedTuple):
     name: str
     text: str
 
+    @staticmethod
+    def named(name: str) -> str:
+        """The name as ours: Florence-2's ``<CAPTION>`` is ``caption``."""
+        return name.removeprefix("<").removesuffix(">").lower()
+
 
 class Parts(NamedTuple):
     """What a family reads from its ``config.json``.

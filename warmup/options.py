@@ -61,6 +61,13 @@ class ModelOptions:
         parse=parse_switch,
         default_text="on",
     )
+    task: str = option(
+        "task",
+        "",
+        "what a model that has tasks is asked to do when the request does not say, such as detailed_caption",
+        metavar="TASK",
+        default_text="the model's first",
+    )
     max_new_tokens: int = option(
         "max_new_tokens",
         0,

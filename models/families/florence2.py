@@ -32,9 +32,9 @@ _EPS = 1e-5  # no field: that of torch.nn.LayerNorm
 _POSITION_OFFSET = 2  # rows of a position table before that of the first token, as in fairseq
 # The sentences that Florence2Processor puts in place of a task's name.
 _TASKS = (
-    Task("<CAPTION>", "What does the image describe?"),
-    Task("<DETAILED_CAPTION>", "Describe in detail what is shown in the image."),
-    Task("<MORE_DETAILED_CAPTION>", "Describe with a paragraph what is shown in the image."),
+    Task("caption", "What does the image describe?"),
+    Task("detailed_caption", "Describe in detail what is shown in the image."),
+    Task("more_detailed_caption", "Describe with a paragraph what is shown in the image."),
 )
 
 _TOWER = r"(?:model\.)?vision_tower"

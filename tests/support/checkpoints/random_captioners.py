@@ -99,7 +99,7 @@ def florence2(vision: dict[str, Any] | None = None, text: dict[str, Any] | None 
     config = transformers.Florence2Config(
         vision_config=transformers.Florence2VisionConfig(**DAVIT | (vision or {})),
         text_config=transformers.BartConfig(**BART | (text or {})),
-        image_token_id=BART["vocab_size"] - 1,
+        image_token_id=(BART | (text or {}))["vocab_size"] - 1,
     )
     torch.manual_seed(seed)
     model = enlivened(transformers.Florence2ForConditionalGeneration(config))
