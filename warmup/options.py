@@ -61,13 +61,7 @@ class ModelOptions:
         parse=parse_switch,
         default_text="on",
     )
-    task: str = option(
-        "task",
-        "",
-        "what a model that has tasks is asked to do when the request does not say, such as detailed_caption",
-        metavar="TASK",
-        default_text="the model's first",
-    )
+    task: str = option("task", "", "task of requests that name none", metavar="TASK", default_text="the first")
     max_new_tokens: int = option(
         "max_new_tokens",
         0,

@@ -103,7 +103,7 @@ class Captioner:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """Those of the model once it is attached, the default first."""
+        """Those of the model, the default first, once it is attached."""
         return () if self._model is None else self._model.defaults.tasks
 
     def attach(
@@ -115,8 +115,7 @@ class Captioner:
         image_decoder: ImageDecoder | None = None,
         defaults: ModelDefaults | None = None,
     ) -> None:
-        """From now on captions are served. Called once, by the start. `image_decoder` None: `pool` decodes.
-        `defaults` None: the model leaves all to the request."""
+        """Captions are served from now on. Called once. `image_decoder` None: `pool` decodes. `defaults` None: none."""
         image_decoder = image_decoder or ThreadImageDecoder(self._pool, transform, self._limits.image_room)
         defaults = defaults or ModelDefaults(tokenizer)
         self._model = _Model(engine, image_decoder, tokenizer, model_name, time.time(), defaults)
@@ -214,7 +213,7 @@ class Captioner:
                 stream.close()
 
         encoded = EncodedImage(image, request_id, deadline, queued.cancelled, account)
-        self._start(model, encoded, options, queued, submit, live=live)
+        self._start(model, encoded, options, queued, submit, live)
         try:
             return await handoff.result(queued, deadline)
         except BaseException:
@@ -232,7 +231,6 @@ class Captioner:
         options: CaptionOptions,
         future: "Future[Any]",
         then: Callable[[Prepared], object],
-        *,
         live: bool = False,
     ) -> None:
         resolve = partial(model.defaults.resolve, limits=model.engine.limits, live=live)
@@ -285,9 +283,8 @@ def _submit(
         times.admitted = time.monotonic()
         permit.admitted()
 
-    request = CaptionRequest(
-        request_id, pixels, asked.prompt_ids, asked.params, deadline, future, on_token, admitted, asked.text_ids
-    )
+    ids, text_ids, params = asked.prompt_ids, asked.text_ids, asked.params
+    request = CaptionRequest(request_id, pixels, ids, params, deadline, future, on_token, admitted, text_ids)
     model.engine.submit(request)
 
 

@@ -42,7 +42,7 @@ class ModelDefaults:
         self._bos = () if config is None else _begin(config.generation)
         self._defaults = SamplingParams() if config is None else _params(config.generation)
         self._plain = self._defaults == SamplingParams()
-        self._task = self._known(task)
+        self._task = self._known(task) if task else next(iter(self._texts), "")
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -53,7 +53,8 @@ class ModelDefaults:
         """`live`: each token is wanted as it is generated.
 
         Raises InvalidOption, UnsupportedOption, PromptTooLong."""
-        text_ids = self._texts[self._known(options.task) or self._task] if self._texts or options.task else ()
+        task = self._known(options.task) if options.task else self._task
+        text_ids = self._texts[task] if task else ()
         prompt_ids = (*self._bos, *self._tokenizer.encode(options.prompt)) if options.prompt else ()
         params = options.sampling if self._plain else self._params(options, limits, live)
         limits.check(len(prompt_ids), None if options.clamp else params.max_new_tokens, params.num_beams)
@@ -69,11 +70,7 @@ class ModelDefaults:
         return replace(params, num_beams=beams)
 
     def _known(self, task: str) -> str:
-        """The task's name, as `tasks` has it; "" for the default.
-
-        Raises InvalidOption, UnsupportedOption."""
-        if not task:
-            return next(iter(self._texts), "")
+        """The task's name, as `tasks` has it. Raises InvalidOption, UnsupportedOption."""
         if not self._texts:
             raise UnsupportedOption("task", "this model has one task alone, so leave it out")
         name = Task.named(task)

@@ -37,7 +37,7 @@ _VISION |= {name: random_captioners.DAVIT[name][:2] for name in ("num_heads", "n
 
 
 def write_tokenizer(folder: Path, size: int) -> None:
-    """BART's byte-level BPE, which knows the words of the tasks, with ``<image>`` as its last of ``size`` tokens."""
+    """BART's byte-level BPE of ``size`` tokens, which knows the words of the tasks; ``<image>`` is the last."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     tokenizer = Tokenizer(models.BPE())
