@@ -115,7 +115,7 @@ class Captioner:
         image_decoder: ImageDecoder | None = None,
         defaults: ModelDefaults | None = None,
     ) -> None:
-        """Captions are served from now on. Called once. `image_decoder` None: `pool` decodes. `defaults` None: none."""
+        """Captions are served from now on. Called once. `image_decoder` None: `pool` decodes."""
         image_decoder = image_decoder or ThreadImageDecoder(self._pool, transform, self._limits.image_room)
         defaults = defaults or ModelDefaults(tokenizer)
         self._model = _Model(engine, image_decoder, tokenizer, model_name, time.time(), defaults)
