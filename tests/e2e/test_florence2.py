@@ -119,7 +119,8 @@ def test_a_compiled_server_without_torch_captions_as_transformers_does(
     assert "model  florence2: florence2 96×96, 3 layers of 32 → florence2" in explained.stdout
 
 
-def test_a_task_that_the_model_has_not_stops_the_start(folder: Path, tmp_path: Path) -> None:
-    run = snapcap("caption", str(folder), "--model", str(folder), "--cache-dir", str(tmp_path), "--task", "ocr")
+def test_a_task_that_the_model_has_not_stops_the_start(folder: Path, tmp_path: Path, images: list[Path]) -> None:
+    options = ("--model", str(folder), "--cache-dir", str(tmp_path), "--task", "ocr")
+    run = snapcap("caption", str(images[0]), *options)
     assert run.returncode != 0
     assert "task ocr: this model has caption, detailed_caption, more_detailed_caption" in run.stderr
