@@ -16,8 +16,6 @@ from torch import Tensor
 from snapcap.models.regions.activations import Activation
 from snapcap.models.regions.vit import Activated, activated
 
-# x [B, rows, columns, D], weight, bias -> the same shape
-Depthwise = Callable[[Tensor, Tensor, Tensor], Tensor]
 # Weights of a half of a block: those of `_half` in its order.
 _HALF = 16
 
@@ -86,18 +84,6 @@ def depthwise(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return convolved.permute(0, 2, 3, 1)
 
 
-def shifted(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """The same as a sum of nine shifted products, of which a compiler makes one kernel."""
-    _, rows, columns, _ = x.shape
-    padded = F.pad(x.float(), (0, 0, 1, 1, 1, 1))
-    total = bias.float()
-    for down in range(3):
-        for across in range(3):
-            part = padded[:, down : down + rows, across : across + columns]
-            total = total + part * weight[:, 0, down, across].float()
-    return total.to(x.dtype)
-
-
 def block(
     hidden: Tensor,  # [B, S, D]
     *weights: Tensor,  # of both halves, each as `_half` takes them
@@ -107,7 +93,6 @@ def block(
     groups: int,
     eps: float,
     act: Activation,
-    depthwise: Depthwise = depthwise,
     activated: Activated = activated,
 ) -> Tensor:  # [B, S, D]
     """Attention of tokens inside windows, then of channels, each with an MLP behind it."""
@@ -119,7 +104,7 @@ def block(
         return channel_attention(normed, weight, bias, groups)
 
     for attention, half in ((windows, weights[:_HALF]), (channels, weights[_HALF:])):
-        hidden = _half(hidden, attention, grid, eps, act, depthwise, activated, *half)
+        hidden = _half(hidden, attention, grid, eps, act, activated, *half)
     return hidden
 
 
@@ -129,7 +114,6 @@ def _half(
     grid: tuple[int, int],
     eps: float,
     act: Activation,
-    depthwise: Depthwise,
     activated: Activated,
     conv1_weight: Tensor,  # [D, 1, 3, 3]
     conv1_bias: Tensor,

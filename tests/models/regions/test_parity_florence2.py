@@ -15,7 +15,6 @@ from support.parity.parity import TABLE, build_runner, generate, pixel_values, r
 from support.parity.references import florence2_ids, generated_by_florence2
 
 from snapcap.models.dimensions import EarlyStopping
-from snapcap.models.regions.florence2.davit import depthwise, shifted
 from snapcap.warmup.plan.buckets import BucketTable
 from snapcap.warmup.runtime.runner import Runner
 from snapcap.warmup.runtime.slot_request import SamplingParams, SlotRequest
@@ -189,12 +188,3 @@ def test_beams_equal_transformers(tmp_path: Path, prompt: tuple[int, ...], force
         assert tokens == expected, row
         ends.add(len(expected) == NEW_TOKENS)
     assert ends == {True, False}, "some must end by themselves"
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_shifted_convolution_is_the_plain_one(dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
-    x, weight, bias = torch.randn(2, 5, 7, 16), torch.randn(16, 1, 3, 3), torch.randn(16)
-    x, weight, bias = x.to(dtype), weight.to(dtype), bias.to(dtype)
-    eps = torch.finfo(dtype).eps
-    torch.testing.assert_close(shifted(x, weight, bias), depthwise(x, weight, bias), rtol=8 * eps, atol=16 * eps)
