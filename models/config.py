@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from snapcap.models.dimensions import DecoderConfig, GenerationConfig, Parts, VisionConfig
-from snapcap.models.families import blip, git, vision_encoder_decoder
+from snapcap.models.dimensions import DecoderConfig, GenerationConfig, Parts, Task, VisionConfig
+from snapcap.models.families import blip, florence2, git, vision_encoder_decoder
 from snapcap.models.fields import ConfigError, Fields, json_or_empty, read_json
 from snapcap.models.names import Names
 
@@ -17,6 +17,7 @@ __all__ = ["ConfigError", "ModelConfig"]
 
 _FAMILIES: dict[str, Callable[[Fields, Mapping[str, Any]], Parts]] = {
     "blip": blip.read,
+    "florence2": florence2.read,
     "git": git.read,
     "vision-encoder-decoder": vision_encoder_decoder.read,
 }
@@ -29,6 +30,7 @@ class ModelConfig:
     family: transformers' ``model_type``.
     names: what the checkpoint calls its tensors.
     projected: a linear layer stands between encoder and decoder, as ``enc_to_dec_proj``.
+    tasks: as ``Parts`` has them.
     """
 
     family: str
@@ -37,6 +39,12 @@ class ModelConfig:
     generation: GenerationConfig
     names: Names
     projected: bool
+    tasks: tuple[Task, ...] = ()
+
+    @property
+    def prefix_length(self) -> int:
+        """Tokens that every step of a caption attends to beside its own: the image's, and those of a text."""
+        return self.vision.sequence_length + self.decoder.text_tokens
 
     @property
     def cross_size(self) -> int:
@@ -47,7 +55,7 @@ class ModelConfig:
         """Everything that shapes a region, nested, by name: factors of the artifact key."""
         return {
             "family": self.family,
-            "vision": asdict(self.vision),
+            "vision": {name: _named(value) for name, value in asdict(self.vision).items()},
             "decoder": asdict(self.decoder),
             "projected": self.projected,
         }
@@ -66,3 +74,10 @@ class ModelConfig:
             raise config.error("model_type", family, f"supported are {', '.join(_FAMILIES)}")
         parts = _FAMILIES[family](config, json_or_empty(folder / "generation_config.json"))
         return cls(family, *parts)
+
+
+def _named(value: Any) -> Any:
+    """A factor is a number, a text or a list of these: objects in a list become an object, by their number."""
+    if isinstance(value, tuple) and any(isinstance(each, dict) for each in value):
+        return {str(number): each for number, each in enumerate(value, 1)}
+    return value

@@ -4,12 +4,13 @@ Everything here but the special tokens is a factor of the artifact key.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from snapcap.models.names import Names
 
 MAX_BEAMS = 8  # of one request; what each row bears in mind for its group grows with it
 DEFAULT_NEW_TOKENS = 20  # transformers 5's, where a checkpoint names no length
+EarlyStopping = bool | Literal["never"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +79,54 @@ class ClipConfig(VisionConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DavitStage:
+    """One stage of DaViT: a convolution that embeds the stage before, and blocks of one shape.
+
+    kernel, stride, padding: of the convolution, in pixels or tokens of the stage before.
+    norm_first: the convolution's norm stands before it, over ``input_size`` features, and not after it.
+    grid: tokens per column and per row.
+    groups: of channels that attend to each other; ``inner_size``: width inside the MLP.
+    """
+
+    input_size: int
+    hidden_size: int
+    num_layers: int
+    num_heads: int
+    groups: int
+    inner_size: int
+    kernel: int
+    stride: int
+    padding: int
+    norm_first: bool
+    grid: tuple[int, int]
+
+    @property
+    def output_shape(self) -> tuple[int, int]:
+        """Of an image: tokens and their width."""
+        return self.grid[0] * self.grid[1], self.hidden_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class DavitConfig(VisionConfig):
+    """Florence-2's encoder (DaViT, Ding et al., 2022), as ``models.regions.florence2.davit`` computes it.
+
+    Of what every encoder has, ``patch_size`` is the pixels of one token of the last stage, ``leading_tokens``
+    counts the mean of all tokens, and sizes are the last stage's, but for ``num_layers``, which are all stages'.
+
+    window: side of the windows inside which tokens attend to each other.
+    position_rows: of the tables of a token's row and column.
+    """
+
+    stages: tuple[DavitStage, ...]
+    window: int
+    position_rows: int
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        return self.stages[-1].grid
+
+
+@dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
     """What every decoder has. ``family``: transformers' ``model_type`` of the decoder.
 
@@ -98,6 +147,11 @@ class DecoderConfig:
     @property
     def head_dim(self) -> int:
         return self.hidden_size // self.num_heads
+
+    @property
+    def text_tokens(self) -> int:
+        """Tokens of the longest text that an encoder reads beside the image; shorter ones are padded."""
+        return 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,20 +188,64 @@ class GitConfig(BertConfig):
     the caption (``models.regions.git``)."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Florence2Config(BertConfig):
+    """BART's encoder (Lewis et al., 2019) over the image's tokens and a task's, before a decoder like BERT's.
+
+    encoder_layers, encoder_heads, encoder_inner_size: of that encoder, whose width is the decoder's.
+    task_tokens: those of the longest task, with the tokens around it.
+    """
+
+    encoder_layers: int
+    encoder_heads: int
+    encoder_inner_size: int
+    task_tokens: int
+
+    @property
+    def text_tokens(self) -> int:
+        return self.task_tokens
+
+
 @dataclass(frozen=True)
 class GenerationConfig:
-    """Special token ids, and the default length: ``max_length`` counts the start token, as in transformers."""
+    """Special token ids, and the default length: ``max_length`` counts the start token, as in transformers.
+
+    The other fields are a model's defaults of the options of these names, and what it forces:
+
+    forced_bos_id: the first token of every caption that continues no prompt.
+    forced_eos_id: a caption that is as long as it may be has this as its last token.
+    """
 
     start_id: int
     eos_ids: tuple[int, ...]
     pad_id: int
     max_length: int
+    forced_bos_id: int | None = None
+    forced_eos_id: int | None = None
+    num_beams: int = 1
+    length_penalty: float = 1.0
+    early_stopping: EarlyStopping = False
+    no_repeat_ngram_size: int = 0
+    repetition_penalty: float = 1.0
+
+
+class Task(NamedTuple):
+    """What a model was trained to do when it reads ``text`` beside an image, by its name in requests."""
+
+    name: str
+    text: str
+
+    @staticmethod
+    def named(name: str) -> str:
+        """The name as ours: Florence-2's ``<CAPTION>`` is ``caption``."""
+        return name.removeprefix("<").removesuffix(">").lower()
 
 
 class Parts(NamedTuple):
     """What a family reads from its ``config.json``.
 
     projected: a linear layer brings the encoder's output to the decoder's width.
+    tasks: those that give captions, the default one first; none where a model has but one.
     """
 
     vision: VisionConfig
@@ -155,3 +253,4 @@ class Parts(NamedTuple):
     generation: GenerationConfig
     names: Names
     projected: bool = False
+    tasks: tuple[Task, ...] = ()

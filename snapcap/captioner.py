@@ -20,7 +20,7 @@ from snapcap.service.captioning.options import CaptionOptions, options_from_json
 from snapcap.service.captioning.stop_sequences import CaptionText
 from snapcap.service.config.reader import settings_of
 from snapcap.service.engine.request import Completion, FinishReason
-from snapcap.service.errors import EngineFailed, NotReady, ServiceError
+from snapcap.service.errors import EngineFailed, InvalidOption, NotReady, ServiceError
 from snapcap.service.images.threads import decode_threads
 from snapcap.service.offline.captioning_run import images_ahead
 from snapcap.service.offline.failure import reason_of
@@ -140,10 +140,7 @@ class Captioner:
             CaptionError: an option cannot be, here, also ``num_beams`` above 1, which has no token before its end;
                 all else as for a call, with the first piece or where the generation fails.
         """
-        asked = self._asked(options)
-        if asked.options.sampling.searches:
-            raise CaptionError("num_beams must be 1 for a stream; a beam search has no token before its end")
-        return self._pieces(asked, image)
+        return self._pieces(self._asked(options, live=True), image)
 
     def close(self) -> None:
         """End the engine, once what was asked has been answered. A second time nothing happens."""
@@ -161,18 +158,17 @@ class Captioner:
     ) -> None:
         self.close()
 
-    def _asked(self, options: dict[str, Any]) -> Asked:
+    def _asked(self, options: dict[str, Any], *, live: bool = False) -> Asked:
         if self._closed:
             raise _closed()
-        tokenizer = self._model.checkpoint.tokenizer
         try:
             checked = options_from_json(options, CaptionOptions())
-            prompt_ids = tuple(tokenizer.encode(checked.prompt)) if checked.prompt else ()
-            sampling = checked.sampling
-            self._model.engine.limits.check(len(prompt_ids), sampling.max_new_tokens, sampling.num_beams)
+            if live and checked.sampling.searches:
+                raise InvalidOption("num_beams", "be 1 for a stream; a beam search has no token before its end")
+            resolved = self._model.defaults.resolve(checked, self._model.engine.limits, live=live)
         except ServiceError as error:
             raise CaptionError(error.detail) from None
-        return Asked(prompt_ids, checked)
+        return Asked(resolved, checked.timeout)
 
     def _begin(
         self,
@@ -208,7 +204,7 @@ class Captioner:
             done = future.result()
         except Exception as error:
             raise self._error(error) from error
-        text = self._model.checkpoint.tokenizer.decode([*asked.prompt_ids, *done.tokens])
+        text = self._model.checkpoint.tokenizer.decode([*asked.resolved.prompt_ids, *done.tokens])
         seconds = done.queue_s + done.encode_s + done.decode_s
         return Caption(text, len(done.tokens), done.finish_reason, done.backend, seconds)
 
@@ -228,7 +224,7 @@ class Captioner:
 
     def _in_order(self, images: Iterable[Image], asked: Asked) -> Generator[Caption | CaptionError, None, None]:
         waiting: deque[Future[Completion]] = deque()
-        ahead = images_ahead(self._model.largest // asked.options.sampling.num_beams or 1, self._threads)
+        ahead = images_ahead(self._model.largest // asked.resolved.params.num_beams or 1, self._threads)
         try:
             for image in images:
                 if len(waiting) == ahead:
@@ -260,8 +256,8 @@ class Captioner:
         future: Future[Completion] = Future()
         tokens: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         future.add_done_callback(lambda _: tokens.put(None))
-        text = self._model.checkpoint.tokenizer.stream(asked.prompt_ids)
-        shown = CaptionText(keep_leading_space=bool(asked.prompt_ids))
+        text = self._model.checkpoint.tokenizer.stream(asked.resolved.prompt_ids)
+        shown = CaptionText(keep_leading_space=bool(asked.resolved.prompt_ids))
         try:
             self._begin(asked, image, future, tokens)
             for token in iter(tokens.get, None):

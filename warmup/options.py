@@ -61,6 +61,7 @@ class ModelOptions:
         parse=parse_switch,
         default_text="on",
     )
+    task: str = option("task", "", "task of requests that name none", metavar="TASK", default_text="the first")
     max_new_tokens: int = option(
         "max_new_tokens",
         0,

@@ -47,6 +47,7 @@ def caption_folder(opened: Opened, folder: Path, output: Path, threads: int) -> 
     Raises:
         RuntimeError: an image has no caption.
     """
+    from snapcap.service.captioning.model_defaults import ModelDefaults
     from snapcap.service.captioning.options import CaptionOptions
     from snapcap.service.offline.arguments import Job
     from snapcap.service.offline.captioning_run import caption_images
@@ -56,7 +57,9 @@ def caption_folder(opened: Opened, folder: Path, output: Path, threads: int) -> 
     from snapcap.service.offline.progress import LoggedProgress
 
     loaded = opened.loaded
-    model = Model(loaded.checkpoint, opened.engine, loaded.plan.table.largest.size, loaded.plan.device, "")
+    checkpoint, plan = loaded.checkpoint, loaded.plan
+    defaults = ModelDefaults(checkpoint.tokenizer, checkpoint.config)
+    model = Model(checkpoint, opened.engine, plan.table.largest.size, plan.device, "", defaults)
     began = time.perf_counter()
     job = Job((str(folder),), CaptionOptions(), output=str(output), overwrite=True)
     with contextlib.closing(Outputs(job, find_images(job.images, False, ()))) as outputs:

@@ -17,6 +17,7 @@ BILINEAR, BICUBIC, FILTERS = 2, 3, range(6)
 _HALF = (0.5, 0.5, 0.5)
 _CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 _CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,12 @@ _PROCESSORS = {
     "DeiT": ProcessorDefaults(256, BICUBIC, crop_size=224),
     "ViT": ProcessorDefaults(),
 }
-_OF_FAMILY = {"beit": "Beit", "blip": "Blip", "deit": "DeiT", "git": "CLIP", "vit": "ViT"}
+_KINDS = {"beit": "Beit", "blip": "Blip", "deit": "DeiT", "git": "CLIP", "vit": "ViT"}
+_OF_FAMILY = {
+    **{family: _PROCESSORS[kind] for family, kind in _KINDS.items()},
+    # Their files name CLIP's processor, and say these.
+    "florence2": ProcessorDefaults(768, BICUBIC, _IMAGENET_MEAN, _IMAGENET_STD),
+}
 _NAME = re.compile(r"(\w+?)(?:ImageProcessor(?:Fast|Pil)?|FeatureExtractor)")
 
 
@@ -56,7 +62,7 @@ def defaults(config: Mapping[str, Any], family: str) -> ProcessorDefaults:
                 known = ", ".join(f"{kind}ImageProcessor" for kind in _PROCESSORS)
                 raise ConfigError(field, name, f"supported are {known}")
             return _PROCESSORS[match[1]]
-    return _PROCESSORS[_OF_FAMILY[family]]
+    return _OF_FAMILY[family]
 
 
 def size(config: Mapping[str, Any], field: str, default: int, shortest_edge: bool = False) -> tuple[int, int] | int:

@@ -62,6 +62,7 @@ def block(
     eps: float,
     scale: float,
     act: Activation,
+    unseen: Tensor | None = None,  # [b, 1, 1, T], true where cross-attention passes over a token
 ) -> Tensor:  # [b, D]
     """One decoder layer for one new token a row: self-attention over the cache, cross-attention, MLP."""
     rows, width = hidden.shape
@@ -74,7 +75,8 @@ def block(
     hidden = F.layer_norm(hidden, (width,), norm1_weight, norm1_bias, eps)
 
     query = F.linear(hidden, cross_q_weight, cross_q_bias).view(heads)
-    hidden = hidden + F.linear(attend(query, cross_key, cross_value, scale), cross_out_weight, cross_out_bias)
+    attended = attend(query, cross_key, cross_value, scale, unseen)
+    hidden = hidden + F.linear(attended, cross_out_weight, cross_out_bias)
     hidden = F.layer_norm(hidden, (width,), norm_cross_weight, norm_cross_bias, eps)
 
     hidden = hidden + F.linear(act(F.linear(hidden, fc1_weight, fc1_bias)), fc2_weight, fc2_bias)

@@ -6,30 +6,69 @@ from functools import partial
 from torch import Tensor
 
 from snapcap.models.config import ModelConfig
-from snapcap.models.dimensions import BertConfig, DecoderConfig, GitConfig, Gpt2Config
-from snapcap.models.regions import bert, cross_kv, git, gpt2, names, vit
+from snapcap.models.dimensions import (
+    BertConfig,
+    DavitConfig,
+    DecoderConfig,
+    Florence2Config,
+    GitConfig,
+    Gpt2Config,
+    VisionConfig,
+)
+from snapcap.models.regions import bert, git, gpt2, names, vit
 from snapcap.models.regions.activations import activation
 from snapcap.models.regions.choice import beam_search
 from snapcap.models.regions.choice.penalties import penalise
 from snapcap.models.regions.choice.sampling import sample
+from snapcap.models.regions.florence2 import bart, davit
+from snapcap.models.regions.state import cross_kv
 
 RegionFunction = Callable[..., Tensor]
 
 
 def region_functions(config: ModelConfig) -> Mapping[str, RegionFunction]:
     """By region name; no tensor is touched."""
-    vision = config.vision
+    vision, forces_end = config.vision, isinstance(config.decoder, Florence2Config)
+    return {
+        **(_davit(vision) if isinstance(vision, DavitConfig) else _vit(vision)),
+        "encoder_after": partial(cross_kv.cross_kv, eps=vision.layer_norm_eps if vision.final_norm else None),
+        **_decoder(config.decoder),
+        **_prefix(config),
+        names.PENALTIES: partial(penalise, forces_end=True) if forces_end else penalise,
+        names.SAMPLING: sample,
+        names.BEAMS: beam_search.select,
+    }
+
+
+def _vit(vision: VisionConfig) -> Mapping[str, RegionFunction]:
     act, eps = activation(vision.activation), vision.layer_norm_eps
     return {
         "encoder_before": partial(vit.embed, grid=vision.grid, patch_size=vision.patch_size, eps=eps),
         "encoder_block": partial(vit.block, num_heads=vision.num_heads, eps=eps, act=act),
-        "encoder_after": partial(cross_kv.cross_kv, eps=eps if vision.final_norm else None),
-        **_decoder(config.decoder),
-        **_prefix(config),
-        names.PENALTIES: penalise,
-        names.SAMPLING: sample,
-        names.BEAMS: beam_search.select,
     }
+
+
+def _davit(vision: DavitConfig) -> Mapping[str, RegionFunction]:
+    act, eps = activation(vision.activation), vision.layer_norm_eps
+    functions: dict[str, RegionFunction] = {}
+    grid: tuple[int, int] | None = None
+    for number, stage in enumerate(vision.stages, 1):
+        before, block = names.stage(number)
+        embed = davit.embed_pixels if grid is None else partial(davit.embed, grid=grid)
+        functions[before] = partial(
+            embed, stride=stage.stride, padding=stage.padding, norm_first=stage.norm_first, eps=eps
+        )
+        grid = stage.grid
+        functions[block] = partial(
+            davit.block,
+            grid=grid,
+            window=vision.window,
+            num_heads=stage.num_heads,
+            groups=stage.groups,
+            eps=eps,
+            act=act,
+        )
+    return functions
 
 
 def _decoder(decoder: DecoderConfig) -> Mapping[str, RegionFunction]:
@@ -45,7 +84,11 @@ def _decoder(decoder: DecoderConfig) -> Mapping[str, RegionFunction]:
         case BertConfig():
             head_act = None if decoder.head_activation is None else activation(decoder.head_activation)
             scale, heads = decoder.head_dim**-0.5, decoder.num_heads
-            block = git.block if isinstance(decoder, GitConfig) else bert.block
+            block: RegionFunction = bert.block
+            if isinstance(decoder, GitConfig):
+                block = git.block
+            elif isinstance(decoder, Florence2Config):
+                block = bart.decoder_block
             return {
                 "decoder_before": partial(bert.embed, scale=decoder.embedding_scale, eps=eps),
                 "decoder_block": partial(block, num_heads=heads, eps=eps, scale=scale, act=act),
@@ -56,6 +99,8 @@ def _decoder(decoder: DecoderConfig) -> Mapping[str, RegionFunction]:
 
 def _prefix(config: ModelConfig) -> Mapping[str, RegionFunction]:
     decoder = config.decoder
+    if isinstance(decoder, Florence2Config):
+        return _bart(decoder, config.vision)
     if not isinstance(decoder, GitConfig):
         return {}
     act, heads = activation(decoder.activation), decoder.num_heads
@@ -63,4 +108,13 @@ def _prefix(config: ModelConfig) -> Mapping[str, RegionFunction]:
         "prefix_before": partial(git.project, eps=config.vision.layer_norm_eps),
         "prefix_block": partial(git.prefix_block, num_heads=heads, eps=decoder.layer_norm_eps, act=act),
         "prefix_after": git.prefix_end,
+    }
+
+
+def _bart(decoder: Florence2Config, vision: VisionConfig) -> Mapping[str, RegionFunction]:
+    act, heads, eps = activation(decoder.activation), decoder.encoder_heads, decoder.layer_norm_eps
+    scale = decoder.embedding_scale
+    return {
+        "prefix_before": partial(bart.embed, scale=scale, projection_eps=vision.layer_norm_eps, eps=eps),
+        "prefix_block": partial(bart.block, num_heads=heads, eps=eps, act=act),
     }

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from snapcap.models.regions import bert, cross_kv, git, gpt2, vit
+from snapcap.models.regions import bert, git, gpt2, vit
 from snapcap.models.regions.activations import Activation, activation
 from snapcap.models.regions.choice import beam_search
 from snapcap.models.regions.functions import RegionFunction
+from snapcap.models.regions.state import cross_kv
 from snapcap.models.regions.table import Region
 from snapcap.models.regions.weight_names import BERT_BLOCK, GIT_BLOCK, GPT2_BLOCK
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from snapcap.models.regions.activations import Activation
 from snapcap.models.regions.attention import attend_prefixed
-from snapcap.models.regions.cross_kv import WriteCrossKV, write_cross_kv
+from snapcap.models.regions.state.cross_kv import WriteCrossKV, write_cross_kv
 from snapcap.models.regions.vit import Activated, activated
 
 

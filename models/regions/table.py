@@ -12,12 +12,21 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from snapcap.models.config import ModelConfig
-from snapcap.models.dimensions import BeitConfig, BertConfig, ClipConfig, DecoderConfig, GitConfig, Gpt2Config
+from snapcap.models.dimensions import (
+    BeitConfig,
+    BertConfig,
+    ClipConfig,
+    DavitConfig,
+    DecoderConfig,
+    Florence2Config,
+    GitConfig,
+    Gpt2Config,
+)
 from snapcap.models.memory.memory import B
 from snapcap.models.regions import names
 from snapcap.models.regions import weight_names as weights
 from snapcap.models.regions.state.beams import PENALISE_INPUTS, SELECT_INPUTS, BeamState
-from snapcap.models.regions.state.kv_cache import SAMPLE_INPUTS, DecodeState
+from snapcap.models.regions.state.kv_cache import SAMPLE_INPUTS, TEXTS, DecodeState
 
 if TYPE_CHECKING:
     from snapcap.models.regions.functions import RegionFunction
@@ -92,8 +101,13 @@ def build_regions(config: ModelConfig) -> Regions:
 
 
 def _encoder(config: ModelConfig) -> tuple[Region, ...]:
-    after = _git_prefix(config) if isinstance(config.decoder, GitConfig) else _cross_kv(config)
-    return (*_vision(config), *after)
+    vision = _davit(config, config.vision) if isinstance(config.vision, DavitConfig) else _vision(config)
+    match config.decoder:
+        case GitConfig():
+            return (*vision, *_git_prefix(config))
+        case Florence2Config() as decoder:
+            return (*vision, *_bart_prefix(config, decoder))
+    return (*vision, *_cross_kv(config))
 
 
 def _of_encoder(
@@ -119,6 +133,22 @@ def _vision(config: ModelConfig) -> tuple[Region, Region]:
     )
 
 
+def _davit(config: ModelConfig, vision: DavitConfig) -> tuple[Region, ...]:
+    """A stage for each width of the tokens."""
+    regions: list[Region] = []
+    pixels = weights.DAVIT_PIXELS
+    shape: tuple[int, ...] = ()
+    for number, stage in enumerate(vision.stages, 1):
+        before, block = names.stage(number)
+        first = () if regions else pixels
+        inputs = ("hidden",) if regions else ("pixels",)
+        regions.append(_of_encoder(config, before, inputs, first + weights.DAVIT_EMBED, hidden=shape))
+        shape = stage.output_shape
+        layers = stage.num_layers
+        regions.append(_of_encoder(config, block, ("hidden",), weights.DAVIT_BLOCK, layers=layers, hidden=shape))
+    return tuple(regions)
+
+
 def _cross_kv(config: ModelConfig) -> tuple[Region]:
     """The end of the encoder where the decoder has cross-attention."""
     vision = config.vision
@@ -127,9 +157,25 @@ def _cross_kv(config: ModelConfig) -> tuple[Region]:
         *weights.CROSS_KV,
         *(weights.CROSS_PROJECTION if config.projected else ()),
     )
+    return (_encoder_after(config, names, vision.output_shape),)
+
+
+def _encoder_after(config: ModelConfig, names: tuple[str, ...], hidden: tuple[int, ...]) -> Region:
     every = slice(0, config.decoder.num_layers)
-    inputs = ("hidden", *IMAGE_KV)
-    return (_of_encoder(config, "encoder_after", inputs, names, hidden=vision.output_shape, writes=(every,)),)
+    return _of_encoder(config, "encoder_after", ("hidden", *IMAGE_KV), names, hidden=hidden, writes=(every,))
+
+
+def _bart_prefix(config: ModelConfig, decoder: Florence2Config) -> tuple[Region, ...]:
+    """A stage over the image's tokens and a text's, before the end that all encoders with cross-attention have."""
+    hidden, inputs = (config.prefix_length, decoder.hidden_size), ("hidden", "slots", TEXTS[0])
+    image = config.vision.sequence_length - 1, config.vision.hidden_size
+    return (
+        _of_encoder(config, "prefix_before", inputs, weights.BART_EMBED, hidden=image),
+        _of_encoder(
+            config, "prefix_block", inputs, weights.GIT_BLOCK, layers=decoder.encoder_layers, hidden=hidden
+        ),
+        _encoder_after(config, weights.CROSS_KV, hidden),
+    )
 
 
 def _git_prefix(config: ModelConfig) -> tuple[Region, ...]:
@@ -154,6 +200,7 @@ def _git_prefix(config: ModelConfig) -> tuple[Region, ...]:
 def _decoder(config: ModelConfig) -> tuple[Region, ...]:
     decoder = config.decoder
     before, block, after = _decoder_weights(decoder)
+    text = TEXTS[1:] if decoder.text_tokens else ()  # whose end bounds what cross-attention sees
 
     def region(name: str, inputs: tuple[str, ...], weight_names: tuple[str, ...], layers: int = 1) -> Region:
         function = partial(_function, config, name)
@@ -161,7 +208,7 @@ def _decoder(config: ModelConfig) -> tuple[Region, ...]:
 
     return (
         region("decoder_before", ("tokens", "positions"), before),
-        region("decoder_block", ("hidden", "positions", *LAYER_KV), block, decoder.num_layers),
+        region("decoder_block", ("hidden", "positions", *text, *LAYER_KV), block, decoder.num_layers),
         region("decoder_after", ("hidden", *ROWS), after),
     )
 
@@ -231,6 +278,7 @@ def layer_inputs(region: Region, state: DecodeState[B], rows: int, own: Mapping[
         caches = [dict(zip(IMAGE_KV[1:], state.image_kv(layers), strict=True)) for layers in region.writes]
     elif LAYER_KV[0] in region.input_names:
         caches = [dict(zip(LAYER_KV, layer, strict=True)) for layer in state.layers(rows)]
+    own = {**own, **state.texts_of(rows)}
     return [tuple(({**own, **cache})[name] for name in region.input_names[1:]) for cache in caches]
 
 

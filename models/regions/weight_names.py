@@ -90,6 +90,40 @@ GIT_PROJECTION = (
 )
 GIT_PREFIX_END = ("qkv.weight", "qkv.bias")
 
+# Of DaViT: what embeds the stage before, and a block's two halves.
+DAVIT_PIXELS = ("rescale", "mean", "std")
+DAVIT_EMBED = ("conv.weight", "conv.bias", "norm.weight", "norm.bias")
+_DAVIT_HALF = (
+    "conv1.weight",
+    "conv1.bias",
+    "norm1.weight",
+    "norm1.bias",
+    "qkv.weight",
+    "qkv.bias",
+    "out.weight",
+    "out.bias",
+    "conv2.weight",
+    "conv2.bias",
+    "norm2.weight",
+    "norm2.bias",
+    "fc1.weight",
+    "fc1.bias",
+    "fc2.weight",
+    "fc2.bias",
+)
+DAVIT_BLOCK = tuple(f"{half}.{name}" for half in ("spatial", "channel") for name in _DAVIT_HALF)
+# Of Florence-2's prefix; its blocks have the weights of GIT's.
+BART_EMBED = (
+    "image_position",
+    "projection.weight",
+    "projection_norm.weight",
+    "projection_norm.bias",
+    "token",
+    "position",
+    "norm.weight",
+    "norm.bias",
+)
+
 CROSS_NORM = ("norm.weight", "norm.bias")
 CROSS_KV = ("cross_kv.weight", "cross_kv.bias")
 CROSS_PROJECTION = ("projection.weight", "projection.bias")

@@ -10,7 +10,7 @@ from snapcap.models.weights.source import WeightSet, WeightSource
 
 
 def cross_kv(take: WeightSource, decoder: BertConfig, inputs: int) -> WeightSet:
-    """Keys and values of all layers as one linear layer [out, in], for ``models.regions.cross_kv``.
+    """Keys and values of all layers as one linear layer [out, in], for ``models.regions.state.cross_kv``.
 
     ``inputs``: width of the states that cross-attention reads.
     """

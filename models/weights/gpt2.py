@@ -10,7 +10,7 @@ from snapcap.models.weights.source import WeightSet, WeightSource
 
 
 def cross_kv(take: WeightSource, decoder: Gpt2Config) -> WeightSet:
-    """Keys and values of all layers as one linear layer [out, in], for ``models.regions.cross_kv``."""
+    """Keys and values of all layers as one linear layer [out, in], for ``models.regions.state.cross_kv``."""
     width = decoder.hidden_size
     names = [f"decoder.h.{layer}.crossattention.c_attn" for layer in range(decoder.num_layers)]
     weight = torch.cat([take.raw(f"{name}.weight", width, 2 * width).t() for name in names])

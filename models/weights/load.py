@@ -7,10 +7,20 @@ import torch
 from torch import Tensor
 
 from snapcap.models.config import ModelConfig
-from snapcap.models.dimensions import BeitConfig, BertConfig, GitConfig, Gpt2Config
+from snapcap.models.dimensions import (
+    BeitConfig,
+    BertConfig,
+    DavitConfig,
+    Florence2Config,
+    GitConfig,
+    Gpt2Config,
+    VisionConfig,
+)
 from snapcap.models.regions.names import ON_DEMAND
+from snapcap.models.weights import bart as bart_weights
 from snapcap.models.weights import beit as beit_weights
 from snapcap.models.weights import bert as bert_weights
+from snapcap.models.weights import davit as davit_weights
 from snapcap.models.weights import gpt2 as gpt2_weights
 from snapcap.models.weights import vit as vit_weights
 from snapcap.models.weights.files import read_tensors
@@ -48,17 +58,26 @@ def load_weights(
     """
     tensors = upload(_canonical(read_tensors(folder), config), device)
     take = WeightSource(tensors, device, dtype, layout or device.type)
-    vision = config.vision
     sets = {
-        "encoder_before": (vit_weights.embed(take, vision, normalisation),),
-        "encoder_block": beit_weights.blocks(take, vision)
-        if isinstance(vision, BeitConfig)
-        else tuple(vit_weights.block(take, vision, layer) for layer in range(vision.num_layers)),
+        **_vision(take, config.vision, normalisation),
         **_decoder(take, config),
         **dict.fromkeys(ON_DEMAND, ((),)),
     }
     take.finish()
     return Weights(sets)
+
+
+def _vision(
+    take: WeightSource, vision: VisionConfig, normalisation: Normalisation
+) -> dict[str, tuple[WeightSet, ...]]:
+    if isinstance(vision, DavitConfig):
+        return davit_weights.stages(take, vision, normalisation)
+    return {
+        "encoder_before": (vit_weights.embed(take, vision, normalisation),),
+        "encoder_block": beit_weights.blocks(take, vision)
+        if isinstance(vision, BeitConfig)
+        else tuple(vit_weights.block(take, vision, layer) for layer in range(vision.num_layers)),
+    }
 
 
 def _canonical(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
@@ -90,6 +109,14 @@ def _decoder(take: WeightSource, config: ModelConfig) -> dict[str, tuple[WeightS
             blocks = tuple(bert_weights.block(take, decoder, layer) for layer in layers)
             head = bert_weights.head(take, decoder, embed[0])
             cross = bert_weights.cross_kv(take, decoder, config.cross_size)
+            if isinstance(decoder, Florence2Config):
+                return {
+                    **bart_weights.prefix(take, config, decoder, embed[0]),
+                    "encoder_after": (cross,),
+                    "decoder_before": (embed,),
+                    "decoder_block": blocks,
+                    "decoder_after": (head,),
+                }
         case _:
             raise TypeError(type(decoder).__name__)
     projection = take.affine("projection", decoder.hidden_size, outer) if config.projected else ()

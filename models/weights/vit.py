@@ -21,12 +21,14 @@ def embed(take: WeightSource, vision: VisionConfig, normalisation: Normalisation
     """For ``vit.embed``. DeiT's distillation token goes with the class token: both stand before the patches."""
     width, (height, breadth) = vision.hidden_size, vision.patch_size
     patch = take.raw("encoder.patch.weight", width, 3, height, breadth).reshape(width, 3 * height * breadth)
-    statistics = (
-        take.place(torch.tensor(values), torch.float32)
-        for values in ([normalisation.rescale], normalisation.mean, normalisation.std)
-    )
     around = _clip_tokens(take, vision) if isinstance(vision, ClipConfig) else _tokens(take, vision)
-    return *statistics, take.place(patch), *around
+    return *statistics(take, normalisation), take.place(patch), *around
+
+
+def statistics(take: WeightSource, normalisation: Normalisation) -> WeightSet:
+    """What pixels are normalised with, in fp32."""
+    each = ([normalisation.rescale], normalisation.mean, normalisation.std)
+    return tuple(take.place(torch.tensor(values), torch.float32) for values in each)
 
 
 def _tokens(take: WeightSource, vision: VisionConfig) -> WeightSet:

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from snapcap.service.captioning.loop_handoff import LoopHandoff
+from snapcap.service.captioning.model_defaults import ModelDefaults
 from snapcap.service.captioning.options import CaptionOptions
 from snapcap.service.captioning.preparation import Preparation, Prepared
 from snapcap.service.captioning.stop_sequences import CaptionText
@@ -66,7 +67,7 @@ class _Model:
     tokenizer: "Tokenizer"
     name: str
     created: float
-    family: str | None
+    defaults: ModelDefaults
 
 
 class Captioner:
@@ -98,7 +99,12 @@ class Captioner:
     @property
     def model_family(self) -> str | None:
         """transformers' `model_type` of the model once it is attached."""
-        return None if self._model is None else self._model.family
+        return None if self._model is None else self._model.defaults.family
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Those of the model, the default first, once it is attached."""
+        return () if self._model is None else self._model.defaults.tasks
 
     def attach(
         self,
@@ -107,12 +113,12 @@ class Captioner:
         tokenizer: "Tokenizer",
         model_name: str,
         image_decoder: ImageDecoder | None = None,
-        family: str | None = None,
+        defaults: ModelDefaults | None = None,
     ) -> None:
-        """From now on captions are served. Called once, by the start. `image_decoder` None: `pool` decodes.
-        `family`: the model's, for who asks what is served."""
+        """Captions are served from now on. Called once. `image_decoder` None: `pool` decodes."""
         image_decoder = image_decoder or ThreadImageDecoder(self._pool, transform, self._limits.image_room)
-        self._model = _Model(engine, image_decoder, tokenizer, model_name, time.time(), family)
+        defaults = defaults or ModelDefaults(tokenizer)
+        self._model = _Model(engine, image_decoder, tokenizer, model_name, time.time(), defaults)
 
     def served_model(self, name: str | None = None) -> tuple[str, float]:
         """The name of the model and since when it is served, in seconds of Unix time.
@@ -152,8 +158,8 @@ class Captioner:
 
         def submit(prepared: Prepared) -> None:
             # From where it was decoded straight to the device: the coroutine has its turn at the end.
-            prompts.append(prepared.prompt_ids)
-            _submit(model, prepared, options, request_id, deadline, future, permit, times)
+            prompts.append(prepared.request.prompt_ids)
+            _submit(model, prepared, request_id, deadline, future, permit, times)
 
         encoded = EncodedImage(image, request_id, deadline, future.cancelled, account)
         self._start(model, encoded, options, future, submit)
@@ -193,20 +199,21 @@ class Captioner:
         queued: Future[CaptionStream] = Future()
 
         def submit(prepared: Prepared) -> None:
-            text = model.tokenizer.stream(prepared.prompt_ids)
-            shown = CaptionText(stop, keep_leading_space=bool(prepared.prompt_ids))
-            stream = CaptionStream(text.push, text.end, shown, len(prepared.prompt_ids), deadline, handoff, times)
+            prompt_ids, searches = prepared.request.prompt_ids, prepared.request.params.searches
+            text = model.tokenizer.stream(prompt_ids)
+            shown = CaptionText(stop, keep_leading_space=bool(prompt_ids))
+            stream = CaptionStream(text.push, text.end, shown, len(prompt_ids), deadline, handoff, times)
             stream.future.add_done_callback(partial(self._ended, times))
             # A stop sequence ends the generation at once, so it needs each token at once too. A search has none.
-            on_token = stream.feed if live or (stop and not options.sampling.searches) else None
-            _submit(model, prepared, options, request_id, deadline, stream.future, permit, times, on_token)
+            on_token = stream.feed if live or (stop and not searches) else None
+            _submit(model, prepared, request_id, deadline, stream.future, permit, times, on_token)
             try:
                 queued.set_result(stream)
             except InvalidStateError:  # the client has left
                 stream.close()
 
         encoded = EncodedImage(image, request_id, deadline, queued.cancelled, account)
-        self._start(model, encoded, options, queued, submit)
+        self._start(model, encoded, options, queued, submit, live)
         try:
             return await handoff.result(queued, deadline)
         except BaseException:
@@ -224,9 +231,10 @@ class Captioner:
         options: CaptionOptions,
         future: "Future[Any]",
         then: Callable[[Prepared], object],
+        live: bool = False,
     ) -> None:
-        parts = (model.image_decoder, model.tokenizer, model.engine.limits)
-        self._preparation.start(encoded, options, parts, future, then)
+        resolve = partial(model.defaults.resolve, limits=model.engine.limits, live=live)
+        self._preparation.start(encoded, options, (model.image_decoder, resolve), future, then)
 
     def _handoff(self) -> LoopHandoff:
         """Those of the event loop that runs this."""
@@ -258,7 +266,6 @@ class Captioner:
 def _submit(
     model: _Model,
     prepared: Prepared,
-    options: CaptionOptions,
     request_id: str,
     deadline: float,
     future: "Future[Completion]",
@@ -269,14 +276,15 @@ def _submit(
     # Here, because it imports numpy, which the first second of the process must not wait for.
     from snapcap.service.engine.request import CaptionRequest  # noqa: PLC0415
 
-    pixels, prompt_ids = prepared.image.pixels, prepared.prompt_ids
+    pixels, asked = prepared.image.pixels, prepared.request
     times.image_decoded(prepared.image)
 
     def admitted() -> None:
         times.admitted = time.monotonic()
         permit.admitted()
 
-    request = CaptionRequest(request_id, pixels, prompt_ids, options.sampling, deadline, future, on_token, admitted)
+    ids, text_ids, params = asked.prompt_ids, asked.text_ids, asked.params
+    request = CaptionRequest(request_id, pixels, ids, params, deadline, future, on_token, admitted, text_ids)
     model.engine.submit(request)
 
 

@@ -9,11 +9,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from snapcap.models.dimensions import MAX_BEAMS
+from snapcap.models.dimensions import MAX_BEAMS, EarlyStopping
 from snapcap.service.errors import InvalidOption, PromptTooLong, UnknownOption
-from snapcap.warmup.runtime.slot_request import EarlyStopping, SamplingParams
+from snapcap.warmup.runtime.slot_request import SamplingParams
 
 MAX_PROMPT_CHARACTERS = 10_000
+MAX_TASK_CHARACTERS = 64
 _DEFAULT = SamplingParams()
 
 
@@ -22,12 +23,15 @@ class CaptionOptions:
     """What a request asks for. None: the server's default. `timeout` in seconds can only shorten the server's.
 
     `clamp`: `max_new_tokens` may be more than the model holds, and then means as many as it holds. Clients of other
-    APIs send such bounds whatever the model is."""
+    APIs send such bounds whatever the model is. `named`: the options that were given, for which no default of a
+    model holds."""
 
     prompt: str = ""
     sampling: SamplingParams = _DEFAULT
     timeout: float | None = None
     clamp: bool = False
+    task: str = ""
+    named: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,8 @@ _RANGES: dict[str, _Range] = {
 }
 _HELP: dict[str, str] = {
     "prompt": "Text that the caption continues.",
+    "task": "What the model is asked to do, such as `detailed_caption`, for models that have tasks: `tasks` of "
+    "/startup lists them. The default is the first of these.",
     "max_new_tokens": "Tokens to generate at most. The default is the model's.",
     "temperature": "0 takes the most likely token each time; above 0 samples.",
     "top_k": "Sample among the k most likely tokens only; 0 is all of them.",
@@ -104,7 +110,8 @@ def options_from_json(values: Mapping[str, Any], base: CaptionOptions) -> Captio
 def schema() -> dict[str, dict[str, Any]]:
     """JSON schema of each option, by name."""
     properties: dict[str, dict[str, Any]] = {
-        "prompt": {"type": "string", "maxLength": MAX_PROMPT_CHARACTERS, "default": ""}
+        "prompt": {"type": "string", "maxLength": MAX_PROMPT_CHARACTERS, "default": ""},
+        "task": {"type": "string", "maxLength": MAX_TASK_CHARACTERS},
     }
     for name, span in _RANGES.items():
         low = "exclusiveMinimum" if span.above else "minimum"
@@ -130,7 +137,7 @@ def _known(name: str) -> None:
 
 
 def _value_from_text(name: str, text: str) -> Any:
-    if name == "prompt":
+    if name in ("prompt", "task"):
         return text
     if name == "early_stopping":
         return _EARLY.get(text.lower(), text)
@@ -152,6 +159,10 @@ def _checked(values: dict[str, Any], base: CaptionOptions) -> CaptionOptions:
         if name == "prompt":
             _check_prompt(value)
             continue
+        if name == "task":
+            if not isinstance(value, str) or len(value) > MAX_TASK_CHARACTERS:
+                raise InvalidOption(name, f"be text of at most {MAX_TASK_CHARACTERS} characters")
+            continue
         if name == "early_stopping":
             # To Python, 1 is true.
             if not (isinstance(value, bool) or value == "never"):
@@ -162,8 +173,9 @@ def _checked(values: dict[str, Any], base: CaptionOptions) -> CaptionOptions:
         if number is None or not span.holds(number):
             raise InvalidOption(name, span.sentence())
         values[name] = span.kind(number)
-    own = {name: values.pop(name) for name in ("prompt", "timeout") if name in values}
-    options = replace(base, **own, sampling=replace(base.sampling, **values))
+    named = base.named | values.keys()
+    own = {name: values.pop(name) for name in ("prompt", "timeout", "task") if name in values}
+    options = replace(base, **own, named=named, sampling=replace(base.sampling, **values))
     if options.sampling.searches and options.sampling.samples:
         raise InvalidOption("num_beams", "be 1 with a temperature above 0; a beam search does not sample")
     return options

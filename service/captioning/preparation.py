@@ -1,12 +1,13 @@
-"""Prepares a request for the device: decodes its image and tokenises its prompt."""
+"""Prepares a request for the device: decodes its image and resolves its text and options."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from snapcap.service.captioning.model_defaults import Resolved
 from snapcap.service.captioning.options import CaptionOptions
 from snapcap.service.errors import UnprocessableImage
 from snapcap.service.images.decoder import (
@@ -20,9 +21,7 @@ from snapcap.service.images.decoder import (
 from snapcap.service.memory.bodies import BodyAccount
 from snapcap.service.telemetry.metrics import Metrics
 
-if TYPE_CHECKING:
-    from snapcap.models.processing.tokenizer import Tokenizer
-    from snapcap.service.engine.limits import Limits
+Resolve = Callable[[CaptionOptions], Resolved]
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class Prepared:
     """What the device needs."""
 
     image: DecodedImage
-    prompt_ids: tuple[int, ...]
+    request: Resolved
 
 
 class Preparation:
@@ -43,14 +42,14 @@ class Preparation:
         self,
         encoded: EncodedImage,
         options: CaptionOptions,
-        model: tuple[ImageDecoder, "Tokenizer", "Limits"],
+        model: tuple[ImageDecoder, Resolve],
         future: "Future[Any]",
         then: Callable[[Prepared], object],
     ) -> None:
         """Decode elsewhere, and call `then` with it, which takes the pixels over unless it raises. An error of
         either goes to the future; once that is cancelled, nothing more is done for it."""
-        decoder, tokenizer, limits = model
-        done: Done = partial(self._done, options, tokenizer, limits, future, then)
+        decoder, resolve = model
+        done: Done = partial(self._done, options, resolve, future, then)
         if encoded.account is not None:
             done = partial(_released, encoded.account.hold(), done)
         decoder.decode(encoded, done)
@@ -58,8 +57,7 @@ class Preparation:
     def _done(
         self,
         options: CaptionOptions,
-        tokenizer: "Tokenizer",
-        limits: "Limits",
+        resolve: Resolve,
         future: "Future[Any]",
         then: Callable[[Prepared], object],
         outcome: ImageResult,
@@ -69,10 +67,7 @@ class Preparation:
             return False
         try:
             image = self._image(outcome)
-            prompt_ids = tuple(tokenizer.encode(options.prompt)) if options.prompt else ()
-            sampling = options.sampling
-            limits.check(len(prompt_ids), None if options.clamp else sampling.max_new_tokens, sampling.num_beams)
-            then(Prepared(image, prompt_ids))
+            then(Prepared(image, resolve(options)))
         except Exception as error:
             with suppress(InvalidStateError):  # the client has left
                 future.set_exception(error)

@@ -132,4 +132,5 @@ def limits(loaded: StartedModel, options: StartOptions) -> Limits:
         default_new_tokens=options.model.max_new_tokens or max(generation.max_length - 1, 1),
         eos_ids=frozenset(generation.eos_ids),
         max_beams=min(MAX_BEAMS, loaded.plan.table.largest.size),
+        forced_end=generation.forced_eos_id is not None,
     )

@@ -203,7 +203,9 @@ class Engine:
         first = len(scheduler.running) - sum(row.slots for row in admitted)
         rows = [self._row(row) for row in admitted]
         timer = runner.timer()
-        runner.encode(bucket, [row.request.array for row in admitted], first)
+        runner.encode(
+            bucket, [row.request.array for row in admitted], first, texts=[row.request.text_ids for row in admitted]
+        )
         runner.admit(first, rows)
         for row, content in zip(admitted, rows, strict=True):
             if row.searches:
@@ -252,4 +254,4 @@ class Engine:
         if params.samples:
             generator = random.Random(params.seed)  # noqa: S311  sampling, not secrets
             uniforms = [generator.random() for _ in range(self.limits.cache_length)]
-        return SlotRequest(request.prompt_ids, params, uniforms, running.limit)
+        return SlotRequest(request.prompt_ids, params, uniforms, running.limit, request.text_ids)

@@ -9,12 +9,14 @@ from snapcap.service.errors import InvalidOption, PromptTooLong
 @dataclass(frozen=True)
 class Limits:
     """What the caches hold: positions a row (the start token takes the first), tokens generated when a request
-    names no number, the ends, and the beams that one request may have: each takes a slot."""
+    names no number, the ends, and the beams that one request may have: each takes a slot. `forced_end`: a caption
+    that is as long as it may be ends with a token of its own."""
 
     cache_length: int
     default_new_tokens: int
     eos_ids: frozenset[int]
     max_beams: int = MAX_BEAMS
+    forced_end: bool = False
 
     @property
     def max_prompt_tokens(self) -> int:

@@ -39,6 +39,8 @@ class CaptionRequest:
     as it is generated, before the future gets its result. All rows wait for it, so it only hands the token on, and
     an exception from it would fail them all. Of ``on_admitted`` this is true as well: it is called when the device
     has been given the pixels, and nobody looks at them any more.
+
+    ``prompt_ids``: what the caption begins with; ``text_ids``: what the encoder reads beside the image.
     """
 
     id: str
@@ -49,6 +51,7 @@ class CaptionRequest:
     future: "Future[Completion]"
     on_token: Callable[[int], None] | None = None
     on_admitted: Callable[[], None] | None = None
+    text_ids: tuple[int, ...] = ()
 
     @property
     def array(self) -> "np.ndarray[Any, np.dtype[np.uint8]]":

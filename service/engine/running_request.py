@@ -20,6 +20,7 @@ class RunningRequest:
     finish_reason: FinishReason | None = None
     steps: int = 0  # decode steps launched for it
     left: bool = False  # its slots are others'
+    forced_end: bool = False  # its last token at most is an end
     # What its parameters say, here because every step asks for every row.
     slots: int = field(init=False)
     samples: bool = field(init=False)
@@ -33,10 +34,14 @@ class RunningRequest:
         self.samples = params.samples
         self.searches = params.searches
         self.penalised = params.penalised
+        if self.forced_end and not self.searches:
+            # The end that beams are given is no text, so a lone row stops before it.
+            self.limit = max(1, self.limit - 1)
         self.total = len(self.request.prompt_ids) + self.limit
 
     def found(self, generated: Sequence[int], eos_ids: Container[int]) -> None:
         """A beam search has its tokens all at once."""
         ended = bool(generated) and generated[-1] in eos_ids
         self.tokens = list(generated[:-1] if ended else generated)
-        self.finish_reason = "stop" if ended else "length"
+        cut_off = self.forced_end and len(generated) >= self.limit
+        self.finish_reason = "stop" if ended and not cut_off else "length"

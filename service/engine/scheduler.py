@@ -147,6 +147,7 @@ class Scheduler:
                 submitted=entry.submitted,
                 admitted=now,
                 prompt_left=len(entry.request.prompt_ids),
+                forced_end=self.limits.forced_end,
             )
             for entry in entries
         ]

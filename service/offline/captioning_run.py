@@ -43,15 +43,14 @@ def caption_images(
     """Caption ``images`` in order, each written as soon as those before it are; ``threads`` decode ahead.
 
     Raises:
-        PromptTooLong, InvalidOption: the model cannot do what is asked; nothing has been written.
+        PromptTooLong, InvalidOption, UnsupportedOption: the model cannot do what is asked; nothing was written.
     """
     tokenizer, transform = model.checkpoint.tokenizer, model.checkpoint.transform
-    prompt_ids = tuple(tokenizer.encode(options.prompt)) if options.prompt else ()
-    model.engine.limits.check(len(prompt_ids), options.sampling.max_new_tokens, options.sampling.num_beams)
+    asked = model.defaults.resolve(options, model.engine.limits)
     feed = Feed(
         model.engine,
         lambda data: transform.decode(data).pixels,
-        Asked(prompt_ids, options),
+        Asked(asked, options.timeout),
         threads,
         images_ahead(model.largest, threads),
     )
@@ -62,7 +61,7 @@ def caption_images(
         if outcome.completion is None:
             return outcome.reason
         try:
-            outputs.write(outcome.path, tokenizer.decode([*prompt_ids, *outcome.completion.tokens]))
+            outputs.write(outcome.path, tokenizer.decode([*asked.prompt_ids, *outcome.completion.tokens]))
         except OSError as error:
             return f"its caption cannot be written: {reason_of(error)}"
         return ""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snapcap.models.processing.image_error import ImageError
-from snapcap.service.captioning.options import CaptionOptions
+from snapcap.service.captioning.model_defaults import Resolved
 from snapcap.service.engine.engine import Engine
 from snapcap.service.engine.request import CaptionRequest, Completion
 from snapcap.service.errors import NotReady, ServiceError
@@ -43,10 +43,10 @@ class FeedResult:
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked for every image: the prompt's ids, and the options that hold for all."""
+    """What is asked for every image, and its timeout in seconds."""
 
-    prompt_ids: tuple[int, ...]
-    options: CaptionOptions
+    resolved: Resolved
+    timeout: float | None
 
     def request(
         self,
@@ -57,10 +57,12 @@ class Asked:
         began: float | None = None,
     ) -> CaptionRequest:
         """`began`: the moment of `time.monotonic` from which the timeout counts; None: now."""
-        options = self.options
+        asked = self.resolved
         now = time.monotonic() if began is None else began
-        deadline = now + options.timeout if options.timeout else _NEVER
-        return CaptionRequest(name, pixels, self.prompt_ids, options.sampling, deadline, future, on_token)
+        deadline = now + self.timeout if self.timeout else _NEVER
+        return CaptionRequest(
+            name, pixels, asked.prompt_ids, asked.params, deadline, future, on_token, text_ids=asked.text_ids
+        )
 
 
 class Feed:

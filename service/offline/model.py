@@ -3,6 +3,7 @@
 import threading
 from dataclasses import dataclass
 
+from snapcap.service.captioning.model_defaults import ModelDefaults
 from snapcap.service.config.settings import Settings
 from snapcap.service.engine.device_thread import DeviceThread
 from snapcap.service.engine.engine import Engine, NoObserver
@@ -24,6 +25,7 @@ class Model:
     largest: int
     device: str
     backend: str
+    defaults: ModelDefaults
 
 
 class OfflineModel:
@@ -31,6 +33,7 @@ class OfflineModel:
 
     def __init__(self, settings: Settings) -> None:
         self.error: Exception | None = None
+        self._task = settings.model.task
         self._model: Model | None = None
         self._changed = threading.Event()
         self._status = StartupStatus()
@@ -62,8 +65,10 @@ class OfflineModel:
 
     def _ready(self, loaded: StartedModel, engine: Engine, _scheduler: Scheduler) -> None:
         self._status.started()
+        checkpoint, plan = loaded.checkpoint, loaded.plan
+        defaults = ModelDefaults(checkpoint.tokenizer, checkpoint.config, self._task)
         self._model = Model(
-            loaded.checkpoint, engine, loaded.plan.table.largest.size, loaded.plan.device, self._status.tier or ""
+            checkpoint, engine, plan.table.largest.size, plan.device, self._status.tier or "", defaults
         )
         self._changed.set()
 

@@ -13,6 +13,7 @@ from snapcap.service.api.bodies.body import BodyLimits
 from snapcap.service.api.caption.routes import CaptionRoutes
 from snapcap.service.api.middleware.request_id import identify
 from snapcap.service.captioning.captioner import Captioner, CaptionLimits
+from snapcap.service.captioning.model_defaults import ModelDefaults
 from snapcap.service.engine.limits import Limits
 from snapcap.service.engine.request import CaptionRequest, Completion
 from snapcap.service.images.decoder import ImageDecoder
@@ -47,7 +48,10 @@ def rehearse(
     readiness.ready()
     captioner = Captioner(CaptionLimits(TIMEOUT_S, times, 1), readiness, metrics, Timeline(time.monotonic()))
     try:
-        captioner.attach(engine, checkpoint.transform, checkpoint.tokenizer, checkpoint.name, image_decoder)
+        defaults = ModelDefaults(checkpoint.tokenizer, checkpoint.config)
+        captioner.attach(
+            engine, checkpoint.transform, checkpoint.tokenizer, checkpoint.name, image_decoder, defaults
+        )
         run(_ask(CaptionRoutes(captioner, _BODY, metrics), picture(), times))
     finally:
         captioner.close()
@@ -89,8 +93,9 @@ async def _ask_once(routes: CaptionRoutes, image: bytes) -> None:
         "type": "http",
         "method": "POST",
         "path": "/v1/caption",
-        # Two tokens: the first step, and one that follows another.
-        "query_string": b"max_new_tokens=2",
+        # Two tokens: the first step, and one that follows another. Without the beams that a model may want, as they
+        # would wait for a bucket that may not be warm yet.
+        "query_string": b"max_new_tokens=2&num_beams=1",
         "headers": [(b"content-type", b"image/jpeg"), (b"content-length", b"%d" % len(image))],
     }
     identify(scope)

@@ -40,11 +40,12 @@ class StartResult:
         self, engine: "CaptionEngine", checkpoint: "Checkpoint", image_decoder: ImageDecoder | None = None
     ) -> bool:
         """Captions are served from now on. False when a signal came first. `image_decoder` None: threads decode."""
+        from snapcap.service.captioning.model_defaults import ModelDefaults  # noqa: PLC0415 - after /livez answers
+
         settings, services, timeline = self._settings, self._services, self._services.timeline
         name = settings.http.model_name or checkpoint.name
-        services.captioner.attach(
-            engine, checkpoint.transform, checkpoint.tokenizer, name, image_decoder, checkpoint.config.family
-        )
+        defaults = ModelDefaults(checkpoint.tokenizer, checkpoint.config, settings.model.task)
+        services.captioner.attach(engine, checkpoint.transform, checkpoint.tokenizer, name, image_decoder, defaults)
         settle()
         if not services.readiness.ready():
             return False

@@ -22,7 +22,12 @@ from snapcap.warmup.runtime.backends.base import Backend
 from snapcap.warmup.runtime.devices.torch_settings import DTYPES
 from snapcap.warmup.runtime.loaded_model import LoadedModel
 
-FAMILIES = {"vit-gpt2": device_cases.vit_gpt2, "blip": device_cases.blip, "git": device_cases.git}
+FAMILIES = {
+    "vit-gpt2": device_cases.vit_gpt2,
+    "blip": device_cases.blip,
+    "git": device_cases.git,
+    "florence2": device_cases.florence2,
+}
 # Kernels change at 2 and 3 rows, and at 32.
 BUCKETS = (1, 2, 4, 64)
 FEW_BUCKETS = (1, 4)
@@ -30,10 +35,12 @@ SETS = (
     ("vit-gpt2", "bfloat16", BUCKETS),
     ("blip", "bfloat16", BUCKETS),
     ("git", "bfloat16", BUCKETS),
+    ("florence2", "bfloat16", BUCKETS),
     ("vit-gpt2", "float16", BUCKETS),
     ("vit-gpt2", "float32", FEW_BUCKETS),
     ("blip", "float32", FEW_BUCKETS),
     ("git", "float32", FEW_BUCKETS),
+    ("florence2", "float32", FEW_BUCKETS),
 )
 
 

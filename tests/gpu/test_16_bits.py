@@ -34,10 +34,10 @@ from snapcap.warmup.runtime.slot_request import SlotRequest
 pytestmark = pytest.mark.timeout(600)  # compiling
 BUCKETS = (1, 2, 4, 64)  # those of conftest.SETS
 ENCODER_EPS, LOGITS_EPS, TIE_EPS = 3.0, 8.0, 4.0
-# Compiled packages of BLIP and GIT are made for bf16 alone: the kernels are the same, and are run by themselves.
+# Compiled packages of the others are made for bf16 alone: the kernels are the same, and are run by themselves.
 CASES = [
     (family, dtype, backend)
-    for family in ("vit-gpt2", "blip", "git")
+    for family in ("vit-gpt2", "blip", "git", "florence2")
     for dtype in ("bfloat16", "float16")
     for backend in ("eager", "kernels", "aot")
     if family == "vit-gpt2" or (dtype, backend) != ("float16", "aot")

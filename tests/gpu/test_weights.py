@@ -23,14 +23,15 @@ SOME = (
     "trocr of an odd width",
     "blip",
     "git",
+    "florence2",
 )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
 @pytest.mark.parametrize("pair", SOME)
 def test_weights_equal_those_of_a_cpu(pair: str, dtype: torch.dtype, device: torch.device, tmp_path: Path) -> None:
-    if pair == "git":
-        model = random_captioners.git()
+    if pair in ("git", "florence2"):
+        model = getattr(random_captioners, pair)()
     elif pair == "blip":
         model = random_captioners.blip(text={"vocab_size": 24000})  # more than a chunk of embeddings
     else:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from snapcap.models.dimensions import MAX_BEAMS
+from snapcap.models.regions.state.kv_cache import TEXTS
 from snapcap.models.regions.table import Region
 from snapcap.warmup.build.worker import serve_regions
 from snapcap.warmup.plan.buckets import Bucket
@@ -79,7 +80,11 @@ def example_inputs(model: LoadedModel, region: Region, bucket: Bucket, padding: 
         if name == "forced":
             free = torch.rand(shape, generator=generator) < 0.5
             return torch.where(free, -1, torch.randint(0, vocabulary, shape, generator=generator))
-        return torch.randint(0, length if name == "lasts" else vocabulary, shape, generator=generator)
+        drawn = torch.randint(0, length if name == "lasts" else vocabulary, shape, generator=generator)
+        if name in TEXTS:  # each of another length
+            lengths = torch.arange(shape[0]) % (shape[1] + 1)
+            return torch.where(torch.arange(shape[1]) < lengths.unsqueeze(1), drawn, -1)
+        return drawn
 
     names = region.input_names
     own = model.inputs(region, bucket)[: len(names)]

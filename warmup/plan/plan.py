@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from snapcap.models.config import ModelConfig
+from snapcap.models.dimensions import Task
 from snapcap.warmup.artifacts.factors import build_factors, machine_factors
 from snapcap.warmup.artifacts.key import Factors
 from snapcap.warmup.errors import StartError
@@ -105,6 +106,7 @@ def make_plan(config: ModelConfig, options: StartOptions) -> Plan:
     Raises:
         StartError: an option does not fit the model or the machine.
     """
+    _check_task(config, options.model.task)
     compute = options.compute
     device, dtype = device_and_dtype(compute)
     kind = device.partition(":")[0]
@@ -121,6 +123,12 @@ def make_plan(config: ModelConfig, options: StartOptions) -> Plan:
         encoder_mode=compute.encoder_mode,
         decoder_mode=compute.decoder_mode,
     )
+
+
+def _check_task(config: ModelConfig, task: str) -> None:
+    known = [each.name for each in config.tasks]
+    if task and Task.named(task) not in known:
+        raise StartError(f"task {task}: this model has {', '.join(known) or 'one task alone, so leave it out'}")
 
 
 def device_and_dtype(compute: ComputeOptions) -> tuple[str, str]:

@@ -12,6 +12,7 @@ from typing import Any, Generic, NamedTuple
 import numpy as np
 
 from snapcap.models.memory.memory import B
+from snapcap.models.regions.names import forced_end
 from snapcap.models.regions.table import ROWS, Component, RegionCall, Regions, layer_inputs
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.runtime.backends.base import Backend
@@ -154,9 +155,17 @@ class Runner(Generic[B]):
             )
         ]
 
-    def encode(self, bucket: Bucket, images: Sequence[Pixels], first_slot: int, once: bool = False) -> B:
+    def encode(
+        self,
+        bucket: Bucket,
+        images: Sequence[Pixels],
+        first_slot: int,
+        once: bool = False,
+        texts: Sequence[Sequence[int]] = (),
+    ) -> B:
         """Encode images [height, width, 3] into the slots ``first_slot``, ``first_slot + 1``, …
 
+        ``texts``: tokens of what stands beside each image, where the encoder reads a text.
         ``once``: run each region with its first layer alone. What a first run loads is there then, as all layers
         run the same code; the result is of no use.
 
@@ -166,6 +175,7 @@ class Runner(Generic[B]):
         plan, count = self._encode[bucket], len(images)
         slots = list(range(first_slot, first_slot + count)) + [self.state.slots] * (bucket.size - count)
         plan.staging.copy(images, slots)
+        self.state.write_texts(slots[:count], texts)
         if once:
             first: dict[RegionCall, tuple[B, ...]] = {}
             for call, inputs in plan.calls:
@@ -181,10 +191,14 @@ class Runner(Generic[B]):
         def put(name: str, values: "np.ndarray[Any, Any]") -> None:
             state.memory.write(getattr(state, name), slots, values)
 
-        forced = np.full((count, state.cache_length), -1)
+        forced, generation = np.full((count, state.cache_length), -1), self.config.generation
         for place, row in enumerate(rows):
             forced[place, 1 : 1 + len(row.prompt)] = row.prompt
-        put("tokens", np.full(count, self.config.generation.start_id))
+            if generation.forced_bos_id is not None and not row.prompt:
+                forced[place, 1] = generation.forced_bos_id  # it counts as generated
+            if generation.forced_eos_id is not None and row.params.searches:
+                forced[place, len(row.prompt) + row.new_tokens] = forced_end(generation.forced_eos_id)
+        put("tokens", np.full(count, generation.start_id))
         put("positions", np.zeros(count, np.int64))
         put("forced", forced)
         put("temperature", np.array([row.params.temperature for row in rows], np.float32))
@@ -208,6 +222,8 @@ class Runner(Generic[B]):
         ``needs`` must name everything that one of the running rows needs.
         """
         plan = self._step[bucket]
+        if needs.beams and self.config.generation.forced_eos_id is not None:
+            needs = replace(needs, penalties=True)  # they force it
         if needs.penalties or needs.beams:
             scores = self._chosen(plan, replace(needs, sampling=False))
         else:

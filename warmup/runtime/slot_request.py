@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-EarlyStopping = bool | Literal["never"]
+from snapcap.models.dimensions import EarlyStopping
 
 
 @dataclass(frozen=True)
@@ -47,13 +46,14 @@ class SlotRequest:
 
     ``uniforms`` holds one number in [0, 1) a position, drawn from the request's seed, and may be empty for a row
     that does not sample. ``new_tokens``: what a beam search generates at most; its row is the first of as many as
-    it has beams.
+    it has beams. ``text``: what the encoder reads beside the image, for models that take a text there.
     """
 
     prompt: Sequence[int] = ()
     params: SamplingParams = SamplingParams()
     uniforms: Sequence[float] = ()
     new_tokens: int = 0
+    text: Sequence[int] = ()
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ are fixed, so that a CUDA graph holds all of it.
 import torch
 from torch import Tensor
 
+from snapcap.models.regions.names import forced_end
+
 
 def penalise(
     logits: Tensor,  # [b, V] fp32
@@ -17,11 +19,16 @@ def penalise(
     ngrams: Tensor,  # [b] int64; read
     inside: Tensor,  # [b, M] bool; read
     sequences: Tensor,  # [2, slots, L + 1] int64: the rows' tokens; this one is added
+    *,
+    forces_end: bool = False,
 ) -> Tensor:  # [b, V] fp32
     """Scores with both penalties of each row, and the most likely token by these.
 
     transformers changes the log-probabilities of a beam and the logits of a lone row, and so does this. A beam's
     token is left to `beam_search.select`.
+
+    Args:
+        forces_end: ``forced`` may have `names.forced_end` of a token, which then is the only one to choose.
     """
     searched = inside[:, :1]
     scores = torch.where(searched, logits.log_softmax(dim=-1), logits)
@@ -29,7 +36,12 @@ def penalise(
     penalise_repetition(scores, held, positions, penalty)
     ban_repeated_ngrams(scores, held, positions, ngrams)
     at = positions.unsqueeze(1)
-    free = forced.gather(1, at).squeeze(1) < 0
+    prompt = forced.gather(1, at)
+    if forces_end:
+        vocabulary = torch.arange(scores.shape[1], device=scores.device)
+        only = torch.where(forced_end(vocabulary) == prompt, 0.0, float("-inf"))
+        scores = torch.where(prompt < -1, only, scores)
+    free = prompt.squeeze(1) < 0
     chosen = free & ((penalty != 1) | (ngrams > 0)) & ~searched.squeeze(1)
     tokens.copy_(torch.where(chosen, scores.argmax(dim=-1), tokens))
     sequences[0, : len(tokens)].scatter_(1, at, tokens.unsqueeze(1))

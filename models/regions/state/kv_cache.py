@@ -8,11 +8,14 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Generic, NamedTuple
 
+import numpy as np
+
 from snapcap.models.config import ModelConfig
 from snapcap.models.memory.memory import B, CopySlots, Memory, row_major
 
 SAMPLE_INPUTS = ("uniforms", "temperature", "top_k", "top_p")
 CACHES = ("key", "value", "cross_key", "cross_value")
+TEXTS = ("texts", "text")  # of all slots, and a row each
 
 
 class LayerCache(NamedTuple, Generic[B]):
@@ -26,7 +29,7 @@ class LayerCache(NamedTuple, Generic[B]):
 
 @dataclass(frozen=True)
 class DecodeState(Generic[B]):
-    """Everything a slot holds, for N layers. L is the cache length, T the encoder tokens.
+    """Everything a slot holds, for N layers. L is the cache length, T the encoder tokens, P the most of a text's.
 
     The cross caches hold the K/V of the image's tokens, whether they are cross-attention's or those of a prefix
     that stands before a caption's own. Their last slot is scratch: an encoder bucket's padding rows write there,
@@ -47,13 +50,16 @@ class DecodeState(Generic[B]):
     temperature: B  # [slots] fp32
     top_k: B  # [slots] int64
     top_p: B  # [slots] fp32
+    # [slots + 1, P] int64: the text that an encoder reads beside the image, -1 behind its end. The last P of the
+    # cross caches' T are its tokens. None where an encoder reads no text.
+    texts: B | None = None
 
     @classmethod
     def allocate(
         cls, config: ModelConfig, slots: int, cache_length: int, memory: Memory[B], dtype: str
     ) -> "DecodeState[B]":
         """Zeroed buffers: a NaN left in uninitialised memory would pass through a masked softmax's product."""
-        decoder, tokens = config.decoder, config.vision.sequence_length
+        decoder, tokens = config.decoder, config.prefix_length
         layers, heads, head_dim = decoder.num_layers, decoder.num_heads, decoder.head_dim
 
         def keys(*shape: int) -> B:
@@ -78,13 +84,14 @@ class DecodeState(Generic[B]):
             temperature=memory.zeros("float32", (slots,)),
             top_k=memory.zeros("int64", (slots,)),
             top_p=memory.zeros("float32", (slots,)),
+            texts=memory.zeros("int64", (slots + 1, decoder.text_tokens)) if decoder.text_tokens else None,
         )
 
     @property
     def buffers(self) -> dict[str, B]:
         """All of them, by name."""
         names = [each.name for each in fields(self) if each.name not in ("memory", "slots", "cache_length")]
-        return {name: getattr(self, name) for name in names}
+        return {name: buffer for name in names if (buffer := getattr(self, name)) is not None}
 
     @property
     def dtype(self) -> str:
@@ -106,6 +113,23 @@ class DecodeState(Generic[B]):
     def rows(self, names: Sequence[str], rows: int) -> tuple[B, ...]:
         """Views of buffers that hold a row a slot, of the first ``rows``."""
         return tuple(self.memory.view(getattr(self, name), slice(rows)) for name in names)
+
+    def texts_of(self, rows: int) -> dict[str, B]:
+        """What regions call the texts: all slots', and the view of those of the first ``rows``; nothing where an
+        encoder reads none."""
+        if self.texts is None:
+            return {}
+        return dict(zip(TEXTS, (self.texts, self.memory.view(self.texts, slice(rows))), strict=True))
+
+    def write_texts(self, slots: Sequence[int], texts: Sequence[Sequence[int]]) -> None:
+        """What the encoder reads beside the images of these slots: tokens, none for a slot that has no text; where
+        it reads none, nothing happens."""
+        if self.texts is None:
+            return
+        padded = np.full((len(slots), self.memory.spec(self.texts)[1][1]), -1)
+        for row, text in zip(padded, texts, strict=False):
+            row[: len(text)] = text
+        self.memory.write(self.texts, slots, padded)
 
     def zeroed(self) -> "DecodeState[B]":
         """Buffers of the same shapes, strides, dtypes and device, zeroed."""

@@ -27,6 +27,7 @@ OPTIONS: Mapping[str, str] = {
     "no_repeat_ngram_size": "no_repeat_ngram_size",
     "repetition_penalty": "repetition_penalty",
     "prompt": "prompt",
+    "task": "task",
 }
 # What these ask for, with these values, is what is done anyway. Clients send them without being told to.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {

@@ -77,6 +77,9 @@ class Startup(BaseModel):
     phase: str
     model: str | None = Field(description="The model, once it is loaded.")
     family: str | None = Field(description="Its `model_type`, as transformers calls it.")
+    tasks: list[str] = Field(
+        description="What `task` of a request may be, the default first; none: one task alone."
+    )
     now: float = Field(description="Seconds since the process was executed, as all times here.")
     marks: dict[str, float] = Field(description="The moments live, ready and first_caption, once they have come.")
     phases: list[Phase]

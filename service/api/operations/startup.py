@@ -34,6 +34,7 @@ def startup_routes(
             "phase": readiness.phase(),
             "model": captioner.model_name,
             "family": captioner.model_family,
+            "tasks": [*captioner.tasks],
             "now": _seconds(timeline.now()),
             "marks": {name: _seconds(moment) for name, moment in marks.items()},
             "phases": [

@@ -24,6 +24,7 @@ class Submit(NamedTuple):
     params: SamplingParams
     deadline: float
     streams: bool
+    text_ids: tuple[int, ...]
 
 
 class Cancel(NamedTuple):

@@ -42,6 +42,7 @@ class EngineServer:
             future,
             partial(turns.token, number) if message.streams else None,
             partial(turns.admitted, number),
+            message.text_ids,
         )
         self._futures[number] = future
         future.add_done_callback(partial(self._done, number))

@@ -144,3 +144,15 @@ def test_a_processor_file_without_an_image_processor_is_passed_over(tmp_path: Pa
     write(tmp_path, "processor_config.json", image_processor="Blip")
     with pytest.raises(ConfigError, match=r"image_processor = 'Blip'.*processor_config\.json"):
         ImageTransform.from_folder(tmp_path, (64, 64), family="blip")
+
+
+@pytest.mark.parametrize("picture", [(640, 480), (31, 517), (1, 1)])
+def test_florence2_is_equal_to_transformers(tmp_path: Path, picture: tuple[int, int]) -> None:
+    """As on the hub: the whole picture as a square, without a crop."""
+    size = {"size": {"height": 768, "width": 768}, "crop_size": {"height": 768, "width": 768}}
+    statistics = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
+    named = {"image_processor_type": "CLIPImageProcessor", "image_seq_length": 577, "resample": 3}
+    write(tmp_path, do_center_crop=False, **named, **size, **statistics)
+    transform = assert_equal_to_transformers("CLIP", tmp_path, (768, 768), encoded(scene(*picture)))
+    (tmp_path / "preprocessor_config.json").unlink()
+    assert ImageTransform.from_folder(tmp_path, (768, 768), family="florence2") == transform

@@ -14,9 +14,10 @@ from support.parity.beams import git_reference, search
 from support.parity.parity import TABLE, build_runner, generate, pixel_values, random_images
 from support.parity.references import generated_by_git
 
+from snapcap.models.dimensions import EarlyStopping
 from snapcap.warmup.plan.buckets import BucketTable
 from snapcap.warmup.runtime.runner import Runner
-from snapcap.warmup.runtime.slot_request import EarlyStopping, SamplingParams, SlotRequest
+from snapcap.warmup.runtime.slot_request import SamplingParams, SlotRequest
 
 NEW_TOKENS = 12
 PROMPT = (17, 4, 60)

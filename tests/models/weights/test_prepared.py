@@ -26,6 +26,7 @@ CPU = torch.device("cpu")
 FAMILIES: dict[str, Callable[[], Any]] = {
     "blip": random_captioners.blip,
     "git": random_captioners.git,
+    "florence2": random_captioners.florence2,
     **{name: lambda make=make: random_captioners.pair(*make()) for name, make in PAIRS.items()},
 }
 

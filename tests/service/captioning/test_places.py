@@ -77,7 +77,9 @@ def test_the_engine_of_this_process(server: BoundedServer, clients, image: Png) 
     served, captioner, steps = Served(), server.services.captioner, threading.Event()
     runner: Any = served.runner
     encode = runner.encode  # takes numbers for images: here the value of their pixels
-    runner.encode = lambda bucket, images, first: encode(bucket, [int(each[0, 0, 0]) for each in images], first)
+    runner.encode = lambda bucket, images, first, texts: encode(
+        bucket, [int(each[0, 0, 0]) for each in images], first, texts
+    )
     runner.before_step = lambda: steps.wait(PATIENCE)
     transform: Any = ImageTransform(size=(8, 8))
     captioner.attach(served.engine, transform, captioner._model.tokenizer, "fake")  # type: ignore[union-attr]

@@ -9,11 +9,12 @@ import pytest
 from support.fakes.list_engine import LIMITS, PATIENCE, Served
 
 from snapcap.models.processing.image_error import ImageError
-from snapcap.service.captioning.options import CaptionOptions
+from snapcap.service.captioning.model_defaults import Resolved
 from snapcap.service.offline.feed import Asked, Feed, FeedResult
+from snapcap.warmup.runtime.slot_request import SamplingParams
 
 AHEAD = 6
-ASKED = Asked((), CaptionOptions())
+ASKED = Asked(Resolved((), (), SamplingParams()), None)
 
 
 @pytest.fixture

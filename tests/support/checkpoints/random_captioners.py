@@ -22,6 +22,31 @@ TEXT = {
     "max_position_embeddings": 64,
 }
 START, END, PADDING = 3, 2, 0
+# Stages of 24×24, 12×12 and 6×6 tokens; windows of 4 fit the first two alone.
+DAVIT = {
+    "depths": [1, 2, 1],
+    "patch_size": [7, 3, 3],
+    "patch_stride": [4, 2, 2],
+    "patch_padding": [3, 1, 1],
+    "patch_prenorm": [False, True, True],
+    "embed_dim": [16, 32, 48],
+    "num_heads": [2, 4, 3],
+    "num_groups": [2, 4, 3],
+    "window_size": 4,
+    "projection_dim": 40,
+    "image_size": 96,
+}
+BART = {
+    "vocab_size": 97,
+    "d_model": 40,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 5,
+    "encoder_ffn_dim": 80,
+    "decoder_ffn_dim": 64,
+    "max_position_embeddings": 96,
+}
 
 
 def blip(vision: dict[str, Any] | None = None, text: dict[str, Any] | None = None, seed: int = 0) -> Any:
@@ -67,3 +92,28 @@ def enlivened(model: Any) -> Any:
             elif "embed" not in name or parameter.dim() != 2:
                 parameter.add_(torch.randn_like(parameter) * 0.05)
     return model.eval()
+
+
+def florence2(vision: dict[str, Any] | None = None, text: dict[str, Any] | None = None, seed: int = 0) -> Any:
+    """`Florence2ForConditionalGeneration`, with the generation settings of those on the hub but for the end."""
+    config = transformers.Florence2Config(
+        vision_config=transformers.Florence2VisionConfig(**DAVIT | (vision or {})),
+        text_config=transformers.BartConfig(**BART | (text or {})),
+        image_token_id=(BART | (text or {}))["vocab_size"] - 1,
+    )
+    torch.manual_seed(seed)
+    model = enlivened(transformers.Florence2ForConditionalGeneration(config))
+    settings = {
+        "decoder_start_token_id": 2,
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+        "pad_token_id": 1,
+        "forced_bos_token_id": 0,
+        "forced_eos_token_id": 2,
+        "num_beams": 3,
+        "no_repeat_ngram_size": 3,
+        "early_stopping": True,
+    }
+    for field, value in settings.items():
+        setattr(model.generation_config, field, value)
+    return model

@@ -1,7 +1,7 @@
 """Runs an engine over a runner of lists, on a thread of its own. No torch."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +43,9 @@ class ListRunner:
     def health(self, error: Exception) -> "DeviceHealth":
         return self.condition
 
-    def encode(self, bucket: Bucket, images: list[int], first_slot: int) -> None:
+    def encode(
+        self, bucket: Bucket, images: list[int], first_slot: int, texts: Sequence[Sequence[int]] = ()
+    ) -> None:
         self.before_encode()
         assert len(images) <= bucket.size
         self.encoded.append((bucket.size, len(images)))

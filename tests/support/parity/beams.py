@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from support.parity.parity import pixel_values
+from support.parity.references import florence2_ids
 
 from snapcap.warmup.plan.buckets import BucketTable
 from snapcap.warmup.runtime.runner import Runner
@@ -29,7 +30,7 @@ def place(
     Returns, for each slot, the number of the request in it.
     """
     images, rows = [image for image, _ in asked], [row for _, row in asked]
-    runner.encode(table.fit(len(asked)), images, first)
+    runner.encode(table.fit(len(asked)), images, first, texts=[row.text for row in rows])
     runner.admit(first, rows)
     owners = list(range(len(asked)))
     for number, row in enumerate(rows):
@@ -101,3 +102,16 @@ def blip_reference(model: Any, image: np.ndarray, row: SlotRequest, new_tokens: 
     ids = torch.tensor([[1, *row.prompt, 2]]) if row.prompt else None
     output = model.generate(pixel_values([image]), input_ids=ids, **settings(row, new_tokens))
     return output[0, 1 + len(row.prompt) :].tolist()
+
+
+def florence2_reference(model: Any, image: np.ndarray, row: SlotRequest, new_tokens: int = 12) -> list[int]:
+    """What a `Florence2ForConditionalGeneration` generates after the prompt, with its end, if the encoder reads the
+    row's text behind the image."""
+    start = torch.tensor([[model.generation_config.decoder_start_token_id, *row.prompt]], device=model.device)
+    output = model.generate(
+        input_ids=florence2_ids(model, [row.text]),
+        pixel_values=pixel_values([image]).to(model.device),
+        decoder_input_ids=start,
+        **{"num_beams": 1, "early_stopping": False, **settings(row, new_tokens)},
+    )
+    return output[0, start.shape[1] :].tolist()

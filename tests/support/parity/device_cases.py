@@ -14,9 +14,17 @@ import numpy as np
 import torch
 from support.checkpoints import random_captioners
 from support.parity.parity import NORMALISATION, pixel_values, random_images
-from support.parity.references import Generated, generated_by_blip, generated_by_git, generated_by_pair
+from support.parity.references import (
+    Generated,
+    florence2_ids,
+    generated_by_blip,
+    generated_by_florence2,
+    generated_by_git,
+    generated_by_pair,
+)
 
 from snapcap.models.config import ModelConfig
+from snapcap.models.dimensions import Florence2Config
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.models.regions.functions import RegionFunction
 from snapcap.models.regions.fused import compiled_function
@@ -53,9 +61,11 @@ class Captioner:
 
     def encoded(self, model: Any, images: list[np.ndarray]) -> torch.Tensor:
         """The encoder's output of a copy of ``model``, on the device it is on; of GIT what the decoder's last layer
-        takes of the image's tokens."""
+        takes of the image's tokens, of Florence-2 that of no text behind the image, with its padding."""
         if hasattr(model, "git"):
             return self._prefix(model, images)
+        if isinstance(self.config.decoder, Florence2Config):
+            return self._padded(model, images, self.config.decoder.text_tokens)
         encoder = model.vision_model if hasattr(model, "vision_model") else model.encoder
         pixels = pixel_values(images).to(model.device, model.dtype)
         output: torch.Tensor = encoder(pixel_values=pixels).last_hidden_state
@@ -67,6 +77,16 @@ class Captioner:
         states = model(start, pixel_values=pixels, output_hidden_states=True).hidden_states
         prefix: torch.Tensor = states[self.config.decoder.num_layers - 1][:, :-1]
         return prefix
+
+    def _padded(self, model: Any, images: list[np.ndarray], padding: int) -> torch.Tensor:
+        ids = florence2_ids(model, [[0] * padding] * len(images))
+        mask = torch.ones_like(ids)
+        mask[:, -padding:] = 0
+        pixels = pixel_values(images).to(model.device, model.dtype)
+        start = torch.full((len(images), 1), self.config.generation.start_id, device=model.device)
+        output = model(input_ids=ids, attention_mask=mask, pixel_values=pixels, decoder_input_ids=start)
+        encoded: torch.Tensor = output.encoder_last_hidden_state
+        return encoded
 
     def images(self, count: int) -> list[np.ndarray]:
         return random_images(self.config, count)
@@ -90,6 +110,18 @@ def blip(folder: Path) -> Captioner:
 def git(folder: Path) -> Captioner:
     text = {"vocab_size": _VOCABULARY, "hidden_size": _WIDTH, "intermediate_size": 192}
     return _written(folder, random_captioners.git(_VISION, text), generated_by_git)
+
+
+def florence2(folder: Path, forced: bool = False) -> Captioner:
+    """``forced``: the first and the last token are, as on the hub; else a row's tokens are its best logits."""
+    # 17×17 tokens of the last stage, in windows that reach beyond the edge.
+    text = {"vocab_size": _VOCABULARY, "d_model": _WIDTH, "decoder_attention_heads": _HEADS}
+    text |= {"encoder_attention_heads": _HEADS, "encoder_ffn_dim": 192, "decoder_ffn_dim": 192}
+    vision = {"image_size": _VISION["image_size"], "projection_dim": _WIDTH}
+    model = random_captioners.florence2(vision, text | {"max_position_embeddings": 320})
+    if not forced:
+        model.generation_config.forced_bos_token_id = model.generation_config.forced_eos_token_id = None
+    return _written(folder, model, generated_by_florence2)
 
 
 def _written(folder: Path, model: Any, generate: Callable[..., Generated]) -> Captioner:

@@ -1,6 +1,6 @@
 """Runs our regions on a checkpoint folder, and compares them with transformers for the tests of every family."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,13 +64,14 @@ def generate(
     prompt: tuple[int, ...] = (),
     table: BucketTable = TABLE,
     logits: list[torch.Tensor] | None = None,
+    texts: Sequence[Sequence[int]] = (),
 ) -> np.ndarray:
     """Tokens [images, steps] that follow the start token, all images in one bucket from the first slot.
 
-    ``logits`` is added to: [images, vocabulary] a step.
+    ``logits`` is added to: [images, vocabulary] a step. ``texts``: what the encoder reads beside each image.
     """
     bucket = table.fit(len(images))
-    runner.encode(bucket, images, 0)
+    runner.encode(bucket, images, 0, texts=texts)
     runner.admit(0, [SlotRequest(prompt=prompt)] * len(images))
     tokens = []
     for _ in range(steps):

@@ -1,5 +1,6 @@
 """Generates with transformers' models: greedy tokens that never stop, without the start token, and their logits."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,31 @@ def generated_by_git(model: Any, images: list[np.ndarray], steps: int, prompt: t
     return _generate(model, images, steps - len(prompt), input_ids=ids)
 
 
-def _generate(model: Any, images: list[np.ndarray], count: int, **ids: torch.Tensor | None) -> Generated:
+def generated_by_florence2(
+    model: Any, images: list[np.ndarray], steps: int, prompt: tuple[int, ...] = (), text: tuple[int, ...] = ()
+) -> Generated:
+    """A `Florence2ForConditionalGeneration`'s, greedy and with nothing forced but the first token where no prompt
+    is; ``text`` is what the encoder reads behind each image."""
+    model.generation_config.eos_token_id = model.generation_config.forced_eos_token_id = None
+    given: dict[str, Any] = {"input_ids": florence2_ids(model, [text] * len(images))}
+    if prompt:
+        start = [model.generation_config.decoder_start_token_id, *prompt]
+        given["decoder_input_ids"] = torch.tensor([start] * len(images), device=model.device)
+    greedy = {"num_beams": 1, "no_repeat_ngram_size": 0, "early_stopping": False}
+    return _generate(model, images, steps - len(prompt), **given, **greedy)
+
+
+def florence2_ids(model: Any, texts: Sequence[Sequence[int]]) -> torch.Tensor:
+    """The image's tokens and texts of one length, as Florence2Processor gives them."""
+    config = model.config.vision_config
+    side = config.image_size
+    for stride in config.patch_stride:
+        side = -(-side // stride)
+    image = [model.config.image_token_id] * (side * side + 1)
+    return torch.tensor([[*image, *text] for text in texts], device=model.device)
+
+
+def _generate(model: Any, images: list[np.ndarray], count: int, **ids: Any) -> Generated:
     output = model.generate(
         pixel_values=pixel_values(images).to(model.device, model.dtype),
         **ids,

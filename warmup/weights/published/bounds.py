@@ -1,6 +1,7 @@
 """Bounds the size of prepared weights by what a configuration implies, before room is made for them. No torch."""
 
 from snapcap.models.config import ModelConfig
+from snapcap.models.dimensions import DavitConfig, Florence2Config, VisionConfig
 
 _ITEM_BYTES = 4  # of the widest dtype
 _SLACK = 2  # biases, norms, what is turned around for a device, and what aligns tensors
@@ -10,14 +11,29 @@ _LEAST = 64 * 1024 * 1024
 def most_bytes(config: ModelConfig) -> int:
     """More than the prepared weights of this configuration have on any device, and of the same order."""
     vision, decoder = config.vision, config.decoder
+    encoder = _davit(vision) if isinstance(vision, DavitConfig) else _vit(vision)
+    own, width = decoder.hidden_size, vision.hidden_size
+    if isinstance(decoder, Florence2Config):
+        encoder += decoder.encoder_layers * (4 * own * own + 2 * own * decoder.encoder_inner_size)
+    crossed = 2 * own * (own + max(config.cross_size, width))
+    decoder_layer = 4 * own * own + crossed + 2 * own * decoder.inner_size
+    tables = own * (2 * decoder.vocab_size + decoder.n_positions + config.prefix_length + own) + own * width
+    elements = encoder + decoder.num_layers * decoder_layer + tables
+    return max(_LEAST, _SLACK * _ITEM_BYTES * elements)
+
+
+def _vit(vision: VisionConfig) -> int:
     tokens, width = vision.sequence_length, vision.hidden_size
     patch = vision.patch_size[0] * vision.patch_size[1] * vision.num_channels
     # Of BEiT each layer may have a bias for each pair of tokens.
-    encoder_layer = 4 * width * width + 2 * width * vision.intermediate_size + vision.num_heads * tokens * tokens
-    encoder = width * (patch + tokens) + vision.num_layers * encoder_layer
-    own = decoder.hidden_size
-    crossed = 2 * own * (own + max(config.cross_size, width))
-    decoder_layer = 4 * own * own + crossed + 2 * own * decoder.inner_size
-    tables = own * (2 * decoder.vocab_size + decoder.n_positions + own) + own * width
-    elements = encoder + decoder.num_layers * decoder_layer + tables
-    return max(_LEAST, _SLACK * _ITEM_BYTES * elements)
+    layer = 4 * width * width + 2 * width * vision.intermediate_size + vision.num_heads * tokens * tokens
+    return width * (patch + tokens) + vision.num_layers * layer
+
+
+def _davit(vision: DavitConfig) -> int:
+    total = vision.hidden_size * vision.sequence_length
+    for stage in vision.stages:
+        width = stage.hidden_size
+        half = 4 * width * width + 2 * width * (stage.inner_size + 9)
+        total += stage.kernel**2 * stage.input_size * width + 2 * stage.num_layers * half
+    return total

@@ -1,0 +1,300 @@
+"""Reads Florence-2 (Xiao et al., 2023): DaViT, BART's encoder over the image's tokens and a task's, BART's decoder.
+
+The class is `Florence2ForConditionalGeneration`. Checkpoints have one of two layouts: transformers' own
+(`florence-community/*`), or that of the code which came with the first ones (`microsoft/*`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+from snapcap.models.dimensions import (
+    MAX_BEAMS,
+    DavitConfig,
+    DavitStage,
+    Florence2Config,
+    GenerationConfig,
+    Parts,
+    Task,
+)
+from snapcap.models.families.generation import read_generation
+from snapcap.models.fields import Fields, is_whole
+from snapcap.models.names import Names, Rule
+
+_ARCHITECTURE = "Florence2ForConditionalGeneration"
+_TEXTS, _VISIONS = ("bart", "florence2_language"), ("florence_vision", "davit")
+_IMAGE_SIZE = 768  # what every checkpoint was trained with; their configurations do not say
+_TASK_TOKENS = 15  # the longest has 14, and with 577 of the image they are a multiple of 16
+# transformers' 20 would end a detailed caption within its first sentence.
+_NEW_TOKENS = 128
+_EPS = 1e-5  # no field: that of torch.nn.LayerNorm
+_POSITION_OFFSET = 2  # rows of a position table before that of the first token, as in fairseq
+# The sentences that Florence2Processor puts in place of a task's name.
+_TASKS = (
+    Task("caption", "What does the image describe?"),
+    Task("detailed_caption", "Describe in detail what is shown in the image."),
+    Task("more_detailed_caption", "Describe with a paragraph what is shown in the image."),
+)
+
+_TOWER = r"(?:model\.)?vision_tower"
+_BLOCK = rf"{_TOWER}\.blocks\.(\d+)\.(\d+)\.(spatial|channel)_block"
+_PROJECTOR = r"model\.multi_modal_projector"
+_LANGUAGE = r"(?:model\.language_model|language_model\.model)"
+_PROJECTIONS = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "out"}
+_LAYER_NORMS = {
+    "self_attn_layer_norm": "norm1",
+    "encoder_attn_layer_norm": "norm_cross",
+    "final_layer_norm": "norm2",
+}
+
+
+def _bart_names(part: str, ours: str) -> tuple[Rule, ...]:
+    """``part``: encoder or decoder."""
+    theirs = rf"{_LANGUAGE}\.{part}"
+    layer = rf"{theirs}\.layers\.(\d+)"
+    return (
+        (rf"{theirs}\.embed_positions\.weight", f"{ours}.position"),
+        (rf"{theirs}\.layernorm_embedding\.(\w+)", rf"{ours}.embed_norm.\1"),
+        *(
+            (rf"{layer}\.self_attn\.{their}\.(\w+)", rf"{ours}.layer.\1.{our}.\2")
+            for their, our in _PROJECTIONS.items()
+        ),
+        *(
+            (rf"{layer}\.encoder_attn\.{their}\.(\w+)", rf"{ours}.layer.\1.cross_{our}.\2")
+            for their, our in _PROJECTIONS.items()
+        ),
+        *((rf"{layer}\.{their}\.(\w+)", rf"{ours}.layer.\1.{our}.\2") for their, our in _LAYER_NORMS.items()),
+        (rf"{layer}\.(fc1|fc2)\.(\w+)", rf"{ours}.layer.\1.\2.\3"),
+    )
+
+
+# What stands inside a block: transformers' names and, behind them, the older ones.
+_INSIDE = (
+    (r"conv(1|2)(?:\.fn\.dw)?\.(\w+)", r"conv\4.\5"),
+    (r"norm(1|2)\.(\w+)", r"norm\4.\5"),
+    (r"(?:window|channel)_attn\.norm\.(\w+)", r"norm1.\4"),
+    (r"ffn\.norm\.(\w+)", r"norm2.\4"),
+    (r"(?:window|channel)_attn\.(?:fn\.)?qkv\.(\w+)", r"qkv.\4"),
+    (r"(?:window|channel)_attn\.(?:fn\.)?proj\.(\w+)", r"out.\4"),
+    (r"ffn\.(?:fn\.net\.)?(fc1|fc2)\.(\w+)", r"\4.\5"),
+)
+NAMES = Names(
+    rules=(
+        (rf"{_TOWER}\.convs\.(\d+)\.(?:conv|proj)\.(\w+)", r"encoder.stage.\1.conv.\2"),
+        (rf"{_TOWER}\.convs\.(\d+)\.norm\.(\w+)", r"encoder.stage.\1.norm.\2"),
+        *((rf"{_BLOCK}\.{theirs}", rf"encoder.stage.\1.layer.\2.\3.{ours}") for theirs, ours in _INSIDE),
+        (rf"{_PROJECTOR}\.image_projection\.weight", "projection.weight"),
+        (r"image_projection", "projection.transposed"),
+        (rf"(?:{_PROJECTOR}\.)?image_proj_norm\.(\w+)", r"projection_norm.\1"),
+        (
+            rf"(?:{_PROJECTOR}\.image_position_embed|image_pos_embed)\.(row|column)_embeddings\.weight",
+            r"projection.\1",
+        ),
+        (rf"{_LANGUAGE}\.shared\.weight", "decoder.token"),
+        *_bart_names("encoder", "text_encoder"),
+        *_bart_names("decoder", "decoder"),
+        (r"(?:language_model\.)?lm_head\.weight", "decoder.head.weight"),
+    ),
+    unused=(
+        # Copies of the one embedding, which older files hold under each of its names.
+        rf"{_LANGUAGE}\.(?:encoder|decoder)\.embed_tokens\.weight",
+        # Constants: zeros, and a sinusoidal table.
+        r"language_model\.final_logits_bias",
+        rf"(?:{_PROJECTOR}\.)?visual_temporal_embed\.pos_idx_to_embed",
+    ),
+)
+
+
+def read(config: Fields, generation: Mapping[str, Any]) -> Parts:
+    """Raises:
+    ConfigError: a field has a value that is not supported.
+    """
+    architectures = config.values.get("architectures")
+    if architectures is not None and _ARCHITECTURE not in architectures:
+        raise config.error("architectures", architectures, f"only {_ARCHITECTURE} writes captions")
+    text, vision = config.section("text_config"), config.section("vision_config")
+    _kind(text, _TEXTS)
+    _kind(vision, _VISIONS)
+    encoder = _encoder(vision)
+    decoder = _decoder(text, config)
+    _meet(vision, encoder, text, decoder)
+    return Parts(encoder, decoder, _generation(generation, config, text, decoder), NAMES, True, _TASKS)
+
+
+def _kind(part: Fields, known: tuple[str, ...]) -> None:
+    kind = part.values.get("model_type", known[0])
+    if kind not in known:
+        raise part.error("model_type", kind, f"supported are {', '.join(known)}")
+
+
+def _meet(vision: Fields, encoder: DavitConfig, text: Fields, decoder: Florence2Config) -> None:
+    """Whether encoder and decoder fit each other."""
+    width = vision.positive_int("projection_dim", 1024)
+    if width != decoder.hidden_size:
+        raise vision.error("projection_dim", width, f"must equal text_config.d_model {decoder.hidden_size}")
+    tokens = encoder.sequence_length + decoder.text_tokens
+    if decoder.n_positions < tokens:
+        raise text.error(
+            "max_position_embeddings", decoder.n_positions, f"an image and a task have {tokens} tokens"
+        )
+
+
+def _encoder(fields: Fields) -> DavitConfig:
+    """Two fields have other names in older files, and two are in objects of their own."""
+    fields.require("in_channels", 3, "images have 3 channels", default=3)
+    fields.require("qkv_bias", True, "only layers with a bias are supported", default=True)
+    source = fields.values.get("image_feature_source")
+    if source not in (None, ["spatial_avg_pool", "temporal_avg_pool"]):
+        raise fields.error("image_feature_source", source, "spatial_avg_pool and temporal_avg_pool are expected")
+    stages = _stages(fields)
+    last = stages[-1]
+    pixels = prod(stage.stride for stage in stages)
+    return DavitConfig(
+        family="florence2",
+        image_size=fields.size_pair("image_size", _IMAGE_SIZE),
+        patch_size=(pixels, pixels),
+        hidden_size=last.hidden_size,
+        num_layers=sum(stage.num_layers for stage in stages),
+        num_heads=last.num_heads,
+        intermediate_size=last.inner_size,
+        activation=fields.activation("activation_function", "gelu"),
+        layer_norm_eps=_EPS,
+        final_norm=False,
+        stages=stages,
+        window=fields.positive_int("window_size", 12),
+        position_rows=_position_rows(fields, last.grid),
+    )
+
+
+def _position_rows(fields: Fields, grid: tuple[int, int]) -> int:
+    """Rows of each of the two tables of positions."""
+    older = fields.values.get("image_pos_embed")
+    inner = Fields(older, f"{fields.prefix}image_pos_embed.") if isinstance(older, dict) else None
+    if inner is not None and "max_position_embeddings" not in fields.values:
+        positions = inner.positive_int("max_pos_embeddings", 50)
+    else:
+        positions = fields.positive_int("max_position_embeddings", 50)
+    if positions < max(grid):
+        raise fields.error("max_position_embeddings", positions, f"an image has {grid[0]}×{grid[1]} tokens")
+    return positions
+
+
+def _stages(fields: Fields) -> tuple[DavitStage, ...]:
+    widths_field = "embed_dim" if "embed_dim" in fields.values else "dim_embed"
+    widths = _numbers(fields, widths_field, (128, 256, 512, 1024))
+    count = len(widths)
+
+    def each(field: str, default: tuple[int, ...], least: int = 1) -> tuple[int, ...]:
+        values = _numbers(fields, field, default, least)
+        if len(values) != count:
+            raise fields.error(field, [*values], f"{count} numbers are expected, one for each of {widths_field}")
+        return values
+
+    depths, heads = each("depths", (1, 1, 9, 1)), each("num_heads", (4, 8, 16, 32))
+    groups = each("num_groups", (4, 8, 16, 32))
+    kernels, strides = each("patch_size", (7, 3, 3, 3)), each("patch_stride", (4, 2, 2, 2))
+    paddings = each("patch_padding", (3, 1, 1, 1), least=0)
+    norms = fields.values.get("patch_prenorm", [False, True, True, True])
+    if not isinstance(norms, list) or len(norms) != count or not all(isinstance(norm, bool) for norm in norms):
+        raise fields.error("patch_prenorm", norms, f"{count} times true or false is expected")
+    ratio = fields.positive_number("mlp_ratio", 4.0)
+    stages: list[DavitStage] = []
+    grid, before = fields.size_pair("image_size", _IMAGE_SIZE), 3
+    for index, width in enumerate(widths):
+        for field, parts in (("num_heads", heads), ("num_groups", groups)):
+            if width % parts[index]:
+                raise fields.error(field, [*parts], f"{widths_field} {width} is not divisible by {parts[index]}")
+        kernel, stride, padding = kernels[index], strides[index], paddings[index]
+        height, breadth = ((side + 2 * padding - kernel) // stride + 1 for side in grid)
+        if height < 1 or breadth < 1:
+            raise fields.error("patch_stride", [*strides], f"an image of {grid} leaves stage {index + 1} no token")
+        grid = height, breadth
+        stages.append(
+            DavitStage(
+                input_size=before,
+                hidden_size=width,
+                num_layers=depths[index],
+                num_heads=heads[index],
+                groups=groups[index],
+                inner_size=int(width * ratio),
+                kernel=kernel,
+                stride=stride,
+                padding=padding,
+                norm_first=norms[index],
+                grid=grid,
+            )
+        )
+        before = width
+    return tuple(stages)
+
+
+def _numbers(fields: Fields, field: str, default: tuple[int, ...], least: int = 1) -> tuple[int, ...]:
+    values = fields.values.get(field, [*default])
+    if not isinstance(values, list) or not values or not all(is_whole(each) and each >= least for each in values):
+        raise fields.error(field, values, f"a list of whole numbers from {least} is expected")
+    return tuple(values)
+
+
+def _decoder(fields: Fields, config: Fields) -> Florence2Config:
+    for field in ("normalize_before", "add_final_layer_norm"):
+        fields.require(field, False, "only BART's layers, which a norm follows, are supported", default=False)
+    hidden = fields.positive_int("d_model", 1024)
+    return Florence2Config(
+        family="florence2",
+        vocab_size=fields.positive_int("vocab_size", 50265),
+        n_positions=fields.positive_int("max_position_embeddings", 1024),
+        hidden_size=hidden,
+        num_layers=fields.positive_int("decoder_layers", 12),
+        num_heads=fields.heads("decoder_attention_heads", 16, hidden, "d_model"),
+        inner_size=fields.positive_int("decoder_ffn_dim", 4096),
+        activation=fields.activation("activation_function", "gelu"),
+        layer_norm_eps=_EPS,
+        tied_head=config.switch("tie_word_embeddings", True),
+        embedding_scale=hidden**0.5 if fields.switch("scale_embedding", False) else 1.0,
+        head_bias=False,
+        position_offset=_POSITION_OFFSET,
+        encoder_layers=fields.positive_int("encoder_layers", 12),
+        encoder_heads=fields.heads("encoder_attention_heads", 16, hidden, "d_model"),
+        encoder_inner_size=fields.positive_int("encoder_ffn_dim", 4096),
+        task_tokens=_TASK_TOKENS,
+    )
+
+
+def _generation(
+    generation: Mapping[str, Any], config: Fields, text: Fields, decoder: Florence2Config
+) -> GenerationConfig:
+    """transformers' order for special tokens and lengths. The other settings are ``generation_config.json``'s or,
+    where there is no such file, those of ``config.json`` and its text part."""
+    specials = {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1, "decoder_start_token_id": 2}
+    sources = (generation, config.values, text.values, {**specials, "max_length": _NEW_TOKENS + 1})
+    read = read_generation(sources, decoder, start=("decoder_start_token_id", "bos_token_id"))
+    given = Fields(generation or {**text.values, **config.values})
+    early = given.values.get("early_stopping")
+    if early not in (None, True, False, "never"):
+        raise given.error("early_stopping", early, 'true, false or "never" is expected')
+    beams = _setting(given, "num_beams", 1)
+    if beams > MAX_BEAMS:
+        raise given.error("num_beams", beams, f"at most {MAX_BEAMS} are supported")
+    return replace(
+        read,
+        forced_bos_id=_forced(given, "forced_bos_token_id", decoder),
+        forced_eos_id=_forced(given, "forced_eos_token_id", decoder),
+        num_beams=beams,
+        length_penalty=float(given.values.get("length_penalty") or 1.0),
+        early_stopping=early or False,
+        no_repeat_ngram_size=_setting(given, "no_repeat_ngram_size", 0),
+    )
+
+
+def _setting(given: Fields, field: str, default: int) -> int:
+    """A whole number, at least the default, which null is too."""
+    value = given.values.get(field)
+    value = default if value is None else value
+    if not is_whole(value) or value < default:
+        raise given.error(field, value, f"a whole number from {default} is expected")
+    return value
+
+
+def _forced(given: Fields, field: str, decoder: Florence2Config) -> int | None:
+    return None if given.values.get(field) is None else given.token(field, decoder.vocab_size)

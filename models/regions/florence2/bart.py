@@ -1,0 +1,104 @@
+"""Computes Florence-2's prefix: BART's encoder (Lewis et al., 2019) over the image's tokens and a text's.
+
+The text is as long as a text may be; what is behind its end is padding (-1), which nothing attends to. So all texts
+go through one bucket, and a caption is what it would be of the text alone.
+
+B is the padded batch, N the image's tokens, P the most of a text's, T = N + P; the other letters are those of
+``models.regions.gpt2``. Linear layers are stored [out, in].
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from snapcap.models.regions import bert
+from snapcap.models.regions.activations import Activation
+from snapcap.models.regions.vit import Activated, activated
+
+
+def embed(
+    hidden: Tensor,  # [B, N - 1, encoder D]
+    slots: Tensor,  # [B] int64
+    texts: Tensor,  # [slots + 1, P] int64
+    image_position: Tensor,  # [N - 1, encoder D]
+    projection_weight: Tensor,  # [D, encoder D]
+    projection_norm_weight: Tensor,  # [D]
+    projection_norm_bias: Tensor,
+    token_weight: Tensor,  # [V, D]
+    position_weight: Tensor,  # [T, D]
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    *,
+    scale: float,
+    projection_eps: float,
+    eps: float,
+) -> Tensor:  # [B, T, D]
+    """The mean of the image's tokens, these, and the text's: projected or embedded, with their positions."""
+    placed = hidden + image_position
+    image = torch.cat((placed.mean(dim=1, keepdim=True), placed), dim=1)
+    image = F.linear(image, projection_weight)
+    image = F.layer_norm(image, (image.shape[-1],), projection_norm_weight, projection_norm_bias, projection_eps)
+    text = F.embedding(texts[slots].clamp(min=0), token_weight) * scale
+    tokens = torch.cat((image, text), dim=1) + position_weight
+    return F.layer_norm(tokens, (tokens.shape[-1],), norm_weight, norm_bias, eps)
+
+
+def block(
+    hidden: Tensor,  # [B, T, D]
+    slots: Tensor,  # [B] int64
+    texts: Tensor,  # [slots + 1, P] int64
+    qkv_weight: Tensor,  # [3 * D, D]
+    qkv_bias: Tensor,
+    out_weight: Tensor,
+    out_bias: Tensor,
+    norm1_weight: Tensor,
+    norm1_bias: Tensor,
+    fc1_weight: Tensor,
+    fc1_bias: Tensor,
+    fc2_weight: Tensor,
+    fc2_bias: Tensor,
+    norm2_weight: Tensor,
+    norm2_bias: Tensor,
+    *,
+    num_heads: int,
+    eps: float,
+    act: Activation,
+    activated: Activated = activated,
+) -> Tensor:  # [B, T, D]
+    """One post-norm layer, in which all tokens see each other but for padding."""
+    batch, length, width = hidden.shape
+    qkv = F.linear(hidden, qkv_weight, qkv_bias).view(batch, length, 3, num_heads, width // num_heads)
+    query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, H, T, d]
+    seen = ~padding(texts[slots], length)[:, None, None]
+    attended = F.scaled_dot_product_attention(query, key, value, attn_mask=seen)
+    attended = attended.transpose(1, 2).reshape(batch, length, width)
+    hidden = hidden + F.linear(attended, out_weight, out_bias)
+    hidden = F.layer_norm(hidden, (width,), norm1_weight, norm1_bias, eps)
+    hidden = hidden + F.linear(activated(hidden, fc1_weight, fc1_bias, act), fc2_weight, fc2_bias)
+    return F.layer_norm(hidden, (width,), norm2_weight, norm2_bias, eps)
+
+
+def decoder_block(
+    hidden: Tensor,  # [b, D]
+    positions: Tensor,  # [b] int64, below L
+    text: Tensor,  # [b, P] int64
+    key_cache: Tensor,  # [b, H, d, L], written in place at each row's position
+    value_cache: Tensor,  # [b, H, L, d], likewise
+    cross_key: Tensor,  # [b, H, d, T]
+    cross_value: Tensor,  # [b, H, T, d]
+    *weights: Tensor,  # as `bert.block` takes them
+    num_heads: int,
+    eps: float,
+    scale: float,
+    act: Activation,
+) -> Tensor:  # [b, D]
+    """``bert.block``, whose cross-attention passes over padding."""
+    unseen = padding(text, cross_key.shape[3])[:, None, None]
+    inputs = (hidden, positions, key_cache, value_cache, cross_key, cross_value, *weights)
+    return bert.block(*inputs, num_heads=num_heads, eps=eps, scale=scale, act=act, unseen=unseen)
+
+
+def padding(text: Tensor, length: int) -> Tensor:
+    """[b, T] bool: which of the encoder's tokens are padding, of texts [b, P] that stand at its end."""
+    image = torch.zeros(text.shape[0], length - text.shape[1], dtype=torch.bool, device=text.device)
+    return torch.cat((image, text < 0), dim=1)

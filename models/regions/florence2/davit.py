@@ -1,0 +1,190 @@
+"""Computes DaViT (Ding et al., 2022), Florence-2's encoder: stages of blocks, each of other widths and tokens.
+
+A block attends twice: tokens to tokens inside windows, then channels to channels over the whole image. Before each
+attention and each MLP stands a depthwise convolution, which tells where a token is.
+
+B is the padded batch, S = rows · columns the tokens of the stage, D its hidden size. Linear layers are stored
+[out, in], convolutions [out, in / groups, kernel, kernel].
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from snapcap.models.regions.activations import Activation
+from snapcap.models.regions.vit import Activated, activated
+
+# Weights of a half of a block: those of `_half` in its order.
+_HALF = 16
+
+
+def embed_pixels(
+    pixels: Tensor,  # [B, height, width, 3] uint8
+    rescale: Tensor,  # [1] fp32
+    mean: Tensor,  # [3] fp32
+    std: Tensor,  # [3] fp32
+    weight: Tensor,  # [D, 3, kernel, kernel]
+    bias: Tensor,  # [D]
+    norm_weight: Tensor,  # [D], or [3] where the norm goes first
+    norm_bias: Tensor,
+    *,
+    stride: int,
+    padding: int,
+    norm_first: bool,
+    eps: float,
+) -> Tensor:  # [B, S, D]
+    """Normalise the image in fp32, and embed it as the first stage's tokens."""
+    image = ((pixels.float() * rescale - mean) / std).to(weight.dtype)
+    return _embed(image, weight, bias, norm_weight, norm_bias, stride, padding, norm_first, eps)
+
+
+def embed(
+    hidden: Tensor,  # [B, tokens of the stage before, its D]
+    weight: Tensor,  # [D, its D, kernel, kernel]
+    bias: Tensor,
+    norm_weight: Tensor,  # [D], or [its D] where the norm goes first
+    norm_bias: Tensor,
+    *,
+    grid: tuple[int, int],  # rows and columns of the stage before
+    stride: int,
+    padding: int,
+    norm_first: bool,
+    eps: float,
+) -> Tensor:  # [B, S, D]
+    """The tokens of a stage from those of the stage before."""
+    image = hidden.view(hidden.shape[0], *grid, hidden.shape[-1])
+    return _embed(image, weight, bias, norm_weight, norm_bias, stride, padding, norm_first, eps)
+
+
+def _embed(
+    image: Tensor,  # [B, rows, columns, channels]
+    weight: Tensor,
+    bias: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    stride: int,
+    padding: int,
+    norm_first: bool,
+    eps: float,
+) -> Tensor:
+    if norm_first:
+        image = F.layer_norm(image, (image.shape[-1],), norm_weight, norm_bias, eps)
+    tokens = F.conv2d(image.permute(0, 3, 1, 2), weight, bias, stride=stride, padding=padding)
+    tokens = tokens.permute(0, 2, 3, 1).flatten(1, 2).contiguous()
+    if norm_first:
+        return tokens
+    return F.layer_norm(tokens, (tokens.shape[-1],), norm_weight, norm_bias, eps)
+
+
+def depthwise(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """A 3×3 convolution of each channel alone, which keeps the size."""
+    convolved = F.conv2d(x.permute(0, 3, 1, 2), weight, bias, padding=1, groups=len(weight))
+    return convolved.permute(0, 2, 3, 1)
+
+
+def block(
+    hidden: Tensor,  # [B, S, D]
+    *weights: Tensor,  # of both halves, each as `_half` takes them
+    grid: tuple[int, int],
+    window: int,
+    num_heads: int,
+    groups: int,
+    eps: float,
+    act: Activation,
+    activated: Activated = activated,
+) -> Tensor:  # [B, S, D]
+    """Attention of tokens inside windows, then of channels, each with an MLP behind it."""
+
+    def windows(normed: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return window_attention(normed, weight, bias, grid, window, num_heads)
+
+    def channels(normed: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return channel_attention(normed, weight, bias, groups)
+
+    for attention, half in ((windows, weights[:_HALF]), (channels, weights[_HALF:])):
+        hidden = _half(hidden, attention, grid, eps, act, activated, *half)
+    return hidden
+
+
+def _half(
+    hidden: Tensor,  # [B, S, D]
+    attention: Callable[[Tensor, Tensor, Tensor], Tensor],
+    grid: tuple[int, int],
+    eps: float,
+    act: Activation,
+    activated: Activated,
+    conv1_weight: Tensor,  # [D, 1, 3, 3]
+    conv1_bias: Tensor,
+    norm1_weight: Tensor,
+    norm1_bias: Tensor,
+    qkv_weight: Tensor,  # [3 * D, D]
+    qkv_bias: Tensor,
+    out_weight: Tensor,
+    out_bias: Tensor,
+    conv2_weight: Tensor,
+    conv2_bias: Tensor,
+    norm2_weight: Tensor,
+    norm2_bias: Tensor,
+    fc1_weight: Tensor,
+    fc1_bias: Tensor,
+    fc2_weight: Tensor,
+    fc2_bias: Tensor,
+) -> Tensor:
+    batch, length, width = hidden.shape
+
+    def convolved(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return x + depthwise(x.view(batch, *grid, width), weight, bias).reshape(batch, length, width)
+
+    hidden = convolved(hidden, conv1_weight, conv1_bias)
+    normed = F.layer_norm(hidden, (width,), norm1_weight, norm1_bias, eps)
+    hidden = hidden + F.linear(attention(normed, qkv_weight, qkv_bias), out_weight, out_bias)
+    hidden = convolved(hidden, conv2_weight, conv2_bias)
+    normed = F.layer_norm(hidden, (width,), norm2_weight, norm2_bias, eps)
+    return hidden + F.linear(activated(normed, fc1_weight, fc1_bias, act), fc2_weight, fc2_bias)
+
+
+def window_attention(
+    normed: Tensor,  # [B, S, D]
+    qkv_weight: Tensor,  # [3 * D, D]
+    qkv_bias: Tensor,
+    grid: tuple[int, int],
+    window: int,
+    num_heads: int,
+) -> Tensor:  # [B, S, D]
+    """Tokens of a square of ``window`` by ``window`` attend to each other. Squares that reach over the edge are
+    filled with zeros there, which are seen as tokens are."""
+    batch, _, width = normed.shape
+    rows, columns = grid
+    image = normed.view(batch, rows, columns, width)
+    below, right = -rows % window, -columns % window
+    if below or right:
+        image = F.pad(image, (0, 0, 0, right, 0, below))
+    down, across = (rows + below) // window, (columns + right) // window
+    squares = image.view(batch, down, window, across, window, width).permute(0, 1, 3, 2, 4, 5)
+    squares = squares.reshape(batch * down * across, window * window, width)
+    qkv = F.linear(squares, qkv_weight, qkv_bias).view(*squares.shape[:2], 3, num_heads, width // num_heads)
+    query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [squares, H, tokens, d]
+    attended = F.scaled_dot_product_attention(query, key, value).transpose(1, 2)
+    attended = attended.reshape(batch, down, across, window, window, width).permute(0, 1, 3, 2, 4, 5)
+    attended = attended.reshape(batch, rows + below, columns + right, width)
+    return attended[:, :rows, :columns].reshape(normed.shape)
+
+
+def channel_attention(
+    normed: Tensor,  # [B, S, D]
+    qkv_weight: Tensor,  # [3 * D, D]
+    qkv_bias: Tensor,
+    groups: int,
+) -> Tensor:  # [B, S, D]
+    """Channels of a group attend to each other, each as what it says of all tokens; the softmax in fp32.
+
+    Scores are few, one for a pair of channels, and sums over all tokens: no attention kernel takes heads so wide.
+    """
+    batch, length, width = normed.shape
+    qkv = F.linear(normed, qkv_weight, qkv_bias).view(batch, length, 3, groups, width // groups)
+    query, key, value = qkv.permute(2, 0, 3, 4, 1).unbind(0)  # each [B, groups, D / groups, S]
+    scores = torch.matmul(query * length**-0.5, key.mT)
+    attended = torch.matmul(scores.float().softmax(dim=-1).to(value.dtype), value)
+    return attended.permute(0, 3, 1, 2).reshape(batch, length, width)

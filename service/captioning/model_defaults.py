@@ -1,0 +1,103 @@
+"""Resolves what a request leaves to the model: its task, the options that a checkpoint sets, and their tokens."""
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from snapcap.models.dimensions import Task
+from snapcap.service.captioning.options import CaptionOptions
+from snapcap.service.errors import InvalidOption, UnsupportedOption
+from snapcap.warmup.runtime.slot_request import SamplingParams
+
+if TYPE_CHECKING:
+    from snapcap.models.config import ModelConfig
+    from snapcap.models.dimensions import GenerationConfig
+    from snapcap.models.processing.tokenizer import Tokenizer
+    from snapcap.service.engine.limits import Limits
+
+# What a checkpoint may set, and a request overrides.
+_DEFAULTED = ("num_beams", "length_penalty", "early_stopping", "no_repeat_ngram_size", "repetition_penalty")
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """A request as the engine takes it. `prompt_ids`: what the caption begins with; `text_ids`: what the encoder
+    reads beside the image."""
+
+    prompt_ids: tuple[int, ...]
+    text_ids: tuple[int, ...]
+    params: SamplingParams
+
+
+class ModelDefaults:
+    """What one model says of requests. Safe to use from several threads."""
+
+    def __init__(self, tokenizer: "Tokenizer", config: "ModelConfig | None" = None, task: str = "") -> None:
+        """`config` None: a model that leaves everything to the request. `task`: the server's default; "" is the
+        model's.
+
+        Raises ConfigError: a task does not fit the encoder; InvalidOption, UnsupportedOption: there is no such."""
+        self._tokenizer = tokenizer
+        self.family = None if config is None else config.family  # transformers' `model_type`
+        self._texts = {} if config is None else _task_texts(tokenizer, config)
+        self._bos = () if config is None else _begin(config.generation)
+        self._defaults = SamplingParams() if config is None else _params(config.generation)
+        self._plain = self._defaults == SamplingParams()
+        self._task = self._known(task) if task else next(iter(self._texts), "")
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Names for requests, the default first; empty where a model has but one task."""
+        return tuple(sorted(self._texts, key=lambda name: name != self._task))
+
+    def resolve(self, options: CaptionOptions, limits: "Limits", *, live: bool = False) -> Resolved:
+        """`live`: each token is wanted as it is generated.
+
+        Raises InvalidOption, UnsupportedOption, PromptTooLong."""
+        task = self._known(options.task) if options.task else self._task
+        text_ids = self._texts[task] if task else ()
+        prompt_ids = (*self._bos, *self._tokenizer.encode(options.prompt)) if options.prompt else ()
+        params = options.sampling if self._plain else self._params(options, limits, live)
+        limits.check(len(prompt_ids), None if options.clamp else params.max_new_tokens, params.num_beams)
+        return Resolved(prompt_ids, text_ids, params)
+
+    def _params(self, options: CaptionOptions, limits: "Limits", live: bool) -> SamplingParams:
+        defaults = {name: getattr(self._defaults, name) for name in _DEFAULTED if name not in options.named}
+        params = replace(options.sampling, **defaults)
+        if "num_beams" in options.named:
+            return params
+        # Beams that nobody asked for stand back where they cannot be, or not so many.
+        beams = 1 if live or params.samples else min(params.num_beams, limits.max_beams)
+        return replace(params, num_beams=beams)
+
+    def _known(self, task: str) -> str:
+        """The task's name, as `tasks` has it. Raises InvalidOption, UnsupportedOption."""
+        if not self._texts:
+            raise UnsupportedOption("task", "this model has one task alone, so leave it out")
+        name = Task.named(task)
+        if name not in self._texts:
+            raise InvalidOption(
+                "task", f"be one of {', '.join(self._texts)}; what else a model can do is not served"
+            )
+        return name
+
+
+def _task_texts(tokenizer: "Tokenizer", config: "ModelConfig") -> dict[str, tuple[int, ...]]:
+    """The ids of what each task's text is, between the tokens that stand around it."""
+    from snapcap.models.fields import ConfigError  # noqa: PLC0415  with a checkpoint only
+
+    generation, most = config.generation, config.decoder.text_tokens
+    texts = {}
+    for task in config.tasks:
+        ids = (*_begin(generation), *tokenizer.encode(task.text), *generation.eos_ids[:1])
+        if len(ids) > most:
+            raise ConfigError("tokenizer", task.name, f"its text has {len(ids)} tokens, the encoder takes {most}")
+        texts[task.name] = ids
+    return texts
+
+
+def _begin(generation: "GenerationConfig") -> tuple[int, ...]:
+    return () if generation.forced_bos_id is None else (generation.forced_bos_id,)
+
+
+def _params(generation: "GenerationConfig") -> SamplingParams:
+    return SamplingParams(**{name: getattr(generation, name) for name in _DEFAULTED})

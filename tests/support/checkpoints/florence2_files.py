@@ -1,0 +1,71 @@
+"""Writes a small random Florence-2 with all the files that its checkpoints have on the hub."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from support.checkpoints import random_captioners
+
+SENTENCES = (
+    "What does the image describe?",
+    "Describe in detail what is shown in the image.",
+    "Describe with a paragraph what is shown in the image.",
+)
+SPECIALS = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+
+
+def write_florence2(folder: Path, text: dict[str, Any], seed: int) -> None:
+    """``text``: changes of the text part, with its ``vocab_size``. Two stages of 24×24 and 12×12 tokens."""
+    random_captioners.florence2(_VISION | {"projection_dim": text["d_model"]}, text, seed).save_pretrained(folder)
+    write_tokenizer(folder, text["vocab_size"])
+    processor = {
+        "image_processor_type": "CLIPImageProcessor",
+        "do_center_crop": False,
+        "image_mean": [0.485, 0.456, 0.406],
+        "image_std": [0.229, 0.224, 0.225],
+        "image_seq_length": 145,
+        "resample": 3,
+        "size": {"height": 96, "width": 96},
+        "crop_size": {"height": 96, "width": 96},
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+
+
+_VISION = {name: random_captioners.DAVIT[name][:2] for name in ("depths", "patch_size", "patch_stride")}
+_VISION |= {name: random_captioners.DAVIT[name][:2] for name in ("patch_padding", "patch_prenorm", "embed_dim")}
+_VISION |= {name: random_captioners.DAVIT[name][:2] for name in ("num_heads", "num_groups")}
+
+
+def write_tokenizer(folder: Path, size: int) -> None:
+    """BART's byte-level BPE of ``size`` tokens, which knows the words of the tasks; ``<image>`` is the last."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size - 1,
+        special_tokens=list(SPECIALS),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(SENTENCES * 4, trainer)
+    fillers = size - 1 - tokenizer.get_vocab_size()
+    tokenizer.add_tokens([f" word{number}" for number in range(fillers)])
+    tokenizer.add_special_tokens(["<image>"])
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = dict(zip(("bos_token", "pad_token", "eos_token", "unk_token", "mask_token"), SPECIALS, strict=True))
+    config = {**names, "sep_token": "</s>", "cls_token": "<s>", "extra_special_tokens": {"image_token": "<image>"}}
+    config |= {"tokenizer_class": "TokenizersBackend", "image_token": "<image>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def processor_of(folder: Path) -> Any:
+    """transformers' `Florence2Processor` of these files."""
+    from transformers import Florence2Processor, PreTrainedTokenizerFast
+    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    images = CLIPImageProcessorPil.from_pretrained(folder)
+    return Florence2Processor(images, tokenizer)
