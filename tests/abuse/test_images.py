@@ -117,7 +117,9 @@ def test_an_image_that_takes_too_long_is_refused_for_that(samples: dict[Path, st
 def small(samples: dict[Path, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Abused]:
     """With what a container of 4 GiB gives to pixels."""
     size = str(MemoryBudget.of(4 * GIB).pixels)
-    with Abused(samples, tmp_path_factory.mktemp("small"), "--decode-memory", size) as abused:
+    # A machine that has other work decodes the largest pictures for longer than a request may take by default.
+    options = ("--decode-memory", size, "--request-timeout", "300", "--decode-timeout", "60")
+    with Abused(samples, tmp_path_factory.mktemp("small"), *options) as abused:
         yield abused
 
 
