@@ -4,21 +4,26 @@ Everything that snapcap does not support is refused here, by name, before a tens
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from snapcap.models.dimensions import DecoderConfig, GenerationConfig, Parts, Task, VisionConfig
-from snapcap.models.families import blip, florence2, git, vision_encoder_decoder
+from snapcap.models.dimensions import DecoderConfig, GenerationConfig, Parts, VisionConfig
+from snapcap.models.families import blip, florence2, git, idefics3, vision_encoder_decoder
 from snapcap.models.fields import ConfigError, Fields, json_or_empty, read_json
 from snapcap.models.names import Names
+from snapcap.models.text import ChatIds, ImageMarkup, Task
 
 __all__ = ["ConfigError", "ModelConfig"]
+
+ChatOf = Callable[[Path, ImageMarkup], ChatIds]
 
 _FAMILIES: dict[str, Callable[[Fields, Mapping[str, Any]], Parts]] = {
     "blip": blip.read,
     "florence2": florence2.read,
     "git": git.read,
+    "idefics3": idefics3.read,
+    "smolvlm": idefics3.read,
     "vision-encoder-decoder": vision_encoder_decoder.read,
 }
 
@@ -31,6 +36,8 @@ class ModelConfig:
     names: what the checkpoint calls its tensors.
     projected: a linear layer stands between encoder and decoder, as ``enc_to_dec_proj``.
     tasks: as ``Parts`` has them.
+    markup: how the chat template holds an image, of a family that has one.
+    chat: what that template makes of a message.
     """
 
     family: str
@@ -40,11 +47,19 @@ class ModelConfig:
     names: Names
     projected: bool
     tasks: tuple[Task, ...] = ()
+    markup: ImageMarkup | None = None
+    chat: ChatIds | None = None
+
+    @property
+    def prefix(self) -> tuple[int, ...]:
+        """Token ids that every row has before its image's."""
+        return () if self.chat is None else self.chat.prefix
 
     @property
     def prefix_length(self) -> int:
-        """Tokens that every step of a caption attends to beside its own: the image's, and those of a text."""
-        return self.vision.sequence_length + self.decoder.text_tokens
+        """Tokens that every step of a caption attends to beside its own: those before the image's, the image's, and
+        those of a text."""
+        return len(self.prefix) + self.vision.image_tokens + self.decoder.text_tokens
 
     @property
     def cross_size(self) -> int:
@@ -53,7 +68,9 @@ class ModelConfig:
 
     def dimensions(self) -> dict[str, Any]:
         """Everything that shapes a region, nested, by name: factors of the artifact key."""
+        prefix = {"prefix": len(self.prefix)} if self.prefix else {}
         return {
+            **prefix,
             "family": self.family,
             "vision": {name: _named(value) for name, value in asdict(self.vision).items()},
             "decoder": asdict(self.decoder),
@@ -61,8 +78,11 @@ class ModelConfig:
         }
 
     @classmethod
-    def from_folder(cls, folder: Path) -> "ModelConfig":
+    def from_folder(cls, folder: Path, chat_of: ChatOf | None = None) -> "ModelConfig":
         """Read ``config.json`` and, where it exists, ``generation_config.json``.
+
+        Args:
+            chat_of: says what the chat template makes of a message, of a family that has one; None: it is read.
 
         Raises:
             ConfigError: a field has a value that is not supported.
@@ -73,7 +93,38 @@ class ModelConfig:
         if family not in tuple(_FAMILIES):
             raise config.error("model_type", family, f"supported are {', '.join(_FAMILIES)}")
         parts = _FAMILIES[family](config, json_or_empty(folder / "generation_config.json"))
-        return cls(family, *parts)
+        read = cls(family, *parts)
+        return read if read.markup is None else _with_template(read, read.markup, folder, chat_of)
+
+
+def _with_template(config: ModelConfig, markup: ImageMarkup, folder: Path, chat_of: ChatOf | None) -> ModelConfig:
+    """What a chat template puts before the image takes positions.
+
+    Raises:
+        ConfigError: there is no template, or it cannot be used.
+    """
+    if chat_of is None:
+        from snapcap.models.processing.chat import read_chat  # noqa: PLC0415  libraries of text, which other families do without
+
+        chat_of = read_chat
+    chat = chat_of(folder, markup)
+    vocabulary = config.decoder.vocab_size
+    if max(*chat.prefix, chat.start_id, *chat.opening_ids, *chat.closing_ids) >= vocabulary:
+        raise ConfigError("vocab_size", vocabulary, "the chat template's tokens have ids above it")
+    config = replace(config, chat=chat)
+    positions = config.decoder.n_positions - config.prefix_length
+    if positions < 2:
+        raise ConfigError(
+            "max_position_embeddings",
+            config.decoder.n_positions,
+            f"an image takes {config.prefix_length} positions and leaves none for text",
+        )
+    length = min(config.generation.max_length, positions)
+    return replace(
+        config,
+        decoder=replace(config.decoder, n_positions=positions),
+        generation=replace(config.generation, start_id=chat.start_id, max_length=length),
+    )
 
 
 def _named(value: Any) -> Any:

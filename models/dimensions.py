@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from snapcap.models.names import Names
+from snapcap.models.text import ImageMarkup, RopeConfig, Task
 
 MAX_BEAMS = 8  # of one request; what each row bears in mind for its group grows with it
 DEFAULT_NEW_TOKENS = 20  # transformers 5's, where a checkpoint names no length
@@ -55,6 +56,11 @@ class VisionConfig:
         """Of an image: encoder tokens and their width."""
         return self.sequence_length, self.hidden_size
 
+    @property
+    def image_tokens(self) -> int:
+        """Tokens of an image that the decoder sees."""
+        return self.sequence_length
+
 
 @dataclass(frozen=True, kw_only=True)
 class BeitConfig(VisionConfig):
@@ -76,6 +82,23 @@ class BeitConfig(VisionConfig):
 @dataclass(frozen=True, kw_only=True)
 class ClipConfig(VisionConfig):
     """CLIP's encoder (Radford et al., 2021): a ViT with a norm before its first block too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiglipConfig(VisionConfig):
+    """SigLIP's encoder (Zhai et al., 2023): a ViT without a class token.
+
+    pixel_shuffle: each square of so many patches a side becomes one token of the decoder.
+    bucketed: positions are looked up as transformers does for images of any size, by rounded fractions of a side.
+    """
+
+    leading_tokens: int = 0
+    pixel_shuffle: int = 1
+    bucketed: bool = False
+
+    @property
+    def image_tokens(self) -> int:
+        return (self.grid[0] // self.pixel_shuffle) * (self.grid[1] // self.pixel_shuffle)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +172,11 @@ class DecoderConfig:
         return self.hidden_size // self.num_heads
 
     @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values, as the caches hold them."""
+        return self.num_heads
+
+    @property
     def text_tokens(self) -> int:
         """Tokens of the longest text that an encoder reads beside the image; shorter ones are padded."""
         return 0
@@ -185,7 +213,29 @@ class BertConfig(DecoderConfig):
 @dataclass(frozen=True, kw_only=True)
 class GitConfig(BertConfig):
     """A decoder like BERT's without cross-attention: the image's tokens go through its own layers, as a prefix of
-    the caption (``models.regions.git``)."""
+    the caption (``models.regions.prefix.git``)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaConfig(DecoderConfig):
+    """A decoder like Llama's (Touvron et al., 2023): the image's tokens go through its own layers, as a prefix of
+    what follows (``models.regions.prefix.llama``).
+
+    num_kv_heads: each of them is shared by as many queries' heads (Ainslie et al., 2023).
+    head_width: of a head; all of them need not have the decoder's width together.
+    """
+
+    num_kv_heads: int
+    head_width: int
+    rope: RopeConfig
+
+    @property
+    def head_dim(self) -> int:
+        return self.head_width
+
+    @property
+    def kv_heads(self) -> int:
+        return self.num_kv_heads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,23 +279,12 @@ class GenerationConfig:
     repetition_penalty: float = 1.0
 
 
-class Task(NamedTuple):
-    """What a model was trained to do when it reads ``text`` beside an image, by its name in requests."""
-
-    name: str
-    text: str
-
-    @staticmethod
-    def named(name: str) -> str:
-        """The name as ours: Florence-2's ``<CAPTION>`` is ``caption``."""
-        return name.removeprefix("<").removesuffix(">").lower()
-
-
 class Parts(NamedTuple):
     """What a family reads from its ``config.json``.
 
     projected: a linear layer brings the encoder's output to the decoder's width.
     tasks: those that give captions, the default one first; none where a model has but one.
+    markup: of a family whose checkpoints have a chat template.
     """
 
     vision: VisionConfig
@@ -254,3 +293,4 @@ class Parts(NamedTuple):
     names: Names
     projected: bool = False
     tasks: tuple[Task, ...] = ()
+    markup: ImageMarkup | None = None

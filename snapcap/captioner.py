@@ -204,7 +204,7 @@ class Captioner:
             done = future.result()
         except Exception as error:
             raise self._error(error) from error
-        text = self._model.checkpoint.tokenizer.decode([*asked.resolved.prompt_ids, *done.tokens])
+        text = self._model.checkpoint.tokenizer.caption(asked.resolved.prompt_ids, done.tokens)
         seconds = done.queue_s + done.encode_s + done.decode_s
         return Caption(text, len(done.tokens), done.finish_reason, done.backend, seconds)
 
@@ -256,8 +256,9 @@ class Captioner:
         future: Future[Completion] = Future()
         tokens: queue.SimpleQueue[int | None] = queue.SimpleQueue()
         future.add_done_callback(lambda _: tokens.put(None))
-        text = self._model.checkpoint.tokenizer.stream(asked.resolved.prompt_ids)
-        shown = CaptionText(keep_leading_space=bool(asked.resolved.prompt_ids))
+        tokenizer, prompt_ids = self._model.checkpoint.tokenizer, asked.resolved.prompt_ids
+        text = tokenizer.stream(prompt_ids)
+        shown = CaptionText(keep_leading_space=bool(prompt_ids) and not tokenizer.takes_instructions)
         try:
             self._begin(asked, image, future, tokens)
             for token in iter(tokens.get, None):

@@ -13,15 +13,15 @@ ROOT = Path(__file__).parent.parent
 ROOMS: dict[str, tuple[str | tuple[str, ...], ...]] = {
     "models": (
         ("errors", "json_object"),
-        "names",
+        ("names", "text"),
         "dimensions",
         "fields",
+        "processing",
         "families",
         "config",
         "memory",
         "regions",
         "weights",
-        "processing",
         "demo",
     ),
     "warmup": (

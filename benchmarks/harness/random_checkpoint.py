@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 from snapcap.benchmarks.harness.arguments import make_parser
-from snapcap.benchmarks.random_models import blip, git, vit_gpt2
+from snapcap.benchmarks.random_models import blip, git, smolvlm, vit_gpt2
 from snapcap.benchmarks.random_models.tensors import Shapes, TensorSpec
 
 SEED = 0
@@ -39,6 +39,10 @@ RANDOM_MODELS = {
     "blip-base": RandomModel(blip, Shapes(image_size=384, vocab_size=30524, positions=512)),
     # microsoft/git-base-coco: CLIP's ViT-B/16 at 224 pixels and six layers of BERT-base's size.
     "git-base": RandomModel(git, Shapes(decoder_layers=6, vocab_size=30522)),
+    # HuggingFaceTB/SmolVLM-256M-Instruct: SigLIP-B/16 at 512 pixels and thirty layers of SmolLM2's 135M.
+    "smolvlm-256m": RandomModel(
+        smolvlm, smolvlm.ChatShapes(image_size=512, decoder_layers=30, vocab_size=49280, positions=8192)
+    ),
 }
 
 
@@ -78,8 +82,8 @@ def _write_weights(model: RandomModel, path: Path) -> None:
             tensor = torch.randn(spec.shape, generator=generator) * spec.std
         else:
             tensor = torch.full(spec.shape, spec.value)
-            for index, value in spec.exceptions.items():
-                tensor[index] = value
+        for index, value in spec.exceptions.items():
+            tensor[index] = value
         tensors[spec.name] = tensor.to(dtype)
     save_file(tensors, path, metadata={"format": "pt"})
 

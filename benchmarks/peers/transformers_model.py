@@ -12,6 +12,7 @@ _PARTS = {
     "VisionEncoderDecoderModel": ("encoder", "decoder"),
     "BlipForConditionalGeneration": ("vision_model", "text_decoder"),
     "GitForCausalLM": ("git",),
+    "Idefics3ForConditionalGeneration": ("model",),
 }
 
 
@@ -38,6 +39,7 @@ class Captioner:
         self._dtype = torch.bfloat16 if device == "cuda" else torch.float32
         self._model = model_class.from_pretrained(folder, dtype=self._dtype).to(device).eval()
         self._ends = _ends(self._model)
+        self._prompt = _chat_prompt(folder, self._model, self._tokenizer)
         # Said to `generate`: BLIP's decoder does not read the checkpoint's generation_config.json.
         limit = self._model.generation_config.max_new_tokens
         self._limit = {} if limit is None else {"max_new_tokens": limit}
@@ -51,7 +53,11 @@ class Captioner:
         from PIL import Image
 
         pictures = [Image.open(io.BytesIO(image)).convert("RGB") for image in images]
-        batch = self._processor(pictures, return_tensors="pt").pixel_values
+        if self._prompt:  # a tile of each, without splitting
+            settings = {"do_image_splitting": False, "return_tensors": "pt"}
+            batch = self._processor([[picture] for picture in pictures], **settings).pixel_values
+        else:
+            batch = self._processor(pictures, return_tensors="pt").pixel_values
         return batch.to(self._device, self._dtype)
 
     def generate(self, pixels: Any) -> list[dict[str, Any]]:
@@ -59,11 +65,32 @@ class Captioner:
         import torch
 
         with torch.inference_mode():
-            rows = self._model.generate(pixel_values=pixels, do_sample=False, num_beams=1, **self._limit).tolist()
+            given = {"do_sample": False, "num_beams": 1, **self._limit}
+            if self._prompt:
+                given["input_ids"] = torch.tensor([self._prompt] * len(pixels), device=self._device)
+            rows = self._model.generate(pixel_values=pixels, **given).tolist()
+        # The first token of a row is the start token; an instruction is no part of a caption.
+        rows = [row[len(self._prompt) or 1 :] for row in rows]
         texts = self._tokenizer.batch_decode(rows, skip_special_tokens=True)
-        # The first token of a row is the start token.
-        counts = [sum(token not in self._ends for token in row[1:]) for row in rows]
+        counts = [sum(token not in self._ends for token in row) for row in rows]
         return [{"caption": text.strip(), "tokens": count} for text, count in zip(texts, counts, strict=True)]
+
+
+def _chat_prompt(folder: str, model: Any, tokenizer: Any) -> list[int]:
+    """The ids of a message of one image and the default instruction, of a model that has a chat template."""
+    if not hasattr(model.config, "scale_factor"):
+        return []
+    content = [{"type": "image"}, {"type": "text", "text": "Can you describe this image?"}]
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": content}],
+        chat_template=_read(folder, "chat_template.json")["chat_template"],
+        add_generation_prompt=True,
+        tokenize=False,
+    )
+    vision, around = model.config.vision_config, "<fake_token_around_image>"
+    image = "<image>" * (vision.image_size // vision.patch_size // model.config.scale_factor) ** 2
+    ids: list[int] = tokenizer(text.replace("<image>", f"{around}<global-img>{image}{around}"))["input_ids"]
+    return ids
 
 
 def _read(folder: str, name: str) -> dict[str, Any]:
@@ -73,7 +100,9 @@ def _read(folder: str, name: str) -> dict[str, Any]:
 
 def _ends(model: Any) -> set[int]:
     """The tokens that end or fill up a row."""
-    text = getattr(model.config, "text_config", None)  # BLIP's, whose captions end with [SEP]
+    text = getattr(model.config, "text_config", None)
+    if not hasattr(text, "sep_token_id"):
+        text = None  # only BLIP's captions end with [SEP]
     end = model.generation_config.eos_token_id if text is None else text.sep_token_id
     padding = (model.generation_config if text is None else text).pad_token_id
     return set() if end is None else {end, padding}

@@ -35,7 +35,7 @@ class Shapes:
 class TensorSpec:
     """One tensor: normally distributed with ``std``, or ``value`` everywhere where that is 0.
 
-    ``exceptions`` are single values by their index in a vector.
+    ``exceptions`` are single values by their index in a vector, or whole rows of a matrix.
     """
 
     name: str

@@ -16,11 +16,11 @@ from snapcap.models.dimensions import (
     Florence2Config,
     GenerationConfig,
     Parts,
-    Task,
 )
 from snapcap.models.families.generation import read_generation
 from snapcap.models.fields import Fields, is_whole
 from snapcap.models.names import Names, Rule
+from snapcap.models.text import Task
 
 _ARCHITECTURE = "Florence2ForConditionalGeneration"
 _TEXTS, _VISIONS = ("bart", "florence2_language"), ("florence_vision", "davit")

@@ -56,10 +56,11 @@ _MOST_RESIZED = 50_000_000  # pixels: 150 MB in RGB
 @dataclass(frozen=True)
 class Resize:
     """``target``: (width, height) of the upright picture -> (width, height) that is wanted. ``filter``: Pillow's
-    number."""
+    number. ``final``: the (width, height) to which it is resized once more, if it is."""
 
     target: Callable[[int, int], tuple[int, int]]
     filter: int
+    final: tuple[int, int] | None = None
 
 
 def read_image(
@@ -99,9 +100,11 @@ def read_image(
     stored = None if target is None else _swapped(target, _swaps_sides(method))
     box = None
     if stored is not None and isinstance(image, JpegImagePlugin.JpegImageFile):
-        drafted = image.draft(None, (2 * stored[0], 2 * stored[1]))
+        least = (resize and resize.final) or stored
+        drafted = image.draft(None, (2 * least[0], 2 * least[1]))
         box = drafted[1] if drafted and image.size != full else None
-    _check_room(image_bytes(image, full, target, scans, len(data)) if name != "webp" else 0, room)
+    final = None if resize is None else resize.final
+    _check_room(image_bytes(image, full, target, scans, len(data), final) if name != "webp" else 0, room)
     rgb = _load_rgb(image, name)
     if name != "jpeg":
         method = _turn(image)
@@ -109,7 +112,8 @@ def read_image(
         image.close()  # its pixels are not needed any more
     if box is not None and resize is not None and stored is not None:
         # The picture fills only the box: a width of 3001 becomes 375.125 pixels, stored as 376.
-        return _upright(rgb.resize(stored, Image.Resampling(resize.filter), box=box), method), name
+        resized = rgb.resize(stored, Image.Resampling(resize.filter), box=box)
+        return _finished(_upright(resized, method), resize), name
     return _resized(_upright(rgb, method), resize), name
 
 
@@ -150,7 +154,8 @@ def _check_webp(data: bytes, max_pixels: int, resize: Resize | None, room: int |
     size = webp_size(data) if sniff(data) == "webp" else None
     if size is not None and 0 not in size:
         _check_size(size, max_pixels)
-        _check_room(webp_bytes(size, None if resize is None else resize.target(*size), len(data)), room)
+        target, final = (None, None) if resize is None else (resize.target(*size), resize.final)
+        _check_room(webp_bytes(size, target, len(data), final), room)
 
 
 def _check_size(size: tuple[int, int], max_pixels: int) -> None:
@@ -201,9 +206,18 @@ def _upright(image: Image.Image, method: Image.Transpose | None) -> Image.Image:
 
 def _resized(upright: Image.Image, resize: Resize | None) -> Image.Image:
     target = upright.size if resize is None else resize.target(*upright.size)
-    if resize is None or upright.size == target:
+    if resize is None:
         return upright
-    return upright.resize(target, Image.Resampling(resize.filter))
+    if upright.size != target:
+        upright = upright.resize(target, Image.Resampling(resize.filter))
+    return _finished(upright, resize)
+
+
+def _finished(image: Image.Image, resize: Resize) -> Image.Image:
+    """After a second resize, if there is one."""
+    if resize.final is None or image.size == resize.final:
+        return image
+    return image.resize(resize.final, Image.Resampling(resize.filter))
 
 
 def _swaps_sides(method: Image.Transpose | None) -> bool:

@@ -16,13 +16,20 @@ _COPIES = 3
 _TABLES = 48  # of Pillow's resize, for each row and column
 
 
-def webp_bytes(size: tuple[int, int], target: tuple[int, int] | None, length: int) -> int:
+def webp_bytes(
+    size: tuple[int, int], target: tuple[int, int] | None, length: int, final: tuple[int, int] | None = None
+) -> int:
     """As `image_bytes`, of a WEBP that is not open yet: to open it makes the canvases."""
-    return size[0] * size[1] * _WEBP_PIXEL + _resizing(size, target) + _COPIES * length
+    return size[0] * size[1] * _WEBP_PIXEL + _resizing(size, target) + _again(target, final) + _COPIES * length
 
 
 def image_bytes(
-    image: Image.Image, full: tuple[int, int], target: tuple[int, int] | None, scans: int, length: int
+    image: Image.Image,
+    full: tuple[int, int],
+    target: tuple[int, int] | None,
+    scans: int,
+    length: int,
+    final: tuple[int, int] | None = None,
 ) -> int:
     """What it takes at its peak to decode a picture and to resize it.
 
@@ -32,12 +39,13 @@ def image_bytes(
         target: (width, height) to which it is resized; ``None`` where it is not.
         scans: of the JPEG.
         length: of the file, in bytes.
+        final: (width, height) to which it is resized once more; ``None`` where it is not.
     """
     pixels = image.size[0] * image.size[1]
     peak = pixels * _PIXEL
     if isinstance(image, JpegImagePlugin.JpegImageFile) and (scans > 1 or "progressive" in image.info):
         peak = max(peak, pixels * 4 + _coefficients(image, full))
-    return peak + _resizing(image.size, target) + _COPIES * length
+    return peak + _resizing(image.size, target) + _again(target, final) + _COPIES * length
 
 
 def _coefficients(image: JpegImagePlugin.JpegImageFile, full: tuple[int, int]) -> int:
@@ -46,6 +54,11 @@ def _coefficients(image: JpegImagePlugin.JpegImageFile, full: tuple[int, int]) -
     down = max((each[2] for each in image.layer), default=1) or 1
     units = -(-full[0] // (8 * across)) * -(-full[1] // (8 * down))
     return units * sum(each[1] * each[2] for each in image.layer) * _COEFFICIENTS
+
+
+def _again(target: tuple[int, int] | None, final: tuple[int, int] | None) -> int:
+    """Of a second resize, while the picture before the first may still be there."""
+    return 0 if target is None else _resizing(target, final)
 
 
 def _resizing(size: tuple[int, int], target: tuple[int, int] | None) -> int:

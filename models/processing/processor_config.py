@@ -13,7 +13,8 @@ from snapcap.models.fields import ConfigError
 
 Channels = tuple[float, ...]
 # Pillow's numbers of resize filters, of which there are six.
-BILINEAR, BICUBIC, FILTERS = 2, 3, range(6)
+LANCZOS, BILINEAR, BICUBIC, FILTERS = 1, 2, 3, range(6)
+MOST_EDGE = 4096  # transformers' own limit, above which it scales once more
 _HALF = (0.5, 0.5, 0.5)
 _CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 _CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -25,7 +26,8 @@ class ProcessorDefaults:
     """What an image processor of transformers does where its file says nothing. Sizes in pixels, of a square.
 
     resample: Pillow's number of the resize filter. crop_size: None does not crop. shortest_edge: a size that is one
-    number is the length of the shorter edge, not a square.
+    number is the length of the shorter edge, not a square. longest_edge: that of a first resize, which keeps
+    the shape; the picture is then resized to its square ``size``, which its file calls ``max_image_size``.
     """
 
     size: int = 224
@@ -34,16 +36,27 @@ class ProcessorDefaults:
     std: Channels = _HALF
     crop_size: int | None = None
     shortest_edge: bool = False
+    longest_edge: int | None = None
 
 
 _PROCESSORS = {
     "Beit": ProcessorDefaults(resample=BICUBIC),
     "Blip": ProcessorDefaults(384, BICUBIC, _CLIP_MEAN, _CLIP_STD),
     "CLIP": ProcessorDefaults(224, BICUBIC, _CLIP_MEAN, _CLIP_STD, crop_size=224, shortest_edge=True),
+    "Idefics3": ProcessorDefaults(364, LANCZOS, longest_edge=4 * 364),
+    "SmolVLM": ProcessorDefaults(364, LANCZOS, longest_edge=4 * 364),
     "DeiT": ProcessorDefaults(256, BICUBIC, crop_size=224),
     "ViT": ProcessorDefaults(),
 }
-_KINDS = {"beit": "Beit", "blip": "Blip", "deit": "DeiT", "git": "CLIP", "vit": "ViT"}
+_KINDS = {
+    "beit": "Beit",
+    "blip": "Blip",
+    "deit": "DeiT",
+    "git": "CLIP",
+    "idefics3": "Idefics3",
+    "smolvlm": "SmolVLM",
+    "vit": "ViT",
+}
 _OF_FAMILY = {
     **{family: _PROCESSORS[kind] for family, kind in _KINDS.items()},
     # Their files name CLIP's processor, and say these.
@@ -84,6 +97,17 @@ def size(config: Mapping[str, Any], field: str, default: int, shortest_edge: boo
         case _:
             pass
     raise ConfigError(field, value, "a number of pixels, a height and width, or a shortest_edge is expected")
+
+
+def longest_edge(config: Mapping[str, Any], field: str, default: int) -> int:
+    """The length of a longer edge, in pixels."""
+    value = config.get(field)
+    match {"longest_edge": default} if value is None else value:
+        case {"longest_edge": int(edge), **others} if 0 < edge <= MOST_EDGE and not any(others.values()):
+            return edge
+        case _:
+            pass
+    raise ConfigError(field, value, f"a longest_edge of at most {MOST_EDGE} pixels is expected")
 
 
 def switch(config: Mapping[str, Any], field: str, default: bool) -> bool:

@@ -1,15 +1,19 @@
 """Converts between token ids and text by a checkpoint's tokenizer files, without transformers."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tokenizers
 from tokenizers import decoders
 
 from snapcap.models.processing.text_stream import INCOMPLETE, ByteLevelStream, WordStream
 from snapcap.models.processing.tokenizer_files import read_backend
+from snapcap.models.text import ChatIds
+
+if TYPE_CHECKING:
+    from snapcap.models.processing.chat import ChatEncoder
 
 # transformers' clean-up of spaces, in its order
 _CLEAN_UP = (
@@ -30,26 +34,48 @@ _MAY_NEED_CLEAN_UP = re.compile(r" (?:[.?!,']|n't)").search  # every one of thes
 class Tokenizer:
     """Encodes prompts and decodes captions; safe to use from several threads."""
 
-    def __init__(self, backend: tokenizers.Tokenizer, clean_up: bool) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer, clean_up: bool, chat: ChatIds | None = None) -> None:
+        """``chat``: what the model's chat template makes of a message, if it has one."""
+        self._chat = None if chat is None else _chat_encoder(backend, chat)
         self._backend = backend
         self._clean_up = clean_up
         joins = isinstance(backend.decoder, decoders.ByteLevel | decoders.WordPiece)
         self._pieces = _Pieces(backend) if joins else None
 
     @classmethod
-    def from_folder(cls, folder: Path) -> "Tokenizer":
+    def from_folder(cls, folder: Path, chat: ChatIds | None = None) -> "Tokenizer":
         """Read ``tokenizer.json``, or the slow files of GPT-2, RoBERTa or BERT.
 
         Raises:
             ConfigError: the folder has neither, or they cannot be used; the message says what to do.
         """
         backend, config = read_backend(folder)
-        return cls(backend, _cleans_up(backend, config))
+        return cls(backend, _cleans_up(backend, config), chat)
 
     @property
     def vocab_size(self) -> int:
         """The number of tokens, special and added ones included."""
         return int(self._backend.get_vocab_size(with_added_tokens=True))
+
+    @property
+    def takes_instructions(self) -> bool:
+        """Whether a prompt says what to do; else it is the beginning of the caption."""
+        return self._chat is not None
+
+    def prompt_ids(self, text: str) -> tuple[int, ...]:
+        """The ids that follow a row's start token before any is generated, for a request's prompt; without one the
+        default instruction's, of a model that takes instructions.
+
+        Raises:
+            PromptError: the text is none that the model can take.
+        """
+        if self._chat is not None:
+            return self._chat.ids(text)
+        return tuple(self.encode(text)) if text else ()
+
+    def caption(self, prompt_ids: Sequence[int], tokens: Sequence[int]) -> str:
+        """The caption of generated tokens, with the prompt that it begins with."""
+        return self.decode([*self._begun(prompt_ids), *tokens])
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without the special tokens a tokenizer may put around it."""
@@ -59,16 +85,20 @@ class Tokenizer:
         """The text of ids as transformers' ``decode(ids, skip_special_tokens=True)`` gives it, then stripped."""
         return self._text(list(ids)).strip()
 
-    def stream(self, prompt_ids: Iterable[int] = ()) -> ByteLevelStream | WordStream:
-        """The text of the tokens that follow a prompt, as they come; together, and stripped, what `decode` adds to
-        the prompt's text."""
+    def stream(self, prompt_ids: Sequence[int] = ()) -> ByteLevelStream | WordStream:
+        """The text of the tokens that follow a prompt, as they come; together, and stripped, what `caption` adds to
+        the text of a prompt that it begins with."""
         if isinstance(self._backend.decoder, decoders.ByteLevel) and not self._clean_up:
             return ByteLevelStream(self._text)
-        return WordStream(self._text, prompt_ids)
+        return WordStream(self._text, self._begun(prompt_ids))
 
     def save(self, path: Path) -> None:
         """Write a ``tokenizer.json``, from which the same tokenizer can be read."""
         self._backend.save(str(path))
+
+    def _begun(self, prompt_ids: Sequence[int]) -> Sequence[int]:
+        """Of a prompt those that the caption begins with."""
+        return () if self.takes_instructions else prompt_ids
 
     def _text(self, ids: list[int]) -> str:
         text = None if self._pieces is None else self._pieces.text(ids)
@@ -78,6 +108,12 @@ class Tokenizer:
             for spaced, clean in _CLEAN_UP:
                 text = text.replace(spaced, clean)
         return text
+
+
+def _chat_encoder(backend: tokenizers.Tokenizer, chat: ChatIds) -> "ChatEncoder":
+    from snapcap.models.processing.chat import ChatEncoder  # noqa: PLC0415  of chat models alone
+
+    return ChatEncoder(backend, chat)
 
 
 class _Pieces(dict[int, str]):

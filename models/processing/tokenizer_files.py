@@ -61,6 +61,24 @@ def read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
     return backend, config
 
 
+def special_tokens(folder: Path) -> dict[str, str]:
+    """The text of each special token that ``tokenizer_config.json`` or ``special_tokens_map.json`` names, by its
+    role, such as ``bos_token``.
+
+    Raises:
+        ConfigError: a file is not a JSON object.
+    """
+    tokens: dict[str, str] = {}
+    for file in ("special_tokens_map.json", "tokenizer_config.json"):
+        config = json_or_empty(folder / file)
+        for role in _SPECIAL:
+            token = config.get(role)
+            text = token.get("content") if isinstance(token, dict) else token
+            if isinstance(text, str):
+                tokens[role] = text
+    return tokens
+
+
 def _slow_class(folder: Path, config: Mapping[str, Any]) -> str:
     """Which of the slow tokenizers the files are, by the class they name or, without one, by the model's family."""
     named = config.get("tokenizer_class")

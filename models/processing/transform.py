@@ -9,7 +9,7 @@ Equal to transformers' image processors of ViT, DeiT, BEiT and BLIP (Pillow back
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from snapcap.models.fields import ConfigError, json_or_empty, read_json
 from snapcap.models.processing import processor_config as fields
@@ -37,6 +37,17 @@ class DecodedImage:
     format: str
 
 
+class _Pixels(TypedDict):
+    """Fields of ``ImageTransform``."""
+
+    resample: int
+    do_rescale: bool
+    rescale_factor: float
+    do_normalize: bool
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
 @dataclass(frozen=True)
 class ImageTransform:
     """What happens to a picture on its way into the encoder; the defaults are those of transformers' ViT.
@@ -44,6 +55,7 @@ class ImageTransform:
     size: (height, width) of the result, in pixels.
     resample: Pillow's number of the resize filter (2 = bilinear).
     resize_to: (height, width), or the length of the shorter edge; ``None`` is ``size``.
+    longest_edge: a first resize makes the longer edge as long and keeps the shape, before that to ``size``.
     do_center_crop: cut ``size`` out of the middle of the resized picture.
     max_pixels: the most pixels a picture may have before it is resized.
     """
@@ -59,6 +71,7 @@ class ImageTransform:
     max_pixels: int = 50_000_000
     resize_to: tuple[int, int] | int | None = None
     do_center_crop: bool = False
+    longest_edge: int | None = None
 
     @classmethod
     def from_folder(
@@ -86,6 +99,7 @@ class ImageTransform:
                 max_pixels=max_pixels,
                 resize_to=edge,
                 do_center_crop=edge is not None,
+                longest_edge=None if preset.longest_edge is None else 4 * max(image_size),
             )
         return _from_config(config, fields.defaults(config, family), image_size, max_pixels)
 
@@ -106,7 +120,7 @@ class ImageTransform:
 
         from snapcap.models.processing.image import Resize, read_image  # noqa: PLC0415
 
-        resize = Resize(self._resized, self.resample) if self.do_resize else None
+        resize = Resize(self._resized, self.resample, self._final) if self.do_resize else None
         image, name = read_image(data, self.max_pixels, resize, room)
         return DecodedImage(np.asarray(self._fitted(image)), name)
 
@@ -123,7 +137,7 @@ class ImageTransform:
 
         from snapcap.models.processing.image import Resize, convert_image  # noqa: PLC0415
 
-        resize = Resize(self._resized, self.resample) if self.do_resize else None
+        resize = Resize(self._resized, self.resample, self._final) if self.do_resize else None
         return np.asarray(self._fitted(convert_image(image, self.max_pixels, resize)))
 
     def normalise(self, pixels: "NDArray[np.uint8]") -> "NDArray[np.float32]":
@@ -153,8 +167,15 @@ class ImageTransform:
         """The standard deviation of each channel, 1 when normalising is off."""
         return self.std if self.do_normalize else (1.0, 1.0, 1.0)
 
+    @property
+    def _final(self) -> tuple[int, int] | None:
+        """(width, height) of a second resize."""
+        return None if self.longest_edge is None else (self.size[1], self.size[0])
+
     def _resized(self, width: int, height: int) -> tuple[int, int]:
-        """(width, height) after the resize, for an upright picture of that size."""
+        """(width, height) after the first resize, for an upright picture of that size."""
+        if self.longest_edge is not None:
+            return _with_longest_edge(width, height, self.longest_edge)
         if isinstance(self.resize_to, int):
             edge = self.resize_to
             if width <= height:
@@ -179,6 +200,16 @@ class ImageTransform:
         return image.crop((left, top, left + width, top + height))
 
 
+def _with_longest_edge(width: int, height: int, edge: int) -> tuple[int, int]:
+    """The shorter edge in proportion, by transformers' floats, and even."""
+    ratio = width / height
+    if width >= height:
+        shorter = int(edge / ratio)
+        return edge, max(shorter + shorter % 2, 1)
+    shorter = int(edge * ratio)
+    return max(shorter + shorter % 2, 1), edge
+
+
 def _wrong_size(image: "Image.Image", expected: str) -> ImageError:
     return ImageError(
         "wrong_size",
@@ -200,6 +231,8 @@ def _read(folder: Path) -> Mapping[str, Any] | None:
 def _from_config(
     config: Mapping[str, Any], preset: fields.ProcessorDefaults, image_size: tuple[int, int], max_pixels: int
 ) -> ImageTransform:
+    if preset.longest_edge is not None:
+        return _of_tiles(config, preset, preset.longest_edge, image_size, max_pixels)
     if fields.switch(config, "do_pad", False):
         raise ConfigError("do_pad", True, "padding is not supported")
     do_resize = fields.switch(config, "do_resize", True)
@@ -215,17 +248,45 @@ def _from_config(
         _fits("size", config.get("size"), size, image_size)
     return ImageTransform(
         size=image_size,
-        resample=fields.resample(config, preset.resample),
         do_resize=do_resize,
-        do_rescale=fields.switch(config, "do_rescale", True),
-        rescale_factor=fields.number(config, "rescale_factor", 1 / 255),
-        do_normalize=fields.switch(config, "do_normalize", True),
-        mean=fields.channels(config, "image_mean", preset.mean),
-        std=fields.channels(config, "image_std", preset.std, nonzero=True),
+        **_pixels(config, preset),
         max_pixels=max_pixels,
         resize_to=size if do_resize and size != image_size else None,
         do_center_crop=do_center_crop,
     )
+
+
+def _of_tiles(
+    config: Mapping[str, Any],
+    preset: fields.ProcessorDefaults,
+    longest_edge: int,
+    image_size: tuple[int, int],
+    max_pixels: int,
+) -> ImageTransform:
+    """Idefics3's and SmolVLM's: one tile without padding, whatever the file says of splitting and padding."""
+    for field in ("do_pad", "do_image_splitting"):
+        fields.switch(config, field, True)
+    edge = fields.longest_edge(config, "max_image_size", preset.size)
+    _fits("max_image_size", config.get("max_image_size"), (edge, edge), image_size)
+    first = fields.longest_edge(config, "size", longest_edge)
+    return ImageTransform(
+        size=image_size,
+        **_pixels(config, preset),
+        max_pixels=max_pixels,
+        longest_edge=first if fields.switch(config, "do_resize", True) else None,
+    )
+
+
+def _pixels(config: Mapping[str, Any], preset: fields.ProcessorDefaults) -> "_Pixels":
+    """What is done to each of them, and the filter that makes them."""
+    return {
+        "resample": fields.resample(config, preset.resample),
+        "do_rescale": fields.switch(config, "do_rescale", True),
+        "rescale_factor": fields.number(config, "rescale_factor", 1 / 255),
+        "do_normalize": fields.switch(config, "do_normalize", True),
+        "mean": fields.channels(config, "image_mean", preset.mean),
+        "std": fields.channels(config, "image_std", preset.std, nonzero=True),
+    }
 
 
 def _fits(field: str, value: object, size: tuple[int, int] | int, image_size: tuple[int, int]) -> None:

@@ -34,7 +34,7 @@ def attend_cached(
 
 
 def attend_prefixed(
-    query: Tensor,  # [b, H, d]
+    query: Tensor,  # [b, n * H, d]: n of them share each head of keys and values
     key: Tensor,  # [b, H, d]
     value: Tensor,  # [b, H, d]
     positions: Tensor,  # [b] int64, below L
@@ -43,11 +43,11 @@ def attend_prefixed(
     prefix_key: Tensor,  # [b, H, d, T]
     prefix_value: Tensor,  # [b, H, T, d]
     scale: float,
-) -> Tensor:  # [b, H * d]
+) -> Tensor:  # [b, n * H * d]
     """The same, and all of a prefix is seen too: one softmax over both."""
     future = _cache(key, value, positions, key_cache, value_cache)
     prefix = prefix_key.shape[3]
-    query = query.unsqueeze(2)
+    query = query.view(query.shape[0], key.shape[1], -1, query.shape[2])  # [b, H, n, d]
     own = (torch.matmul(query, key_cache).float() * scale).masked_fill(future, float("-inf"))
     scores = torch.cat((torch.matmul(query, prefix_key).float() * scale, own), dim=-1)
     weights = scores.softmax(dim=-1).to(value.dtype)

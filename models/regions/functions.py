@@ -13,14 +13,17 @@ from snapcap.models.dimensions import (
     Florence2Config,
     GitConfig,
     Gpt2Config,
+    LlamaConfig,
+    SiglipConfig,
     VisionConfig,
 )
-from snapcap.models.regions import bert, git, gpt2, names, vit
+from snapcap.models.regions import bert, gpt2, names, vit
 from snapcap.models.regions.activations import activation
 from snapcap.models.regions.choice import beam_search
 from snapcap.models.regions.choice.penalties import penalise
 from snapcap.models.regions.choice.sampling import sample
 from snapcap.models.regions.florence2 import bart, davit
+from snapcap.models.regions.prefix import git, llama, siglip
 from snapcap.models.regions.state import cross_kv
 
 RegionFunction = Callable[..., Tensor]
@@ -43,9 +46,15 @@ def region_functions(config: ModelConfig) -> Mapping[str, RegionFunction]:
 def _vit(vision: VisionConfig) -> Mapping[str, RegionFunction]:
     act, eps = activation(vision.activation), vision.layer_norm_eps
     return {
-        "encoder_before": partial(vit.embed, grid=vision.grid, patch_size=vision.patch_size, eps=eps),
+        "encoder_before": _embed(vision),
         "encoder_block": partial(vit.block, num_heads=vision.num_heads, eps=eps, act=act),
     }
+
+
+def _embed(vision: VisionConfig) -> RegionFunction:
+    if isinstance(vision, SiglipConfig):
+        return partial(siglip.embed, grid=vision.grid, patch_size=vision.patch_size)
+    return partial(vit.embed, grid=vision.grid, patch_size=vision.patch_size, eps=vision.layer_norm_eps)
 
 
 def _davit(vision: DavitConfig) -> Mapping[str, RegionFunction]:
@@ -94,21 +103,42 @@ def _decoder(decoder: DecoderConfig) -> Mapping[str, RegionFunction]:
                 "decoder_block": partial(block, num_heads=heads, eps=eps, scale=scale, act=act),
                 "decoder_after": partial(bert.head, eps=eps, act=head_act),
             }
+        case LlamaConfig():
+            return {
+                "decoder_before": llama.embed,
+                "decoder_block": partial(llama.block, eps=eps, scale=decoder.head_dim**-0.5, act=act),
+                "decoder_after": partial(llama.head, eps=eps),
+            }
     raise TypeError(type(decoder).__name__)
 
 
 def _prefix(config: ModelConfig) -> Mapping[str, RegionFunction]:
-    decoder = config.decoder
-    if isinstance(decoder, Florence2Config):
-        return _bart(decoder, config.vision)
-    if not isinstance(decoder, GitConfig):
-        return {}
-    act, heads = activation(decoder.activation), decoder.num_heads
-    return {
-        "prefix_before": partial(git.project, eps=config.vision.layer_norm_eps),
-        "prefix_block": partial(git.prefix_block, num_heads=heads, eps=decoder.layer_norm_eps, act=act),
-        "prefix_after": git.prefix_end,
-    }
+    vision, decoder = config.vision, config.decoder
+    act, eps = activation(decoder.activation), decoder.layer_norm_eps
+    match decoder:
+        case GitConfig():
+            return {
+                "prefix_before": partial(git.project, eps=vision.layer_norm_eps),
+                "prefix_block": partial(git.prefix_block, num_heads=decoder.num_heads, eps=eps, act=act),
+                "prefix_after": git.prefix_end,
+            }
+        case LlamaConfig():
+            return {
+                "prefix_before": _connector(vision),
+                "prefix_block": partial(llama.prefix_block, eps=eps, act=act),
+                "prefix_after": partial(llama.prefix_end, eps=eps),
+            }
+        case Florence2Config():
+            return _bart(decoder, vision)
+    return {}
+
+
+def _connector(vision: VisionConfig) -> RegionFunction:
+    """What brings an encoder's tokens to a decoder that has no part in it."""
+    if isinstance(vision, SiglipConfig):
+        side, eps = vision.pixel_shuffle, vision.layer_norm_eps
+        return partial(siglip.project, grid=vision.grid, pixel_shuffle=side, eps=eps)
+    raise TypeError(type(vision).__name__)
 
 
 def _bart(decoder: Florence2Config, vision: VisionConfig) -> Mapping[str, RegionFunction]:

@@ -1,7 +1,8 @@
 """Regions for CUDA in 16 bits, made of `regions.kernels`: what is compiled there instead of the plain functions.
 
-Each takes and returns what the function of its name in `regions.gpt2`, `bert`, `git` or `vit` does, and a build
-compares it with that. Eager serving, the CPU and fp32 keep the plain functions, but for beams in fp32.
+Each takes and returns what the function of its name in `regions.gpt2`, `bert`, `prefix.git` or `vit` does, and a
+build compares it with that. Llama's layers have none: Inductor compiles the plain functions. Eager
+serving, the CPU and fp32 keep the plain functions, but for beams in fp32.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from snapcap.models.regions import bert, git, gpt2, vit
+from snapcap.models.regions import bert, gpt2, vit
 from snapcap.models.regions.activations import Activation, activation
 from snapcap.models.regions.choice import beam_search
 from snapcap.models.regions.functions import RegionFunction
+from snapcap.models.regions.prefix import git
 from snapcap.models.regions.state import cross_kv
 from snapcap.models.regions.table import Region
 from snapcap.models.regions.weight_names import BERT_BLOCK, GIT_BLOCK, GPT2_BLOCK

@@ -14,13 +14,12 @@ import numpy as np
 from snapcap.models.config import ModelConfig
 from snapcap.models.dimensions import (
     BeitConfig,
-    BertConfig,
     ClipConfig,
     DavitConfig,
-    DecoderConfig,
     Florence2Config,
     GitConfig,
-    Gpt2Config,
+    LlamaConfig,
+    SiglipConfig,
 )
 from snapcap.models.memory.memory import B
 from snapcap.models.regions import names
@@ -104,10 +103,15 @@ def _encoder(config: ModelConfig) -> tuple[Region, ...]:
     vision = _davit(config, config.vision) if isinstance(config.vision, DavitConfig) else _vision(config)
     match config.decoder:
         case GitConfig():
-            return (*vision, *_git_prefix(config))
+            after = _prefix(config, weights.GIT_PROJECTION, weights.GIT_BLOCK, weights.GIT_PREFIX_END)
+        case LlamaConfig():
+            before = weights.SIGLIP_PROJECTION + (weights.CHAT_PREFIX if config.prefix else ())
+            after = _prefix(config, before, weights.LLAMA_BLOCK, weights.LLAMA_PREFIX_END)
         case Florence2Config() as decoder:
-            return (*vision, *_bart_prefix(config, decoder))
-    return (*vision, *_cross_kv(config))
+            after = _bart_prefix(config, decoder)
+        case _:
+            after = _cross_kv(config)
+    return (*vision, *after)
 
 
 def _of_encoder(
@@ -119,9 +123,10 @@ def _of_encoder(
 def _vision(config: ModelConfig) -> tuple[Region, Region]:
     vision = config.vision
     norm = weights.VIT_EMBED_NORM if isinstance(vision, ClipConfig) else ()
+    embed = weights.SIGLIP_EMBED if isinstance(vision, SiglipConfig) else weights.VIT_EMBED
     relative = weights.VIT_RELATIVE if isinstance(vision, BeitConfig) and vision.relative else ()
     return (
-        _of_encoder(config, "encoder_before", ("pixels",), weights.VIT_EMBED + norm),
+        _of_encoder(config, "encoder_before", ("pixels",), embed + norm),
         _of_encoder(
             config,
             "encoder_block",
@@ -178,28 +183,33 @@ def _bart_prefix(config: ModelConfig, decoder: Florence2Config) -> tuple[Region,
     )
 
 
-def _git_prefix(config: ModelConfig) -> tuple[Region, ...]:
-    """A stage of the decoder's own layers, but for the last one, of which only K/V are needed."""
+def _prefix(
+    config: ModelConfig, projection: tuple[str, ...], layer: tuple[str, ...], end: tuple[str, ...]
+) -> tuple[Region, ...]:
+    """A stage of the decoder's own layers, but for the last one, of which only K/V are needed.
+
+    ``projection``, ``layer`` and ``end`` name the weights before the layers, of one, and of the last one's K/V.
+    """
     vision, decoder = config.vision, config.decoder
-    hidden, inputs = (vision.sequence_length, decoder.hidden_size), ("hidden", *IMAGE_KV)
-    *layers, last = (slice(layer, layer + 1) for layer in range(decoder.num_layers))
-    before = _of_encoder(config, "prefix_before", ("hidden",), weights.GIT_PROJECTION, hidden=vision.output_shape)
+    hidden, inputs = (config.prefix_length, decoder.hidden_size), ("hidden", *IMAGE_KV)
+    *layers, last = (slice(number, number + 1) for number in range(decoder.num_layers))
+    before = _of_encoder(config, "prefix_before", ("hidden",), projection, hidden=vision.output_shape)
     block = _of_encoder(
         config,
         "prefix_block",
         inputs,
-        weights.GIT_BLOCK,
+        layer,
         layers=len(layers),
         hidden=hidden,
         writes=tuple(layers),
     )
-    after = _of_encoder(config, "prefix_after", inputs, weights.GIT_PREFIX_END, hidden=hidden, writes=(last,))
+    after = _of_encoder(config, "prefix_after", inputs, end, hidden=hidden, writes=(last,))
     return (before, block, after) if layers else (before, after)
 
 
 def _decoder(config: ModelConfig) -> tuple[Region, ...]:
     decoder = config.decoder
-    before, block, after = _decoder_weights(decoder)
+    before, block, after = weights.of_decoder(decoder)
     text = TEXTS[1:] if decoder.text_tokens else ()  # whose end bounds what cross-attention sees
 
     def region(name: str, inputs: tuple[str, ...], weight_names: tuple[str, ...], layers: int = 1) -> Region:
@@ -229,19 +239,6 @@ def _function(config: ModelConfig, name: str) -> "RegionFunction":
     from snapcap.models.regions.functions import region_functions  # noqa: PLC0415  it imports torch
 
     return region_functions(config)[name]
-
-
-def _decoder_weights(decoder: DecoderConfig) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """Of the regions before the blocks, of a block, and after them."""
-    match decoder:
-        case Gpt2Config():
-            return weights.GPT2_EMBED, weights.GPT2_BLOCK, weights.GPT2_HEAD
-        case BertConfig():
-            norm = weights.BERT_EMBED_NORM if decoder.embedding_norm else ()
-            transform = weights.BERT_TRANSFORM if decoder.head_activation else ()
-            block = weights.GIT_BLOCK if isinstance(decoder, GitConfig) else weights.BERT_BLOCK
-            return weights.BERT_EMBED + norm, block, transform + weights.BERT_HEAD
-    raise TypeError(type(decoder).__name__)
 
 
 def region_inputs(region: Region, config: ModelConfig, state: DecodeState[B], rows: int) -> tuple[B, ...]:

@@ -34,16 +34,28 @@ def embed(
 
     A convolution whose stride is its kernel size is a matrix product over patches, which fuses better.
     """
-    (rows, columns), (height, width) = grid, patch_size
-    image = (pixels[:, : rows * height, : columns * width].to(torch.float32) * rescale - mean) / std
-    patches = image.reshape(-1, rows, height, columns, width, 3).permute(0, 1, 3, 5, 2, 4)
-    patches = patches.reshape(-1, rows * columns, 3 * height * width).to(patch_weight.dtype)
+    patches = cut(pixels, rescale, mean, std, grid, patch_size).to(patch_weight.dtype)
     tokens = F.linear(patches, patch_weight, patch_bias)
     tokens = torch.cat((class_token.expand(tokens.shape[0], -1, -1), tokens), dim=1) + position
     if not norm:
         return tokens
     weight, bias = norm
     return F.layer_norm(tokens, (tokens.shape[-1],), weight, bias, eps)
+
+
+def cut(
+    pixels: Tensor,  # [B, height, width, 3] uint8
+    rescale: Tensor,  # [1] fp32
+    mean: Tensor,  # [3] fp32
+    std: Tensor,  # [3] fp32
+    grid: tuple[int, int],
+    patch_size: tuple[int, int],
+) -> Tensor:  # [B, patches, 3 * patch height * patch width] fp32
+    """The normalised patches of an image."""
+    (rows, columns), (height, width) = grid, patch_size
+    image = (pixels[:, : rows * height, : columns * width].to(torch.float32) * rescale - mean) / std
+    patches = image.reshape(-1, rows, height, columns, width, 3).permute(0, 1, 3, 5, 2, 4)
+    return patches.reshape(-1, rows * columns, 3 * height * width)
 
 
 def activated(

@@ -1,5 +1,7 @@
 """Names the weights of each region, in the order in which it takes them. No torch."""
 
+from snapcap.models.dimensions import BertConfig, DecoderConfig, GitConfig, Gpt2Config, LlamaConfig
+
 VIT_EMBED = ("rescale", "mean", "std", "patch.weight", "patch.bias", "class_token", "position")
 VIT_EMBED_NORM = ("norm.weight", "norm.bias")  # of CLIP
 VIT_BLOCK = (
@@ -16,6 +18,8 @@ VIT_BLOCK = (
     "fc2.weight",
     "fc2.bias",
 )
+SIGLIP_EMBED = ("rescale", "mean", "std", "patch.weight", "patch.bias", "position")
+SIGLIP_PROJECTION = ("norm.weight", "norm.bias", "projection.weight")
 VIT_RELATIVE = ("relative",)  # of BEiT, where attention has a bias for each pair of positions
 
 GPT2_EMBED = ("token", "position")
@@ -123,7 +127,35 @@ BART_EMBED = (
     "norm.weight",
     "norm.bias",
 )
+LLAMA_EMBED = ("token",)
+LLAMA_BLOCK = (
+    "norm1.weight",
+    "qkv.weight",
+    "frequencies",
+    "out.weight",
+    "norm2.weight",
+    "gate_up.weight",
+    "down.weight",
+)
+LLAMA_HEAD = ("norm.weight", "head.weight")
+LLAMA_PREFIX_END = ("norm1.weight", "qkv.weight", "frequencies")
+CHAT_PREFIX = ("prefix",)  # where a chat template puts text before the image
 
 CROSS_NORM = ("norm.weight", "norm.bias")
 CROSS_KV = ("cross_kv.weight", "cross_kv.bias")
 CROSS_PROJECTION = ("projection.weight", "projection.bias")
+
+
+def of_decoder(decoder: DecoderConfig) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Of the regions before the blocks, of a block, and after them."""
+    match decoder:
+        case Gpt2Config():
+            return GPT2_EMBED, GPT2_BLOCK, GPT2_HEAD
+        case BertConfig():
+            norm = BERT_EMBED_NORM if decoder.embedding_norm else ()
+            transform = BERT_TRANSFORM if decoder.head_activation else ()
+            block = GIT_BLOCK if isinstance(decoder, GitConfig) else BERT_BLOCK
+            return BERT_EMBED + norm, block, transform + BERT_HEAD
+        case LlamaConfig():
+            return LLAMA_EMBED, LLAMA_BLOCK, LLAMA_HEAD
+    raise TypeError(type(decoder).__name__)

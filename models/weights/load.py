@@ -14,6 +14,8 @@ from snapcap.models.dimensions import (
     Florence2Config,
     GitConfig,
     Gpt2Config,
+    LlamaConfig,
+    SiglipConfig,
     VisionConfig,
 )
 from snapcap.models.regions.names import ON_DEMAND
@@ -22,6 +24,8 @@ from snapcap.models.weights import beit as beit_weights
 from snapcap.models.weights import bert as bert_weights
 from snapcap.models.weights import davit as davit_weights
 from snapcap.models.weights import gpt2 as gpt2_weights
+from snapcap.models.weights import llama as llama_weights
+from snapcap.models.weights import siglip as siglip_weights
 from snapcap.models.weights import vit as vit_weights
 from snapcap.models.weights.files import read_tensors
 from snapcap.models.weights.sets import Weights
@@ -73,7 +77,11 @@ def _vision(
     if isinstance(vision, DavitConfig):
         return davit_weights.stages(take, vision, normalisation)
     return {
-        "encoder_before": (vit_weights.embed(take, vision, normalisation),),
+        "encoder_before": (
+            siglip_weights.embed(take, vision, normalisation)
+            if isinstance(vision, SiglipConfig)
+            else vit_weights.embed(take, vision, normalisation),
+        ),
         "encoder_block": beit_weights.blocks(take, vision)
         if isinstance(vision, BeitConfig)
         else tuple(vit_weights.block(take, vision, layer) for layer in range(vision.num_layers)),
@@ -94,6 +102,8 @@ def _decoder(take: WeightSource, config: ModelConfig) -> dict[str, tuple[WeightS
             blocks = tuple(gpt2_weights.block(take, decoder, layer) for layer in layers)
             head = gpt2_weights.head(take, decoder, embed[0])
             cross = gpt2_weights.cross_kv(take, decoder)
+        case LlamaConfig():
+            return _llama(take, config, decoder)
         case GitConfig():
             embed = bert_weights.embed(take, decoder)
             blocks = tuple(bert_weights.block(take, decoder, layer) for layer in layers)
@@ -142,3 +152,25 @@ def _git_prefix(
     *before, (qkv_weight, qkv_bias, *_) = blocks
     block = {"prefix_block": tuple(before)} if before else {}
     return {"prefix_before": (projection,), **block, "prefix_after": ((qkv_weight, qkv_bias),)}
+
+
+def _llama(take: WeightSource, config: ModelConfig, decoder: LlamaConfig) -> dict[str, tuple[WeightSet, ...]]:
+    """Likewise, for ``siglip.project`` and ``llama``."""
+    embed = llama_weights.embed(take, decoder)
+    blocks = llama_weights.blocks(take, decoder)
+    prefix = llama_weights.prefix(take, config.prefix, embed[0])
+    return {
+        "prefix_before": ((*_connector(take, config), *prefix),),
+        **({"prefix_block": blocks[:-1]} if len(blocks) > 1 else {}),
+        "prefix_after": (llama_weights.prefix_end(blocks[-1]),),
+        "decoder_before": (embed,),
+        "decoder_block": blocks,
+        "decoder_after": (llama_weights.head(take, decoder, embed[0]),),
+    }
+
+
+def _connector(take: WeightSource, config: ModelConfig) -> WeightSet:
+    vision = config.vision
+    if isinstance(vision, SiglipConfig):
+        return siglip_weights.projection(take, vision, config.decoder.hidden_size)
+    raise TypeError(type(vision).__name__)

@@ -19,10 +19,15 @@ class Normalisation:
 
 def embed(take: WeightSource, vision: VisionConfig, normalisation: Normalisation) -> WeightSet:
     """For ``vit.embed``. DeiT's distillation token goes with the class token: both stand before the patches."""
-    width, (height, breadth) = vision.hidden_size, vision.patch_size
-    patch = take.raw("encoder.patch.weight", width, 3, height, breadth).reshape(width, 3 * height * breadth)
     around = _clip_tokens(take, vision) if isinstance(vision, ClipConfig) else _tokens(take, vision)
-    return *statistics(take, normalisation), take.place(patch), *around
+    return *patch(take, vision, normalisation), *around
+
+
+def patch(take: WeightSource, vision: VisionConfig, normalisation: Normalisation) -> WeightSet:
+    """The statistics of pixels, and what embeds a patch, as a matrix [width, 3 * height * breadth]."""
+    width, (height, breadth) = vision.hidden_size, vision.patch_size
+    weight = take.raw("encoder.patch.weight", width, 3, height, breadth).reshape(width, 3 * height * breadth)
+    return *statistics(take, normalisation), take.place(weight)
 
 
 def statistics(take: WeightSource, normalisation: Normalisation) -> WeightSet:

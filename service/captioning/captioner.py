@@ -106,6 +106,11 @@ class Captioner:
         """Those of the model, the default first, once it is attached."""
         return () if self._model is None else self._model.defaults.tasks
 
+    @property
+    def takes_instructions(self) -> bool:
+        """Whether the model's prompts say what to do; else they are the beginning of the caption."""
+        return self._model is not None and self._model.tokenizer.takes_instructions
+
     def attach(
         self,
         engine: "CaptionEngine",
@@ -165,7 +170,7 @@ class Captioner:
         self._start(model, encoded, options, future, submit)
         completion = await self._handoff().result(future, deadline)
         times.completed(completion)
-        text = model.tokenizer.decode([*prompts[0], *completion.tokens])
+        text = model.tokenizer.caption(prompts[0], completion.tokens)
         self._completed()
         return CaptionResult(
             caption=text,
@@ -201,7 +206,8 @@ class Captioner:
         def submit(prepared: Prepared) -> None:
             prompt_ids, searches = prepared.request.prompt_ids, prepared.request.params.searches
             text = model.tokenizer.stream(prompt_ids)
-            shown = CaptionText(stop, keep_leading_space=bool(prompt_ids))
+            continued = bool(prompt_ids) and not model.tokenizer.takes_instructions
+            shown = CaptionText(stop, keep_leading_space=continued)
             stream = CaptionStream(text.push, text.end, shown, len(prompt_ids), deadline, handoff, times)
             stream.future.add_done_callback(partial(self._ended, times))
             # A stop sequence ends the generation at once, so it needs each token at once too. A search has none.

@@ -3,7 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from snapcap.models.dimensions import Task
+from snapcap.models.errors import PromptError
+from snapcap.models.text import Task
 from snapcap.service.captioning.options import CaptionOptions
 from snapcap.service.errors import InvalidOption, UnsupportedOption
 from snapcap.warmup.runtime.slot_request import SamplingParams
@@ -55,10 +56,18 @@ class ModelDefaults:
         Raises InvalidOption, UnsupportedOption, PromptTooLong."""
         task = self._known(options.task) if options.task else self._task
         text_ids = self._texts[task] if task else ()
-        prompt_ids = (*self._bos, *self._tokenizer.encode(options.prompt)) if options.prompt else ()
+        prompt_ids = self._prompt_ids(options.prompt)
         params = options.sampling if self._plain else self._params(options, limits, live)
         limits.check(len(prompt_ids), None if options.clamp else params.max_new_tokens, params.num_beams)
         return Resolved(prompt_ids, text_ids, params)
+
+    def _prompt_ids(self, prompt: str) -> tuple[int, ...]:
+        """What follows the start token: the beginning of the caption, or an instruction. Raises InvalidOption."""
+        try:
+            ids = self._tokenizer.prompt_ids(prompt)
+        except PromptError as error:
+            raise InvalidOption("prompt", str(error)) from None
+        return (*self._bos, *ids) if prompt else ids
 
     def _params(self, options: CaptionOptions, limits: "Limits", live: bool) -> SamplingParams:
         defaults = {name: getattr(self._defaults, name) for name in _DEFAULTED if name not in options.named}

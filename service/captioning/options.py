@@ -65,7 +65,7 @@ _RANGES: dict[str, _Range] = {
     "repetition_penalty": _Range(float, 0, 100, above=True),
 }
 _HELP: dict[str, str] = {
-    "prompt": "Text that the caption continues.",
+    "prompt": "Text that the caption continues; of a model that takes instructions, what it is to do.",
     "task": "What the model is asked to do, such as `detailed_caption`, for models that have tasks: `tasks` of "
     "/startup lists them. The default is the first of these.",
     "max_new_tokens": "Tokens to generate at most. The default is the model's.",

@@ -85,7 +85,8 @@ class HttpSettings:
         "chat_text",
         "ignore",
         "the text of a chat completion: ignore it, as a captioner takes no instructions, and say so in the header "
-        "X-Snapcap-Ignored; or continue it, as the beginning of the caption",
+        "X-Snapcap-Ignored; or continue it, as the beginning of the caption. A model with a chat template takes it "
+        "as its instruction either way",
         choices=("ignore", "continue"),
     )
 

@@ -61,7 +61,7 @@ def caption_images(
         if outcome.completion is None:
             return outcome.reason
         try:
-            outputs.write(outcome.path, tokenizer.decode([*asked.prompt_ids, *outcome.completion.tokens]))
+            outputs.write(outcome.path, tokenizer.caption(asked.prompt_ids, outcome.completion.tokens))
         except OSError as error:
             return f"its caption cannot be written: {reason_of(error)}"
         return ""

@@ -60,7 +60,7 @@ def rehearse(
 class AnswersAtOnce:
     """An engine without a model: with it everything else can be rehearsed while the model is loaded."""
 
-    limits = Limits(cache_length=8, default_new_tokens=2, eos_ids=frozenset())
+    limits = Limits(cache_length=1 << 16, default_new_tokens=2, eos_ids=frozenset())
 
     def __init__(self, slots: Slots) -> None:
         """`slots`: of the shared pixels, where they are decoded to."""

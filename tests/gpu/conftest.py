@@ -26,6 +26,7 @@ FAMILIES = {
     "vit-gpt2": device_cases.vit_gpt2,
     "blip": device_cases.blip,
     "git": device_cases.git,
+    "smolvlm": device_cases.smolvlm,
     "florence2": device_cases.florence2,
 }
 # Kernels change at 2 and 3 rows, and at 32.
@@ -35,11 +36,13 @@ SETS = (
     ("vit-gpt2", "bfloat16", BUCKETS),
     ("blip", "bfloat16", BUCKETS),
     ("git", "bfloat16", BUCKETS),
+    ("smolvlm", "bfloat16", BUCKETS),
     ("florence2", "bfloat16", BUCKETS),
     ("vit-gpt2", "float16", BUCKETS),
     ("vit-gpt2", "float32", FEW_BUCKETS),
     ("blip", "float32", FEW_BUCKETS),
     ("git", "float32", FEW_BUCKETS),
+    ("smolvlm", "float32", FEW_BUCKETS),
     ("florence2", "float32", FEW_BUCKETS),
 )
 

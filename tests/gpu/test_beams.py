@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.parity.beams import pair_reference, search
+from support.parity.beams import chat_reference, pair_reference, search
 from support.parity.device_cases import PROMPT, Captioner, open_model, open_runner, plan_of
 
 from snapcap.warmup.runtime.backends.eager import EagerBackend
@@ -27,26 +27,36 @@ ROWS = (
 )
 
 
+# Of SmolVLM transformers' penalties look at the image's tokens too.
+FAMILIES = {
+    "vit-gpt2": (pair_reference, ROWS),
+    "smolvlm": (chat_reference, [row for row in ROWS if not row.params.penalised]),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("backend", ["eager", "aot"])
 def test_searches_equal_transformers(
     backend: str,
+    family: str,
     captioners: dict[str, Captioner],
     references: dict[tuple[str, str], Any],
     packages: Any,
     device: torch.device,
 ) -> None:
-    captioner, reference = captioners["vit-gpt2"], references["vit-gpt2", "float32"]
+    captioner, reference = captioners[family], references[family, "float32"]
+    expected_of, rows = FAMILIES[family]
     plan = plan_of(device, "float32", (1, 4))  # as conftest.SETS
     model = open_model(captioner, plan)
     if backend == "eager":
         runner = open_runner(model, plan, EagerBackend())
     else:
-        runner = open_runner(model, plan, packages.backend("vit-gpt2", "float32", model))
+        runner = open_runner(model, plan, packages.backend(family, "float32", model))
     for image in captioner.images(4):
-        for row in ROWS:
+        for row in rows:
             (tokens,) = search(runner, plan.table, [(image, row)], STEPS)
             ends = list(captioner.config.generation.eos_ids)
-            expected = pair_reference(reference, image, row, NEW_TOKENS, eos_token_id=ends)
+            expected = expected_of(reference, image, row, NEW_TOKENS, eos_token_id=ends)
             assert tokens[: len(expected)] == expected, row
 
 

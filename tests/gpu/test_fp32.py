@@ -20,7 +20,7 @@ from snapcap.warmup.runtime.slot_request import SlotRequest
 pytestmark = pytest.mark.timeout(600)  # compiling
 BUCKETS = (1, 2, 4, 64)
 COMPILED_BUCKETS = (1, 4)  # those of conftest.SETS
-CASES = [("vit-gpt2", ()), ("blip", ()), ("blip", PROMPT), ("git", ()), ("git", PROMPT)]
+CASES = [("vit-gpt2", ()), ("blip", ()), ("blip", PROMPT), ("git", ()), ("git", PROMPT), ("smolvlm", PROMPT)]
 CASES += [("florence2", ()), ("florence2", PROMPT)]
 
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.timeout(600)  # compiling
 BUCKETS = (1, 4)
 
 
-@pytest.mark.parametrize("family", ["vit-gpt2", "blip", "git", "florence2"])
+@pytest.mark.parametrize("family", ["vit-gpt2", "blip", "git", "smolvlm", "florence2"])
 def test_running_rows_keep_their_tokens(
     family: str, captioners: dict[str, Captioner], packages: Any, device: torch.device
 ) -> None:

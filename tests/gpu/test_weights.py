@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.checkpoints import random_captioners
+from support.checkpoints.chat_files import write_chat_files
 from support.checkpoints.prepared import write_prepared
 from support.checkpoints.random_pairs import PAIRS
 from support.parity.parity import NORMALISATION
@@ -23,6 +24,7 @@ SOME = (
     "trocr of an odd width",
     "blip",
     "git",
+    "smolvlm",
     "florence2",
 )
 
@@ -32,6 +34,9 @@ SOME = (
 def test_weights_equal_those_of_a_cpu(pair: str, dtype: torch.dtype, device: torch.device, tmp_path: Path) -> None:
     if pair in ("git", "florence2"):
         model = getattr(random_captioners, pair)()
+    elif pair == "smolvlm":
+        model = random_captioners.smolvlm()
+        write_chat_files(tmp_path)
     elif pair == "blip":
         model = random_captioners.blip(text={"vocab_size": 24000})  # more than a chunk of embeddings
     else:

@@ -3,7 +3,7 @@
 import io
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import InvalidStateError
 from contextlib import ExitStack, suppress
 from types import SimpleNamespace
@@ -81,11 +81,13 @@ class FakeEngine:
 class FakeTokenizer:
     """A token for each word; ids are spelt as they are."""
 
-    def encode(self, text: str) -> list[int]:
-        return [1000 + len(word) for word in text.split()]
+    takes_instructions = False
 
-    def decode(self, ids: list[int]) -> str:
-        return " ".join(str(each) for each in ids)
+    def prompt_ids(self, text: str) -> tuple[int, ...]:
+        return tuple(1000 + len(word) for word in text.split())
+
+    def caption(self, prompt_ids: Sequence[int], tokens: Sequence[int]) -> str:
+        return " ".join(str(each) for each in (*prompt_ids, *tokens))
 
     def stream(self, _prompt_ids: object) -> SimpleNamespace:
         return SimpleNamespace(push=lambda token: f" {token}", end=lambda: "")

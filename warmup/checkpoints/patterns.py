@@ -13,6 +13,8 @@ METADATA = (
     "generation_config.json",
     "preprocessor_config.json",
     "processor_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",

@@ -52,4 +52,4 @@ class Checkpoint:
         """Read once. Raises ConfigError."""
         from snapcap.models.processing.tokenizer import Tokenizer  # noqa: PLC0415  a native library, which the device does not need
 
-        return Tokenizer.from_folder(self.folder)
+        return Tokenizer.from_folder(self.folder, self.config.chat)

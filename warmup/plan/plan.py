@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from snapcap.models.config import ModelConfig
-from snapcap.models.dimensions import Task
+from snapcap.models.text import Task
 from snapcap.warmup.artifacts.factors import build_factors, machine_factors
 from snapcap.warmup.artifacts.key import Factors
 from snapcap.warmup.errors import StartError
@@ -18,6 +18,7 @@ from snapcap.warmup.plan.buckets import BucketTable
 
 DEFAULT_BUCKETS = {"cuda": (1, 4, 16, 64), "cpu": (1, 4, 8)}
 DEFAULT_CACHE_LENGTH = 64
+INSTRUCTION_TOKENS = 64  # room for an instruction, of a model that takes them
 
 InductorOption = str | int | bool
 
@@ -141,9 +142,9 @@ def device_and_dtype(compute: ComputeOptions) -> tuple[str, str]:
 def _cache_length(config: ModelConfig, options: StartOptions) -> int:
     """Positions a row's cache holds: as set, or room for the model's default length and a prompt."""
     positions = config.decoder.n_positions
-    length = options.model.cache_length or min(
-        positions, max(DEFAULT_CACHE_LENGTH, config.generation.max_length, options.model.max_new_tokens + 1)
-    )
+    generated = max(config.generation.max_length, options.model.max_new_tokens + 1)
+    instruction = 0 if config.chat is None else INSTRUCTION_TOKENS
+    length = options.model.cache_length or min(positions, max(DEFAULT_CACHE_LENGTH, generated + instruction))
     if not 2 <= length <= positions:
         raise StartError(f"cache_length {length}: this model has positions for 2 to {positions} tokens")
     return length

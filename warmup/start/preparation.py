@@ -139,10 +139,10 @@ class _Work:
         return checkpoint, plan, weights
 
     def _planned(self, folder: Path) -> tuple[Checkpoint, Plan]:
-        from snapcap.models.config import ModelConfig  # noqa: PLC0415  a server must not wait for it before it listens
+        from snapcap.warmup.plan.chat_record import read_config  # noqa: PLC0415  a server must not wait for it before it listens
 
         options = self.options
-        config = ModelConfig.from_folder(folder)
+        config = read_config(folder, options.store_folder)
         plan = make_plan(config, options)
         self.planned.set_result((config, plan))
         return Checkpoint.of(options.model.source, folder, config, options.images.max_pixels), plan
@@ -207,7 +207,8 @@ def read_checkpoint(options: StartOptions) -> Checkpoint:
     Raises:
         CheckpointError, ConfigError: the source or its files cannot be used.
     """
-    from snapcap.models.config import ModelConfig  # noqa: PLC0415  as above
+    from snapcap.warmup.plan.chat_record import read_config  # noqa: PLC0415  as above
 
     folder = _resolved(options)
-    return Checkpoint.of(options.model.source, folder, ModelConfig.from_folder(folder), options.images.max_pixels)
+    config = read_config(folder, options.store_folder)
+    return Checkpoint.of(options.model.source, folder, config, options.images.max_pixels)

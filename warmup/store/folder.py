@@ -21,6 +21,7 @@ from snapcap.warmup.store.blobs import commit, describe, new_file
 from snapcap.warmup.store.copies import copy_file, link_or_copy, locked, pieces
 from snapcap.warmup.store.owner import check_owner
 from snapcap.warmup.store.store import (
+    CHATS,
     MANIFESTS,
     MODEL_FILES,
     MODELS,
@@ -36,10 +37,9 @@ from snapcap.warmup.store.store import (
     is_name,
 )
 
-_SCRATCH = "tmp"
-_BUILT = "built"
+_BUILT, _SCRATCH = _OWN = "built", "tmp"
 # All that are made in a store; nobody else may write to any of them.
-_FOLDERS = (MANIFESTS, "blobs", "blobs/sha256", "leases", "builds", MODELS, MODEL_FILES, WEIGHTS, _BUILT, _SCRATCH)
+_FOLDERS = (MANIFESTS, "blobs", "blobs/sha256", "leases", "builds", MODELS, MODEL_FILES, WEIGHTS, CHATS, *_OWN)
 _LISTED = 10_000  # entries of a folder: one with more than that is searched among some of them
 _SMALL = 8 * 1024 * 1024  # bytes of what a condition is about
 _LOCK_SECONDS = 10.0

@@ -25,6 +25,7 @@ MANIFESTS = "manifests"
 MODELS = "models"
 MODEL_FILES = f"{MODELS}/files"
 WEIGHTS = "weights"
+CHATS = "chats"
 _NAME = re.compile(r"[a-z0-9_][a-z0-9_.-]*(/[a-z0-9_][a-z0-9_.-]*)*")
 
 

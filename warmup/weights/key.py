@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from snapcap.models.processing.transform import ImageTransform
 
 # What is put where, and under which names it is in a checkpoint.
-_SOURCES = ("weights/*.py", "families/*.py", "names.py", "dimensions.py", "config.py")
+_SOURCES = ("weights/*.py", "families/*.py", "names.py", "text.py", "dimensions.py", "config.py")
 # Those that were prepared here, and those that were fetched.
 PREPARED_NAME = re.compile(r"[0-9a-f]{64}(\.(cpu|cuda)\.(float32|bfloat16|float16)\.[0-9a-f]{64})?\.safetensors")
 
@@ -56,7 +56,7 @@ def model_factors(source: str, device_type: str, dtype: str) -> Factors:
 
 def layout_digest(config: "ModelConfig", transform: "ImageTransform", models: Path | None = None) -> str:
     """SHA-256, in hex, of what makes a checkpoint's tensors the regions' ones: our sources, torch, whose arithmetic
-    it is, and of the configuration the dimensions and the normalisation of images.
+    it is, and of the configuration the dimensions, the tokens before an image and the normalisation of images.
 
     Args:
         models: the folder of our sources, if it is not the installed one.
@@ -70,6 +70,7 @@ def layout_digest(config: "ModelConfig", transform: "ImageTransform", models: Pa
         "sources": _source_digest(models or package_folder("snapcap.models")),
         "torch": torch_version().version,
         "dimensions": config.dimensions(),
+        "prefix": config.prefix,
         "normalisation": normalisation,
     }
     return hashlib.sha256(canonical_json(described)).hexdigest()

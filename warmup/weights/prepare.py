@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from snapcap.models.config import ModelConfig
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.models.weights.prepared.header import PreparedError
 from snapcap.warmup.machine.files import locked_alone, make_folder, write_all
 from snapcap.warmup.machine.memory import free_memory
+from snapcap.warmup.plan.chat_record import read_config
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.store.blobs import commit
@@ -67,7 +67,7 @@ def prepare_weights(folder: Path, plan: Plan, store_folder: Path, *, thorough: b
         record = _record(store, folder)
         if record is None:
             return Prepared("skipped", "the checkpoint is being changed, or its files have times in the future")
-        config = ModelConfig.from_folder(folder)
+        config = read_config(folder, store_folder)
         transform = ImageTransform.from_folder(folder, config.vision.image_size, family=config.vision.family)
         checkpoint = Checkpoint(folder.name, folder, config, transform)
         name = prepared_name(record.digest, plan.device_type, plan.dtype, layout_digest(config, transform))

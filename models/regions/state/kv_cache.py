@@ -29,7 +29,8 @@ class LayerCache(NamedTuple, Generic[B]):
 
 @dataclass(frozen=True)
 class DecodeState(Generic[B]):
-    """Everything a slot holds, for N layers. L is the cache length, T the encoder tokens, P the most of a text's.
+    """Everything a slot holds, for N layers. L is the cache length, T the tokens of the image and of what is beside
+    it, H the heads of keys and values, P the most tokens of a text.
 
     The cross caches hold the K/V of the image's tokens, whether they are cross-attention's or those of a prefix
     that stands before a caption's own. Their last slot is scratch: an encoder bucket's padding rows write there,
@@ -60,7 +61,7 @@ class DecodeState(Generic[B]):
     ) -> "DecodeState[B]":
         """Zeroed buffers: a NaN left in uninitialised memory would pass through a masked softmax's product."""
         decoder, tokens = config.decoder, config.prefix_length
-        layers, heads, head_dim = decoder.num_layers, decoder.num_heads, decoder.head_dim
+        layers, heads, head_dim = decoder.num_layers, decoder.kv_heads, decoder.head_dim
 
         def keys(*shape: int) -> B:
             # On CUDA a key is contiguous: a kernel reads it whole, and the encoder writes it so.

@@ -2,7 +2,8 @@
 
 Chat clients send whole conversations: a system message, replies, earlier images, a question about the last one. A
 captioner takes no instructions, so by default the last image is captioned, and the rest is ignored and named. With
-`--chat-text continue` there is one message, whose text is the beginning of the caption.
+`--chat-text continue` there is one message, whose text is the beginning of the caption. A model with a chat
+template does take instructions: the last text that a user has sent is one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,8 +28,8 @@ _NO_IMAGE = "There is no image; send one as a content part of type image_url wit
 
 @dataclass(frozen=True)
 class Conversation:
-    """`image` is the bytes of a data URI, or an http(s) URL; `text` the beginning of the caption. `ignored` names
-    what the messages hold beside both: text, system, replies, images."""
+    """`image` is the bytes of a data URI, or an http(s) URL; `text` the beginning of the caption or an instruction.
+    `ignored` names what the messages hold beside both: text, system, replies, images."""
 
     image: bytes | str
     text: str = ""
@@ -43,21 +44,28 @@ class _UserMessage:
     images: Sequence[tuple[str, str]]
 
 
-def read_messages(messages: Any, *, continue_text: bool) -> Conversation:
-    """What the messages ask for. Raises InvalidOption, MissingImage, TooManyImages, UnprocessableImage."""
+def read_messages(messages: Any, *, continue_text: bool, instruct: bool = False) -> Conversation:
+    """What the messages ask for. `continue_text`: the text of the only one is the beginning of the caption.
+    `instruct`: the last text of a user is an instruction.
+
+    Raises InvalidOption, MissingImage, TooManyImages, UnprocessableImage."""
     if not isinstance(messages, list) or not messages or not all(isinstance(each, dict) for each in messages):
         raise InvalidOption("messages", "be a list of messages")
-    return _only_message(messages) if continue_text else _last_image(messages)
+    return _only_message(messages) if continue_text and not instruct else _last_image(messages, instruct)
 
 
-def _last_image(messages: list[dict[str, Any]]) -> Conversation:
+def _last_image(messages: list[dict[str, Any]], instruct: bool) -> Conversation:
     ignored: set[str] = set()
     asked: _UserMessage | None = None
+    said = ""
     for index, message in enumerate(messages):
         role = message.get("role")
         if role == USER:
             found = _user_message(message, f"messages[{index}]")
-            ignored |= {"text"} if any(text.strip() for text in found.texts) else set()
+            text = "".join(found.texts)
+            if text.strip():
+                ignored |= {"text"} if said or not instruct else set()
+                said = text
             if found.images:
                 ignored |= set() if asked is None else {"images"}
                 asked = found
@@ -67,7 +75,7 @@ def _last_image(messages: list[dict[str, Any]]) -> Conversation:
             raise InvalidOption(f"messages[{index}].role", f"be {', '.join((USER, *OTHER_ROLES))}")
     if asked is None:
         raise MissingImage(_NO_IMAGE)
-    return Conversation(_one_image(asked.images), ignored=tuple(sorted(ignored)))
+    return Conversation(_one_image(asked.images), said if instruct else "", tuple(sorted(ignored)))
 
 
 def _only_message(messages: list[dict[str, Any]]) -> Conversation:

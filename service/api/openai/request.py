@@ -63,8 +63,8 @@ class ChatRequest:
     ignored: tuple[str, ...]
 
 
-def parse_chat(body: bytes, *, continue_text: bool = False) -> ChatRequest:
-    """`continue_text`: the text of the message is the beginning of the caption, and not ignored.
+def parse_chat(body: bytes, *, continue_text: bool = False, instruct: bool = False) -> ChatRequest:
+    """`continue_text`, `instruct`: as `read_messages` has them.
 
     Raises the subclasses of BadRequest that say what is wrong, with the field as `option`."""
     document = {name: value for name, value in json_object(body, _EXAMPLE).items() if value is not None}
@@ -73,10 +73,10 @@ def parse_chat(body: bytes, *, continue_text: bool = False) -> ChatRequest:
     for field, option in OPTIONS.items():
         if field in document:
             options = _option(option, document[field], field, options)
-    asked = read_messages(document.get("messages"), continue_text=continue_text)
+    asked = read_messages(document.get("messages"), continue_text=continue_text, instruct=instruct)
     if asked.text:
         if options.prompt:
-            raise InvalidOption("prompt", "be left out where the message has a text, which is continued here")
+            raise InvalidOption("prompt", "be left out where the message has a text, which is one")
         options = _option("prompt", asked.text, "messages", options)
     stream = _switch(document, "stream", "stream")
     include_usage = _include_usage(document.get("stream_options"), stream)

@@ -45,7 +45,7 @@ class OpenAIRoutes:
     ) -> None:
         """`continue_text`: as `parse_chat` has it."""
         self._captioner = captioner
-        self._parse = partial(parse_chat, continue_text=continue_text)
+        self._continue_text = continue_text
         self._limits = limits
         self._fetcher = fetcher
         self._handler = handler
@@ -70,14 +70,17 @@ class OpenAIRoutes:
         """Captions the last image of the messages, a data URI. A captioner takes no instructions: text, system
         messages and replies are ignored, and the header X-Snapcap-Ignored names what was there of them. `prompt` is
         the beginning of the caption, and the reply is what follows it; with `--chat-text continue` the text of the
-        only message is.
+        only message is. Of a model with a chat template the last text of a user is its instruction.
 
         Decoding is greedy unless a temperature is given. A bound on the tokens above what the model holds means as
         many as it holds. A field that would need what is not served is refused."""
         with self._captioner.admit() as permit:
             if media_type(request) not in ("", JSON):
                 raise UnsupportedMediaType(f"Send {JSON}.")
-            wanted = await read_json(request, self._limits, self._captioner.pool, self._parse)
+            parse = partial(
+                parse_chat, continue_text=self._continue_text, instruct=self._captioner.takes_instructions
+            )
+            wanted = await read_json(request, self._limits, self._captioner.pool, parse)
             model, _ = self._captioner.served_model(wanted.model)
             identity = f"chatcmpl-{request_id(request.scope)}"
             head = {"id": identity, "created": int(time.time()), "model": model}

@@ -131,14 +131,14 @@ class EngineClient:
         on all that decode. Then, with the engine, rehearse a whole request."""
         try:
             # Tokenizers: now, as it takes a moment until the folder is known.
-            from snapcap.models.config import ModelConfig  # noqa: PLC0415
             from snapcap.models.processing.tokenizer import Tokenizer  # noqa: F401, PLC0415
             from snapcap.service.server.rehearsal import AnswersAtOnce, rehearse  # noqa: PLC0415
+            from snapcap.warmup.plan.chat_record import read_config  # noqa: PLC0415
             from snapcap.warmup.plan.checkpoint import Checkpoint  # noqa: PLC0415
 
             folder = self._folder.result()
             settings = self._settings
-            config = ModelConfig.from_folder(folder)
+            config = read_config(folder, settings.store_folder)
             checkpoint = Checkpoint.of(settings.model.source, folder, config, settings.images.max_pixels)
             _ = checkpoint.tokenizer
             self._pixels.open(checkpoint.config.vision.image_size)

@@ -28,8 +28,9 @@ def memory(name):
     with open("/proc/self/status") as file:
         return next(int(line.split()[1]) << 10 for line in file if line.startswith(name))
 
-def measure(file, size, edge):
-    transform = ImageTransform((size, size), resize_to=edge or None, do_center_crop=bool(edge))
+def measure(file, size, edge, longest):
+    edges = {"resize_to": edge or None, "do_center_crop": bool(edge), "longest_edge": longest or None}
+    transform = ImageTransform((size, size), **edges)
     with open(file, "rb") as opened:
         data = opened.read()
     estimate = 0
@@ -50,10 +51,10 @@ def measure(file, size, edge):
 
 ImageTransform((16, 16)).decode(picture())
 found = []
-for file, size, edge in json.loads(sys.stdin.read()):
+for file, size, edge, longest in json.loads(sys.stdin.read()):
     read, write = os.pipe()
     if not os.fork():
-        os.write(write, json.dumps(measure(file, size, edge)).encode())
+        os.write(write, json.dumps(measure(file, size, edge, longest)).encode())
         os._exit(0)
     os.close(write)
     with os.fdopen(read) as pipe:
@@ -93,19 +94,25 @@ def options_of_jpeg() -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize(
-    ("width", "height", "size", "edge"),
-    [(2400, 1800, 384, 0), (900, 700, 384, 0), (3000, 60, 224, 224), (200, 4000, 96, 0)],
-    ids=["large", "not drafted", "wide, by its shorter edge", "tall"],
+    ("width", "height", "size", "edge", "longest"),
+    [
+        (2400, 1800, 384, 0, 0),
+        (900, 700, 384, 0, 0),
+        (3000, 60, 224, 224, 0),
+        (200, 4000, 96, 0, 0),
+        (300, 200, 512, 0, 2048),
+    ],
+    ids=["large", "not drafted", "wide, by its shorter edge", "tall", "resized twice"],
 )
 def test_nothing_takes_more_than_was_estimated(
-    tmp_path: Path, width: int, height: int, size: int, edge: int
+    tmp_path: Path, width: int, height: int, size: int, edge: int, longest: int
 ) -> None:
     cases = dict(pictures(width, height))
     asked = []
     for number, data in enumerate(cases.values()):
         file = tmp_path / str(number)
         file.write_bytes(data)
-        asked.append((str(file), size, edge))
+        asked.append((str(file), size, edge, longest))
     done = python("-c", PROGRAM, stdin=json.dumps(asked), timeout=600)
     found = json.loads(done.stdout) if done.returncode == 0 else done.stderr
     assert len(found) == len(cases), found

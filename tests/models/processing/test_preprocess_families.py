@@ -1,4 +1,4 @@
-"""The image transform against the image processors of BLIP, CLIP, DeiT and BEiT, from each of their files."""
+"""The image transform against the image processors of other families than ViT, from each of their files."""
 
 import io
 import json
@@ -30,16 +30,21 @@ def reference(kind: str, folder: Path, data: bytes) -> NDArray[np.float32]:
     from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
     from transformers.models.deit.image_processing_pil_deit import DeiTImageProcessorPil
+    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+    from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
     kinds = {
         "Beit": BeitImageProcessorPil,
         "Blip": BlipImageProcessorPil,
         "CLIP": CLIPImageProcessorPil,
         "DeiT": DeiTImageProcessorPil,
+        "Idefics3": Idefics3ImageProcessorPil,
+        "SmolVLM": SmolVLMImageProcessorPil,
     }
     processor: Any = kinds[kind].from_pretrained(folder)
-    values = processor(load_image(Image.open(io.BytesIO(data))), return_tensors="np")["pixel_values"]
-    return np.asarray(values[0], np.float32)
+    one_tile = {"do_image_splitting": False} if kind in ("Idefics3", "SmolVLM") else {}
+    values = processor(load_image(Image.open(io.BytesIO(data))), return_tensors="np", **one_tile)["pixel_values"]
+    return np.asarray(values[0][0] if one_tile else values[0], np.float32)
 
 
 def assert_equal_to_transformers(kind: str, folder: Path, size: tuple[int, int], data: bytes) -> ImageTransform:
@@ -117,6 +122,30 @@ def test_git_is_equal_to_transformers(tmp_path: Path, picture: tuple[int, int]) 
     write(tmp_path, image_processor_type="CLIPImageProcessor", resample=3, **size)
     transform = assert_equal_to_transformers("CLIP", tmp_path, (224, 224), encoded(scene(*picture)))
     assert (transform.resample, transform.mean, transform.std) == (3, CLIP["mean"], CLIP["std"])
+
+
+@pytest.mark.parametrize("kind", ["Idefics3", "SmolVLM"])
+@pytest.mark.parametrize("picture", [(640, 480), (31, 517), (512, 512), (1, 1), (333, 1000)])
+def test_one_tile_is_equal_to_transformers_without_splitting(
+    tmp_path: Path, kind: str, picture: tuple[int, int]
+) -> None:
+    """As on the hub: resized to a longest edge of 2048, and then to a square whatever the shape."""
+    sizes = {"size": {"longest_edge": 2048}, "max_image_size": {"longest_edge": 512}}
+    switches = {"do_image_splitting": True, "do_pad": True, "do_resize": True, "resample": 1}
+    write(tmp_path, image_processor_type=f"{kind}ImageProcessor", **sizes, **switches)
+    transform = assert_equal_to_transformers(kind, tmp_path, (512, 512), encoded(scene(*picture)))
+    assert (transform.resample, transform.mean, transform.longest_edge) == (1, (0.5, 0.5, 0.5), 2048)
+    write(tmp_path, image_processor_type=f"{kind}ImageProcessor", do_resize=False, **sizes)
+    assert_equal_to_transformers(kind, tmp_path, (512, 512), encoded(scene(*picture)))
+
+
+def test_a_tile_must_be_what_the_encoder_takes(tmp_path: Path) -> None:
+    write(tmp_path, max_image_size={"longest_edge": 384})
+    with pytest.raises(ConfigError, match=r"max_image_size.*512×512"):
+        ImageTransform.from_folder(tmp_path, (512, 512), family="smolvlm")
+    write(tmp_path, max_image_size={"longest_edge": 512}, size={"longest_edge": 8192})
+    with pytest.raises(ConfigError, match=r"size.*at most 4096"):
+        ImageTransform.from_folder(tmp_path, (512, 512), family="smolvlm")
 
 
 def test_without_a_file_git_cuts_the_middle_out(tmp_path: Path) -> None:

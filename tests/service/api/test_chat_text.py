@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from snapcap.models.errors import PromptError
 from snapcap.service.api.app import Exposure, Services, create_app
 from snapcap.service.api.bodies.body import BodyLimits
 from snapcap.service.config.http_settings import HttpSettings
@@ -14,10 +15,21 @@ from snapcap.service.config.http_settings import HttpSettings
 PATH = "/v1/chat/completions"
 
 
+def data_uri(png: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+
+
+@pytest.fixture
+def tokenizer(services: Services) -> Any:
+    """That of the model that is served."""
+    model: Any = services.captioner._model
+    return model.tokenizer
+
+
 @pytest.fixture
 def ask(services: Services, image: Callable[..., bytes]) -> Callable[..., Any]:
     """``ask(text, chat_text, **fields)``: the reply to a chat of an image with this text."""
-    url = f"data:image/png;base64,{base64.b64encode(image(5)).decode()}"
+    url = data_uri(image(5))
 
     def post(text: str | list[str], chat_text: str = "ignore", **fields: Any) -> Any:
         texts = [{"type": "text", "text": each} for each in ([text] if isinstance(text, str) else text)]
@@ -61,6 +73,45 @@ def test_what_could_be_continued_in_two_ways_is_refused(ask: Callable[..., Any])
     ):
         assert (reply.status_code, reply.json()["error"]["param"]) == (422, param)
     assert ask("a" * 100_000).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("chat_text", ["ignore", "continue"])
+def test_the_last_text_of_a_user_is_the_instruction_of_a_model_that_takes_one(
+    ask: Callable[..., Any], engine, tokenizer: Any, image: Callable[..., bytes], chat_text: str, stream: bool
+) -> None:
+    tokenizer.takes_instructions = True
+    reply = ask(["What", " is it?"], chat_text, stream=stream)
+    assert "x-snapcap-ignored" not in reply.headers
+    assert engine.requests[-1].prompt_ids == (1004, 1002, 1003)
+    parts = [
+        {"type": "image_url", "image_url": {"url": data_uri(image(5))}},
+        {"type": "text", "text": "Describe it."},
+    ]
+    conversation = [
+        {"role": "system", "content": "Be terse."},
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": "A dog."},
+        {"role": "user", "content": "Its colour?"},
+        {"role": "user", "content": " "},
+    ]
+    reply = ask("", chat_text, stream=stream, messages=conversation)
+    assert reply.headers["x-snapcap-ignored"] == "replies, system, text"
+    assert engine.requests[-1].prompt_ids == (1003, 1007)
+    assert ask("", chat_text, stream=stream, prompt="a dog").status_code == 200
+    assert engine.requests[-1].prompt_ids == (1001, 1003)
+    refused = ask("a", chat_text, prompt="b")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (422, "prompt")
+
+
+def test_a_text_that_the_model_cannot_take_is_refused(ask: Callable[..., Any], tokenizer: Any) -> None:
+    def refuse(_text: str) -> tuple[int, ...]:
+        raise PromptError("not begin with a space or a new line")
+
+    tokenizer.prompt_ids = refuse
+    refused = ask("a", prompt=" b")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (422, "prompt")
+    assert "not begin with a space" in refused.json()["error"]["message"]
 
 
 def test_the_document_says_which(services: Services, document: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 import transformers
+from support.checkpoints import chat_files
 
 VISION = {
     "hidden_size": 48,
@@ -65,6 +66,35 @@ def git(vision: dict[str, Any] | None = None, text: dict[str, Any] | None = None
     config = transformers.GitConfig(vision_config=VISION | (vision or {}), **TEXT | specials | (text or {}))
     torch.manual_seed(seed)
     return enlivened(transformers.GitForCausalLM(config))
+
+
+def smolvlm(
+    vision: dict[str, Any] | None = None,
+    text: dict[str, Any] | None = None,
+    seed: int = 0,
+    *,
+    idefics3: bool = False,
+    **config: Any,
+) -> Any:
+    """`SmolVLMForConditionalGeneration`, or Idefics3's, for the files that `chat_files.write_chat_files` writes."""
+    kind = "Idefics3" if idefics3 else "SmolVLM"
+    shapes = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2}
+    shapes |= {"intermediate_size": 80, "max_position_embeddings": 128, "vocab_size": 328, "model_type": "llama"}
+    specials = {
+        "bos_token_id": chat_files.START,
+        "eos_token_id": chat_files.END,
+        "pad_token_id": chat_files.PADDING,
+    }
+    fields = {"image_token_id": chat_files.IMAGE, "scale_factor": 2, **config}
+    configuration = getattr(transformers, f"{kind}Config")(
+        vision_config=VISION | (vision or {}), text_config=shapes | specials | (text or {}), **fields
+    )
+    torch.manual_seed(seed)
+    model = enlivened(getattr(transformers, f"{kind}ForConditionalGeneration")(configuration))
+    model.generation_config.eos_token_id = [chat_files.END_OF_UTTERANCE]
+    model.generation_config.bos_token_id = chat_files.START
+    model.generation_config.pad_token_id = chat_files.PADDING
+    return model
 
 
 def pair(encoder: Any, decoder: Any, seed: int = 0) -> Any:

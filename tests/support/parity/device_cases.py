@@ -13,11 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 from support.checkpoints import random_captioners
+from support.checkpoints.chat_files import write_chat_files
 from support.parity.parity import NORMALISATION, pixel_values, random_images
 from support.parity.references import (
     Generated,
+    chat_prompt,
     florence2_ids,
     generated_by_blip,
+    generated_by_chat,
     generated_by_florence2,
     generated_by_git,
     generated_by_pair,
@@ -60,10 +63,12 @@ class Captioner:
     generate: Callable[[Any, list[np.ndarray], int, tuple[int, ...]], Generated]
 
     def encoded(self, model: Any, images: list[np.ndarray]) -> torch.Tensor:
-        """The encoder's output of a copy of ``model``, on the device it is on; of GIT what the decoder's last layer
-        takes of the image's tokens, of Florence-2 that of no text behind the image, with its padding."""
+        """The encoder's output of a copy of ``model``, on the device it is on; of those with a prefix what the
+        decoder's last layer takes of it, of Florence-2 that of no text behind the image, with its padding."""
         if hasattr(model, "git"):
             return self._prefix(model, images)
+        if self.config.chat is not None:
+            return self._chat_prefix(model, images)
         if isinstance(self.config.decoder, Florence2Config):
             return self._padded(model, images, self.config.decoder.text_tokens)
         encoder = model.vision_model if hasattr(model, "vision_model") else model.encoder
@@ -76,6 +81,13 @@ class Captioner:
         start = torch.full((len(images), 1), self.config.generation.start_id, device=model.device)
         states = model(start, pixel_values=pixels, output_hidden_states=True).hidden_states
         prefix: torch.Tensor = states[self.config.decoder.num_layers - 1][:, :-1]
+        return prefix
+
+    def _chat_prefix(self, model: Any, images: list[np.ndarray]) -> torch.Tensor:
+        pixels = pixel_values(images).unsqueeze(1).to(model.device, model.dtype)
+        ids = torch.tensor([chat_prompt(model)] * len(images), device=model.device)
+        states = model(input_ids=ids, pixel_values=pixels, output_hidden_states=True).hidden_states
+        prefix: torch.Tensor = states[self.config.decoder.num_layers - 1][:, : self.config.prefix_length]
         return prefix
 
     def _padded(self, model: Any, images: list[np.ndarray], padding: int) -> torch.Tensor:
@@ -112,6 +124,15 @@ def git(folder: Path) -> Captioner:
     return _written(folder, random_captioners.git(_VISION, text), generated_by_git)
 
 
+def smolvlm(folder: Path) -> Captioner:
+    """Three heads of queries share one of keys and values; 261 tokens before a row's own."""
+    text = {"hidden_size": _WIDTH, "num_attention_heads": 6, "num_key_value_heads": 2, "intermediate_size": 192}
+    text |= {"max_position_embeddings": 400, "num_hidden_layers": 2}
+    write_chat_files(folder)
+    vision = _VISION | {"image_size": 256}
+    return _written(folder, random_captioners.smolvlm(vision, text, scale_factor=1), generated_by_chat)
+
+
 def florence2(folder: Path, forced: bool = False) -> Captioner:
     """``forced``: the first and the last token are, as on the hub; else a row's tokens are its best logits."""
     # 17×17 tokens of the last stage, in windows that reach beyond the edge.
@@ -126,10 +147,14 @@ def florence2(folder: Path, forced: bool = False) -> Captioner:
 
 def _written(folder: Path, model: Any, generate: Callable[..., Generated]) -> Captioner:
     model.save_pretrained(folder)
-    size = {"height": _VISION["image_size"], "width": _VISION["image_size"]}
+    side = (
+        model.config.vision_config.image_size if hasattr(model.config, "vision_config") else _VISION["image_size"]
+    )
     mean, std = NORMALISATION.mean, NORMALISATION.std
-    processor = {"size": size, "rescale_factor": NORMALISATION.rescale, "image_mean": mean, "image_std": std}
-    processor["do_center_crop"] = False
+    processor = {"rescale_factor": NORMALISATION.rescale, "image_mean": mean, "image_std": std}
+    processor |= {"size": {"height": side, "width": side}, "do_center_crop": False}
+    if hasattr(model.config, "scale_factor"):
+        processor |= {"size": {"longest_edge": side}, "max_image_size": {"longest_edge": side}}
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
     return Captioner(folder, ModelConfig.from_folder(folder), model, generate)
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from support.checkpoints import chat_files
 from support.parity.parity import pixel_values
 
 Generated = tuple[list[list[int]], tuple[torch.Tensor, ...]]
@@ -39,6 +40,23 @@ def generated_by_git(model: Any, images: list[np.ndarray], steps: int, prompt: t
     return _generate(model, images, steps - len(prompt), input_ids=ids)
 
 
+def generated_by_chat(model: Any, images: list[np.ndarray], steps: int, prompt: tuple[int, ...] = ()) -> Generated:
+    """An `Idefics3ForConditionalGeneration`'s or SmolVLM's, after `chat_prompt`; a prompt follows it."""
+    model.generation_config.eos_token_id = None  # no end
+    before = chat_prompt(model)
+    ids = torch.tensor([[*before, *prompt]] * len(images), device=model.device)
+    pixels = pixel_values(images).unsqueeze(1)  # one tile
+    tokens, logits = _generate(model, images, steps - len(prompt), pixels, input_ids=ids)
+    return [row[len(before) - 1 :] for row in tokens], logits
+
+
+def chat_prompt(model: Any) -> tuple[int, ...]:
+    """The ids of `chat_files`' template up to a message's text."""
+    side = model.config.vision_config.image_size // model.config.vision_config.patch_size
+    image = [chat_files.IMAGE] * (side // model.config.scale_factor) ** 2
+    return (*chat_files.PREFIX, *image, chat_files.PREFIX[-2])
+
+
 def generated_by_florence2(
     model: Any, images: list[np.ndarray], steps: int, prompt: tuple[int, ...] = (), text: tuple[int, ...] = ()
 ) -> Generated:
@@ -63,9 +81,16 @@ def florence2_ids(model: Any, texts: Sequence[Sequence[int]]) -> torch.Tensor:
     return torch.tensor([[*image, *text] for text in texts], device=model.device)
 
 
-def _generate(model: Any, images: list[np.ndarray], count: int, **ids: Any) -> Generated:
+def _generate(
+    model: Any,
+    images: list[np.ndarray],
+    count: int,
+    pixels: torch.Tensor | None = None,
+    **ids: Any,
+) -> Generated:
+    pixels = pixel_values(images) if pixels is None else pixels
     output = model.generate(
-        pixel_values=pixel_values(images).to(model.device, model.dtype),
+        pixel_values=pixels.to(model.device, model.dtype),
         **ids,
         max_new_tokens=count,
         min_new_tokens=count,

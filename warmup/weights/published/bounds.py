@@ -16,8 +16,11 @@ def most_bytes(config: ModelConfig) -> int:
     if isinstance(decoder, Florence2Config):
         encoder += decoder.encoder_layers * (4 * own * own + 2 * own * decoder.encoder_inner_size)
     crossed = 2 * own * (own + max(config.cross_size, width))
-    decoder_layer = 4 * own * own + crossed + 2 * own * decoder.inner_size
-    tables = own * (2 * decoder.vocab_size + decoder.n_positions + config.prefix_length + own) + own * width
+    attention = 2 * own * decoder.head_dim * (decoder.num_heads + decoder.kv_heads)
+    decoder_layer = attention + crossed + 3 * own * decoder.inner_size  # of Llama with a gate
+    shuffled = vision.sequence_length // vision.image_tokens  # patches that become one token, side by side
+    rows = 2 * decoder.vocab_size + decoder.n_positions + config.prefix_length + own
+    tables = own * rows + own * (shuffled + 1) * width
     elements = encoder + decoder.num_layers * decoder_layer + tables
     return max(_LEAST, _SLACK * _ITEM_BYTES * elements)
 

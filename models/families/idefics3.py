@@ -1,0 +1,75 @@
+"""Reads Idefics3 (Laurençon et al., 2024) and SmolVLM (Marafioti et al., 2025).
+
+Both are SigLIP, a pixel shuffle and Llama. The classes are `Idefics3ForConditionalGeneration` and
+`SmolVLMForConditionalGeneration`, which for one image are the same. An image is one tile: its processor's splitting
+is not done.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from snapcap.models.dimensions import Parts, SiglipConfig
+from snapcap.models.families import llama
+from snapcap.models.families.generation import read_generation
+from snapcap.models.families.siglip import tower, tower_names
+from snapcap.models.fields import Fields
+from snapcap.models.names import Names
+from snapcap.models.text import ImageMarkup
+
+_ARCHITECTURES = ("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration")
+# Where a checkpoint names no length: an answer is a sentence or several, and ends by itself.
+_NEW_TOKENS = 128
+_VISION_DEFAULTS = {"hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32}
+_AROUND, _GLOBAL, _IMAGE = "<fake_token_around_image>", "<global-img>", "<image>"
+
+NAMES = Names(
+    rules=(
+        *tower_names(r"model\.vision_model"),
+        (r"model\.connector\.modality_projection\.proj\.weight", "projection"),
+        *llama.layer_names(r"model\.text_model"),
+        (r"lm_head\.weight", "decoder.head.weight"),
+    ),
+    # Buffers of older versions.
+    unused=(
+        r"model\.text_model\..*rotary_emb\.inv_freq",
+        r"model\.vision_model\.embeddings\.position_ids",
+    ),
+)
+
+
+def read(config: Fields, generation: Mapping[str, Any]) -> Parts:
+    """Raises:
+    ConfigError: a field has a value that is not supported.
+    """
+    architectures = config.values.get("architectures")
+    if architectures is not None and not set(_ARCHITECTURES) & {*architectures}:
+        raise config.error("architectures", architectures, f"supported are {', '.join(_ARCHITECTURES)}")
+    text = config.section("text_config")
+    decoder = llama.read(
+        Fields({"rms_norm_eps": 1e-5, **text.values}, text.prefix),
+        tied_head=config.switch("tie_word_embeddings", False),
+    )
+    sources = (generation, config.values, text.values, {"bos_token_id": 1, "max_new_tokens": _NEW_TOKENS})
+    return Parts(
+        _vision(config),
+        decoder,
+        read_generation(sources, decoder, start=("bos_token_id",)),
+        NAMES,
+        projected=True,
+        markup=ImageMarkup(_IMAGE, before=f"{_AROUND}{_GLOBAL}", after=_AROUND),
+    )
+
+
+def _vision(config: Fields) -> SiglipConfig:
+    fields = config.section("vision_config")
+    shuffle = config.positive_int("scale_factor", 2)
+    vision = SiglipConfig(
+        family=str(config.values["model_type"]),
+        **tower(fields, _VISION_DEFAULTS),
+        pixel_shuffle=shuffle,
+        bucketed=True,
+    )
+    rows, columns = vision.grid
+    if rows != columns or rows % shuffle:
+        raise fields.error("image_size", vision.image_size, f"{rows}×{columns} patches are no squares of {shuffle}")
+    return vision

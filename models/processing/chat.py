@@ -1,0 +1,126 @@
+"""Tokenizes what a chat template makes of a message: the ids that never change, once, and a user's text.
+
+In a user's text nothing is a special token: ``<image>`` or the name of an end token there is tokenized as the
+letters that it is, where transformers would take it for the token.
+"""
+
+from pathlib import Path
+
+import tokenizers
+
+from snapcap.models.errors import PromptError
+from snapcap.models.fields import ConfigError
+from snapcap.models.processing.chat_template import read_template
+from snapcap.models.processing.tokenizer_files import read_backend, special_tokens
+from snapcap.models.text import ChatIds, ImageMarkup
+
+DEFAULT_INSTRUCTION = "Can you describe this image?"
+_PROBES = (DEFAULT_INSTRUCTION, "1", "x y\n\nz")
+
+
+def read_chat(folder: Path, markup: ImageMarkup) -> ChatIds:
+    """What the template and the tokenizer of a checkpoint make of a message.
+
+    Raises:
+        ConfigError: there is none of either, or they do not fit what is computed once for all messages.
+    """
+    template = read_template(folder)
+    backend, _ = read_backend(folder)
+    image = markup.placeholder
+    before, found, between = template.before.partition(image)
+    if not found or image in between + template.after:
+        raise _refused(f"one {image} before the message's text is expected")
+    opening, lead = _cut_last(backend, f"{image}{markup.after}{between}")
+    trail, closing = _cut_first(backend, template.after)
+    (image_id, *opening_ids) = _ids(backend, opening)
+    bos = special_tokens(folder).get("bos_token")
+    *prefix, last = _with_bos(backend, f"{before}{markup.before}{image}", bos)
+    if last != image_id or image_id in (*prefix, *opening_ids):
+        raise _refused(f"{image} is no token of its own")
+    chat = ChatIds(
+        prefix=tuple(prefix),
+        start_id=[*opening_ids, *_ids(backend, f"{lead}{DEFAULT_INSTRUCTION}{trail}")][0],
+        opening_ids=tuple(opening_ids),
+        lead=lead,
+        trail=trail,
+        closing_ids=tuple(_ids(backend, closing)),
+        strips=template.strips,
+    )
+    whole = {probe: _ids(backend, f"{image}{markup.after}{between}{probe}{template.after}") for probe in _PROBES}
+    encoder = ChatEncoder(backend, chat)
+    for probe, ids in whole.items():
+        if [image_id, chat.start_id, *encoder.ids(probe)] != ids:
+            raise _refused("the tokenizer joins the template's tokens with a message's text")
+    return chat
+
+
+class ChatEncoder:
+    """Tokenizes the text of messages; safe to use from several threads."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, chat: ChatIds) -> None:
+        """``backend`` encodes special tokens as text from now on."""
+        self._chat = chat
+        added = backend.get_added_tokens_decoder().values()
+        if all(token.special for token in added):
+            self._plain = backend
+        else:  # what is no special token is one here, so that it is text too; but not where texts are decoded
+            self._plain = tokenizers.Tokenizer.from_str(backend.to_str())
+            self._plain.add_special_tokens(list(added))
+        self._plain.encode_special_tokens = True
+
+    def ids(self, text: str) -> tuple[int, ...]:
+        """What follows the start token, up to the reply, for a message's text; an empty one is the default one.
+
+        Raises:
+            PromptError: it begins with what the tokenizer joins with the template's.
+        """
+        chat = self._chat
+        given = (text.strip() if chat.strips else text) or DEFAULT_INSTRUCTION
+        start, *others = (
+            *chat.opening_ids,
+            *_ids(self._plain, f"{chat.lead}{given}{chat.trail}"),
+            *chat.closing_ids,
+        )
+        if start != chat.start_id:
+            raise PromptError("not begin with a space or a new line")
+        return tuple(others)
+
+
+def _ids(backend: tokenizers.Tokenizer, text: str) -> list[int]:
+    return list(backend.encode(text, add_special_tokens=False).ids)
+
+
+def _with_bos(backend: tokenizers.Tokenizer, text: str, bos: str | None) -> list[int]:
+    """The ids of a text's beginning, with what the tokenizer puts before every text, as transformers does where the
+    template has not done so."""
+    plain = _ids(backend, text)
+    if bos is not None and text.startswith(bos):
+        return plain
+    whole = list(backend.encode(text).ids)
+    added = len(whole) - len(plain)
+    if whole[added:] != plain:
+        raise _refused("the tokenizer puts a token after every text")
+    return whole
+
+
+def _specials(backend: tokenizers.Tokenizer, text: str) -> list[tuple[int, int]]:
+    """Where the added tokens of a text stand, from and to."""
+    added = backend.get_added_tokens_decoder()
+    encoded = backend.encode(text, add_special_tokens=False)
+    return [span for token, span in zip(encoded.ids, encoded.offsets, strict=True) if token in added]
+
+
+def _cut_last(backend: tokenizers.Tokenizer, text: str) -> tuple[str, str]:
+    """A text up to the last of its added tokens, and after it."""
+    end = max((end for _, end in _specials(backend, text)), default=0)
+    return text[:end], text[end:]
+
+
+def _cut_first(backend: tokenizers.Tokenizer, text: str) -> tuple[str, str]:
+    """A text before the first of its added tokens, and from it on."""
+    start = min((start for start, _ in _specials(backend, text)), default=len(text))
+    return text[:start], text[start:]
+
+
+def _refused(why: str) -> ConfigError:
+    return ConfigError("chat_template", "", why)

@@ -1,0 +1,80 @@
+"""Renders a chat template in a process of its own, which imports nothing of ours: a template is anybody's text.
+
+Reads ``{"template", "messages", "names"}`` as JSON and writes ``{"text": [...]}``, one for each list of messages,
+or ``{"error"}``. Jinja's sandbox keeps a template from Python; time, memory and what is written are bounded here,
+as a line of it can ask for years or for terabytes. Globals and filters are those that transformers gives to
+templates, but the time of day: what is rendered once must not depend on it.
+"""
+
+import contextlib
+import json
+import resource
+import sys
+from typing import Any
+
+import jinja2
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+_CPU_SECONDS = 2
+_MEMORY = 1 << 30
+_MOST_CHARACTERS = 64 * 1024  # of one rendered text
+
+
+class _Generation(Extension):
+    """``{% generation %}``, with which templates mark the replies for training: what is inside stays as it is."""
+
+    tags = {"generation"}  # noqa: RUF012  as Jinja declares it
+
+    def parse(self, parser: Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _raise(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, **layout: Any) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, **layout)
+
+
+def render(template: str, conversations: list[Any], names: dict[str, str]) -> list[str]:
+    """The text of each conversation, up to where the model's reply begins.
+
+    Raises:
+        jinja2.TemplateError, ValueError, TypeError: the template is none, or refuses.
+    """
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _raise
+    compiled = environment.from_string(template)
+    texts = []
+    for messages in conversations:
+        given = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True}
+        text = compiled.render(**names, **given)
+        if len(text) > _MOST_CHARACTERS:
+            raise ValueError(f"it renders more than {_MOST_CHARACTERS} characters")
+        texts.append(text)
+    return texts
+
+
+def _main() -> None:
+    with contextlib.suppress(ValueError, OSError):  # a system that has no such limit, or a lower one
+        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+        resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS))
+    asked = json.load(sys.stdin)
+    try:
+        reply: dict[str, Any] = {"text": render(asked["template"], asked["messages"], asked["names"])}
+    except MemoryError:
+        reply = {"error": "it takes more memory than it may"}
+    except Exception as error:
+        reply = {"error": f"{type(error).__name__}: {error}"[:300]}
+    json.dump(reply, sys.stdout)
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,143 @@
+"""SmolVLM and Idefics3 against transformers on random weights: vision, prefix, logits, tokens, beams."""
+
+import random
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.checkpoints import random_captioners
+from support.checkpoints.chat_files import write_chat_files
+from support.parity.beams import chat_reference, search
+from support.parity.parity import TABLE, build_runner, generate, pixel_values, random_images
+from support.parity.references import chat_prompt, generated_by_chat
+
+from snapcap.models.weights.siglip import bucketed_positions
+from snapcap.warmup.plan.buckets import BucketTable
+from snapcap.warmup.runtime.runner import Runner
+from snapcap.warmup.runtime.slot_request import EarlyStopping, SamplingParams, SlotRequest
+
+NEW_TOKENS = 12
+PROMPT = (17, 64, 60, 250)
+
+CASES: dict[str, dict[str, Any]] = {
+    "smolvlm": {},
+    "idefics3, 27 patches a side in squares of 3, as 2.2B": {
+        "idefics3": True,
+        "vision": {"image_size": 384, "patch_size": 14},
+        "scale_factor": 3,
+    },
+    "heads wider than the model, all of keys and values": {
+        "text": {"head_dim": 24, "num_attention_heads": 4, "num_key_value_heads": 4},
+    },
+    "one layer, one head of keys and values, tied": {
+        "text": {"num_hidden_layers": 1, "num_key_value_heads": 1},
+        "tie_word_embeddings": True,
+    },
+    "other frequencies, as Llama 3": {
+        "text": {
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 100.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 32,
+            }
+        },
+    },
+    "large epsilons, 25 patches a side, of which two have one position": {
+        "vision": {"layer_norm_eps": 1e-2, "image_size": 200, "patch_size": 8},
+        "text": {"rms_norm_eps": 1e-2},
+        "scale_factor": 5,
+    },
+}
+
+
+@pytest.fixture(params=CASES, ids=lambda name: name.replace(" ", "-"))
+def case(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Path]:
+    model = random_captioners.smolvlm(**CASES[request.param])
+    return model, written(model, tmp_path)
+
+
+def written(model: Any, folder: Path) -> Path:
+    model.save_pretrained(folder)
+    write_chat_files(folder)
+    return folder
+
+
+@torch.no_grad()
+def test_vision_prefix_logits_and_tokens_equal_transformers(case: tuple[Any, Path]) -> None:
+    """Rows that are padding write to the scratch slot and nowhere else."""
+    model, folder = case
+    runner = build_runner(folder)
+    images = random_images(runner.config, 3)  # in a bucket of 5
+    before = runner.state.cross_key[:, 4].clone()
+    prompt = torch.tensor([chat_prompt(model)] * 3)
+    pixels = pixel_values(images).unsqueeze(1)
+    output = model(input_ids=prompt, pixel_values=pixels, use_cache=True, output_hidden_states=True)
+    length = runner.config.prefix_length
+    assert length == prompt.shape[1] - 1
+    last = runner.encode(TABLE.fit(3), images, 1)
+    torch.testing.assert_close(last[:3], output.hidden_states[-2][:, :length], rtol=1e-4, atol=2e-4)
+    for layer, cache in enumerate(output.past_key_values.layers):
+        keys, values = cache.keys[:, :, :length], cache.values[:, :, :length]
+        torch.testing.assert_close(runner.state.cross_key[layer, 1:4].mT, keys, rtol=1e-4, atol=2e-4)
+        torch.testing.assert_close(runner.state.cross_value[layer, 1:4], values, rtol=1e-4, atol=2e-4)
+    assert torch.equal(runner.state.cross_key[:, 4], before)
+
+    logits: list[torch.Tensor] = []
+    tokens = generate(runner, images, NEW_TOKENS, logits=logits)
+    expected, expected_logits = generated_by_chat(model, images, NEW_TOKENS)
+    assert tokens.tolist() == expected
+    torch.testing.assert_close(torch.stack(logits), torch.stack(expected_logits), rtol=1e-4, atol=2e-4)
+    assert len(set(tokens.flatten().tolist())) > 2, "the model must not repeat one token"
+    assert expected[0] != expected[1], "the model must see the image"
+    tokens = generate(runner, images, NEW_TOKENS, PROMPT)
+    assert tokens.tolist() == generated_by_chat(model, images, NEW_TOKENS, PROMPT)[0]
+    assert tuple(tokens[0, :4]) == PROMPT
+
+
+@pytest.mark.parametrize("prompt", [(), PROMPT], ids=["no prompt", "prompt"])
+@torch.no_grad()
+def test_a_request_gives_the_same_tokens_alone_and_inside_every_bucket(
+    tmp_path: Path, prompt: tuple[int, ...]
+) -> None:
+    table = BucketTable.of((1, 2, 5, 8))
+    runner = build_runner(written(random_captioners.smolvlm(), tmp_path), table)
+    wanted, *others = random_images(runner.config, 8)
+    alone = generate(runner, [wanted], NEW_TOKENS, prompt, table)[0]
+    for rows in range(2, 9):  # full and padded buckets alike
+        for place in {0, rows // 2, rows - 1}:
+            images = [*others[:place], wanted, *others[place : rows - 1]]
+            assert generate(runner, images, NEW_TOKENS, prompt, table)[place].tolist() == alone.tolist()
+
+
+def settings(count: int) -> list[SamplingParams]:
+    early: tuple[EarlyStopping, ...] = (True, False, "never")
+    matrix = list(product((2, 3, 5, 8), (0.0, 1.0, 2.0), early))
+    return [
+        SamplingParams(num_beams=beams, length_penalty=penalty, early_stopping=stop)
+        for beams, penalty, stop in random.Random(7).sample(matrix, count)
+    ]
+
+
+@pytest.mark.parametrize("prompt", [(), PROMPT], ids=["no prompt", "prompt"])
+def test_beams_equal_transformers(tmp_path: Path, prompt: tuple[int, ...]) -> None:
+    """Beams copy what they have cached of their own; the prefix's K/V is that of the whole group."""
+    model = random_captioners.smolvlm(seed=2)
+    model.generation_config.eos_token_id = [5, 11, 23]
+    table = BucketTable.of((1, 4, 8))
+    runner: Runner = build_runner(written(model, tmp_path), table)
+    images = random_images(runner.config, 4)
+    for number, params in enumerate(settings(8)):
+        row = SlotRequest(prompt, params, new_tokens=NEW_TOKENS)
+        (tokens,) = search(runner, table, [(images[number % 4], row)], NEW_TOKENS + 5)
+        assert tokens == chat_reference(model, images[number % 4], row), row
+
+
+def test_some_numbers_of_patches_give_two_of_them_one_position() -> None:
+    rows = bucketed_positions((25, 25)).view(25, 25)[:, 0] // 25
+    assert len({*rows.tolist()}) < 25
+    assert bucketed_positions((32, 32)).tolist() == list(range(1024))
