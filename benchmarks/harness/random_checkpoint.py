@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 
 from snapcap.benchmarks.harness.arguments import make_parser
-from snapcap.benchmarks.random_models import blip, git, smolvlm, vit_gpt2
+from snapcap.benchmarks.random_models import blip, florence2, git, smolvlm, vit_gpt2
 from snapcap.benchmarks.random_models.tensors import Shapes, TensorSpec
 
 SEED = 0
@@ -39,6 +39,10 @@ RANDOM_MODELS = {
     "blip-base": RandomModel(blip, Shapes(image_size=384, vocab_size=30524, positions=512)),
     # microsoft/git-base-coco: CLIP's ViT-B/16 at 224 pixels and six layers of BERT-base's size.
     "git-base": RandomModel(git, Shapes(decoder_layers=6, vocab_size=30522)),
+    # florence-community/Florence-2-base: DaViT at 768 pixels and a BART of six layers each.
+    "florence2-base": RandomModel(
+        florence2, florence2.Florence2Shapes(image_size=768, encoder_layers=6, decoder_layers=6, vocab_size=51289)
+    ),
     # HuggingFaceTB/SmolVLM-256M-Instruct: SigLIP-B/16 at 512 pixels and thirty layers of SmolLM2's 135M.
     "smolvlm-256m": RandomModel(
         smolvlm, smolvlm.ChatShapes(image_size=512, decoder_layers=30, vocab_size=49280, positions=8192)

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ _PARTS = {
     "VisionEncoderDecoderModel": ("encoder", "decoder"),
     "BlipForConditionalGeneration": ("vision_model", "text_decoder"),
     "GitForCausalLM": ("git",),
+    "Florence2ForConditionalGeneration": ("model",),
     "Idefics3ForConditionalGeneration": ("model",),
 }
 
@@ -39,7 +41,10 @@ class Captioner:
         self._dtype = torch.bfloat16 if device == "cuda" else torch.float32
         self._model = model_class.from_pretrained(folder, dtype=self._dtype).to(device).eval()
         self._ends = _ends(self._model)
-        self._prompt = _chat_prompt(folder, self._model, self._tokenizer)
+        self._is_chat = hasattr(self._model.config, "scale_factor")
+        self._prompt = _prompt(folder, self._model, self._tokenizer)
+        # What stands before a caption: an instruction, or the start token.
+        self._before = len(self._prompt) if self._is_chat else 1
         # Said to `generate`: BLIP's decoder does not read the checkpoint's generation_config.json.
         limit = self._model.generation_config.max_new_tokens
         self._limit = {} if limit is None else {"max_new_tokens": limit}
@@ -53,7 +58,7 @@ class Captioner:
         from PIL import Image
 
         pictures = [Image.open(io.BytesIO(image)).convert("RGB") for image in images]
-        if self._prompt:  # a tile of each, without splitting
+        if self._is_chat:  # a tile of each, without splitting
             settings = {"do_image_splitting": False, "return_tensors": "pt"}
             batch = self._processor([[picture] for picture in pictures], **settings).pixel_values
         else:
@@ -69,17 +74,30 @@ class Captioner:
             if self._prompt:
                 given["input_ids"] = torch.tensor([self._prompt] * len(pixels), device=self._device)
             rows = self._model.generate(pixel_values=pixels, **given).tolist()
-        # The first token of a row is the start token; an instruction is no part of a caption.
-        rows = [row[len(self._prompt) or 1 :] for row in rows]
+        rows = [row[self._before :] for row in rows]
         texts = self._tokenizer.batch_decode(rows, skip_special_tokens=True)
         counts = [sum(token not in self._ends for token in row) for row in rows]
         return [{"caption": text.strip(), "tokens": count} for text, count in zip(texts, counts, strict=True)]
 
 
+def _prompt(folder: str, model: Any, tokenizer: Any) -> list[int]:
+    """The ids that a model reads beside the pixels, with those that stand for the image; none for most."""
+    if hasattr(model.config, "scale_factor"):
+        return _chat_prompt(folder, model, tokenizer)
+    return _task_prompt(folder, model, tokenizer) if model.config.model_type == "florence2" else []
+
+
+def _task_prompt(folder: str, model: Any, tokenizer: Any) -> list[int]:
+    """Of Florence-2's first task."""
+    size = _read(folder, "preprocessor_config.json")["size"]
+    stride = math.prod(model.config.vision_config.patch_stride)
+    image = [model.config.image_token_id] * ((size["height"] // stride) * (size["width"] // stride) + 1)
+    text: list[int] = tokenizer("What does the image describe?", add_special_tokens=False)["input_ids"]
+    return [*image, *text, model.generation_config.eos_token_id]
+
+
 def _chat_prompt(folder: str, model: Any, tokenizer: Any) -> list[int]:
     """The ids of a message of one image and the default instruction, of a model that has a chat template."""
-    if not hasattr(model.config, "scale_factor"):
-        return []
     content = [{"type": "image"}, {"type": "text", "text": "Can you describe this image?"}]
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": content}],

@@ -14,6 +14,7 @@ import torch
 from support.servers.server_process import snapcap
 
 from snapcap.benchmarks.harness.random_checkpoint import RANDOM_MODELS, RandomModel, write_checkpoint
+from snapcap.benchmarks.random_models.florence2 import Florence2Shapes
 from snapcap.benchmarks.random_models.smolvlm import ChatShapes
 from snapcap.models.config import ModelConfig
 from snapcap.models.processing.tokenizer import Tokenizer
@@ -36,6 +37,9 @@ def tiny_model(name: str) -> RandomModel:
     if isinstance(shapes, ChatShapes):  # an instruction takes as many positions as it has letters
         text = {"text_width": 48, "text_heads": 6, "kv_heads": 2, "text_inner": 96}
         shapes = replace(shapes, positions=256, pixel_shuffle=1, **text)
+    if isinstance(shapes, Florence2Shapes):  # its last stage has a token for 32 × 32 pixels
+        stages = {"widths": (16, 24, 32, 48), "depths": (1, 1, 2, 1), "stage_heads": (2, 2, 2, 3)}
+        shapes = replace(shapes, image_size=96, **stages)
     return replace(model, shapes=shapes)
 
 
@@ -62,7 +66,8 @@ def transformers_model(folder: Path) -> tuple[Any, dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "millions"), [("vit-b16-gpt2", 239), ("blip-base", 224), ("git-base", 177), ("smolvlm-256m", 256)]
+    ("name", "millions"),
+    [("vit-b16-gpt2", 239), ("blip-base", 224), ("git-base", 177), ("smolvlm-256m", 256), ("florence2-base", 232)],
 )
 def test_the_real_shapes_have_the_parameters_they_are_quoted_with(name: str, millions: int) -> None:
     count = sum(math.prod(spec.shape) for spec in RANDOM_MODELS[name].tensors)
@@ -115,7 +120,9 @@ def test_the_tokenizer_has_the_whole_vocabulary_and_reads_what_it_writes(name: s
     chooser = random.Random(0)
     text = "2 cats, über " + "".join(chooser.choices(string.ascii_letters, k=60))
     ids = tokenizer.encode(text)
-    expected = text if name in ("vit-b16-gpt2", "smolvlm-256m") else text.lower().replace("ü", "u")
+    expected = (
+        text if name in ("vit-b16-gpt2", "smolvlm-256m", "florence2-base") else text.lower().replace("ü", "u")
+    )
     assert tokenizer.decode(ids) == expected
     assert len(ids) < len(text.encode())  # some tokens are longer than a letter
 
@@ -139,7 +146,8 @@ def test_captions_of_random_weights_are_not_one_token_repeated(name: str, tiny: 
 
     captioner = Captioner(str(tiny), "cpu", compiled=False)
     torch.manual_seed(0)
-    images = torch.randn(2, 3, 32, 32)
+    side = tiny_model(name).shapes.image_size
+    images = torch.randn(2, 3, side, side)
     if isinstance(tiny_model(name).shapes, ChatShapes):
         images = images.unsqueeze(1)  # a tile of each
     first, second = (reply["caption"] for reply in captioner.generate(images))

@@ -20,6 +20,7 @@ FIRST = (
     "e2e/test_blip.py",
     "e2e/test_git.py",
     "e2e/test_florence2.py",
+    "e2e/test_florence2.py",
     "e2e/test_interrupted_build.py",
     "e2e/test_shared_build.py",
     "deploy/test_observed_server.py",
