@@ -46,7 +46,7 @@ def test_searches_equal_transformers(
 ) -> None:
     captioner, reference = captioners[family], references[family, "float32"]
     expected_of, rows = FAMILIES[family]
-    plan = plan_of(device, "float32", (1, 4))  # as conftest.SETS
+    plan = plan_of(device, "float32", (1, 4))
     model = open_model(captioner, plan)
     if backend == "eager":
         runner = open_runner(model, plan, EagerBackend())

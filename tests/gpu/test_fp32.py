@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 from support.parity.device_cases import (
+    FEW_BUCKETS,
     PROMPT,
     STEPS,
     Captioner,
@@ -19,7 +20,6 @@ from snapcap.warmup.runtime.slot_request import SlotRequest
 
 pytestmark = pytest.mark.timeout(600)  # compiling
 BUCKETS = (1, 2, 4, 64)
-COMPILED_BUCKETS = (1, 4)  # those of conftest.SETS
 CASES = [("vit-gpt2", ()), ("blip", ()), ("blip", PROMPT), ("git", ()), ("git", PROMPT), ("smolvlm", PROMPT)]
 CASES += [("florence2", ()), ("florence2", PROMPT)]
 
@@ -38,7 +38,7 @@ def test_tokens_equal_transformers_in_every_bucket(
     device: torch.device,
 ) -> None:
     captioner, reference = captioners[family], references[family, "float32"]
-    plan = plan_of(device, "float32", BUCKETS if backend == "eager" else COMPILED_BUCKETS)
+    plan = plan_of(device, "float32", BUCKETS if backend == "eager" else FEW_BUCKETS)
     model = open_model(captioner, plan)
     if backend == "eager":
         runner = open_runner(model, plan, EagerBackend())

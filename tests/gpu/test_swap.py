@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.parity.device_cases import STEPS, Captioner, open_model, open_runner, plan_of
+from support.parity.device_cases import FEW_BUCKETS, STEPS, Captioner, open_model, open_runner, plan_of
 
 from snapcap.warmup.progress.status import COMPONENTS
 from snapcap.warmup.runtime.backends.eager import EagerBackend
@@ -13,7 +13,6 @@ from snapcap.warmup.runtime.slot_request import SlotRequest
 from snapcap.warmup.start.swap import swap_bucket
 
 pytestmark = pytest.mark.timeout(600)  # compiling
-BUCKETS = (1, 4)
 
 
 @pytest.mark.parametrize("family", ["vit-gpt2", "blip", "git", "smolvlm", "florence2"])
@@ -22,7 +21,7 @@ def test_running_rows_keep_their_tokens(
 ) -> None:
     """fp32, so that compiled and eager agree to the token."""
     captioner = captioners[family]
-    plan = plan_of(device, "float32", BUCKETS)
+    plan = plan_of(device, "float32", FEW_BUCKETS)
     model = open_model(captioner, plan)
     runner = open_runner(model, plan, EagerBackend())
     images = captioner.images(4)

@@ -47,6 +47,11 @@ from snapcap.warmup.start.warmer import Warmer
 
 PROMPT = (17, 44, 60)
 STEPS = 20
+# Of builds in 16 bits: kernels of ours change at 2 and 3 rows, and at 32. Families with few of them have fewer.
+BUCKETS = dict.fromkeys(("vit-gpt2", "blip", "git"), (1, 2, 4, 64)) | dict.fromkeys(
+    ("smolvlm", "florence2"), (1, 64)
+)
+FEW_BUCKETS = (1, 4)  # of builds in fp32
 CACHE_LENGTH = 48
 # More tokens than a kernel reads at once (290), a width that is no power of 2, a vocabulary of several blocks.
 _WIDTH, _HEADS, _VOCABULARY = 96, 3, 397
