@@ -55,9 +55,9 @@ class Steps:
         """Of everything that this runner is asked to launch meanwhile."""
         encode, step = runner.encode, runner.decode_step
 
-        def watched_encode(*arguments: Any) -> Any:
+        def watched_encode(*arguments: Any, **more: Any) -> Any:
             self.marks.append(None)
-            return encode(*arguments)
+            return encode(*arguments, **more)
 
         def watched_step(*arguments: Any) -> Any:
             begin, end = self.event(), self.event()

@@ -152,7 +152,7 @@ def test_a_stream_is_the_caption_in_pieces(captioner: Captioner, sample: tuple[P
     assert "".join(pieces) == text
     first = text.split()[0]
     assert first + "".join(captioner.stream(path, prompt=first)) == captioner(path, prompt=first).text
-    with pytest.raises(CaptionError, match="num_beams must be 1 for a stream"):
+    with pytest.raises(CaptionError, match="'num_beams' must be 1 for a stream"):
         captioner.stream(path, num_beams=2)
     with pytest.raises(CaptionError, match="not an image"):
         list(captioner.stream(b"text"))

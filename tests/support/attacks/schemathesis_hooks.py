@@ -38,6 +38,7 @@ _BEYOND_SCHEMAS = (
     "the rows of this server's largest bucket",
     "printable characters",
     "valid Unicode text",
+    "this model has one task alone",
     "Inference-Header-Content-Length",
     "not JSON",  # binary tensor data without the header that says where it begins
     "to 9223372036854775807",  # a float cannot be compared with it

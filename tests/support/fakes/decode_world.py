@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from support.fakes.list_engine import LIMITS, Observer
 
 from snapcap.models.processing.transform import ImageTransform
+from snapcap.service.captioning.model_defaults import Resolved
 from snapcap.service.captioning.options import CaptionOptions
 from snapcap.service.captioning.preparation import Preparation, Prepared
 from snapcap.service.engine.admission import Admission, Permit
@@ -131,7 +132,7 @@ class World:
             params, pixels = SamplingParams(), prepared.image.pixels
             self.engine.submit(CaptionRequest(str(value), pixels, (), params, 1e12, future, None, admitted))
 
-        model: Any = (self.decoder, None, LIMITS)
+        model = self.decoder, lambda options: Resolved((), (), options.sampling)
         deadline = time.monotonic() + seconds
         encoded = EncodedImage(bytes([value]) * size, f"request-{value}", deadline, future.cancelled)
         self.decoding.start(encoded, CaptionOptions(), model, future, submit)

@@ -128,7 +128,7 @@ def test_one_that_is_stopped_by_another_thread_ends_and_starts_no_more(job: Job)
     worker.stop()
     thread.join(60)
     assert [str(error).partition(":")[0] for error in errors] == ["some.module ended with signal 9"]
-    assert is_gone(int((job.folder / "pid").read_text()))
+    wait_until(lambda: is_gone(int((job.folder / "pid").read_text())), 60)
     with pytest.raises(WorkerError, match="was ended before it began"):
         worker.ask(TELL, 60)
 

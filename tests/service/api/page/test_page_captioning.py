@@ -12,6 +12,7 @@ from playwright.sync_api import Page, expect
 from support.servers.page import give
 
 from snapcap.service.api.app import Services
+from snapcap.service.captioning.model_defaults import ModelDefaults
 from snapcap.service.engine.request import CaptionRequest, Completion
 
 OpenPage = Callable[..., Page]
@@ -177,9 +178,10 @@ def test_what_the_page_says_of_the_model_is_what_the_server_says(
     services: Services, address: str, open_page: OpenPage
 ) -> None:
     attached: Any = services.captioner._model
-    services.captioner.attach(
-        attached.engine, None, attached.tokenizer, "my/captioner", attached.image_decoder, "git"
-    )  # type: ignore[arg-type]
+    defaults = ModelDefaults(attached.tokenizer)
+    defaults.family = "git"
+    model = attached.engine, None, attached.tokenizer, "my/captioner", attached.image_decoder, defaults
+    services.captioner.attach(*model)  # type: ignore[arg-type]
     page = open_page(address)
     expect(page.locator("#lede")).to_contain_text("with the model my/captioner (GIT)")
     expect(page.locator("#samples")).to_be_hidden()
