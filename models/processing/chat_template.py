@@ -87,7 +87,7 @@ def _rendered(template: str, texts: list[str], names: Mapping[str, str]) -> list
         raise _refused("it takes more time or memory than it may")
     if run.returncode:
         last = run.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        raise ConfigError(_FIELD, "", f"cannot be rendered ({last[:300]})")
+        raise _refused(f"cannot be rendered ({last[:300]})")
     reply: dict[str, Any] = json.loads(run.stdout)
     if "error" in reply:
         raise _refused(f"cannot be rendered ({reply['error']})")
@@ -95,4 +95,5 @@ def _rendered(template: str, texts: list[str], names: Mapping[str, str]) -> list
 
 
 def _refused(why: str) -> ConfigError:
-    return ConfigError(_FIELD, "", why)
+    """``why``: what is the checkpoint's own in it could move a terminal's cursor."""
+    return ConfigError(_FIELD, "", "".join(each if each.isprintable() else f"\\x{ord(each):02x}" for each in why))

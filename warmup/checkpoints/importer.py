@@ -22,7 +22,10 @@ from snapcap.warmup.options import S3Options
 if TYPE_CHECKING:
     from torch import Tensor
 
-_COPIED = ("config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json")
+_COPIED = (
+    *("config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json"),
+    *("chat_template.jinja", "chat_template.json"),
+)
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 
 
@@ -76,6 +79,7 @@ def _convert(folder: Path, staging: Path) -> None:
                 shutil.copyfile(folder / name, staging / name)
         _convert_tokenizer(folder, staging)
         _convert_weights(folder, staging, config)
+        ModelConfig.from_folder(staging)  # what a server needs is there
     except (ConfigError, WeightsError) as error:
         raise CheckpointError(str(error)) from error
 

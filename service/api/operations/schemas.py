@@ -77,6 +77,7 @@ class Startup(BaseModel):
     phase: str
     model: str | None = Field(description="The model, once it is loaded.")
     family: str | None = Field(description="Its `model_type`, as transformers calls it.")
+    takes_instructions: bool = Field(description="A prompt is an instruction, and not the beginning of a caption.")
     tasks: list[str] = Field(
         description="What `task` of a request may be, the default first; none: one task alone."
     )

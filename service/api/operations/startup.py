@@ -35,6 +35,7 @@ def startup_routes(
             "model": captioner.model_name,
             "family": captioner.model_family,
             "tasks": [*captioner.tasks],
+            "takes_instructions": captioner.takes_instructions,
             "now": _seconds(timeline.now()),
             "marks": {name: _seconds(moment) for name, moment in marks.items()},
             "phases": [

@@ -147,6 +147,7 @@ HOSTILE = {
     "files": ("{% include '/etc/passwd' %}", "no loader"),
     "syntax": ("{% for %}", "TemplateSyntaxError"),
     "refuses": ("{{ raise_exception('no images here') }}", "no images here"),
+    "terminals": ("{{ raise_exception('\\x1b]0;mine\\x07') }}", r"\\x1b\]0;mine\\x07"),
     "shouts": (TEMPLATE.replace("line['text']", "line['text'] | upper"), "is to be rendered once"),
     "twice": (TEMPLATE.replace("{{line['text']}}", "{{line['text']}}{{line['text']}}"), "is to be rendered once"),
     "changes": (TEMPLATE.replace("line['text']", "line['text'] | replace('  ', ' ') | indent"), "as it is"),
@@ -161,6 +162,7 @@ def test_a_hostile_template_is_refused_in_one_line(case: str, tmp_path: Path) ->
         read_template(tmp_path)
     assert refused.value.field == "chat_template"
     assert len(str(refused.value).splitlines()) == 1
+    assert str(refused.value).isprintable()
 
 
 def test_a_template_sees_nothing_of_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.checkpoints import random_captioners
+from support.checkpoints.chat_files import write_chat_files
 from tokenizers import pre_tokenizers
 from torch import Tensor
 
@@ -208,6 +210,19 @@ def test_a_pickled_blip_loses_what_is_tied_and_keeps_every_file_it_needs(tmp_pat
     assert all(torch.equal(again.state_dict()[name], tensor) for name, tensor in model.state_dict().items())
     assert ImageTransform.from_folder(destination, (32, 32), family="blip").resample == 3
     assert Tokenizer.from_folder(destination).decode([6, 7, 8]) == "a photography"
+
+
+@pytest.mark.parametrize("name", ["chat_template.json", "chat_template.jinja"])
+def test_a_chat_template_comes_along(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "from"
+    random_captioners.smolvlm({}, {}).save_pretrained(folder)
+    write_chat_files(folder)
+    written = folder / "chat_template.jinja"
+    template = written.read_text()
+    written.unlink()
+    (folder / name).write_text(json.dumps({"chat_template": template}) if name.endswith("json") else template)
+    import_checkpoint(str(folder), tmp_path / "to")
+    assert ModelConfig.from_folder(tmp_path / "to").chat == ModelConfig.from_folder(folder).chat is not None
 
 
 def test_an_import_from_s3(s3: Any, s3_server: str, old_folder: Path, tmp_path: Path) -> None:

@@ -103,7 +103,8 @@ async function streamedCaption(picture, signal, onText) {
     ...(longest ? { max_tokens: longest } : {}),
   };
   const options = { method: "POST", body: JSON.stringify(body), headers: { "Content-Type": "application/json" }, signal, timeout: CAPTION_TIMEOUT };
-  const reply = { caption: wanted.prompt ?? "" };
+  // An instruction is no part of the answer; any other prompt is how the caption begins.
+  const reply = { caption: start.report?.takes_instructions ? "" : wanted.prompt ?? "" };
   let ended = false;
   await api.events("/v1/chat/completions", options, (data) => {
     if (data === "[DONE]") return void (ended = true);
