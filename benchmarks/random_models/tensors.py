@@ -35,14 +35,14 @@ class Shapes:
 class TensorSpec:
     """One tensor: normally distributed with ``std``, or ``value`` everywhere where that is 0.
 
-    ``exceptions`` are single values by their index in a vector, or whole rows and columns of a matrix.
+    ``exceptions`` are values by their index in a vector, or by that of a matrix, as torch takes an index.
     """
 
     name: str
     shape: tuple[int, ...]
     std: float = 0.0
     value: float = 0.0
-    exceptions: Mapping[int | tuple[Any, ...], float] = field(default_factory=dict)
+    exceptions: Mapping[Any, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
