@@ -51,7 +51,7 @@ RUN rm -rf /opt/snapcap/lib/python3.*/site-packages/torch/include /opt/snapcap/l
 # What a start from artifacts and prepared weights never loads: torch's Python module, and all that only it requires.
 FROM server-packages AS compiled-packages
 COPY deploy/container/compiled_only.py /src/
-RUN python /src/compiled_only.py
+RUN python /src/compiled_only.py /opt/snapcap
 
 FROM packages AS builder-packages
 RUN if pip show -q cuda-toolkit; then \

@@ -1,7 +1,10 @@
 """Removes from an installation what a server of compiled models never loads: torch's Python module, the packages
 that only torch requires, and of CUDA's libraries those that libtorch does not link.
 
-    python compiled_only.py     of the environment that runs it; prints what it removes and what it leaves
+    /opt/snapcap/bin/python compiled_only.py /opt/snapcap
+
+The argument is the environment that runs it, so that none loses its torch by mistake. Prints what it removes and
+what it leaves.
 
 What is left cannot import torch: `snapcap serve` refuses to start without artifacts and prepared weights.
 """
@@ -28,6 +31,8 @@ _VERSION = "torch/version.py"  # of torch's module the one file that is read: th
 
 
 def main() -> None:
+    if sys.argv[1:] != [sys.prefix] or sys.prefix == sys.base_prefix:
+        sys.exit(f"name the virtual environment that loses torch's Python module: compiled_only.py {sys.prefix}")
     removed = of_torch_alone()
     kept = mapped(torch_folder() / "lib")
     files = {path for each in removed for path in files_of(each) if path.resolve() not in kept}

@@ -71,7 +71,10 @@ def compiled_only(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 os.link(source, target)
     interpreter = prefix / "bin" / "python"
-    run = subprocess.run([interpreter, COMPILED_ONLY], capture_output=True, text=True, check=False)
+    unnamed = subprocess.run([interpreter, COMPILED_ONLY], capture_output=True, text=True, check=False)
+    assert (unnamed.returncode, unnamed.stdout) == (1, "")
+    assert (packages / "torch" / "__init__.py").exists()
+    run = subprocess.run([interpreter, COMPILED_ONLY, prefix], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     removed = run.stdout.splitlines()[0].rpartition(" of ")[2].split(", ")
     assert {"torch", "sympy"} <= set(removed)
