@@ -93,6 +93,7 @@ def test_a_stream_that_breaks_says_so(begun: tuple[Page, CaptionRequest]) -> Non
 
 def test_options_are_asked_for_and_named_beside_the_fold(engine, address: str, open_page: OpenPage, image) -> None:
     page = open_page(address)
+    expect(page.locator("#state-word")).to_have_text("ready")  # which names the model: until then nothing streams
     page.locator("#options > summary").click()
     expect(page.get_by_role("button", name="Caption again")).to_be_disabled()
     page.get_by_label("Prompt").fill("two words")

@@ -115,6 +115,7 @@ def test_a_full_queue_can_be_tried_again(engine, address: str, open_page: OpenPa
 def test_our_own_failure_names_the_request(engine, address: str, open_page: OpenPage, image) -> None:
     engine.fail = EngineFailed()
     page = open_page(address, expected="status of 500")
+    expect(page.locator("#state-word")).to_have_text("ready")  # which names the model: until then nothing streams
     with page.expect_response("**/v1/chat/completions") as reply:
         give(page, image())
     expect(page.locator("#problem-id")).to_contain_text(reply.value.headers["x-request-id"])
