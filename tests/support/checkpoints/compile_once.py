@@ -4,8 +4,8 @@
 
 Many tests build the same packages, and four fifths of a build is g++. Torch's headers, the compiler and the machine
 stay what they are for as long as a run takes, so that arguments and the content of files decide what comes out.
-What is compiled begins with torch's headers, and what calls kernels ("a wrapper") is mostly the same templates: both
-are compiled once too, also where a build is too small to precompile a header.
+What is compiled begins with torch's headers, and what calls kernels ("a wrapper") is mostly the same templates:
+both are compiled once too, also where a build is too small to precompile a header.
 
 Wrappers are compiled without optimisation; kernels are compiled as always.
 """

@@ -128,7 +128,7 @@ def test_header_and_templates_of_wrappers_are_compiled_once(tmp_path: Path) -> N
 
     other, calls = packages.build("other", 'extern "C" int value() { return twice(2.5f) + twice(1); }')
     assert ["-fno-implicit-templates" in call for call in calls] == [True, False, False], (
-        "the whole, and one to add it"
+        "whole, and one to add it"
     )
     assert other.value() == 7
     again, calls = packages.build("again", 'extern "C" int value() { return twice(3.5f) + twice(2); }')
