@@ -1,5 +1,7 @@
 """The compiler that the tests share: what was compiled is copied, whatever else is asked for is compiled."""
 
+import ctypes
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -79,3 +81,57 @@ def test_questions_and_failures_are_not_kept(compiler: Compiler, tmp_path: Path)
         assert [compiler.run(*arguments)[1] for _ in range(2)] == [1, 1]
     assert [compiler.run(tmp_path / "none.cpp", "-o", tmp_path / "a.o") for _ in range(2)] == [(3, 1)] * 2
     assert not any((tmp_path / "kept").iterdir())
+
+
+TEMPLATES = """
+#pragma once
+#include <vector>
+template <class T> T twice(T x) { std::vector<T> all{x, x}; return all[0] + all[1]; }
+"""
+
+
+class Packages:
+    """Builds libraries as Inductor does, with the real compiler."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._log = folder / "calls"
+        compiler = folder / "g++"
+        compiler.write_text(f'#!/bin/sh\necho "$@" >>{self._log}\nexec {shutil.which("g++")} "$@"\n')
+        compiler.chmod(0o755)
+        (folder / "kept").mkdir()
+        (folder / "torch" / "csrc" / "inductor").mkdir(parents=True)
+        written(folder / "torch" / "csrc" / "inductor" / "first.h", TEMPLATES)
+        self._once = [sys.executable, "-I", "-S", compile_once.__file__, compiler, folder / "kept"]
+
+    def build(self, name: str, body: str) -> tuple[ctypes.CDLL, list[str]]:
+        """Returns the library, and the calls of the compiler that its object took."""
+        source = written(self._folder / f"{name}.wrapper.cpp", f"#include <torch/csrc/inductor/first.h>\n{body}\n")
+        compiled, library = source.with_suffix(".o"), source.with_suffix(".so")
+        self._log.write_text("")
+        options = ("-O0", "-fPIC", f"-I{self._folder}")
+        subprocess.run([*self._once, source, *options, "-c", "-o", compiled], check=True)
+        calls = self._log.read_text().splitlines()
+        subprocess.run([*self._once, compiled, "-shared", "-fPIC", "-o", library, "-Wl,-z,now"], check=True)
+        return ctypes.CDLL(str(library)), calls
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="THERE IS NO G++: THE SHARED COMPILER IS NOT CHECKED")
+def test_header_and_templates_of_wrappers_are_compiled_once(tmp_path: Path) -> None:
+    packages = Packages(tmp_path)
+    kernel = 'int kernel_of_{0}() {{ return {1}; }}\nextern "C" int value() {{ return twice({1}); }}'
+    first, calls = packages.build("first", kernel.format("first", 3))
+    assert ["c++-header" in call for call in calls] == [True, False]
+    second, calls = packages.build("second", kernel.format("second", 4))
+    assert ["-fno-implicit-templates" in call for call in calls] == [True, False], "and one to join both"
+    assert (first.value(), second.value()) == (6, 8)
+
+    other, calls = packages.build("other", 'extern "C" int value() { return twice(2.5f) + twice(1); }')
+    assert ["-fno-implicit-templates" in call for call in calls] == [True, False, False], (
+        "whole, and one to add it"
+    )
+    assert other.value() == 7
+    again, calls = packages.build("again", 'extern "C" int value() { return twice(3.5f) + twice(2); }')
+    assert ["-fno-implicit-templates" in call for call in calls] == [True, False]
+    assert (again.value(), second.value()) == (11, 8)
+    assert not [*tmp_path.glob("*.own")]
