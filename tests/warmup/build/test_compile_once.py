@@ -127,9 +127,7 @@ def test_header_and_templates_of_wrappers_are_compiled_once(tmp_path: Path) -> N
     assert (first.value(), second.value()) == (6, 8)
 
     other, calls = packages.build("other", 'extern "C" int value() { return twice(2.5f) + twice(1); }')
-    assert ["-fno-implicit-templates" in call for call in calls] == [True, False, False], (
-        "whole, and one to add it"
-    )
+    assert ["-fno-implicit-templates" in call for call in calls] == [True, False, False], "whole, and one to add it"
     assert other.value() == 7
     again, calls = packages.build("again", 'extern "C" int value() { return twice(3.5f) + twice(2); }')
     assert ["-fno-implicit-templates" in call for call in calls] == [True, False]
