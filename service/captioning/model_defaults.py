@@ -76,7 +76,7 @@ class ModelDefaults:
             return params
         # Beams that nobody asked for stand back where they cannot be, or not so many.
         beams = 1 if live or params.samples else min(params.num_beams, limits.max_beams)
-        return replace(params, num_beams=beams)
+        return replace(params, num_beams=beams, fewer_beams=beams > 1)
 
     def _known(self, task: str) -> str:
         """The task's name, as `tasks` has it. Raises InvalidOption, UnsupportedOption."""

@@ -12,7 +12,8 @@ class SamplingParams:
 
     ``max_new_tokens`` None is the model's default; ``seed`` None draws one. ``num_beams`` above 1 is a beam search,
     which takes as many slots; the fields after it are transformers' options of these names. ``repetition_penalty``
-    1 and ``no_repeat_ngram_size`` 0 change nothing.
+    1 and ``no_repeat_ngram_size`` 0 change nothing. ``fewer_beams``: nobody asked for so many, and while fewer rows
+    are warm the search has as many beams as those.
     """
 
     max_new_tokens: int | None = None
@@ -25,6 +26,7 @@ class SamplingParams:
     early_stopping: EarlyStopping = False
     no_repeat_ngram_size: int = 0
     repetition_penalty: float = 1.0
+    fewer_beams: bool = False
 
     @property
     def samples(self) -> bool:

@@ -84,6 +84,8 @@ def test_beams_that_nobody_asked_for_stand_back(defaults: ModelDefaults) -> None
     assert defaults.resolve(asked(), LIMITS, live=True).params.num_beams == 1
     assert defaults.resolve(asked(temperature=0.7), LIMITS).params.num_beams == 1
     assert defaults.resolve(asked(), few).params.num_beams == 2
+    assert defaults.resolve(asked(), few).params.fewer_beams
+    assert not defaults.resolve(asked(num_beams=2), few).params.fewer_beams
     with pytest.raises(InvalidOption, match="at most 2"):
         defaults.resolve(asked(num_beams=3), few)
 

@@ -46,6 +46,15 @@ def test_a_search_that_no_ready_batch_holds_is_passed(cold: Scheduler) -> None:
     assert cold.depth == 1
 
 
+def test_beams_that_nobody_asked_for_are_as_many_as_rows_are_ready(cold: Scheduler) -> None:
+    cold.submit(request("default", num_beams=3, fewer_beams=True))
+    assert [(row.request.id, row.request.params.num_beams) for row in cold.admit()] == [("default", 1)]
+    cold.advance(cold.running, [EOS], "eager", {})
+    cold.warmed(4)
+    cold.submit(request("default", num_beams=3, fewer_beams=True))
+    assert [row.request.params.num_beams for row in cold.admit()] == [3]
+
+
 def test_nothing_spins_while_it_stands_aside(cold: Scheduler) -> None:
     cold.submit(request("search", num_beams=4))
     cold.wait()  # once, for the deadline that is new
