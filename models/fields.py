@@ -1,7 +1,6 @@
 """Reads the fields of a checkpoint's JSON files, each with its type checked or refused by name."""
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +9,19 @@ from typing import Any, TypeGuard
 from snapcap.models.errors import UserError
 
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "swish")
+MOST = 2**31 - 1  # of a dimension: what an index of 32 bits holds
+_MOST_NUMBER = 1e9  # which no epsilon, scale or base of positions comes near
+MOST_LAYERS = 1024  # which are listed one by one
+_MOST_SHOWN = 200  # characters of a value, which can be as long as its file
 
 
 class ConfigError(UserError, ValueError):
     """A configuration that cannot be served; one line that names the field and its value."""
 
     def __init__(self, field: str, value: object, why: str) -> None:
-        super().__init__(f"unsupported {field} = {value!r}: {why}")
+        shown = repr(value)
+        shown = shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}…"
+        super().__init__(f"unsupported {field} = {shown}: {why}")
         self.field = field
         self.value = value
 
@@ -66,17 +71,35 @@ class Fields:
         if value != expected:
             raise self.error(field, value, why or f"only {expected!r} is supported")
 
-    def positive_int(self, field: str, default: int | None = None) -> int:
+    def architecture(self, *served: str) -> None:
+        """Refuses a checkpoint that names its classes, and none of these among them."""
+        names = self.values.get("architectures")
+        if names is not None and not (isinstance(names, list) and any(name in served for name in names)):
+            raise self.error("architectures", names, f"only {' and '.join(served)} can be served")
+
+    def whole(self, field: str, default: int | None = None, least: int = 0, most: int = MOST) -> int:
         value = self.values.get(field, default)
-        if not is_whole(value) or value < 1:
-            raise self.error(field, value, "a positive whole number is expected")
+        if not is_whole(value) or not least <= value <= most:
+            raise self.error(field, value, f"a whole number from {least} to {most} is expected")
         return int(value)
 
-    def positive_number(self, field: str, default: float) -> float:
+    def positive_int(self, field: str, default: int | None = None) -> int:
+        return self.whole(field, default, least=1)
+
+    def layers(self, field: str, default: int) -> int:
+        return self.whole(field, default, least=1, most=MOST_LAYERS)
+
+    def number(self, field: str, default: float | None = None) -> float:
         value = self.values.get(field, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise self.error(field, value, "a positive number is expected")
+        if not (is_whole(value) or isinstance(value, float)) or not abs(value) <= _MOST_NUMBER:
+            raise self.error(field, value, "a number is expected")
         return float(value)
+
+    def positive_number(self, field: str, default: float | None = None) -> float:
+        value = self.number(field, default)
+        if value <= 0:
+            raise self.error(field, self.values.get(field, default), "a positive number is expected")
+        return value
 
     def switch(self, field: str, default: bool) -> bool:
         value = self.values.get(field, default)
@@ -88,7 +111,7 @@ class Fields:
         """(height, width), in pixels."""
         value = self.values.get(field, default)
         pair = tuple(value) if isinstance(value, list) else (value, value)
-        if len(pair) != 2 or not all(is_whole(side) and side > 0 for side in pair):
+        if len(pair) != 2 or not all(is_whole(side) and 0 < side <= MOST for side in pair):
             raise self.error(field, value, "a size in pixels, or [height, width], is expected")
         return pair[0], pair[1]
 

@@ -82,7 +82,7 @@ def bert_config(
         vocab_size=fields.positive_int("vocab_size", vocab_size),
         n_positions=rows - offset,
         hidden_size=hidden,
-        num_layers=fields.positive_int("num_hidden_layers", 12),
+        num_layers=fields.layers("num_hidden_layers", 12),
         num_heads=fields.heads("num_attention_heads", 12, hidden),
         inner_size=fields.positive_int("intermediate_size", 3072),
         activation=fields.activation("hidden_act", "gelu"),

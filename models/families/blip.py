@@ -8,8 +8,9 @@ from typing import Any
 
 from snapcap.models.dimensions import DEFAULT_NEW_TOKENS, BertConfig, GenerationConfig, Parts, VisionConfig
 from snapcap.models.families.bert import head_names, layer_names
+from snapcap.models.families.generation import padding
 from snapcap.models.families.vit import dimensions
-from snapcap.models.fields import Fields, is_whole
+from snapcap.models.fields import Fields
 from snapcap.models.names import Names
 
 _ARCHITECTURE = "BlipForConditionalGeneration"
@@ -38,9 +39,7 @@ def read(config: Fields, _generation: Mapping[str, Any]) -> Parts:
     Raises:
         ConfigError: a field has a value that is not supported.
     """
-    architectures = config.values.get("architectures")
-    if architectures is not None and _ARCHITECTURE not in architectures:
-        raise config.error("architectures", architectures, f"only {_ARCHITECTURE} writes captions")
+    config.architecture(_ARCHITECTURE)
     text = config.section("text_config")
     tied = config.switch("tie_word_embeddings", True) or text.switch("tie_word_embeddings", True)
     decoder = _decoder(text, tied)
@@ -62,7 +61,7 @@ def _decoder(fields: Fields, tied_head: bool) -> BertConfig:
         vocab_size=fields.positive_int("vocab_size", 30524),
         n_positions=fields.positive_int("max_position_embeddings", 512),
         hidden_size=hidden,
-        num_layers=fields.positive_int("num_hidden_layers", 12),
+        num_layers=fields.layers("num_hidden_layers", 12),
         num_heads=fields.heads("num_attention_heads", 8, hidden),
         inner_size=fields.positive_int("intermediate_size", 3072),
         activation=activation,
@@ -76,10 +75,10 @@ def _generation_of(text: Fields, vocab_size: int, positions: int) -> GenerationC
     """As `BlipForConditionalGeneration.generate`: it starts with ``bos_token_id``, [DEC], in place of a prompt's
     [CLS], ends with ``sep_token_id``, and gives 20 new tokens, whatever lengths the files name."""
     specials = Fields({"bos_token_id": 30522, "sep_token_id": 102, "pad_token_id": 0, **text.values}, text.prefix)
-    end, pad = specials.token("sep_token_id", vocab_size), specials.values["pad_token_id"]
+    end = specials.token("sep_token_id", vocab_size)
     return GenerationConfig(
         start_id=specials.token("bos_token_id", vocab_size),
         eos_ids=(end,),
-        pad_id=pad if is_whole(pad) else end,
+        pad_id=padding(specials.values["pad_token_id"], end, vocab_size),
         max_length=min(DEFAULT_NEW_TOKENS + 1, positions),
     )

@@ -18,13 +18,14 @@ from snapcap.models.dimensions import (
     Parts,
 )
 from snapcap.models.families.generation import read_generation
-from snapcap.models.fields import Fields, is_whole
+from snapcap.models.fields import MOST, MOST_LAYERS, Fields
 from snapcap.models.names import Names, Rule
 from snapcap.models.text import Task
 
 _ARCHITECTURE = "Florence2ForConditionalGeneration"
 _TEXTS, _VISIONS = ("bart", "florence2_language"), ("florence_vision", "davit")
 _IMAGE_SIZE = 768  # what every checkpoint was trained with; their configurations do not say
+_MOST_STAGES = 16
 _TASK_TOKENS = 15  # the longest has 14, and with 577 of the image they are a multiple of 16
 # transformers' 20 would end a detailed caption within its first sentence.
 _NEW_TOKENS = 128
@@ -110,9 +111,7 @@ def read(config: Fields, generation: Mapping[str, Any]) -> Parts:
     """Raises:
     ConfigError: a field has a value that is not supported.
     """
-    architectures = config.values.get("architectures")
-    if architectures is not None and _ARCHITECTURE not in architectures:
-        raise config.error("architectures", architectures, f"only {_ARCHITECTURE} writes captions")
+    config.architecture(_ARCHITECTURE)
     text, vision = config.section("text_config"), config.section("vision_config")
     _kind(text, _TEXTS)
     _kind(vision, _VISIONS)
@@ -185,13 +184,14 @@ def _stages(fields: Fields) -> tuple[DavitStage, ...]:
     widths = _numbers(fields, widths_field, (128, 256, 512, 1024))
     count = len(widths)
 
-    def each(field: str, default: tuple[int, ...], least: int = 1) -> tuple[int, ...]:
-        values = _numbers(fields, field, default, least)
+    def each(field: str, default: tuple[int, ...], least: int = 1, most: int = MOST) -> tuple[int, ...]:
+        values = _numbers(fields, field, default, least, most)
         if len(values) != count:
             raise fields.error(field, [*values], f"{count} numbers are expected, one for each of {widths_field}")
         return values
 
-    depths, heads = each("depths", (1, 1, 9, 1)), each("num_heads", (4, 8, 16, 32))
+    depths = each("depths", (1, 1, 9, 1), most=MOST_LAYERS // _MOST_STAGES)
+    heads = each("num_heads", (4, 8, 16, 32))
     groups = each("num_groups", (4, 8, 16, 32))
     kernels, strides = each("patch_size", (7, 3, 3, 3)), each("patch_stride", (4, 2, 2, 2))
     paddings = each("patch_padding", (3, 1, 1, 1), least=0)
@@ -229,11 +229,14 @@ def _stages(fields: Fields) -> tuple[DavitStage, ...]:
     return tuple(stages)
 
 
-def _numbers(fields: Fields, field: str, default: tuple[int, ...], least: int = 1) -> tuple[int, ...]:
+def _numbers(
+    fields: Fields, field: str, default: tuple[int, ...], least: int = 1, most: int = MOST
+) -> tuple[int, ...]:
     values = fields.values.get(field, [*default])
-    if not isinstance(values, list) or not values or not all(is_whole(each) and each >= least for each in values):
-        raise fields.error(field, values, f"a list of whole numbers from {least} is expected")
-    return tuple(values)
+    if not isinstance(values, list) or not 0 < len(values) <= _MOST_STAGES:
+        raise fields.error(field, values, f"a list of 1 to {_MOST_STAGES} whole numbers is expected")
+    numbered = Fields({f"{field}[{place}]": value for place, value in enumerate(values)}, fields.prefix)
+    return tuple(numbered.whole(name, None, least, most) for name in numbered.values)
 
 
 def _decoder(fields: Fields, config: Fields) -> Florence2Config:
@@ -245,7 +248,7 @@ def _decoder(fields: Fields, config: Fields) -> Florence2Config:
         vocab_size=fields.positive_int("vocab_size", 50265),
         n_positions=fields.positive_int("max_position_embeddings", 1024),
         hidden_size=hidden,
-        num_layers=fields.positive_int("decoder_layers", 12),
+        num_layers=fields.layers("decoder_layers", 12),
         num_heads=fields.heads("decoder_attention_heads", 16, hidden, "d_model"),
         inner_size=fields.positive_int("decoder_ffn_dim", 4096),
         activation=fields.activation("activation_function", "gelu"),
@@ -254,7 +257,7 @@ def _decoder(fields: Fields, config: Fields) -> Florence2Config:
         embedding_scale=hidden**0.5 if fields.switch("scale_embedding", False) else 1.0,
         head_bias=False,
         position_offset=_POSITION_OFFSET,
-        encoder_layers=fields.positive_int("encoder_layers", 12),
+        encoder_layers=fields.layers("encoder_layers", 12),
         encoder_heads=fields.heads("encoder_attention_heads", 16, hidden, "d_model"),
         encoder_inner_size=fields.positive_int("encoder_ffn_dim", 4096),
         task_tokens=_TASK_TOKENS,
@@ -269,31 +272,20 @@ def _generation(
     specials = {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1, "decoder_start_token_id": 2}
     sources = (generation, config.values, text.values, {**specials, "max_length": _NEW_TOKENS + 1})
     read = read_generation(sources, decoder, start=("decoder_start_token_id", "bos_token_id"))
-    given = Fields(generation or {**text.values, **config.values})
+    settings = generation or {**text.values, **config.values}
+    given = Fields({field: value for field, value in settings.items() if value is not None})
     early = given.values.get("early_stopping")
-    if early not in (None, True, False, "never"):
+    if not (early is None or isinstance(early, bool) or early == "never"):
         raise given.error("early_stopping", early, 'true, false or "never" is expected')
-    beams = _setting(given, "num_beams", 1)
-    if beams > MAX_BEAMS:
-        raise given.error("num_beams", beams, f"at most {MAX_BEAMS} are supported")
     return replace(
         read,
         forced_bos_id=_forced(given, "forced_bos_token_id", decoder),
         forced_eos_id=_forced(given, "forced_eos_token_id", decoder),
-        num_beams=beams,
-        length_penalty=float(given.values.get("length_penalty") or 1.0),
+        num_beams=given.whole("num_beams", 1, least=1, most=MAX_BEAMS),
+        length_penalty=given.number("length_penalty", 1.0),
         early_stopping=early or False,
-        no_repeat_ngram_size=_setting(given, "no_repeat_ngram_size", 0),
+        no_repeat_ngram_size=given.whole("no_repeat_ngram_size", 0),
     )
-
-
-def _setting(given: Fields, field: str, default: int) -> int:
-    """A whole number, at least the default, which null is too."""
-    value = given.values.get(field)
-    value = default if value is None else value
-    if not is_whole(value) or value < default:
-        raise given.error(field, value, f"a whole number from {default} is expected")
-    return value
 
 
 def _forced(given: Fields, field: str, decoder: Florence2Config) -> int | None:

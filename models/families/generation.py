@@ -37,9 +37,14 @@ def read_generation(
     return GenerationConfig(
         start_id=start_id,
         eos_ids=eos_ids,
-        pad_id=pad if isinstance(pad, int) else (eos_ids[0] if eos_ids else start_id),
+        pad_id=padding(pad, (eos_ids or (start_id,))[0], decoder.vocab_size),
         max_length=min(_max_length(look_up), decoder.n_positions),
     )
+
+
+def padding(given: object, other: int, vocab_size: int) -> int:
+    """The id of padding; `other` where there is none, which some files write as -1."""
+    return given if is_whole(given) and 0 <= given < vocab_size else other
 
 
 def _max_length(look_up: Callable[..., Any]) -> int:

@@ -47,9 +47,7 @@ def read(config: Fields, generation: Mapping[str, Any]) -> Parts:
     """Raises:
     ConfigError: a field has a value that is not supported.
     """
-    architectures = config.values.get("architectures")
-    if architectures is not None and _ARCHITECTURE not in architectures:
-        raise config.error("architectures", architectures, f"only {_ARCHITECTURE} writes captions")
+    config.architecture(_ARCHITECTURE)
     for field in _FRAMES:
         config.require(field, None, "checkpoints for video are not supported, only those for images")
     vision = dimensions(config.section("vision_config"), layer_norm_eps=1e-5, activation="quick_gelu")
@@ -74,7 +72,7 @@ def _decoder(fields: Fields) -> GitConfig:
         vocab_size=fields.positive_int("vocab_size", 30522),
         n_positions=fields.positive_int("max_position_embeddings", 1024),
         hidden_size=hidden,
-        num_layers=fields.positive_int("num_hidden_layers", 6),
+        num_layers=fields.layers("num_hidden_layers", 6),
         num_heads=fields.heads("num_attention_heads", 12, hidden),
         inner_size=fields.positive_int("intermediate_size", 3072),
         activation=fields.activation("hidden_act", "gelu"),

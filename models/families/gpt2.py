@@ -29,7 +29,7 @@ def read(fields: Fields) -> Gpt2Config:
         vocab_size=fields.positive_int("vocab_size", 50257),
         n_positions=fields.positive_int("n_positions", 1024),
         hidden_size=hidden,
-        num_layers=fields.positive_int("n_layer", 12),
+        num_layers=fields.layers("n_layer", 12),
         num_heads=fields.heads("n_head", 12, hidden, "n_embd"),
         inner_size=4 * hidden if inner is None else fields.positive_int("n_inner"),
         activation=fields.activation("activation_function", "gelu_new"),

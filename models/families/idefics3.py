@@ -41,9 +41,7 @@ def read(config: Fields, generation: Mapping[str, Any]) -> Parts:
     """Raises:
     ConfigError: a field has a value that is not supported.
     """
-    architectures = config.values.get("architectures")
-    if architectures is not None and not set(_ARCHITECTURES) & {*architectures}:
-        raise config.error("architectures", architectures, f"supported are {', '.join(_ARCHITECTURES)}")
+    config.architecture(*_ARCHITECTURES)
     text = config.section("text_config")
     decoder = llama.read(
         Fields({"rms_norm_eps": 1e-5, **text.values}, text.prefix),

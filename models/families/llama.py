@@ -3,7 +3,7 @@
 from typing import Any
 
 from snapcap.models.dimensions import LlamaConfig
-from snapcap.models.fields import Fields, is_whole
+from snapcap.models.fields import Fields
 from snapcap.models.names import Rule
 from snapcap.models.text import RopeConfig
 
@@ -45,7 +45,7 @@ def read(fields: Fields, *, tied_head: bool) -> LlamaConfig:
         vocab_size=fields.positive_int("vocab_size", 32000),
         n_positions=fields.positive_int("max_position_embeddings", 2048),
         hidden_size=hidden,
-        num_layers=fields.positive_int("num_hidden_layers", 32),
+        num_layers=fields.layers("num_hidden_layers", 32),
         num_heads=heads,
         inner_size=fields.positive_int("intermediate_size", 11008),
         activation=fields.activation("hidden_act", "silu"),
@@ -74,16 +74,8 @@ def _rope(fields: Fields) -> RopeConfig:
         case "default" | None:
             return RopeConfig(theta=theta)
         case "linear":
-            return RopeConfig(theta=theta, scaling=(_number(parameters, "factor"),))
+            return RopeConfig(theta=theta, scaling=(parameters.positive_number("factor"),))
         case "llama3":
             names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-            return RopeConfig(theta=theta, scaling=tuple(_number(parameters, name) for name in names))
+            return RopeConfig(theta=theta, scaling=tuple(parameters.positive_number(name) for name in names))
     raise parameters.error("rope_type", kind, "supported are default, linear, llama3")
-
-
-def _number(fields: Fields, field: str) -> float:
-    """One that must be there."""
-    value = fields.values.get(field)
-    if not is_whole(value) and not isinstance(value, float):
-        raise fields.error(field, value, "a positive number is expected")
-    return fields.positive_number(field, 0)

@@ -50,7 +50,7 @@ def read(fields: Fields) -> BertConfig:
         vocab_size=fields.positive_int("vocab_size", 50265),
         n_positions=fields.positive_int("max_position_embeddings", 512),
         hidden_size=hidden,
-        num_layers=fields.positive_int("decoder_layers", 12),
+        num_layers=fields.layers("decoder_layers", 12),
         num_heads=fields.heads("decoder_attention_heads", 16, hidden, "d_model"),
         inner_size=fields.positive_int("decoder_ffn_dim", 4096),
         activation=fields.activation("activation_function", "gelu"),

@@ -75,7 +75,7 @@ def dimensions(
         "image_size": image,
         "patch_size": patch,
         "hidden_size": hidden,
-        "num_layers": fields.positive_int("num_hidden_layers", 12),
+        "num_layers": fields.layers("num_hidden_layers", 12),
         "num_heads": fields.heads("num_attention_heads", 12, hidden),
         "intermediate_size": fields.positive_int("intermediate_size", 3072),
         "activation": fields.activation("hidden_act", activation),

@@ -172,7 +172,8 @@ class EngineClient:
         try:
             rehearsal()
         except Exception:
-            if not self._closing:  # else who decodes is gone
+            # Else who decodes is gone, or is going.
+            if not self._closing and self._services.readiness.state is State.STARTING:
                 _logger.exception("the rehearsal of a request failed")
 
     def _run(self, rehearsal: Coroutine[Any, Any, None]) -> None:
