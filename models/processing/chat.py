@@ -60,7 +60,9 @@ class ChatEncoder:
     def __init__(self, backend: tokenizers.Tokenizer, chat: ChatIds) -> None:
         """``backend`` encodes special tokens as text from now on."""
         self._chat = chat
-        added = backend.get_added_tokens_decoder().values()
+        decoder = backend.get_added_tokens_decoder()
+        added = decoder.values()
+        self._special = frozenset(number for number, token in decoder.items() if token.special)
         if all(token.special for token in added):
             self._plain = backend
         else:  # what is no special token is one here, so that it is text too; but not where texts are decoded
@@ -72,15 +74,15 @@ class ChatEncoder:
         """What follows the start token, up to the reply, for a message's text; an empty one is the default one.
 
         Raises:
-            PromptError: it begins with what the tokenizer joins with the template's.
+            PromptError: it begins with what the tokenizer joins with the template's, or holds a special token,
+                which some kinds of tokenizer know as a piece of text too.
         """
         chat = self._chat
         given = (text.strip() if chat.strips else text) or DEFAULT_INSTRUCTION
-        start, *others = (
-            *chat.opening_ids,
-            *_ids(self._plain, f"{chat.lead}{given}{chat.trail}"),
-            *chat.closing_ids,
-        )
+        ids = _ids(self._plain, f"{chat.lead}{given}{chat.trail}")
+        if not self._special.isdisjoint(ids):
+            raise PromptError("hold none of the model's special tokens")
+        start, *others = (*chat.opening_ids, *ids, *chat.closing_ids)
         if start != chat.start_id:
             raise PromptError("not begin with a space or a new line")
         return tuple(others)

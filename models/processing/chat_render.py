@@ -58,14 +58,15 @@ def render(template: str, conversations: list[Any], names: dict[str, str]) -> li
         text = compiled.render(**names, **given)
         if len(text) > _MOST_CHARACTERS:
             raise ValueError(f"it renders more than {_MOST_CHARACTERS} characters")
+        text.encode()  # half of a surrogate pair is no text
         texts.append(text)
     return texts
 
 
 def _main() -> None:
-    with contextlib.suppress(ValueError, OSError):  # a system that has no such limit, or a lower one
-        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
-        resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS))
+    for limit, most in ((resource.RLIMIT_AS, _MEMORY), (resource.RLIMIT_CPU, _CPU_SECONDS)):
+        with contextlib.suppress(ValueError, OSError):  # a system that has no such limit, or a lower one
+            resource.setrlimit(limit, (most, most))
     asked = json.load(sys.stdin)
     try:
         reply: dict[str, Any] = {"text": render(asked["template"], asked["messages"], asked["names"])}

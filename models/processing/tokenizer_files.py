@@ -57,7 +57,7 @@ def read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
         config = _DEFAULTS[name] | config
         added = json_or_empty(folder / "added_tokens.json")
         backend.add_tokens(sorted(added, key=lambda token: int(added[token])))
-    _mark_special(backend, config, special_map)
+    _read("tokenizer_config.json", lambda: _mark_special(backend, config, special_map))
     return backend, config
 
 
@@ -135,8 +135,10 @@ def _bert(folder: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
 def _read(files: str, read: Callable[[], T]) -> T:
     try:
         return read()
-    except Exception as error:  # the library raises bare Exception
-        raise ConfigError("tokenizer", files, f"cannot be read ({error})") from None
+    except BaseException as error:  # the library raises bare Exception, and what is none where its code panics
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ConfigError("tokenizer", files, f"cannot be read ({str(error)[:300]})") from None
 
 
 def _mark_special(backend: tokenizers.Tokenizer, config: Mapping[str, Any], special_map: Mapping[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """Keeps what a checkpoint's chat template makes of a message, which takes a process and half a second to find out.
 
 A record is in the artifact folder, under the name of the checkpoint's folder, with the digest of all that it was
-made of: a file that has changed, or a version of ours, makes a new one. No torch.
+made of: a file that has changed, or a version of ours or of a library, makes a new one. No torch.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from snapcap.models.config import ModelConfig
 from snapcap.models.fields import is_whole
 from snapcap.models.text import ChatIds, ImageMarkup
 from snapcap.warmup.artifacts.key import canonical_json
-from snapcap.warmup.machine.installation import package_folder
+from snapcap.warmup.machine.installation import installed_version, package_folder
 from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.store import CHATS, StoreError
 
@@ -38,6 +38,7 @@ _FILES = (
     "vocab.txt",
     "merges.txt",
 )
+_LIBRARIES = ("jinja2", "tokenizers")
 _NUMBERS, _TEXTS = ("prefix", "opening_ids", "closing_ids"), ("lead", "trail")
 
 
@@ -79,11 +80,13 @@ def _name(folder: Path) -> str:
 
 def _digest(folder: Path, markup: ImageMarkup) -> str:
     """SHA-256, in hex, of everything that decides what is recorded."""
-    digest = hashlib.sha256(canonical_json(asdict(markup)))
+    versions = {library: installed_version(library) for library in _LIBRARIES}
+    digest = hashlib.sha256(canonical_json([asdict(markup), versions]))
     ours = package_folder("snapcap.models") / "processing"
     for file in (*(ours / source for source in _SOURCES), *(folder / name for name in _FILES)):
-        with contextlib.suppress(FileNotFoundError), file.open("rb") as opened:
-            content = hashlib.file_digest(opened, "sha256").hexdigest()
+        if file.is_file():  # what is no file is not read for a template either, and a pipe would never end
+            with file.open("rb") as opened:
+                content = hashlib.file_digest(opened, "sha256").hexdigest()
             digest.update(f"{file.name} {content}\n".encode())
     return digest.hexdigest()
 
@@ -101,5 +104,5 @@ def _parsed(data: bytes, digest: str) -> ChatIds | None:
         return None
     whole = (*(each for ids in numbers.values() for each in ids), found.start_id)
     texts = (getattr(found, name) for name in _TEXTS)
-    typed = all(map(is_whole, whole)) and all(isinstance(text, str) for text in texts)
+    typed = all(is_whole(each) and each >= 0 for each in whole) and all(isinstance(text, str) for text in texts)
     return found if typed and isinstance(found.strips, bool) else None

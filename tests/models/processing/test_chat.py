@@ -9,7 +9,7 @@ from support.checkpoints.chat_files import IMAGE, PREFIX, SPECIALS, TEMPLATE, wr
 
 from snapcap.models.config import ConfigError
 from snapcap.models.errors import PromptError
-from snapcap.models.processing.chat import DEFAULT_INSTRUCTION, read_chat
+from snapcap.models.processing.chat import DEFAULT_INSTRUCTION, ChatEncoder, read_chat
 from snapcap.models.processing.chat_template import ChatTemplate, read_template
 from snapcap.models.processing.tokenizer import Tokenizer
 from snapcap.models.text import ChatIds, ImageMarkup
@@ -134,6 +134,17 @@ def test_no_text_makes_a_special_token(special: bool, tmp_path: Path) -> None:
     assert tokenizer.decode(backend.encode("a<|other|>b").ids) == ("ab" if special else "a<|other|>b")
 
 
+def test_a_tokenizer_that_knows_a_special_token_as_a_piece_of_text_refuses_it() -> None:
+    """Unigram looks for all its pieces in a text, whatever else they are."""
+    pieces = [("<unk>", 0.0), ("<end>", -1.0), *((letter, -2.0) for letter in "abend<>")]
+    backend = tokenizers.Tokenizer(tokenizers.models.Unigram(pieces, unk_id=0))
+    backend.add_special_tokens(["<end>"])
+    encoder = ChatEncoder(backend, ChatIds((), backend.token_to_id("a"), (), "a", "", (), False))
+    assert encoder.ids("bad")
+    with pytest.raises(PromptError, match="special tokens"):
+        encoder.ids("b<end>d")
+
+
 HOSTILE = {
     "time": (
         "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
@@ -145,6 +156,7 @@ HOSTILE = {
     "python": ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "SecurityError"),
     "imports": ("{{ cycler.__init__.__globals__.os.environ }}", "SecurityError"),
     "files": ("{% include '/etc/passwd' %}", "no loader"),
+    "surrogates": ("{{ '\\ud800' }}", "surrogates not allowed"),
     "syntax": ("{% for %}", "TemplateSyntaxError"),
     "refuses": ("{{ raise_exception('no images here') }}", "no images here"),
     "terminals": ("{{ raise_exception('\\x1b]0;mine\\x07') }}", r"\\x1b\]0;mine\\x07"),

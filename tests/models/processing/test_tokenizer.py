@@ -1,7 +1,9 @@
 """The tokenizer against transformers' AutoTokenizer, from the files that checkpoints have."""
 
 import json
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from support.checkpoints.tokenizer_cases import assert_equal_to_transformers, by
 from tokenizers import pre_tokenizers
 
 from snapcap.models.config import ConfigError
+from snapcap.models.processing import tokenizer_files
 from snapcap.models.processing.tokenizer import Tokenizer
 
 TEXTS = [
@@ -154,3 +157,25 @@ def test_what_cannot_be_read_is_one_line_with_a_remedy(
     with pytest.raises(ConfigError, match=expected) as caught:
         Tokenizer.from_folder(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+class PanicException(BaseException):
+    """As that of tokenizers' own code, which no `except Exception` sees."""
+
+
+def test_a_panic_of_the_library_is_a_file_that_cannot_be_read(
+    demo_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def panic(path: str) -> tokenizers.Tokenizer:
+        raise PanicException("index out of bounds")
+
+    monkeypatch.setattr(tokenizer_files, "tokenizers", SimpleNamespace(Tokenizer=SimpleNamespace(from_file=panic)))
+    with pytest.raises(ConfigError, match=r"tokenizer\.json.*index out of bounds"):
+        Tokenizer.from_folder(demo_folder)
+
+
+def test_special_tokens_of_another_form_are_named(demo_folder: Path, tmp_path: Path) -> None:
+    shutil.copy(demo_folder / "tokenizer.json", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": {"x": 5}}))
+    with pytest.raises(ConfigError, match="tokenizer_config"):
+        Tokenizer.from_folder(tmp_path)

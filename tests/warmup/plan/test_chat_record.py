@@ -10,6 +10,7 @@ from support.checkpoints.chat_files import PREFIX, TEMPLATE, write_chat_files
 from support.servers.server_process import python
 
 from snapcap.models.processing import chat
+from snapcap.warmup.plan import chat_record
 from snapcap.warmup.plan.chat_record import read_config
 
 CONFIG = {
@@ -61,6 +62,24 @@ def test_what_decides_it_makes_another_record(folder: Path, store: Path, tmp_pat
     assert len(list((store / "chats").iterdir())) == 2
 
 
+def test_what_is_no_file_is_not_read(folder: Path, store: Path) -> None:
+    wanted = read_config(folder, store)
+    (folder / "vocab.txt").mkdir()
+    os.mkfifo(folder / "merges.txt")
+    assert read_config(folder, store) == wanted
+
+
+def test_another_version_of_a_library_makes_another_record(
+    folder: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read_config(folder, store)
+    (file,) = (store / "chats").iterdir()
+    before = file.read_text()
+    monkeypatch.setattr(chat_record, "installed_version", lambda library: "0.0")
+    read_config(folder, store)
+    assert file.read_text() != before
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -69,6 +88,7 @@ def test_what_decides_it_makes_another_record(folder: Path, store: Path, tmp_pat
         lambda record: json.dumps({**record, "digest": "0" * 64}),
         lambda record: json.dumps({**record, "chat": {**record["chat"], "start_id": "3"}}),
         lambda record: json.dumps({**record, "chat": {**record["chat"], "prefix": [True]}}),
+        lambda record: json.dumps({**record, "chat": {**record["chat"], "prefix": [-1]}}),
         lambda record: json.dumps({**record, "chat": {**record["chat"], "lead": 1}}),
         lambda record: json.dumps({**record, "chat": {**record["chat"], "other": 1}}),
         lambda record: json.dumps({**record, "chat": None}),
