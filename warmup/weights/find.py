@@ -15,7 +15,7 @@ from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.store import WEIGHTS, StoreError
 from snapcap.warmup.weights.identity import content_digest, flushed_identity, identify, is_at_rest
 from snapcap.warmup.weights.key import layout_digest, prepared_name
-from snapcap.warmup.weights.records import Record, recorded_digest, write_record
+from snapcap.warmup.weights.records import Record, record_name, recorded_digest, write_record
 
 WeightsResult = Literal["hit", "miss", "corrupt", "untrusted", "error", "off"]
 
@@ -55,7 +55,7 @@ def find_weights(checkpoint: Checkpoint, plan: Plan, store_folder: Path) -> Foun
 def _of_content(store: FolderStore, checkpoint: Checkpoint, plan: Plan) -> MappedWeights | None:
     """Those of files that no record knows, as of another copy or container image, by what is in them, where the
     store has some that may be theirs: to read the files takes less than torch and a conversion. Recorded for the
-    next start. None where there are none, or the files change meanwhile.
+    next start, also where they are others. None where there are none, or the files change meanwhile.
 
     Raises as ``find_weights`` catches.
     """
@@ -68,7 +68,8 @@ def _of_content(store: FolderStore, checkpoint: Checkpoint, plan: Plan) -> Mappe
     mapped = open_prepared(store, record.digest, checkpoint, plan)
     if identify(folder) != files:
         return None
-    if mapped is not None and is_at_rest(files, began):
+    # A record of what was here before names weights that the next preparation removes.
+    if is_at_rest(files, began) and (mapped is not None or not store.path(record_name(folder)).exists()):
         with contextlib.suppress(StoreError):  # of a folder that is read-only
             write_record(store, folder, record)
     return mapped

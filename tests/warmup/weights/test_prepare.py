@@ -145,9 +145,13 @@ def test_files_that_no_record_knows_are_read_once(
     monkeypatch.setattr(records, "is_at_rest", lambda *_: True)
     assert [other.find().result for _ in range(3)] == ["hit"] * 3
     assert read == [other.checkpoint.folder]
+    changed = case_of(shutil.copytree(folder, tmp_path / "changed"), case.options.model.cache_dir)
+    rewrite(changed.checkpoint.folder)
+    assert [changed.find().result for _ in range(3)] == ["miss"] * 3
+    assert len(read) == 2, "files of another content are read once as well"
     empty = case_of(other.checkpoint.folder, tmp_path / "empty")
     assert empty.find().result == "miss"
-    assert len(read) == 1, "where nothing is prepared nothing is read"
+    assert len(read) == 2, "where nothing is prepared nothing is read"
 
 
 def test_a_checkpoint_that_changes_while_it_is_looked_for_is_a_miss(
