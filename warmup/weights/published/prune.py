@@ -19,10 +19,11 @@ _MANIFEST = re.compile(rf"{MODELS}/[0-9a-f]{{64}}\.json")
 _FOLDER = re.compile(r"[0-9a-f]{64}")
 
 
-def mark_used(folder: Path) -> None:
-    """Note that small files were used now, where the folder may be written to."""
-    with contextlib.suppress(OSError):
-        os.utime(folder)
+def mark_used(*paths: Path) -> None:
+    """Note that small files and a manifest were used now, where they may be written to."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            os.utime(path, follow_symlinks=False)
 
 
 def prune_models(cache: FolderStore) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from snapcap.models.config import ModelConfig
 from snapcap.warmup.artifacts.envelope import ManifestError
-from snapcap.warmup.artifacts.key import Factors
+from snapcap.warmup.artifacts.key import Factors, artifact_key
 from snapcap.warmup.artifacts.signing import Trust
 from snapcap.warmup.machine.tasks import serve_tasks
 from snapcap.warmup.options import S3Options, StoreOptions, is_remote
@@ -29,7 +29,7 @@ from snapcap.warmup.store.fetch import fetch
 from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.open import open_store
 from snapcap.warmup.store.s3 import S3Store
-from snapcap.warmup.store.store import ArtifactStore, StoreError
+from snapcap.warmup.store.store import ArtifactStore, StoreError, model_name
 from snapcap.warmup.store.worker import told
 from snapcap.warmup.weights.published.bounds import most_bytes
 from snapcap.warmup.weights.published.download import Downloaded, download_weights, finish
@@ -96,7 +96,7 @@ class _Bringing:
         found = find_model(remote, self._local, factors, self._trust, identify, self._until)
         self._found = found
         if (folder := described(self._local, found.manifest)) is not None:
-            mark_used(folder)
+            mark_used(folder, self._local.path(model_name(artifact_key(factors))))
         if download:
             self._begin(remote or self._local, found)
         return {"reason": (remote or self._local).location}

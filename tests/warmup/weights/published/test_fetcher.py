@@ -27,7 +27,7 @@ from snapcap.warmup.plan.plan import make_plan
 from snapcap.warmup.start.preparation import read_checkpoint
 from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.s3 import S3Store
-from snapcap.warmup.store.store import WEIGHTS, blob_name
+from snapcap.warmup.store.store import MODELS, WEIGHTS, blob_name
 from snapcap.warmup.weights.find import FoundWeights
 from snapcap.warmup.weights.prepare import prepare_weights
 from snapcap.warmup.weights.published.bounds import most_bytes
@@ -168,8 +168,11 @@ def test_a_machine_that_has_nothing_gets_what_was_prepared(shop: Shop, tmp_path:
     (prepared,) = (prepared_demo / "store" / WEIGHTS).glob("*.safetensors")
     assert bytes(found.mapped.memory) == prepared.read_bytes()
     assert left(options) == [f"{shop.manifest().content}.safetensors"]
+    (manifest,) = (options.store_folder / MODELS).glob("*.json")
+    os.utime(manifest, (0, 0))
     again = brought(options)
     assert (again.result, again.bytes_fetched) == ("hit", 0)
+    assert manifest.stat().st_mtime > 0, "what is used is not what is removed first"
     assert not (tmp_path / "empty" / "checkpoints").exists(), "the checkpoint was never read"
 
 
