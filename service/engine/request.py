@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from snapcap.service.engine.limits import Limits
@@ -59,6 +59,13 @@ class CaptionRequest:
         if isinstance(self.pixels, FilledSlot):
             raise TypeError("these pixels are in a slot of the shared memory, for the engine of another process")
         return self.pixels
+
+    def within(self, rows: int) -> "CaptionRequest":
+        """With as many beams as there are rows, where nobody asked for more: a search that waits for a bucket which
+        is cold, or fails with it, is worse than a narrower one."""
+        if not self.params.fewer_beams or self.params.num_beams <= rows:
+            return self
+        return replace(self, params=replace(self.params, num_beams=rows))
 
 
 class CaptionEngine(Protocol):

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from dataclasses import replace
 from types import MappingProxyType
 
 from snapcap.service.engine.limits import Limits
@@ -69,7 +68,7 @@ class Scheduler:
         with self._changed:
             if self._closed:
                 raise NotReady("draining")
-            request = _narrowed(request, self.table.largest.size)
+            request = request.within(self.table.largest.size)
             if request.params.num_beams > self._waiting.most:
                 raise BeamsNotReady(request.params.num_beams, self._waiting.most)
             self._waiting.append(Waiting(request, self._clock()))
@@ -291,11 +290,3 @@ class Scheduler:
 def _set_exception(request: CaptionRequest, error: Exception) -> None:
     with suppress(InvalidStateError):  # cancelled meanwhile
         request.future.set_exception(error)
-
-
-def _narrowed(request: CaptionRequest, rows: int) -> CaptionRequest:
-    """With as many beams as there are rows, where nobody asked for more: a search that would wait for a colder
-    bucket, or fail with it, is worse than a narrower one."""
-    if not request.params.fewer_beams or request.params.num_beams <= rows:
-        return request
-    return replace(request, params=replace(request.params, num_beams=rows))
