@@ -75,15 +75,15 @@ class CrossOrigin(CORSMiddleware):
         if "origin" not in asks or "access-control-request-method" not in asks:
             await super().__call__(scope, receive, send)
             return
-        started = time.perf_counter()
+        began = time.monotonic()
         identify(scope)
         response = self._answer(scope, asks)
         try:
             await response(scope, receive, send)
         finally:
-            seconds = time.perf_counter() - started
-            self._metrics.request_ended(API, response.status_code, seconds, captions=False)
-            self._log.write(scope, API, response.status_code, seconds, captions=False)
+            ended = time.monotonic()
+            self._metrics.request_ended(API, response.status_code, ended - began, captions=False)
+            self._log.write(scope, API, response.status_code, began, ended, captions=False)
 
     def _answer(self, scope: Scope, asks: Headers) -> Response:
         """204, or a problem with 403 that the log's line names."""

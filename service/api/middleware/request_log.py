@@ -66,8 +66,9 @@ class RequestLog:
         self._clock = clock
         self._failing: dict[str, _Failing] = {}  # by API
 
-    def write(self, scope: Scope, api: str, status: int, seconds: float, *, captions: bool) -> None:
-        """The line of a request that has ended. `captions`: whether its API does."""
+    def write(self, scope: Scope, api: str, status: int, began: float, ended: float, *, captions: bool) -> None:
+        """The line of a request that has `ended`, both moments of `time.monotonic`. `captions`: whether its API
+        does."""
         level, left_out = self._level(scope, api, status, captions)
         if not _logger.isEnabledFor(level):
             return
@@ -77,7 +78,7 @@ class RequestLog:
             # As it was sent: a decoded one may hold line breaks.
             "path": scope.get("raw_path", b"").decode("ascii", "replace") or "/",
             "status": status,
-            "ms": round(seconds * 1000, 1),
+            "ms": round((ended - began) * 1000, 1),
         }
         client = scope.get("client")
         if client is not None:
@@ -85,7 +86,7 @@ class RequestLog:
         if _WHY in state:
             line |= state[_WHY]
         if _CAPTIONS in state:
-            _add_spent(line, state[_CAPTIONS])
+            _add_spent(line, state[_CAPTIONS], ended)
         line["request_id"] = request_id(scope)
         trace = trace_id(scope)
         if trace is not None:
@@ -114,15 +115,15 @@ class RequestLog:
         return logging.INFO, None if before is None else before.left_out
 
 
-def _add_spent(line: dict[str, object], captions: list[CaptionTimes]) -> None:
+def _add_spent(line: dict[str, object], captions: list[CaptionTimes], ended: float) -> None:
     """The tokens of all, and how long the one that waited longest did, where that is known: of an image that cannot
     be decoded it is not, unless it was given up while it waited."""
-    now, known = time.monotonic(), line.get("code") in REJECTED
+    known = line.get("code") in REJECTED
     tokens, waited = 0, -1.0
     for each in captions:
         tokens += each.tokens
         if each.image_began or known:
-            waited = max(waited, each.waited_s(now))
+            waited = max(waited, each.waited_s(ended))
     line["tokens"] = tokens
     if waited >= 0:
         line["queue_ms"] = round(waited * 1000, 1)

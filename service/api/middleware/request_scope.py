@@ -35,7 +35,7 @@ class RequestScope:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started = time.perf_counter()
+        began = time.monotonic()
         identity = identify(scope)
         routed = _routed(scope)
         api = self._handler.apis.of(routed["method"], routed["path"])
@@ -68,11 +68,11 @@ class RequestScope:
             if api.captions:
                 self._metrics.requests_in_flight.dec()
             status = 499 if status is None else status  # cancelled at the end of the grace period
-            seconds = time.perf_counter() - started
-            self._metrics.request_ended(api.label, status, seconds, captions=api.captions)
+            ended = time.monotonic()
+            self._metrics.request_ended(api.label, status, ended - began, captions=api.captions)
             if span is not None:
                 end_span(span, scope, status)
-            self._log.write(scope, api.label, status, seconds, captions=api.captions)
+            self._log.write(scope, api.label, status, began, ended, captions=api.captions)
 
 
 def _routed(scope: Scope) -> Scope:

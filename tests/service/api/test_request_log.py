@@ -154,7 +154,7 @@ def test_a_probe_that_goes_on_failing_has_a_line_a_minute(lines: Any) -> None:
 
     def ask(status: int = 503, state: str = "starting") -> list[Any]:
         scope = {"method": "GET", "state": {"request_id": "a", "why": {"state": state}}}
-        log.write(scope, "readyz", status, 0.0, captions=False)
+        log.write(scope, "readyz", status, 0.0, 0.0, captions=False)
         return [(line["state"], line.get("left_out")) for line in lines()]
 
     assert ask() == [("starting", None)]
