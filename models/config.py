@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from snapcap.models.dimensions import DecoderConfig, GenerationConfig, Parts, VisionConfig
-from snapcap.models.families import blip, florence2, git, idefics3, vision_encoder_decoder
+from snapcap.models.families import blip, florence2, git, idefics3, llava, vision_encoder_decoder
 from snapcap.models.fields import ConfigError, Fields, json_or_empty, read_json
 from snapcap.models.names import Names
 from snapcap.models.text import ChatIds, ImageMarkup, Task
@@ -23,6 +23,7 @@ _FAMILIES: dict[str, Callable[[Fields, Mapping[str, Any]], Parts]] = {
     "florence2": florence2.read,
     "git": git.read,
     "idefics3": idefics3.read,
+    "llava": llava.read,
     "smolvlm": idefics3.read,
     "vision-encoder-decoder": vision_encoder_decoder.read,
 }

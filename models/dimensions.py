@@ -23,6 +23,7 @@ class VisionConfig:
     leading_tokens: tokens before the patches: the class token, and in DeiT the distillation token.
     positions: a learned position is added to each token.
     final_norm: a norm follows the last block.
+    skipped_tokens: of its first tokens, which the decoder does not see.
     """
 
     family: str
@@ -40,6 +41,7 @@ class VisionConfig:
     leading_tokens: int = 1
     positions: bool = True
     final_norm: bool = True
+    skipped_tokens: int = 0
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -59,7 +61,7 @@ class VisionConfig:
     @property
     def image_tokens(self) -> int:
         """Tokens of an image that the decoder sees."""
-        return self.sequence_length
+        return self.sequence_length - self.skipped_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +100,7 @@ class SiglipConfig(VisionConfig):
 
     @property
     def image_tokens(self) -> int:
-        return (self.grid[0] // self.pixel_shuffle) * (self.grid[1] // self.pixel_shuffle)
+        return super().image_tokens // self.pixel_shuffle**2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,6 +238,15 @@ class LlamaConfig(DecoderConfig):
     @property
     def kv_heads(self) -> int:
         return self.num_kv_heads
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlavaConfig(LlamaConfig):
+    """Llama's layers behind two linear layers that bring the image's tokens to their width (LLaVA 1.5, Liu et al.,
+    2023), as ``models.regions.prefix.llava`` computes them. ``projector_activation``: that between the two."""
+
+    projector_activation: str
+    projector_bias: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,9 +19,9 @@ class RopeConfig:
 @dataclass(frozen=True)
 class ImageMarkup:
     """How a chat template's text holds an image: its placeholder stands for ``before``, the image's tokens and
-    ``after``, of which both are text."""
+    ``after``, of which both are text. ``placeholder``: a text, or the id of the token whose text it is."""
 
-    placeholder: str
+    placeholder: str | int
     before: str = ""
     after: str = ""
 

@@ -9,30 +9,19 @@ from typing import Any
 from snapcap.models.dimensions import ClipConfig, GitConfig, Parts
 from snapcap.models.families.bert import layer_names
 from snapcap.models.families.generation import read_generation
+from snapcap.models.families.siglip import clip_names
 from snapcap.models.families.vit import dimensions
 from snapcap.models.fields import Fields
 from snapcap.models.names import Names
 
 _ARCHITECTURE = "GitForCausalLM"
 _VISION = r"git\.image_encoder\.vision_model"
-_LAYER = rf"{_VISION}\.encoder\.layers\.(\d+)"
-_PROJECTIONS = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "out"}
 # What transformers calls the number of frames of a video, and what its first checkpoints called it.
 _FRAMES = ("num_image_with_embedding", "num_image_with_temporal_embedding")
 
 NAMES = Names(
     rules=(
-        (rf"{_VISION}\.embeddings\.class_embedding", "encoder.class_token"),
-        (rf"{_VISION}\.embeddings\.position_embedding\.weight", "encoder.position"),
-        (rf"{_VISION}\.embeddings\.patch_embedding\.weight", "encoder.patch.weight"),
-        (rf"{_VISION}\.pre_layrnorm\.(\w+)", r"encoder.embed_norm.\1"),
-        (rf"{_LAYER}\.layer_norm(1|2)\.(\w+)", r"encoder.layer.\1.norm\2.\3"),
-        *(
-            (rf"{_LAYER}\.self_attn\.{theirs}\.(\w+)", rf"encoder.layer.\1.{ours}.\2")
-            for theirs, ours in _PROJECTIONS.items()
-        ),
-        (rf"{_LAYER}\.mlp\.(fc1|fc2)\.(\w+)", r"encoder.layer.\1.\2.\3"),
-        (rf"{_VISION}\.post_layernorm\.(\w+)", r"encoder.norm.\1"),
+        *clip_names(_VISION),
         (r"git\.visual_projection\.visual_projection\.0\.(\w+)", r"projection.\1"),
         (r"git\.visual_projection\.visual_projection\.1\.(\w+)", r"projection_norm.\1"),
         *layer_names("git"),

@@ -8,7 +8,7 @@ is not done.
 from collections.abc import Mapping
 from typing import Any
 
-from snapcap.models.dimensions import Parts, SiglipConfig
+from snapcap.models.dimensions import LlamaConfig, Parts, SiglipConfig
 from snapcap.models.families import llama
 from snapcap.models.families.generation import read_generation
 from snapcap.models.families.siglip import tower, tower_names
@@ -43,10 +43,9 @@ def read(config: Fields, generation: Mapping[str, Any]) -> Parts:
     """
     config.architecture(*_ARCHITECTURES)
     text = config.section("text_config")
-    decoder = llama.read(
-        Fields({"rms_norm_eps": 1e-5, **text.values}, text.prefix),
-        tied_head=config.switch("tie_word_embeddings", False),
-    )
+    given = Fields({"rms_norm_eps": 1e-5, **text.values}, text.prefix)
+    tied = config.switch("tie_word_embeddings", False)
+    decoder = LlamaConfig(**llama.dimensions(given, tied_head=tied))
     sources = (generation, config.values, text.values, {"bos_token_id": 1, "max_new_tokens": _NEW_TOKENS})
     return Parts(
         _vision(config),

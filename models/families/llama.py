@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from snapcap.models.dimensions import LlamaConfig
 from snapcap.models.fields import Fields
 from snapcap.models.names import Rule
 from snapcap.models.text import RopeConfig
@@ -22,9 +21,11 @@ def layer_names(model: str) -> tuple[Rule, ...]:
     )
 
 
-def read(fields: Fields, *, tied_head: bool) -> LlamaConfig:
-    """Raises:
-    ConfigError: a field has a value that is not supported.
+def dimensions(fields: Fields, *, tied_head: bool) -> dict[str, Any]:
+    """The fields of a ``LlamaConfig``.
+
+    Raises:
+        ConfigError: a field has a value that is not supported.
     """
     fields.require("model_type", "llama", "only Llama's text part is supported", default="llama")
     for field in ("attention_bias", "mlp_bias"):
@@ -40,21 +41,21 @@ def read(fields: Fields, *, tied_head: bool) -> LlamaConfig:
         width = hidden // fields.heads("num_attention_heads", 32, hidden)
     if width % 2:
         raise fields.error("head_dim", width, "rotary positions need an even number")
-    return LlamaConfig(
-        family="llama",
-        vocab_size=fields.positive_int("vocab_size", 32000),
-        n_positions=fields.positive_int("max_position_embeddings", 2048),
-        hidden_size=hidden,
-        num_layers=fields.layers("num_hidden_layers", 32),
-        num_heads=heads,
-        inner_size=fields.positive_int("intermediate_size", 11008),
-        activation=fields.activation("hidden_act", "silu"),
-        layer_norm_eps=fields.positive_number("rms_norm_eps", 1e-6),
-        tied_head=tied_head,
-        num_kv_heads=kv_heads,
-        head_width=width,
-        rope=_rope(fields),
-    )
+    return {
+        "family": "llama",
+        "vocab_size": fields.positive_int("vocab_size", 32000),
+        "n_positions": fields.positive_int("max_position_embeddings", 2048),
+        "hidden_size": hidden,
+        "num_layers": fields.layers("num_hidden_layers", 32),
+        "num_heads": heads,
+        "inner_size": fields.positive_int("intermediate_size", 11008),
+        "activation": fields.activation("hidden_act", "silu"),
+        "layer_norm_eps": fields.positive_number("rms_norm_eps", 1e-6),
+        "tied_head": tied_head,
+        "num_kv_heads": kv_heads,
+        "head_width": width,
+        "rope": _rope(fields),
+    }
 
 
 def _given(fields: Fields, field: str) -> bool:

@@ -1,4 +1,4 @@
-"""Reads SigLIP's encoder of models that see (Zhai et al., 2023), and its tensors' names."""
+"""Reads SigLIP's encoder of models that see (Zhai et al., 2023), and its tensors' names, most of them CLIP's."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ _PROJECTIONS = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj
 
 
 def tower_names(model: str) -> tuple[Rule, ...]:
-    """Of SigLIP's, and CLIP's, module tree under ``model``, a pattern; CLIP's has a few more."""
+    """Of SigLIP's module tree under ``model``, a pattern."""
     layer = rf"{model}\.encoder\.layers\.(\d+)"
     return (
         (rf"{model}\.embeddings\.patch_embedding\.(\w+)", r"encoder.patch.\1"),
@@ -23,6 +23,15 @@ def tower_names(model: str) -> tuple[Rule, ...]:
         ),
         (rf"{layer}\.mlp\.(fc1|fc2)\.(\w+)", r"encoder.layer.\1.\2.\3"),
         (rf"{model}\.post_layernorm\.(\w+)", r"encoder.norm.\1"),
+    )
+
+
+def clip_names(model: str) -> tuple[Rule, ...]:
+    """Likewise of CLIP's, which has a class token and a norm before its first block."""
+    return (
+        *tower_names(model),
+        (rf"{model}\.embeddings\.class_embedding", "encoder.class_token"),
+        (rf"{model}\.pre_layrnorm\.(\w+)", r"encoder.embed_norm.\1"),
     )
 
 

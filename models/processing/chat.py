@@ -24,9 +24,13 @@ def read_chat(folder: Path, markup: ImageMarkup) -> ChatIds:
     Raises:
         ConfigError: there is none of either, or they do not fit what is computed once for all messages.
     """
-    template = read_template(folder)
     backend, _ = read_backend(folder)
     image = markup.placeholder
+    if not isinstance(image, str):
+        image = backend.id_to_token(image) or ""
+    if not image:
+        raise _refused(f"the tokenizer has no token {markup.placeholder}, which stands for an image")
+    template = read_template(folder)
     before, found, between = template.before.partition(image)
     if not found or image in between + template.after:
         raise _refused(f"one {image} before the message's text is expected")
@@ -60,14 +64,13 @@ class ChatEncoder:
     def __init__(self, backend: tokenizers.Tokenizer, chat: ChatIds) -> None:
         """``backend`` encodes special tokens as text from now on."""
         self._chat = chat
-        decoder = backend.get_added_tokens_decoder()
-        added = decoder.values()
-        self._special = frozenset(number for number, token in decoder.items() if token.special)
-        if all(token.special for token in added):
+        added = backend.get_added_tokens_decoder()
+        self._special = frozenset(number for number, token in added.items() if token.special)
+        if len(self._special) == len(added):
             self._plain = backend
         else:  # what is no special token is one here, so that it is text too; but not where texts are decoded
             self._plain = tokenizers.Tokenizer.from_str(backend.to_str())
-            self._plain.add_special_tokens(list(added))
+            self._plain.add_special_tokens(list(added.values()))
         self._plain.encode_special_tokens = True
 
     def ids(self, text: str) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ _MOST_BYTES = 256 * 1024
 _SECONDS = 60  # of the child, on the busiest machine; its own limit is one of processor time
 # What no template writes, and no tokenizer takes apart in a way that matters here.
 _PROBE = "snapcap probe 7"
+_SPACED = f" \n{_PROBE}\n "
 _FIELD = "chat_template"
 
 
@@ -36,12 +37,28 @@ def read_template(folder: Path) -> ChatTemplate:
     Raises:
         ConfigError: there is no template, or it does more than to put text around a message's parts.
     """
-    template = _template(folder)
-    texts = _rendered(template, [_PROBE, f" \n{_PROBE}\n "], tokenizer_files.special_tokens(folder))
+    template, names = _template(folder), tokenizer_files.special_tokens(folder)
+    try:
+        return _around(template, names, _parts)
+    except ConfigError as error:
+        # One that knows no messages of several parts puts the image there by itself, as JoyCaption's does.
+        try:
+            return _around(template, names, str)
+        except ConfigError:
+            raise error from None
+
+
+def _parts(text: str) -> list[dict[str, str]]:
+    return [{"type": "image"}, {"type": "text", "text": text}]
+
+
+def _around(template: str, names: Mapping[str, str], content: Callable[[str], object]) -> ChatTemplate:
+    """What is rendered around a message's text; ``content`` makes what a template is given of it."""
+    texts = _rendered(template, [content(text) for text in (_PROBE, _SPACED)], names)
     before, found, after = texts[0].partition(_PROBE)
     if not found or _PROBE in after:
         raise _refused(f"a message's text is to be rendered once, and is {texts[0].count(_PROBE)} times")
-    for strips, inner in ((False, f" \n{_PROBE}\n "), (True, _PROBE)):
+    for strips, inner in ((False, _SPACED), (True, _PROBE)):
         if texts[1] == f"{before}{inner}{after}":
             return ChatTemplate(before, after, strips)
     raise _refused("a message's text is to be rendered as it is, or without the space around it")
@@ -70,10 +87,8 @@ def _template(folder: Path) -> str:
     raise _refused(f"the checkpoint has none; {_FILE} is expected")
 
 
-def _rendered(template: str, texts: list[str], names: Mapping[str, str]) -> list[str]:
-    messages = [
-        [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": text}]}] for text in texts
-    ]
+def _rendered(template: str, contents: list[object], names: Mapping[str, str]) -> list[str]:
+    messages = [[{"role": "user", "content": content}] for content in contents]
     asked = json.dumps({"template": template, "messages": messages, "names": names})
     # Isolated and without the environment, in which there may be secrets; it needs nothing but Jinja.
     command = [sys.executable, "-I", str(_CHILD)]

@@ -39,13 +39,16 @@ class ProcessorDefaults:
     longest_edge: int | None = None
 
 
+_CLIP = ProcessorDefaults(224, BICUBIC, _CLIP_MEAN, _CLIP_STD, crop_size=224, shortest_edge=True)
 _PROCESSORS = {
     "Beit": ProcessorDefaults(resample=BICUBIC),
     "Blip": ProcessorDefaults(384, BICUBIC, _CLIP_MEAN, _CLIP_STD),
-    "CLIP": ProcessorDefaults(224, BICUBIC, _CLIP_MEAN, _CLIP_STD, crop_size=224, shortest_edge=True),
+    "CLIP": _CLIP,
     "Idefics3": ProcessorDefaults(364, LANCZOS, longest_edge=4 * 364),
     "SmolVLM": ProcessorDefaults(364, LANCZOS, longest_edge=4 * 364),
     "DeiT": ProcessorDefaults(256, BICUBIC, crop_size=224),
+    "Llava": _CLIP,
+    "Siglip": ProcessorDefaults(224, BICUBIC),
     "ViT": ProcessorDefaults(),
 }
 _KINDS = {
@@ -54,6 +57,7 @@ _KINDS = {
     "deit": "DeiT",
     "git": "CLIP",
     "idefics3": "Idefics3",
+    "llava": "Llava",
     "smolvlm": "SmolVLM",
     "vit": "ViT",
 }

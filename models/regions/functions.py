@@ -14,6 +14,7 @@ from snapcap.models.dimensions import (
     GitConfig,
     Gpt2Config,
     LlamaConfig,
+    LlavaConfig,
     SiglipConfig,
     VisionConfig,
 )
@@ -23,7 +24,7 @@ from snapcap.models.regions.choice import beam_search
 from snapcap.models.regions.choice.penalties import penalise
 from snapcap.models.regions.choice.sampling import sample
 from snapcap.models.regions.florence2 import bart, davit
-from snapcap.models.regions.prefix import git, llama, siglip
+from snapcap.models.regions.prefix import git, llama, llava, siglip
 from snapcap.models.regions.state import cross_kv
 
 RegionFunction = Callable[..., Tensor]
@@ -124,7 +125,7 @@ def _prefix(config: ModelConfig) -> Mapping[str, RegionFunction]:
             }
         case LlamaConfig():
             return {
-                "prefix_before": _connector(vision),
+                "prefix_before": _connector(vision, decoder),
                 "prefix_block": partial(llama.prefix_block, eps=eps, act=act),
                 "prefix_after": partial(llama.prefix_end, eps=eps),
             }
@@ -133,8 +134,11 @@ def _prefix(config: ModelConfig) -> Mapping[str, RegionFunction]:
     return {}
 
 
-def _connector(vision: VisionConfig) -> RegionFunction:
-    """What brings an encoder's tokens to a decoder that has no part in it."""
+def _connector(vision: VisionConfig, decoder: LlamaConfig) -> RegionFunction:
+    """What brings an encoder's tokens to Llama's layers."""
+    if isinstance(decoder, LlavaConfig):
+        act = activation(decoder.projector_activation)
+        return partial(llava.project, skipped=vision.skipped_tokens, act=act)
     if isinstance(vision, SiglipConfig):
         side, eps = vision.pixel_shuffle, vision.layer_norm_eps
         return partial(siglip.project, grid=vision.grid, pixel_shuffle=side, eps=eps)

@@ -19,6 +19,7 @@ from snapcap.models.dimensions import (
     Florence2Config,
     GitConfig,
     LlamaConfig,
+    LlavaConfig,
     SiglipConfig,
 )
 from snapcap.models.memory.memory import B
@@ -104,8 +105,11 @@ def _encoder(config: ModelConfig) -> tuple[Region, ...]:
     match config.decoder:
         case GitConfig():
             after = _prefix(config, weights.GIT_PROJECTION, weights.GIT_BLOCK, weights.GIT_PREFIX_END)
-        case LlamaConfig():
-            before = weights.SIGLIP_PROJECTION + (weights.CHAT_PREFIX if config.prefix else ())
+        case LlamaConfig() as decoder:
+            before: tuple[str, ...] = (
+                weights.LLAVA_PROJECTION if isinstance(decoder, LlavaConfig) else weights.SIGLIP_PROJECTION
+            )
+            before += weights.CHAT_PREFIX if config.prefix else ()
             after = _prefix(config, before, weights.LLAMA_BLOCK, weights.LLAMA_PREFIX_END)
         case Florence2Config() as decoder:
             after = _bart_prefix(config, decoder)

@@ -127,6 +127,7 @@ BART_EMBED = (
     "norm.weight",
     "norm.bias",
 )
+LLAVA_PROJECTION = ("projection1.weight", "projection1.bias", "projection2.weight", "projection2.bias")
 LLAMA_EMBED = ("token",)
 LLAMA_BLOCK = (
     "norm1.weight",

@@ -15,6 +15,7 @@ from snapcap.models.dimensions import (
     GitConfig,
     Gpt2Config,
     LlamaConfig,
+    LlavaConfig,
     SiglipConfig,
     VisionConfig,
 )
@@ -25,6 +26,7 @@ from snapcap.models.weights import bert as bert_weights
 from snapcap.models.weights import davit as davit_weights
 from snapcap.models.weights import gpt2 as gpt2_weights
 from snapcap.models.weights import llama as llama_weights
+from snapcap.models.weights import llava as llava_weights
 from snapcap.models.weights import siglip as siglip_weights
 from snapcap.models.weights import vit as vit_weights
 from snapcap.models.weights.files import read_tensors
@@ -155,12 +157,12 @@ def _git_prefix(
 
 
 def _llama(take: WeightSource, config: ModelConfig, decoder: LlamaConfig) -> dict[str, tuple[WeightSet, ...]]:
-    """Likewise, for ``siglip.project`` and ``llama``."""
+    """Likewise, for what stands between encoder and decoder, and ``llama``."""
     embed = llama_weights.embed(take, decoder)
     blocks = llama_weights.blocks(take, decoder)
     prefix = llama_weights.prefix(take, config.prefix, embed[0])
     return {
-        "prefix_before": ((*_connector(take, config), *prefix),),
+        "prefix_before": ((*_connector(take, config.vision, decoder), *prefix),),
         **({"prefix_block": blocks[:-1]} if len(blocks) > 1 else {}),
         "prefix_after": (llama_weights.prefix_end(blocks[-1]),),
         "decoder_before": (embed,),
@@ -169,8 +171,9 @@ def _llama(take: WeightSource, config: ModelConfig, decoder: LlamaConfig) -> dic
     }
 
 
-def _connector(take: WeightSource, config: ModelConfig) -> WeightSet:
-    vision = config.vision
+def _connector(take: WeightSource, vision: VisionConfig, decoder: LlamaConfig) -> WeightSet:
+    if isinstance(decoder, LlavaConfig):
+        return llava_weights.projection(take, decoder, vision.hidden_size)
     if isinstance(vision, SiglipConfig):
-        return siglip_weights.projection(take, vision, config.decoder.hidden_size)
+        return siglip_weights.projection(take, vision, decoder.hidden_size)
     raise TypeError(type(vision).__name__)

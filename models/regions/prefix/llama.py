@@ -29,6 +29,11 @@ def embed(
     return F.embedding(tokens, token_weight)
 
 
+def after_prefix(image: Tensor, *prefix: Tensor) -> Tensor:
+    """``image`` [B, T, D] after the tokens [n, D] that stand before it in every row, where there are some."""
+    return torch.cat((*(each.expand(image.shape[0], -1, -1) for each in prefix), image), dim=1)
+
+
 def prefix_block(
     hidden: Tensor,  # [B, T, D]
     slots: Tensor,  # [B] int64

@@ -4,10 +4,10 @@ It has no class token, and several of its tokens may become one of the decoder's
 patches, E the encoder's width and D the decoder's.
 """
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from snapcap.models.regions.prefix.llama import after_prefix
 from snapcap.models.regions.vit import cut
 
 
@@ -47,8 +47,3 @@ def project(
     squares = normed.view(-1, rows // side, side, columns // side, side, normed.shape[-1])
     squares = squares.transpose(2, 3).reshape(normed.shape[0], -1, side * side * normed.shape[-1])
     return after_prefix(F.linear(squares, projection_weight), *prefix)
-
-
-def after_prefix(image: Tensor, *prefix: Tensor) -> Tensor:
-    """``image`` [B, T, D] after the tokens [n, D] that stand before it in every row, where there are some."""
-    return torch.cat((*(each.expand(image.shape[0], -1, -1) for each in prefix), image), dim=1)

@@ -23,6 +23,7 @@ FAMILIES = {
     "blip": random_captioners.blip,
     "git": random_captioners.git,
     "florence2": random_captioners.florence2,
+    "llava": random_captioners.llava,
     "smolvlm": random_captioners.smolvlm,
 }
 VALUES: tuple[Any, ...] = (

@@ -5,7 +5,15 @@ from pathlib import Path
 
 import pytest
 import tokenizers
-from support.checkpoints.chat_files import IMAGE, PREFIX, SPECIALS, TEMPLATE, write_chat_files
+from support.checkpoints.chat_files import (
+    IMAGE,
+    LLAVA_TEMPLATE,
+    PREFIX,
+    SPECIALS,
+    TEMPLATE,
+    TEXT_TEMPLATE,
+    write_chat_files,
+)
 
 from snapcap.models.config import ConfigError
 from snapcap.models.errors import PromptError
@@ -35,12 +43,13 @@ OTHERS = {
 }
 
 
-def rendered(folder: Path, text: str) -> str:
+def rendered(folder: Path, text: str, parts: bool = True) -> str:
+    """``parts``: a message is an image and a text; else it is the text."""
     from transformers import AutoTokenizer
 
     content = [{"type": "image"}, {"type": "text", "text": text}]
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    messages = [{"role": "user", "content": content}]
+    messages = [{"role": "user", "content": content if parts else text}]
     return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
 
 
@@ -48,7 +57,9 @@ def ours(template: ChatTemplate, text: str) -> str:
     return f"{template.before}{text.strip() if template.strips else text}{template.after}"
 
 
-@pytest.mark.parametrize("template", [TEMPLATE, *OTHERS.values()], ids=["smolvlm", *OTHERS])
+@pytest.mark.parametrize(
+    "template", [TEMPLATE, LLAVA_TEMPLATE, *OTHERS.values()], ids=["smolvlm", "llava", *OTHERS]
+)
 def test_a_template_renders_as_transformers_renders_it(template: str, tmp_path: Path) -> None:
     write_chat_files(tmp_path, template)
     found = read_template(tmp_path)
@@ -56,6 +67,24 @@ def test_a_template_renders_as_transformers_renders_it(template: str, tmp_path: 
         assert ours(found, text) == rendered(tmp_path, text)
     if template == TEMPLATE:
         assert found == ChatTemplate("<|im_start|>User:<image>", "<end_of_utterance>\nAssistant:", False)
+
+
+def test_a_template_may_know_no_parts_and_put_the_image_there_by_itself(tmp_path: Path) -> None:
+    write_chat_files(tmp_path, TEXT_TEMPLATE)
+    found = read_template(tmp_path)
+    assert found.strips
+    for text in TEXTS:
+        assert ours(found, text) == rendered(tmp_path, text, parts=False)
+    write_chat_files(tmp_path, "{{ messages[0]['content'] + 7 }}")
+    with pytest.raises(ConfigError, match="can only concatenate list"):
+        read_template(tmp_path)
+
+
+def test_an_image_may_be_known_by_its_tokens_id(tmp_path: Path) -> None:
+    write_chat_files(tmp_path, LLAVA_TEMPLATE)
+    assert read_chat(tmp_path, ImageMarkup(IMAGE)) == read_chat(tmp_path, BARE)
+    with pytest.raises(ConfigError, match="no token 4000, which stands for an image"):
+        read_chat(tmp_path, ImageMarkup(4000))
 
 
 def test_where_a_template_is_looked_for(tmp_path: Path) -> None:

@@ -16,6 +16,20 @@ TEMPLATE = (
     "{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<end_of_utterance>\n{% endfor %}"
     "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
 )
+# That of `llava-hf/llava-1.5-7b-hf`, without the replies of earlier turns.
+LLAVA_TEMPLATE = (
+    "{% for message in messages %}{% if message['role'] != 'system' %}"
+    "{{ message['role'].upper() + ': '}}{% endif %}"
+    "{% for content in message['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>\\n' }}{% endfor %}"
+    "{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}{{ content['text'] + ' '}}"
+    "{% endfor %}{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+)
+# As Llama 3's, for messages of one text: the template puts the image there.
+TEXT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{{ '<|im_end|>' + message['role'] + '\\n\\n' }}"
+    "{% if message['role'] == 'user' %}{{ '<fake_token_around_image><image><global-img>' }}{% endif %}"
+    "{{ message['content'] | trim + '<end_of_utterance>' }}{% endfor %}{{ '<|im_end|>assistant\\n\\n' }}"
+)
 SPECIALS = (
     "<|endoftext|>",
     "<|im_start|>",
@@ -28,6 +42,7 @@ SPECIALS = (
 )
 # Of the template, before the image's tokens; the last but one follows them too.
 PREFIX = (1, 308, 33, 3, 6)
+LLAVA_PREFIX, LLAVA_START = (60, 58, 44, 57, 33, 228), 206
 END, START, PADDING, IMAGE, END_OF_UTTERANCE = 0, 1, 2, 4, 5
 _TEXTS = ("Can you describe this image?", "User: Assistant:", "What colour is the shape in the middle of it?")
 

@@ -1,6 +1,6 @@
 """Makes random transformers captioners of every family, small enough for a test."""
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import transformers
@@ -91,6 +91,40 @@ def smolvlm(
     )
     torch.manual_seed(seed)
     model = enlivened(getattr(transformers, f"{kind}ForConditionalGeneration")(configuration))
+    model.generation_config.eos_token_id = [chat_files.END_OF_UTTERANCE]
+    model.generation_config.bos_token_id = chat_files.START
+    model.generation_config.pad_token_id = chat_files.PADDING
+    return model
+
+
+def llava(
+    tower: Literal["CLIP", "Siglip"] = "CLIP",
+    vision: dict[str, Any] | None = None,
+    text: dict[str, Any] | None = None,
+    seed: int = 0,
+    **config: Any,
+) -> Any:
+    """`LlavaForConditionalGeneration` with CLIP's or SigLIP's tower, for the files that `write_chat_files` writes
+    with `chat_files.LLAVA_TEMPLATE`."""
+    shapes = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2}
+    shapes |= {"intermediate_size": 80, "max_position_embeddings": 160, "vocab_size": 328}
+    specials = {
+        "bos_token_id": chat_files.START,
+        "eos_token_id": chat_files.END,
+        "pad_token_id": chat_files.PADDING,
+    }
+    configuration = transformers.LlavaConfig(
+        vision_config=getattr(transformers, f"{tower}VisionConfig")(
+            **VISION | {"num_hidden_layers": 3} | (vision or {})
+        ),
+        text_config=transformers.LlamaConfig(**shapes | specials | (text or {})),
+        image_token_index=chat_files.IMAGE,
+        **config,
+    )
+    torch.manual_seed(seed)
+    model = enlivened(transformers.LlavaForConditionalGeneration(configuration))
+    with torch.no_grad():  # no norm bounds the image's tokens, and in large ones rounding shows
+        model.model.multi_modal_projector.linear_2.weight.mul_(0.05)
     model.generation_config.eos_token_id = [chat_files.END_OF_UTTERANCE]
     model.generation_config.bos_token_id = chat_files.START
     model.generation_config.pad_token_id = chat_files.PADDING

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from support.parity.parity import pixel_values
-from support.parity.references import chat_prompt, florence2_ids
+from support.parity.references import chat_pixels, chat_prompt, florence2_ids
 
 from snapcap.warmup.plan.buckets import BucketTable
 from snapcap.warmup.runtime.runner import Runner
@@ -98,9 +98,9 @@ def git_reference(model: Any, image: np.ndarray, row: SlotRequest, new_tokens: i
 
 
 def chat_reference(model: Any, image: np.ndarray, row: SlotRequest, new_tokens: int = 12, **more: Any) -> list[int]:
-    """What an Idefics3 or SmolVLM generates after the prompt, with its end."""
+    """What a SmolVLM or LLaVA generates after the prompt, with its end."""
     ids = torch.tensor([[*chat_prompt(model), *row.prompt]], device=model.device)
-    pixels = pixel_values([image]).unsqueeze(1).to(model.device)
+    pixels = chat_pixels(model, [image]).to(model.device)
     output = model.generate(pixel_values=pixels, input_ids=ids, **settings(row, new_tokens), **more)
     return output[0, ids.shape[1] :].tolist()
 

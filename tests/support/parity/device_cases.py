@@ -17,6 +17,7 @@ from support.checkpoints.chat_files import write_chat_files
 from support.parity.parity import NORMALISATION, pixel_values, random_images
 from support.parity.references import (
     Generated,
+    chat_pixels,
     chat_prompt,
     florence2_ids,
     generated_by_blip,
@@ -89,7 +90,7 @@ class Captioner:
         return prefix
 
     def _chat_prefix(self, model: Any, images: list[np.ndarray]) -> torch.Tensor:
-        pixels = pixel_values(images).unsqueeze(1).to(model.device, model.dtype)
+        pixels = chat_pixels(model, images).to(model.device, model.dtype)
         ids = torch.tensor([chat_prompt(model)] * len(images), device=model.device)
         states = model(input_ids=ids, pixel_values=pixels, output_hidden_states=True).hidden_states
         prefix: torch.Tensor = states[self.config.decoder.num_layers - 1][:, : self.config.prefix_length]

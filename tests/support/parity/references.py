@@ -41,20 +41,30 @@ def generated_by_git(model: Any, images: list[np.ndarray], steps: int, prompt: t
 
 
 def generated_by_chat(model: Any, images: list[np.ndarray], steps: int, prompt: tuple[int, ...] = ()) -> Generated:
-    """An `Idefics3ForConditionalGeneration`'s or SmolVLM's, after `chat_prompt`; a prompt follows it."""
+    """A SmolVLM's or LLaVA's, after `chat_prompt`; a prompt follows it."""
     model.generation_config.eos_token_id = None  # no end
     before = chat_prompt(model)
     ids = torch.tensor([[*before, *prompt]] * len(images), device=model.device)
-    pixels = pixel_values(images).unsqueeze(1)  # one tile
-    tokens, logits = _generate(model, images, steps - len(prompt), pixels, input_ids=ids)
+    tokens, logits = _generate(model, images, steps - len(prompt), chat_pixels(model, images), input_ids=ids)
     return [row[len(before) - 1 :] for row in tokens], logits
 
 
 def chat_prompt(model: Any) -> tuple[int, ...]:
-    """The ids of `chat_files`' template up to a message's text."""
-    side = model.config.vision_config.image_size // model.config.vision_config.patch_size
-    image = [chat_files.IMAGE] * (side // model.config.scale_factor) ** 2
-    return (*chat_files.PREFIX, *image, chat_files.PREFIX[-2])
+    """The ids of `chat_files`' template for the model up to a message's text."""
+    config = model.config
+    side = config.vision_config.image_size // config.vision_config.patch_size
+    if config.model_type == "llava":
+        first = config.vision_config.model_type == "clip_vision_model"
+        image = side**2 + first - (config.vision_feature_select_strategy == "default")
+        return (*chat_files.LLAVA_PREFIX, *[chat_files.IMAGE] * image, chat_files.LLAVA_START)
+    image = (side // config.scale_factor) ** 2
+    return (*chat_files.PREFIX, *[chat_files.IMAGE] * image, chat_files.PREFIX[-2])
+
+
+def chat_pixels(model: Any, images: list[np.ndarray]) -> torch.Tensor:
+    """What the model takes of them, which for one that knows tiles is one of each."""
+    pixels = pixel_values(images)
+    return pixels if model.config.model_type == "llava" else pixels.unsqueeze(1)
 
 
 def generated_by_florence2(

@@ -1,6 +1,8 @@
-"""SmolVLM and Idefics3 against transformers on random weights: vision, prefix, logits, tokens, beams."""
+"""SmolVLM, Idefics3 and LLaVA against transformers on random weights: vision, prefix, logits, tokens, beams."""
 
 import random
+from collections.abc import Callable
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -8,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 from support.checkpoints import random_captioners
-from support.checkpoints.chat_files import write_chat_files
+from support.checkpoints.chat_files import LLAVA_TEMPLATE, TEMPLATE, write_chat_files
 from support.parity.beams import chat_reference, search
-from support.parity.parity import TABLE, build_runner, generate, pixel_values, random_images
-from support.parity.references import chat_prompt, generated_by_chat
+from support.parity.parity import TABLE, build_runner, generate, random_images
+from support.parity.references import chat_pixels, chat_prompt, generated_by_chat
 
 from snapcap.models.weights.siglip import bucketed_positions
 from snapcap.warmup.plan.buckets import BucketTable
@@ -53,17 +55,40 @@ CASES: dict[str, dict[str, Any]] = {
         "scale_factor": 5,
     },
 }
+LLAVA_CASES: dict[str, dict[str, Any]] = {
+    "llava with CLIP, the last layer but one without its class token": {},
+    "llava with SigLIP, all tokens, a remainder of the image that is not seen, as JoyCaption": {
+        "tower": "Siglip",
+        "vision": {"image_size": 104, "num_hidden_layers": 2},
+        "vision_feature_select_strategy": "full",
+    },
+    "llava with SigLIP without its first token, of the last layer, tied": {
+        "tower": "Siglip",
+        "vision": {"num_hidden_layers": 1},
+        "vision_feature_layer": -1,
+        "tie_word_embeddings": True,
+    },
+    "llava with CLIP, the first layer, its class token, other activations, no bias": {
+        "vision": {"hidden_act": "gelu"},
+        "vision_feature_layer": 1,
+        "vision_feature_select_strategy": "full",
+        "projector_hidden_act": "silu",
+        "multimodal_projector_bias": False,
+    },
+}
+MODELS = {name: partial(random_captioners.smolvlm, **case) for name, case in CASES.items()}
+MODELS |= {name: partial(random_captioners.llava, **case) for name, case in LLAVA_CASES.items()}
 
 
-@pytest.fixture(params=CASES, ids=lambda name: name.replace(" ", "-"))
+@pytest.fixture(params=MODELS, ids=lambda name: name.replace(" ", "-"))
 def case(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Path]:
-    model = random_captioners.smolvlm(**CASES[request.param])
+    model = MODELS[request.param]()
     return model, written(model, tmp_path)
 
 
 def written(model: Any, folder: Path) -> Path:
     model.save_pretrained(folder)
-    write_chat_files(folder)
+    write_chat_files(folder, LLAVA_TEMPLATE if model.config.model_type == "llava" else TEMPLATE)
     return folder
 
 
@@ -75,7 +100,7 @@ def test_vision_prefix_logits_and_tokens_equal_transformers(case: tuple[Any, Pat
     images = random_images(runner.config, 3)  # in a bucket of 5
     before = runner.state.cross_key[:, 4].clone()
     prompt = torch.tensor([chat_prompt(model)] * 3)
-    pixels = pixel_values(images).unsqueeze(1)
+    pixels = chat_pixels(model, images)
     output = model(input_ids=prompt, pixel_values=pixels, use_cache=True, output_hidden_states=True)
     length = runner.config.prefix_length
     assert length == prompt.shape[1] - 1
@@ -99,13 +124,14 @@ def test_vision_prefix_logits_and_tokens_equal_transformers(case: tuple[Any, Pat
     assert tuple(tokens[0, :4]) == PROMPT
 
 
+@pytest.mark.parametrize("captioner", [random_captioners.smolvlm, random_captioners.llava])
 @pytest.mark.parametrize("prompt", [(), PROMPT], ids=["no prompt", "prompt"])
 @torch.no_grad()
 def test_a_request_gives_the_same_tokens_alone_and_inside_every_bucket(
-    tmp_path: Path, prompt: tuple[int, ...]
+    tmp_path: Path, prompt: tuple[int, ...], captioner: Callable[[], Any]
 ) -> None:
     table = BucketTable.of((1, 2, 5, 8))
-    runner = build_runner(written(random_captioners.smolvlm(), tmp_path), table)
+    runner = build_runner(written(captioner(), tmp_path), table)
     wanted, *others = random_images(runner.config, 8)
     alone = generate(runner, [wanted], NEW_TOKENS, prompt, table)[0]
     for rows in range(2, 9):  # full and padded buckets alike
@@ -123,10 +149,11 @@ def settings(count: int) -> list[SamplingParams]:
     ]
 
 
+@pytest.mark.parametrize("captioner", [random_captioners.smolvlm, random_captioners.llava])
 @pytest.mark.parametrize("prompt", [(), PROMPT], ids=["no prompt", "prompt"])
-def test_beams_equal_transformers(tmp_path: Path, prompt: tuple[int, ...]) -> None:
+def test_beams_equal_transformers(tmp_path: Path, prompt: tuple[int, ...], captioner: Callable[..., Any]) -> None:
     """Beams copy what they have cached of their own; the prefix's K/V is that of the whole group."""
-    model = random_captioners.smolvlm(seed=2)
+    model = captioner(seed=2)
     model.generation_config.eos_token_id = [5, 11, 23]
     table = BucketTable.of((1, 4, 8))
     runner: Runner = build_runner(written(model, tmp_path), table)
