@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from snapcap.models.dimensions import DecoderConfig, GenerationConfig, Parts, VisionConfig
+from snapcap.models.dimensions import DecoderConfig, Parts, VisionConfig
 from snapcap.models.families import blip, florence2, git, idefics3, llava, vision_encoder_decoder
 from snapcap.models.fields import ConfigError, Fields, json_or_empty, read_json
 from snapcap.models.names import Names
-from snapcap.models.text import ChatIds, ImageMarkup, Task
+from snapcap.models.text import ChatIds, GenerationConfig, ImageMarkup, Task
 
 __all__ = ["ConfigError", "ModelConfig"]
 

@@ -1,17 +1,13 @@
 """Defines the dimensions of a captioner's parts, from which its regions are built, whatever checkpoint it is.
 
-Everything here but the special tokens is a factor of the artifact key.
+Everything here but what a family reads beside them is a factor of the artifact key.
 """
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from snapcap.models.names import Names
-from snapcap.models.text import ImageMarkup, RopeConfig, Task
-
-MAX_BEAMS = 8  # of one request; what each row bears in mind for its group grows with it
-DEFAULT_NEW_TOKENS = 20  # transformers 5's, where a checkpoint names no length
-EarlyStopping = bool | Literal["never"]
+from snapcap.models.text import GenerationConfig, ImageMarkup, RopeConfig, Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,29 +261,6 @@ class Florence2Config(BertConfig):
     @property
     def text_tokens(self) -> int:
         return self.task_tokens
-
-
-@dataclass(frozen=True)
-class GenerationConfig:
-    """Special token ids, and the default length: ``max_length`` counts the start token, as in transformers.
-
-    The other fields are a model's defaults of the options of these names, and what it forces:
-
-    forced_bos_id: the first token of every caption that continues no prompt.
-    forced_eos_id: a caption that is as long as it may be has this as its last token.
-    """
-
-    start_id: int
-    eos_ids: tuple[int, ...]
-    pad_id: int
-    max_length: int
-    forced_bos_id: int | None = None
-    forced_eos_id: int | None = None
-    num_beams: int = 1
-    length_penalty: float = 1.0
-    early_stopping: EarlyStopping = False
-    no_repeat_ngram_size: int = 0
-    repetition_penalty: float = 1.0
 
 
 class Parts(NamedTuple):

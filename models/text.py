@@ -1,7 +1,11 @@
-"""Defines what a model's text is made of: tasks, the parts of a chat template, the rotary positions of tokens."""
+"""Defines what a model's text is made of: special tokens and lengths, tasks, a chat template, rotary positions."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+MAX_BEAMS = 8  # of one request; what each row bears in mind for its group grows with it
+DEFAULT_NEW_TOKENS = 20  # transformers 5's, where a checkpoint names no length
+EarlyStopping = bool | Literal["never"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +49,29 @@ class ChatIds:
     trail: str
     closing_ids: tuple[int, ...]
     strips: bool = False
+
+
+@dataclass(frozen=True)
+class GenerationConfig:
+    """Special token ids, and the default length: ``max_length`` counts the start token, as in transformers.
+
+    The other fields are a model's defaults of the options of these names, and what it forces:
+
+    forced_bos_id: the first token of every caption that continues no prompt.
+    forced_eos_id: a caption that is as long as it may be has this as its last token.
+    """
+
+    start_id: int
+    eos_ids: tuple[int, ...]
+    pad_id: int
+    max_length: int
+    forced_bos_id: int | None = None
+    forced_eos_id: int | None = None
+    num_beams: int = 1
+    length_penalty: float = 1.0
+    early_stopping: EarlyStopping = False
+    no_repeat_ngram_size: int = 0
+    repetition_penalty: float = 1.0
 
 
 class Task(NamedTuple):

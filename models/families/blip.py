@@ -6,12 +6,13 @@ The class is `BlipForConditionalGeneration`.
 from collections.abc import Mapping
 from typing import Any
 
-from snapcap.models.dimensions import DEFAULT_NEW_TOKENS, BertConfig, GenerationConfig, Parts, VisionConfig
-from snapcap.models.families.bert import head_names, layer_names
+from snapcap.models.dimensions import BertConfig, Parts, VisionConfig
 from snapcap.models.families.generation import padding
-from snapcap.models.families.vit import dimensions
+from snapcap.models.families.parts.bert import head_names, layer_names
+from snapcap.models.families.parts.vit import dimensions
 from snapcap.models.fields import Fields
 from snapcap.models.names import Names
+from snapcap.models.text import DEFAULT_NEW_TOKENS, GenerationConfig
 
 _ARCHITECTURE = "BlipForConditionalGeneration"
 _LAYER = r"vision_model\.encoder\.layers\.(\d+)"

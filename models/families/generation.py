@@ -3,8 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from snapcap.models.dimensions import DEFAULT_NEW_TOKENS, DecoderConfig, GenerationConfig
+from snapcap.models.dimensions import DecoderConfig
 from snapcap.models.fields import ConfigError, Fields, is_whole
+from snapcap.models.text import DEFAULT_NEW_TOKENS, GenerationConfig
 
 
 def read_generation(

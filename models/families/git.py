@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from snapcap.models.dimensions import ClipConfig, GitConfig, Parts
-from snapcap.models.families.bert import layer_names
 from snapcap.models.families.generation import read_generation
-from snapcap.models.families.siglip import clip_names
-from snapcap.models.families.vit import dimensions
+from snapcap.models.families.parts.bert import layer_names
+from snapcap.models.families.parts.siglip import clip_names
+from snapcap.models.families.parts.vit import dimensions
 from snapcap.models.fields import Fields
 from snapcap.models.names import Names
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from snapcap.models.dimensions import LlamaConfig, Parts, SiglipConfig
-from snapcap.models.families import llama
 from snapcap.models.families.generation import read_generation
-from snapcap.models.families.siglip import tower, tower_names
+from snapcap.models.families.parts import llama
+from snapcap.models.families.parts.siglip import tower, tower_names
 from snapcap.models.fields import Fields
 from snapcap.models.names import Names
 from snapcap.models.text import ImageMarkup

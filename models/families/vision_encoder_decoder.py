@@ -3,11 +3,12 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from snapcap.models.dimensions import DecoderConfig, GenerationConfig, Parts, VisionConfig
-from snapcap.models.families import beit, bert, deit, gpt2, roberta, trocr, vit
+from snapcap.models.dimensions import DecoderConfig, Parts, VisionConfig
 from snapcap.models.families.generation import read_generation
+from snapcap.models.families.parts import beit, bert, deit, gpt2, roberta, trocr, vit
 from snapcap.models.fields import ConfigError, Fields
 from snapcap.models.names import Names
+from snapcap.models.text import GenerationConfig
 
 _ENCODERS: dict[str, tuple[Callable[[Fields], VisionConfig], Names]] = {
     "beit": (beit.read, beit.NAMES),

@@ -26,8 +26,9 @@ class ProcessorDefaults:
     """What an image processor of transformers does where its file says nothing. Sizes in pixels, of a square.
 
     resample: Pillow's number of the resize filter. crop_size: None does not crop. shortest_edge: a size that is one
-    number is the length of the shorter edge, not a square. longest_edge: that of a first resize, which keeps
-    the shape; the picture is then resized to its square ``size``, which its file calls ``max_image_size``.
+    number is the length of the shorter edge, not a square; ``size`` is that too if there is a crop. longest_edge:
+    of a first resize, which keeps the shape; the picture is then resized to its square ``size``, which its file
+    calls ``max_image_size``.
     """
 
     size: int = 224
@@ -48,7 +49,7 @@ _PROCESSORS = {
     "SmolVLM": ProcessorDefaults(364, LANCZOS, longest_edge=4 * 364),
     "DeiT": ProcessorDefaults(256, BICUBIC, crop_size=224),
     "Llava": _CLIP,
-    "Siglip": ProcessorDefaults(224, BICUBIC),
+    "Siglip": ProcessorDefaults(224, BICUBIC, shortest_edge=True),
     "ViT": ProcessorDefaults(),
 }
 _KINDS = {
@@ -82,7 +83,9 @@ def defaults(config: Mapping[str, Any], family: str) -> ProcessorDefaults:
     return _OF_FAMILY[family]
 
 
-def size(config: Mapping[str, Any], field: str, default: int, shortest_edge: bool = False) -> tuple[int, int] | int:
+def size(
+    config: Mapping[str, Any], field: str, default: tuple[int, int] | int, shortest_edge: bool = False
+) -> tuple[int, int] | int:
     """(height, width), or the length of the shorter edge, as which one number counts if it is said so."""
     value = config.get(field)
     if value is None:

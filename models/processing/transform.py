@@ -237,7 +237,8 @@ def _from_config(
         raise ConfigError("do_pad", True, "padding is not supported")
     do_resize = fields.switch(config, "do_resize", True)
     do_center_crop = fields.switch(config, "do_center_crop", preset.crop_size is not None)
-    size = fields.size(config, "size", preset.size, preset.shortest_edge)
+    own = preset.size if preset.crop_size is not None else (preset.size, preset.size)
+    size = fields.size(config, "size", own, preset.shortest_edge)
     if do_center_crop:
         crop = fields.size(config, "crop_size", preset.crop_size or 224)
         _fits("crop_size", config.get("crop_size"), crop, image_size)

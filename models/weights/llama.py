@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from snapcap.models.dimensions import LlamaConfig
+from snapcap.models.dimensions import LlamaConfig, LlavaConfig
 from snapcap.models.text import RopeConfig
 from snapcap.models.weights.source import WeightSet, WeightSource
 
@@ -36,6 +36,15 @@ def head(take: WeightSource, decoder: LlamaConfig, token: Tensor) -> WeightSet:
 def prefix(take: WeightSource, ids: tuple[int, ...], token: Tensor) -> WeightSet:
     """Embeddings [n, D] of what stands before the image in every row, if anything does."""
     return (take.place(token[list(ids)]),) if ids else ()
+
+
+def projection(take: WeightSource, decoder: LlavaConfig, inputs: int) -> WeightSet:
+    """For ``llava.project``; ``inputs`` is the encoder's width. Without a bias the region adds zeros."""
+    width = decoder.hidden_size
+    if decoder.projector_bias:
+        return *take.affine("projection1", width, inputs), *take.affine("projection2", width, width)
+    nothing = take.place(torch.zeros(width))
+    return take("projection1.weight", width, inputs), nothing, take("projection2.weight", width, width), nothing
 
 
 def _block(take: WeightSource, decoder: LlamaConfig, layer: int, turns: Tensor) -> WeightSet:

@@ -26,7 +26,6 @@ from snapcap.models.weights import bert as bert_weights
 from snapcap.models.weights import davit as davit_weights
 from snapcap.models.weights import gpt2 as gpt2_weights
 from snapcap.models.weights import llama as llama_weights
-from snapcap.models.weights import llava as llava_weights
 from snapcap.models.weights import siglip as siglip_weights
 from snapcap.models.weights import vit as vit_weights
 from snapcap.models.weights.files import read_tensors
@@ -173,7 +172,7 @@ def _llama(take: WeightSource, config: ModelConfig, decoder: LlamaConfig) -> dic
 
 def _connector(take: WeightSource, vision: VisionConfig, decoder: LlamaConfig) -> WeightSet:
     if isinstance(decoder, LlavaConfig):
-        return llava_weights.projection(take, decoder, vision.hidden_size)
+        return llama_weights.projection(take, decoder, vision.hidden_size)
     if isinstance(vision, SiglipConfig):
         return siglip_weights.projection(take, vision, decoder.hidden_size)
     raise TypeError(type(vision).__name__)

@@ -11,8 +11,8 @@ from snapcap.warmup.runtime.slot_request import SamplingParams
 
 if TYPE_CHECKING:
     from snapcap.models.config import ModelConfig
-    from snapcap.models.dimensions import GenerationConfig
     from snapcap.models.processing.tokenizer import Tokenizer
+    from snapcap.models.text import GenerationConfig
     from snapcap.service.engine.limits import Limits
 
 # What a checkpoint may set, and a request overrides.

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from snapcap.models.dimensions import EarlyStopping
+from snapcap.models.text import EarlyStopping
 
 
 @dataclass(frozen=True)

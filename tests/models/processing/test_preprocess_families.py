@@ -31,6 +31,8 @@ def reference(kind: str, folder: Path, data: bytes) -> NDArray[np.float32]:
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
     from transformers.models.deit.image_processing_pil_deit import DeiTImageProcessorPil
     from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+    from transformers.models.llava.image_processing_pil_llava import LlavaImageProcessorPil
+    from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
     from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
     kinds = {
@@ -39,6 +41,8 @@ def reference(kind: str, folder: Path, data: bytes) -> NDArray[np.float32]:
         "CLIP": CLIPImageProcessorPil,
         "DeiT": DeiTImageProcessorPil,
         "Idefics3": Idefics3ImageProcessorPil,
+        "Llava": LlavaImageProcessorPil,
+        "Siglip": SiglipImageProcessorPil,
         "SmolVLM": SmolVLMImageProcessorPil,
     }
     processor: Any = kinds[kind].from_pretrained(folder)
@@ -48,7 +52,9 @@ def reference(kind: str, folder: Path, data: bytes) -> NDArray[np.float32]:
 
 
 def assert_equal_to_transformers(kind: str, folder: Path, size: tuple[int, int], data: bytes) -> ImageTransform:
-    transform = ImageTransform.from_folder(folder, size, family="git" if kind == "CLIP" else kind.lower())
+    transform = ImageTransform.from_folder(
+        folder, size, family={"CLIP": "git", "Siglip": "llava"}.get(kind, kind.lower())
+    )
     ours = transform.normalise(transform.decode(data).pixels)
     theirs = reference(kind, folder, data)
     assert ours.shape == theirs.shape == (3, *size)
@@ -81,6 +87,14 @@ def test_blip_is_equal_to_transformers(tmp_path: Path, picture: tuple[int, int])
         ("CLIP", {"feature_extractor_type": "CLIPFeatureExtractor", "size": 224, "crop_size": 224}, (224, 224)),
         ("CLIP", {"size": {"shortest_edge": 96}, "crop_size": {"height": 96, "width": 96}}, (96, 96)),
         ("CLIP", {"size": {"height": 96, "width": 96}, "do_center_crop": False, "do_normalize": False}, (96, 96)),
+        ("Llava", {"size": {"shortest_edge": 336}, "crop_size": {"height": 336, "width": 336}}, (336, 336)),
+        ("Llava", {"image_processor_type": "LlavaImageProcessorFast"}, (224, 224)),
+        ("Siglip", {"image_processor_type": "SiglipImageProcessor"}, (224, 224)),
+        (
+            "Siglip",
+            {"image_processor_type": "SiglipImageProcessorFast", "size": [384, 384], "resample": 1},
+            (384, 384),
+        ),
         ("Beit", {"size": 256, "do_center_crop": True, "do_reduce_labels": False}, (224, 224)),
     ],
     ids=str,

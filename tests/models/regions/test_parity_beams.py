@@ -14,7 +14,7 @@ from support.checkpoints import random_captioners
 from support.parity.beams import blip_reference, pair_reference, search
 from support.parity.parity import build_runner, random_images
 
-from snapcap.models.dimensions import EarlyStopping
+from snapcap.models.text import EarlyStopping
 from snapcap.warmup.plan.buckets import BucketTable
 from snapcap.warmup.runtime.runner import Runner
 from snapcap.warmup.runtime.slot_request import SamplingParams, SlotRequest

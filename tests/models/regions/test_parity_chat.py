@@ -38,16 +38,7 @@ CASES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "other frequencies, as Llama 3": {
-        "text": {
-            "rope_parameters": {
-                "rope_type": "llama3",
-                "rope_theta": 100.0,
-                "factor": 8.0,
-                "low_freq_factor": 1.0,
-                "high_freq_factor": 4.0,
-                "original_max_position_embeddings": 32,
-            }
-        },
+        "text": {"rope_parameters": random_captioners.LLAMA3},
     },
     "large epsilons, 25 patches a side, of which two have one position": {
         "vision": {"layer_norm_eps": 1e-2, "image_size": 200, "patch_size": 8},

@@ -14,7 +14,7 @@ from support.parity.beams import florence2_reference, search
 from support.parity.parity import TABLE, build_runner, generate, pixel_values, random_images
 from support.parity.references import florence2_ids, generated_by_florence2
 
-from snapcap.models.dimensions import EarlyStopping
+from snapcap.models.text import EarlyStopping
 from snapcap.warmup.plan.buckets import BucketTable
 from snapcap.warmup.runtime.runner import Runner
 from snapcap.warmup.runtime.slot_request import SamplingParams, SlotRequest

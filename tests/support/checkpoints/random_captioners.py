@@ -23,6 +23,15 @@ TEXT = {
     "max_position_embeddings": 64,
 }
 START, END, PADDING = 3, 2, 0
+# Of rotary positions, where a cache as short as a test's shows them.
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 100.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
 # Stages of 24×24, 12×12 and 6×6 tokens; windows of 4 fit the first two alone.
 DAVIT = {
     "depths": [1, 2, 1],

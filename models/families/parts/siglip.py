@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from snapcap.models.families.vit import Dimensions, dimensions
+from snapcap.models.families.parts.vit import Dimensions, dimensions
 from snapcap.models.fields import Fields
 from snapcap.models.names import Rule
 

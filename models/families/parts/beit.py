@@ -4,7 +4,7 @@ Checkpoints are `microsoft/beit-base-patch16-224`, and DiT's document images.
 """
 
 from snapcap.models.dimensions import BeitConfig
-from snapcap.models.families import vit
+from snapcap.models.families.parts import vit
 from snapcap.models.fields import Fields
 from snapcap.models.names import Names
 

@@ -5,7 +5,7 @@ its tensors have other names.
 """
 
 from snapcap.models.dimensions import BertConfig
-from snapcap.models.families.bert import bert_config, layer_names
+from snapcap.models.families.parts.bert import bert_config, layer_names
 from snapcap.models.fields import Fields, is_whole
 from snapcap.models.names import Names
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from snapcap.models.dimensions import VisionConfig
-from snapcap.models.families import vit
+from snapcap.models.families.parts import vit
 from snapcap.models.fields import Fields
 from snapcap.models.names import Names
 
