@@ -56,7 +56,7 @@ def read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
         backend = _bert(folder, config) if name == "BertTokenizer" else _byte_level(folder, config)
         config = _DEFAULTS[name] | config
         added = json_or_empty(folder / "added_tokens.json")
-        backend.add_tokens(sorted(added, key=lambda token: int(added[token])))
+        _read("added_tokens.json", lambda: backend.add_tokens(sorted(added, key=lambda token: int(added[token]))))
     _read("tokenizer_config.json", lambda: _mark_special(backend, config, special_map))
     return backend, config
 

@@ -174,6 +174,16 @@ def test_a_panic_of_the_library_is_a_file_that_cannot_be_read(
         Tokenizer.from_folder(demo_folder)
 
 
+@pytest.mark.parametrize("number", ["x", None, [1]], ids=str)
+def test_added_tokens_of_another_form_are_named(tmp_path: Path, number: Any) -> None:
+    (tmp_path / "vocab.json").write_text(json.dumps({"a": 0, "<|endoftext|>": 1}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer"}))
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<new>": number}))
+    with pytest.raises(ConfigError, match=r"added_tokens\.json"):
+        Tokenizer.from_folder(tmp_path)
+
+
 def test_special_tokens_of_another_form_are_named(demo_folder: Path, tmp_path: Path) -> None:
     shutil.copy(demo_folder / "tokenizer.json", tmp_path)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": {"x": 5}}))

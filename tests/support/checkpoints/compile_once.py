@@ -22,7 +22,7 @@ from pathlib import Path
 
 _COMMENT = re.compile(rb"^//.*$", re.MULTILINE)  # into which Inductor writes its temporary folder
 _PRECOMPILED = ("-D", "TORCH_INDUCTOR_PRECOMPILE_HEADERS")
-_HEADERS = re.compile(rb"\s*#include <torch/csrc/inductor/\S+>\n(?:(?:#include <\S+>|//.*)?\n)*")
+_HEADERS = re.compile(rb"\s*#include <torch/csrc/inductor/\S+>\n(?:(?:#include <\S+>)?\n)*")
 _READS_OTHERS = re.compile(rb'^\s*#\s*include\s*"|\.incbin', re.MULTILINE)
 
 
@@ -129,12 +129,12 @@ def keep_templates(compiler: str, compiled: Path, templates: Path) -> None:
     one, whole, symbols = (templates.with_name(f"{os.getpid()}.{suffix}") for suffix in ("one.o", "o", "symbols"))
     symbols.write_text("\n".join(weak))
     subprocess.run(["objcopy", f"--weaken-symbols={symbols}", compiled, one], check=True)
-    if templates.exists():
-        joined(compiler, [templates, one], whole)
-        one.unlink()
-        one = whole
     symbols.unlink()
-    one.replace(templates)
+    if not templates.exists():
+        one.replace(templates)
+    elif joined(compiler, [templates, one], whole) == 0:
+        whole.replace(templates)
+    one.unlink(missing_ok=True)
 
 
 def joined(compiler: str, objects: Sequence[Path], output: Path) -> int:

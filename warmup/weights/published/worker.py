@@ -21,7 +21,7 @@ from typing import Any
 
 from snapcap.models.config import ModelConfig
 from snapcap.warmup.artifacts.envelope import ManifestError
-from snapcap.warmup.artifacts.key import Factors, artifact_key
+from snapcap.warmup.artifacts.key import Factors
 from snapcap.warmup.artifacts.signing import Trust
 from snapcap.warmup.machine.tasks import serve_tasks
 from snapcap.warmup.options import S3Options, StoreOptions, is_remote
@@ -96,7 +96,7 @@ class _Bringing:
         found = find_model(remote, self._local, factors, self._trust, identify, self._until)
         self._found = found
         if (folder := described(self._local, found.manifest)) is not None:
-            mark_used(folder, self._local.path(model_name(artifact_key(factors))))
+            mark_used(folder, self._local.path(model_name(found.manifest.key)))
         if download:
             self._begin(remote or self._local, found)
         return {"reason": (remote or self._local).location}
