@@ -25,11 +25,7 @@ def read_chat(folder: Path, markup: ImageMarkup) -> ChatIds:
         ConfigError: there is none of either, or they do not fit what is computed once for all messages.
     """
     backend, _ = read_backend(folder)
-    image = markup.placeholder
-    if not isinstance(image, str):
-        image = backend.id_to_token(image) or ""
-    if not image:
-        raise _refused(f"the tokenizer has no token {markup.placeholder}, which stands for an image")
+    image = _placeholder(backend, markup)
     template = read_template(folder)
     before, found, between = template.before.partition(image)
     if not found or image in between + template.after:
@@ -52,10 +48,23 @@ def read_chat(folder: Path, markup: ImageMarkup) -> ChatIds:
     )
     whole = {probe: _ids(backend, f"{image}{markup.after}{between}{probe}{template.after}") for probe in _PROBES}
     encoder = ChatEncoder(backend, chat)
-    for probe, ids in whole.items():
-        if [image_id, chat.start_id, *encoder.ids(probe)] != ids:
-            raise _refused("the tokenizer joins the template's tokens with a message's text")
+    try:
+        separate = all([image_id, chat.start_id, *encoder.ids(probe)] == ids for probe, ids in whole.items())
+    except PromptError:
+        separate = False
+    if not separate:
+        raise _refused("the tokenizer joins the template's tokens with a message's text")
     return chat
+
+
+def _placeholder(backend: tokenizers.Tokenizer, markup: ImageMarkup) -> str:
+    """The text that stands for an image: a token of its own wherever it is, and none that text is made of."""
+    given = markup.placeholder
+    number = backend.token_to_id(given) if isinstance(given, str) else given
+    added = backend.get_added_tokens_decoder()
+    if number is None or number not in added:
+        raise _refused(f"the tokenizer has no added token {given}, which stands for an image")
+    return str(added[number].content)
 
 
 class ChatEncoder:

@@ -137,7 +137,7 @@ def test_what_a_file_leaves_out_is_as_in_transformers(folder: Path) -> None:
     assert config.decoder.layer_norm_eps == theirs.text_config.rms_norm_eps
     assert isinstance(config.decoder, LlavaConfig)
     assert config.decoder.projector_activation == theirs.projector_hidden_act
-    with pytest.raises(ConfigError, match="no token 32000, which stands for an image"):
+    with pytest.raises(ConfigError, match="no added token 32000, which stands for an image"):
         read(folder, {**bare, "image_token_id": None})
 
 

@@ -1,5 +1,6 @@
 """Chat templates and messages' texts against transformers', and what hostile ones of both can do."""
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -83,8 +84,20 @@ def test_a_template_may_know_no_parts_and_put_the_image_there_by_itself(tmp_path
 def test_an_image_may_be_known_by_its_tokens_id(tmp_path: Path) -> None:
     write_chat_files(tmp_path, LLAVA_TEMPLATE)
     assert read_chat(tmp_path, ImageMarkup(IMAGE)) == read_chat(tmp_path, BARE)
-    with pytest.raises(ConfigError, match="no token 4000, which stands for an image"):
-        read_chat(tmp_path, ImageMarkup(4000))
+    for other in (4000, tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json")).token_to_id("U")):
+        with pytest.raises(ConfigError, match=f"no added token {other}, which stands for an image"):
+            read_chat(tmp_path, ImageMarkup(other))
+
+
+def test_each_token_as_a_placeholder_is_read_or_refused(tmp_path: Path) -> None:
+    for template, image in ((TEMPLATE, "<|im_start|>"), (LLAVA_TEMPLATE, "<image>"), (TEXT_TEMPLATE, "<image>")):
+        write_chat_files(tmp_path, template)
+        read = set()
+        for number, token in enumerate(SPECIALS):
+            with contextlib.suppress(ConfigError):
+                read_chat(tmp_path, ImageMarkup(number))
+                read.add(token)
+        assert image in read
 
 
 def test_where_a_template_is_looked_for(tmp_path: Path) -> None:
