@@ -9,6 +9,8 @@ from typing import NamedTuple
 from snapcap.models.names import Names
 from snapcap.models.text import GenerationConfig, ImageMarkup, RopeConfig, Task
 
+MAX_BEAMS = 8  # of one request; what each row bears in mind for its group grows with it
+
 
 @dataclass(frozen=True, kw_only=True)
 class VisionConfig:

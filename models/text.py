@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-MAX_BEAMS = 8  # of one request; what each row bears in mind for its group grows with it
 DEFAULT_NEW_TOKENS = 20  # transformers 5's, where a checkpoint names no length
 EarlyStopping = bool | Literal["never"]
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from snapcap.models.dimensions import DavitConfig, DavitStage, Florence2Config, Parts
+from snapcap.models.dimensions import MAX_BEAMS, DavitConfig, DavitStage, Florence2Config, Parts
 from snapcap.models.families.generation import read_generation
 from snapcap.models.fields import MOST, MOST_LAYERS, Fields
 from snapcap.models.names import Names, Rule
-from snapcap.models.text import MAX_BEAMS, GenerationConfig, Task
+from snapcap.models.text import GenerationConfig, Task
 
 _ARCHITECTURE = "Florence2ForConditionalGeneration"
 _TEXTS, _VISIONS = ("bart", "florence2_language"), ("florence_vision", "davit")

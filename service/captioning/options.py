@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from snapcap.models.text import MAX_BEAMS, EarlyStopping
+from snapcap.models.dimensions import MAX_BEAMS
+from snapcap.models.text import EarlyStopping
 from snapcap.service.errors import InvalidOption, PromptTooLong, UnknownOption
 from snapcap.warmup.runtime.slot_request import SamplingParams
 

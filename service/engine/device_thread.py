@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from snapcap.models.text import MAX_BEAMS
+from snapcap.models.dimensions import MAX_BEAMS
 from snapcap.service.engine.engine import Engine, EngineObserver, NoObserver
 from snapcap.service.engine.limits import Limits
 from snapcap.service.engine.scheduler import Scheduler

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from snapcap.models.text import MAX_BEAMS
+from snapcap.models.dimensions import MAX_BEAMS
 from snapcap.service.errors import InvalidOption, PromptTooLong
 
 

@@ -93,22 +93,28 @@ def test_the_keyboard_is_enough(open_page: OpenPage, address: str, sample: tuple
         seen.append(focused)
         assert len(seen) < 10, seen
     page.keyboard.press("Enter")
-    expect(page.locator("#caption")).to_have_text(sample[1])
+    captioned(page, sample[1])
 
     assert [focus_next(page) for _ in range(2)] == ["copy", "summary"]
     page.keyboard.press("Enter")
     assert focus_next(page) == "prompt"
     page.keyboard.type("two hearts")
     page.keyboard.press("Enter")
-    expect(page.locator("#caption")).to_have_text(re.compile("^two hearts "))
+    captioned(page, re.compile("^two hearts "))
     page.keyboard.press("Control+A")
     page.keyboard.press("Delete")
     assert any(focus_next(page) == "sample" for _ in range(4))
     page.keyboard.press("Space")
-    expect(page.locator("#caption")).to_have_text("a small blue square left of a large purple star on sand")
+    captioned(page, "a small blue square left of a large purple star on sand")
     assert any(focus_next(page) == "summary" for _ in range(12))
     page.keyboard.press("Enter")
     expect(page.locator("#phases")).to_be_visible()
+
+
+def captioned(page: Page, text: str | re.Pattern[str]) -> None:
+    """The caption is there, and its stream has ended: a button to stop it no longer takes the focus."""
+    expect(page.locator("#caption")).to_have_text(text)
+    expect(page.locator("#stop")).to_be_hidden()
 
 
 def focus_next(page: Page) -> str:

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from snapcap.models.dimensions import MAX_BEAMS
 from snapcap.models.regions.state.kv_cache import TEXTS
 from snapcap.models.regions.table import Region
-from snapcap.models.text import MAX_BEAMS
 from snapcap.warmup.build.worker import serve_regions
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.plan.plan import Plan

@@ -6,13 +6,14 @@ from typing import Generic, NamedTuple
 
 import numpy as np
 
+from snapcap.models.dimensions import MAX_BEAMS
 from snapcap.models.memory.memory import B
 from snapcap.models.memory.row_moves import RowMoves
 from snapcap.models.regions.names import BEAMS, PENALTIES, SAMPLING
 from snapcap.models.regions.state.beams import BeamState
 from snapcap.models.regions.state.kv_cache import DecodeState
 from snapcap.models.regions.table import RegionCall, choice_inputs
-from snapcap.models.text import MAX_BEAMS, GenerationConfig
+from snapcap.models.text import GenerationConfig
 from snapcap.warmup.runtime.slot_request import Needs, SlotRequest
 
 

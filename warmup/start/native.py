@@ -10,7 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from snapcap.models.text import MAX_BEAMS
+from snapcap.models.dimensions import MAX_BEAMS
 from snapcap.models.weights.prepared.mapped import MappedWeights
 from snapcap.warmup.errors import StartError, first_line
 from snapcap.warmup.machine.torch_libraries import load_torch_libraries

@@ -10,8 +10,8 @@ from typing import Any, Generic, Literal
 
 import numpy as np
 
+from snapcap.models.dimensions import MAX_BEAMS
 from snapcap.models.memory.memory import B, CopySlots, Memory
-from snapcap.models.text import MAX_BEAMS
 
 PENALISE_INPUTS = ("penalty", "ngrams", "inside", "sequences")
 SELECT_INPUTS = (

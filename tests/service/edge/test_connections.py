@@ -32,7 +32,8 @@ def open_now(server: BoundedServer) -> int:
 
 def test_the_one_that_waits_the_longest_makes_room(services, monkeypatch) -> None:
     monkeypatch.setattr(YOUNG, 0.2)
-    with BoundedServer(services, ConnectionLimits(connections=3)) as server, ExitStack() as exits:
+    limits = ConnectionLimits(connections=3, head_timeout=60.0)  # which a busy machine does not reach before
+    with BoundedServer(services, limits) as server, ExitStack() as exits:
         half, idle, busy = (exits.enter_context(server.connect()) for _ in range(3))
         half.sendall(b"GET /livez HT")
         until(lambda: len(server.connections.heads) == 1)
