@@ -7,25 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import transformers
-from support.checkpoints import random_captioners
+from support.checkpoints.random_pairs import CAPTIONERS, PAIRS
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.fields import ConfigError
 from snapcap.models.text import ChatIds, ImageMarkup
 
-VIT = transformers.ViTConfig(
-    hidden_size=48, num_hidden_layers=1, num_attention_heads=3, intermediate_size=64, image_size=32
+# Each part of a pair once.
+OTHERS = (
+    "roberta with relu, and padding last",
+    "trocr base",
+    "deit and gpt2",
+    "deit and bert",
+    "beit with relative positions",
 )
-GPT2 = transformers.GPT2Config(n_embd=48, n_layer=1, n_head=3, vocab_size=97, add_cross_attention=True)
-FAMILIES = {
-    "vit and gpt2": lambda: random_captioners.pair(VIT, GPT2),
-    "blip": random_captioners.blip,
-    "git": random_captioners.git,
-    "florence2": random_captioners.florence2,
-    "llava": random_captioners.llava,
-    "smolvlm": random_captioners.smolvlm,
-}
+FAMILIES = {name: make for name, make in CAPTIONERS.items() if name not in PAIRS or name in OTHERS}
 VALUES: tuple[Any, ...] = (
     *(-7, 0, 10**18, 10**400, 0.5, 1e308, float("nan"), float("inf"), True, None),
     *("x", "\ud800", [], [5], ["x"], [[1]], [None] * 3, {}, {"a": 1}),
@@ -88,7 +84,7 @@ def test_each_value_is_read_or_refused_by_name(tmp_path: Path, family: str) -> N
 
 
 def test_no_length_penalty_is_not_the_default_one(tmp_path: Path) -> None:
-    config = json.loads(random_captioners.florence2().config.to_json_string(use_diff=False))
+    config = json.loads(CAPTIONERS["florence2"]().config.to_json_string(use_diff=False))
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "generation_config.json").write_text(json.dumps({**GENERATION, "length_penalty": 0.0}))
     assert ModelConfig.from_folder(tmp_path).generation.length_penalty == 0

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors import safe_open
-from support.checkpoints import random_captioners
+from support.checkpoints.chat_files import LLAVA_TEMPLATE, TEMPLATE, write_chat_files
 from support.checkpoints.prepared import write_prepared
-from support.checkpoints.random_pairs import PAIRS
+from support.checkpoints.random_pairs import CAPTIONERS
 from support.parity.parity import NORMALISATION
 
 from snapcap.models.config import ModelConfig
@@ -23,12 +23,6 @@ from snapcap.models.weights.prepared.tensors import prepared_weights
 
 KEY = "made-of-this"
 CPU = torch.device("cpu")
-FAMILIES: dict[str, Callable[[], Any]] = {
-    "blip": random_captioners.blip,
-    "git": random_captioners.git,
-    "florence2": random_captioners.florence2,
-    **{name: lambda make=make: random_captioners.pair(*make()) for name, make in PAIRS.items()},
-}
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32, layout: str = "cpu") -> Weights:
@@ -67,11 +61,12 @@ def prepared(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("layout", ["cpu", "cuda"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", CAPTIONERS)
 def test_prepared_weights_are_those_that_were_loaded(
     family: str, dtype: torch.dtype, layout: str, tmp_path: Path
 ) -> None:
-    FAMILIES[family]().save_pretrained(tmp_path)
+    CAPTIONERS[family]().save_pretrained(tmp_path)
+    write_chat_files(tmp_path, LLAVA_TEMPLATE if family == "llava" else TEMPLATE)  # which others do not read
     loaded = load(tmp_path, dtype, layout)
     found = prepared_weights(opened(written(loaded, tmp_path)), CPU)
     assert list(found.sets) == list(loaded.sets)

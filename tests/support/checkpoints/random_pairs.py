@@ -1,9 +1,10 @@
-"""Configures a vision-encoder-decoder's pairs other than ViT and GPT-2, for `random_captioners.pair`."""
+"""Configures a vision-encoder-decoder's pairs other than ViT and GPT-2, and lists captioners of every family."""
 
 from collections.abc import Callable
 from typing import Any
 
 import transformers
+from support.checkpoints import random_captioners
 from support.checkpoints.random_captioners import TEXT, VISION
 
 DECODES = {"is_decoder": True, "add_cross_attention": True}
@@ -91,4 +92,13 @@ PAIRS: dict[str, Callable[[], tuple[Any, Any]]] = {
         vit(),
         trocr(d_model=51, use_learned_position_embeddings=False, decoder_attention_heads=3),
     ),
+}
+# A random one of every pair and of every family that is no pair.
+CAPTIONERS: dict[str, Callable[[], Any]] = {
+    "blip": random_captioners.blip,
+    "florence2": random_captioners.florence2,
+    "git": random_captioners.git,
+    "llava": random_captioners.llava,
+    "smolvlm": random_captioners.smolvlm,
+    **{name: lambda make=make: random_captioners.pair(*make()) for name, make in PAIRS.items()},
 }
