@@ -66,7 +66,12 @@ def _davit(vision: DavitConfig) -> Mapping[str, RegionFunction]:
         before, block = names.stage(number)
         embed = davit.embed_pixels if grid is None else partial(davit.embed, grid=grid)
         functions[before] = partial(
-            embed, stride=stage.stride, padding=stage.padding, norm_first=stage.norm_first, eps=eps
+            embed,
+            kernel=stage.kernel,
+            stride=stage.stride,
+            padding=stage.padding,
+            norm_first=stage.norm_first,
+            eps=eps,
         )
         grid = stage.grid
         functions[block] = partial(

@@ -4,7 +4,10 @@ A block attends twice: tokens to tokens inside windows, then channels to channel
 attention and each MLP stands a depthwise convolution, which tells where a token is.
 
 B is the padded batch, S = rows · columns the tokens of the stage, D its hidden size. Linear layers are stored
-[out, in], convolutions [out, in / groups, kernel, kernel].
+[out, in], what embeds a stage as well: over the tokens under its kernel, row by row.
+
+No convolution is the library's: cuDNN's first ones take a GPU three seconds, most of a compiled start, and want
+channels where tokens have them last. As sums and products they fuse with the norms and additions around them.
 """
 
 from collections.abc import Callable
@@ -25,11 +28,12 @@ def embed_pixels(
     rescale: Tensor,  # [1] fp32
     mean: Tensor,  # [3] fp32
     std: Tensor,  # [3] fp32
-    weight: Tensor,  # [D, 3, kernel, kernel]
+    weight: Tensor,  # [D, kernel * kernel * 3 and zeros]
     bias: Tensor,  # [D]
     norm_weight: Tensor,  # [D], or [3] where the norm goes first
     norm_bias: Tensor,
     *,
+    kernel: int,
     stride: int,
     padding: int,
     norm_first: bool,
@@ -37,17 +41,18 @@ def embed_pixels(
 ) -> Tensor:  # [B, S, D]
     """Normalise the image in fp32, and embed it as the first stage's tokens."""
     image = ((pixels.float() * rescale - mean) / std).to(weight.dtype)
-    return _embed(image, weight, bias, norm_weight, norm_bias, stride, padding, norm_first, eps)
+    return _embed(image, weight, bias, norm_weight, norm_bias, kernel, stride, padding, norm_first, eps)
 
 
 def embed(
     hidden: Tensor,  # [B, tokens of the stage before, its D]
-    weight: Tensor,  # [D, its D, kernel, kernel]
+    weight: Tensor,  # [D, kernel * kernel * its D and zeros]
     bias: Tensor,
     norm_weight: Tensor,  # [D], or [its D] where the norm goes first
     norm_bias: Tensor,
     *,
     grid: tuple[int, int],  # rows and columns of the stage before
+    kernel: int,
     stride: int,
     padding: int,
     norm_first: bool,
@@ -55,7 +60,7 @@ def embed(
 ) -> Tensor:  # [B, S, D]
     """The tokens of a stage from those of the stage before."""
     image = hidden.view(hidden.shape[0], *grid, hidden.shape[-1])
-    return _embed(image, weight, bias, norm_weight, norm_bias, stride, padding, norm_first, eps)
+    return _embed(image, weight, bias, norm_weight, norm_bias, kernel, stride, padding, norm_first, eps)
 
 
 def _embed(
@@ -64,6 +69,7 @@ def _embed(
     bias: Tensor,
     norm_weight: Tensor,
     norm_bias: Tensor,
+    kernel: int,
     stride: int,
     padding: int,
     norm_first: bool,
@@ -71,17 +77,39 @@ def _embed(
 ) -> Tensor:
     if norm_first:
         image = F.layer_norm(image, (image.shape[-1],), norm_weight, norm_bias, eps)
-    tokens = F.conv2d(image.permute(0, 3, 1, 2), weight, bias, stride=stride, padding=padding)
-    tokens = tokens.permute(0, 2, 3, 1).flatten(1, 2).contiguous()
+    tokens = F.linear(under_kernel(image, kernel, stride, padding, weight.shape[1]), weight, bias)
     if norm_first:
         return tokens
     return F.layer_norm(tokens, (tokens.shape[-1],), norm_weight, norm_bias, eps)
 
 
-def depthwise(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """A 3×3 convolution of each channel alone, which keeps the size."""
-    convolved = F.conv2d(x.permute(0, 3, 1, 2), weight, bias, padding=1, groups=len(weight))
-    return convolved.permute(0, 2, 3, 1)
+def under_kernel(image: Tensor, kernel: int, stride: int, padding: int, width: int) -> Tensor:
+    """What a convolution's kernel sees at each of its places, of an image [B, rows, columns, channels] between
+    zeros: [B, places, ``width``], with zeros behind kernel * kernel * channels."""
+    padded = F.pad(image, (0, 0, padding, padding, padding, padding))
+    seen = padded.unfold(1, kernel, stride).unfold(2, kernel, stride)  # [B, down, across, channels, kernel, kernel]
+    seen = seen.permute(0, 1, 2, 4, 5, 3).reshape(image.shape[0], seen.shape[1] * seen.shape[2], -1)
+    return F.pad(seen, (0, width - seen.shape[-1]))
+
+
+def with_depthwise(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """``x`` [B, rows, columns, D] and its 3×3 convolution of each channel alone, which keeps the size.
+
+    ``weight`` [3, 3, D], ``bias`` [D]. Sums are in fp32.
+    """
+    rows, columns = x.shape[1:3]
+    padded, taps = F.pad(x.float(), (0, 0, 1, 1, 1, 1)), weight.float()
+    total = x + bias.float()
+    for down in range(3):
+        for across in range(3):
+            seen = padded[:, down : down + rows, across : across + columns]
+            total = torch.addcmul(total, seen, taps[down, across])
+    return total.to(x.dtype)
+
+
+def stored(x: Tensor) -> Tensor:
+    """The same, as the compiler writes it to memory: else it computes a part of it again in all that read it."""
+    return x.as_strided(x.shape, x.stride())
 
 
 def block(
@@ -115,7 +143,7 @@ def _half(
     eps: float,
     act: Activation,
     activated: Activated,
-    conv1_weight: Tensor,  # [D, 1, 3, 3]
+    conv1_weight: Tensor,  # [3, 3, D]
     conv1_bias: Tensor,
     norm1_weight: Tensor,
     norm1_bias: Tensor,
@@ -135,7 +163,7 @@ def _half(
     batch, length, width = hidden.shape
 
     def convolved(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return x + depthwise(x.view(batch, *grid, width), weight, bias).reshape(batch, length, width)
+        return stored(with_depthwise(x.view(batch, *grid, width), weight, bias)).view(batch, length, width)
 
     hidden = convolved(hidden, conv1_weight, conv1_bias)
     normed = F.layer_norm(hidden, (width,), norm1_weight, norm1_bias, eps)
@@ -184,7 +212,7 @@ def channel_attention(
     """
     batch, length, width = normed.shape
     qkv = F.linear(normed, qkv_weight, qkv_bias).view(batch, length, 3, groups, width // groups)
-    query, key, value = qkv.permute(2, 0, 3, 4, 1).unbind(0)  # each [B, groups, D / groups, S]
-    scores = torch.matmul(query * length**-0.5, key.mT)
-    attended = torch.matmul(scores.float().softmax(dim=-1).to(value.dtype), value)
-    return attended.permute(0, 3, 1, 2).reshape(batch, length, width)
+    query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, groups, S, D / groups]
+    scores = torch.matmul(key.mT, query * length**-0.5)  # of a query by column
+    attended = torch.matmul(value, scores.float().softmax(dim=-2).to(value.dtype))
+    return attended.transpose(1, 2).reshape(batch, length, width)

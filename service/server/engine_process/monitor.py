@@ -128,11 +128,11 @@ class EngineClient:
 
     def _prepare(self) -> None:
         """Beside the import of torch: read what turns bytes into pixels and tokens into text, and rehearse with it,
-        on all that decode. Then, with the engine, rehearse a whole request."""
+        on all that decode. Then, with the engine, rehearse a whole request, but for the decoding of its image."""
         try:
             # Tokenizers: now, as it takes a moment until the folder is known.
             from snapcap.models.processing.tokenizer import Tokenizer  # noqa: F401, PLC0415
-            from snapcap.service.server.rehearsal import AnswersAtOnce, rehearse  # noqa: PLC0415
+            from snapcap.service.server.rehearsal import AnswersAtOnce, DecodedBefore, rehearse  # noqa: PLC0415
             from snapcap.warmup.plan.chat_record import read_config  # noqa: PLC0415
             from snapcap.warmup.plan.checkpoint import Checkpoint  # noqa: PLC0415
 
@@ -164,7 +164,7 @@ class EngineClient:
         except Exception as error:
             self._result.failed(error)
             return
-        self._rehearse(partial(rehearse, engine, checkpoint, self._image_decoder, self._run))
+        self._rehearse(partial(rehearse, engine, checkpoint, DecodedBefore(self._slots), self._run))
         self._channel.send(Rehearsed())
         end_on_signal()
 

@@ -15,10 +15,11 @@ from snapcap.service.api.caption.routes import CaptionRoutes
 from snapcap.service.engine.device_thread import DeviceThread
 from snapcap.service.engine.engine import Engine
 from snapcap.service.engine.request import CaptionRequest
+from snapcap.service.images.decoder import DecodedImage, EncodedImage
 from snapcap.service.images.sample import picture
 from snapcap.service.images.threads import ThreadImageDecoder
 from snapcap.service.ipc.shared_pixels import FilledSlot, Slots
-from snapcap.service.server.rehearsal import AnswersAtOnce, rehearse
+from snapcap.service.server.rehearsal import AnswersAtOnce, DecodedBefore, rehearse
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.progress.status import StartupStatus
@@ -117,3 +118,21 @@ def test_without_a_model_slots_of_the_shared_pixels_are_free_again() -> None:
     AnswersAtOnce(slots).submit(CaptionRequest("1", pixels, (), SamplingParams(), 1e12, future))
     assert len(slots) == 1
     assert future.result().tokens
+
+
+def test_the_pixels_that_a_rehearsal_left_are_given_to_the_next_one_and_back_where_nobody_takes_them() -> None:
+    slots = Slots(2)
+    left = slots.take()
+    slots.give_back(left)
+    encoded = EncodedImage(b"", "1", 1e12, lambda: False)
+    given: list[DecodedImage] = []
+
+    def refused(image: DecodedImage) -> bool:
+        given.append(image)
+        return False
+
+    DecodedBefore(slots).decode(encoded, refused)
+    assert [image.pixels for image in given] == [FilledSlot(left)]
+    assert len(slots) == 2
+    DecodedBefore(slots).decode(encoded, lambda image: True)
+    assert len(slots) == 1
