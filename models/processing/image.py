@@ -6,11 +6,11 @@ parts of the file are checked before a pixel is decoded: 236 KB of PNG can hold 
 
 import io
 import struct
+import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 from PIL import Image, JpegImagePlugin, PngImagePlugin, UnidentifiedImageError, WebPImagePlugin
 
 from snapcap.models.processing.image_error import ImageError, NeedsMemory
@@ -244,9 +244,17 @@ def _in_strips(image: Image.Image) -> Image.Image:
     return whole
 
 
+def _high_bytes(image: Image.Image) -> Image.Image:
+    """The upper half of 16 bits: in modes I;16 and I;16B, and in I, where they are the lower half of 32."""
+    size = 4 if image.mode == "I" else 2
+    big = image.mode == "I;16B" or (image.mode == "I" and sys.byteorder == "big")
+    data = image.tobytes()
+    return Image.frombytes("L", image.size, data[size - 2 if big else 1 :: size])
+
+
 def _rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):  # Pillow's own conversion clips 16 bits to 255 instead of scaling
-        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+        return _high_bytes(image).convert("RGB")
     if not image.has_transparency_data:
         return image if image.mode == "RGB" else image.convert("RGB")  # which would copy what is RGB
     rgba = image.convert("RGBA")

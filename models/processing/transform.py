@@ -29,12 +29,19 @@ _HALF = (0.5, 0.5, 0.5)
 class DecodedImage:
     """A picture ready for the encoder.
 
-    pixels: uint8 [H, W, 3], H and W as the encoder takes them.
+    picture: RGB, of the size that the encoder takes.
     format: ``jpeg``, ``png`` or ``webp``.
     """
 
-    pixels: "NDArray[np.uint8]"
+    picture: "Image.Image"
     format: str
+
+    @property
+    def pixels(self) -> "NDArray[np.uint8]":
+        """uint8 [H, W, 3]."""
+        import numpy as np  # noqa: PLC0415  which a process that only decodes does without
+
+        return np.asarray(self.picture)
 
 
 class _Pixels(TypedDict):
@@ -115,14 +122,12 @@ class ImageTransform:
             ImageError: the data cannot be used; ``reason`` says why and the message what to do.
             NeedsMemory: more than ``room``; no pixel was decoded.
         """
-        # Here, because who runs the model or hands images on needs the numbers above, and no numpy or Pillow.
-        import numpy as np  # noqa: PLC0415
-
+        # Here, because who runs the model or hands images on needs the numbers above, and no Pillow.
         from snapcap.models.processing.image import Resize, read_image  # noqa: PLC0415
 
         resize = Resize(self._resized, self.resample, self._final) if self.do_resize else None
         image, name = read_image(data, self.max_pixels, resize, room)
-        return DecodedImage(np.asarray(self._fitted(image)), name)
+        return DecodedImage(self._fitted(image), name)
 
     def convert(self, image: "Image.Image") -> "NDArray[np.uint8]":
         """A picture of Pillow's -> pixels as the encoder takes them, uint8 [H, W, 3].

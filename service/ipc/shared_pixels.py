@@ -44,6 +44,17 @@ class SharedPixels:
     def write(self, slot: int, pixels: "Pixels") -> None:
         self.read(slot)[:] = pixels
 
+    def write_bytes(self, slot: int, pixels: bytes) -> None:
+        """As ``write``, of the same values in a row.
+
+        Raises:
+            ValueError: they are not those of one image.
+        """
+        size = math.prod(self._shape[1:])
+        if len(pixels) != size:
+            raise ValueError(f"{len(pixels)} bytes of pixels, a slot has {size}")
+        self._mapped()[slot * size : (slot + 1) * size] = pixels
+
     def read(self, slot: int) -> "Pixels":
         """The slot itself, not a copy."""
         if not self._views:
@@ -53,9 +64,12 @@ class SharedPixels:
     def _all(self) -> "list[Pixels]":
         import numpy as np  # noqa: PLC0415  which a process that only hands slots on does not need
 
+        return list(np.frombuffer(self._mapped(), dtype=np.uint8).reshape(self._shape))
+
+    def _mapped(self) -> mmap.mmap:
         if self._memory is None:
             raise RuntimeError("the slots are not open yet")
-        return list(np.frombuffer(self._memory, dtype=np.uint8).reshape(self._shape))
+        return self._memory
 
 
 class Slots:

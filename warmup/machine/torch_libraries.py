@@ -21,8 +21,10 @@ def begin_torch_libraries() -> None:
     """Load them on a thread, while others go on importing what has no compiled parts.
 
     The dynamic linker does one thing at a time, and Python waits for it with its lock held where a module has such
-    parts: so these come first.
+    parts: so these come first. Nobody here asks numpy's BLAS for anything: its threads, one for each CPU, would
+    look for work without a pause for a tenth of a second.
     """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     for name in COMPILED:
         importlib.import_module(name)
     threading.Thread(target=load_torch_libraries, name="libraries", daemon=True).start()

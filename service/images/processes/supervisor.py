@@ -29,8 +29,7 @@ _logger = logging.getLogger("snapcap.decode")
 def serve_image_processes(count: int, end: socket.socket, pixels: SharedPixels) -> int:
     """Keep so many processes until the server ends. Exit status 0."""
     os.nice(_NICE)
-    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # numpy's threads would not be there after a fork
-    import snapcap.models.processing.image  # noqa: F401, PLC0415  Pillow and numpy, while the checkpoint is looked for
+    import snapcap.models.processing.image  # noqa: F401, PLC0415  Pillow, while the checkpoint is looked for
     from snapcap.models.processing.image_error import ImageError  # noqa: PLC0415
 
     setup = _setup(end)

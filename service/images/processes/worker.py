@@ -83,7 +83,7 @@ def _decode(image: bytes, slot: int, room: int, pixels: SharedPixels, transform:
     began = time.monotonic()
     try:
         decoded = transform.decode(image, room)
-        pixels.write(slot, decoded.pixels)
+        pixels.write_bytes(slot, decoded.picture.tobytes())
     except ImageError as error:
         return Refused(error.reason, str(error))
     except NeedsMemory as needs:

@@ -130,6 +130,13 @@ def test_16_bit_greys_are_scaled_not_clipped() -> None:
     assert (pixels == (grey >> 8)[..., None]).all()
 
 
+@pytest.mark.parametrize(("mode", "dtype"), [("I;16", "<u2"), ("I;16B", ">u2"), ("I", "=i4")])
+def test_every_mode_of_16_bits_is_scaled(mode: str, dtype: str) -> None:
+    grey = np.random.default_rng(3).integers(0, 1 << 16, (8, 8)).astype(dtype)
+    picture = Image.frombytes(mode, (8, 8), grey.tobytes())
+    assert (ImageTransform((8, 8)).convert(picture) == (grey >> 8)[..., None]).all()
+
+
 def test_cmyk_jpeg_is_read() -> None:
     image = Image.new("CMYK", (16, 16), (0, 255, 255, 0))
     pixels = ImageTransform((16, 16)).decode(encoded(image, "JPEG", quality=95)).pixels

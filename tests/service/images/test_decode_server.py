@@ -1,6 +1,7 @@
 """A server whose images are decoded by processes: what runs where, and what becomes of requests when they die."""
 
 import base64
+import io
 import json
 import os
 import signal
@@ -8,7 +9,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 from support.servers.server_process import ServerProcess, children, is_gone, wait_until
 
 PATIENCE = 60.0
@@ -35,13 +38,21 @@ def has(pid: int, library: str) -> bool:
     return library in Path(f"/proc/{pid}/maps").read_text()
 
 
-def test_only_what_decodes_has_pillow(server: ServerProcess, sample: tuple[Path, str]) -> None:
+def test_only_what_decodes_has_pillow_and_it_has_no_numpy(server: ServerProcess, sample: tuple[Path, str]) -> None:
     server.caption(sample[0])
+    grey = io.BytesIO()
+    Image.fromarray(np.full((8, 8), 1 << 15, np.uint16)).save(grey, "PNG")  # of 16 bits, which Pillow would clip
+    for _ in range(2):
+        assert server.call("/v1/caption", grey.getvalue())[0] == 200
     http, engine, decoders = server.process.pid, server.engine_pid, server.decode_pids
     assert len(decoders) == 2
-    for library, owners in (("_imaging.", decoders), ("libtorch", [engine]), ("tokenizers.", [http])):
+    for library, owners in (
+        ("_imaging.", decoders),
+        ("libtorch", [engine]),
+        ("numpy", [engine]),
+        ("tokenizers.", [http]),
+    ):
         assert [pid for pid in (http, engine, *decoders) if has(pid, library)] == owners, library
-    assert not has(http, "numpy")
     assert server.metrics()["snapcap_decode_processes"] == 2
 
 

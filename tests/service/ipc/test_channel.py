@@ -130,11 +130,16 @@ def test_pixels_written_by_one_process_are_read_by_the_other() -> None:
     pixels.open((3, 2))
     picture = np.arange(18, dtype=np.uint8).reshape(3, 2, 3)
     pixels.write(2, picture)
+    pixels.write_bytes(3, picture.tobytes())
     pid = os.fork()
     if pid == 0:
         pixels.open((3, 2))  # as the engine process does it, after the fork
-        os._exit(0 if (pixels.read(2) == picture).all() and not pixels.read(1).any() else 1)
+        same = all((pixels.read(slot) == picture).all() for slot in (2, 3))
+        os._exit(0 if same and not pixels.read(1).any() else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    with pytest.raises(ValueError, match="17 bytes of pixels, a slot has 18"):
+        pixels.write_bytes(0, bytes(17))
+    assert not pixels.read(0).any()
 
 
 def test_slots_that_were_never_used_take_no_memory() -> None:
