@@ -2,7 +2,7 @@
 
 import sys
 
-from snapcap.service.cli.main import main
+from snapcap.service.cli.entry import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -17,7 +17,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import logging
 import multiprocessing
 import os
 import statistics
@@ -47,6 +46,7 @@ from snapcap.service.engine.remote.messages import Message, Turn
 from snapcap.service.images.pool import ProcessImageDecoder
 from snapcap.service.images.room import ImageRoom, decode_memory
 from snapcap.service.ipc.shared_pixels import Slots
+from snapcap.service.server.engine_process.fork import fork_engine
 from snapcap.service.server.http_process import assemble
 from snapcap.service.server.processes import ServerProcesses, fork_processes
 from snapcap.service.server.serve import bind
@@ -62,7 +62,6 @@ def assembled() -> Services:
     """A server's parts."""
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(os.fdopen(os.dup(nowhere.fileno()), "w")):
         logs.configure("text", "info")  # a line a request, as in production
-    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # as `snapcap serve` has it
     return assemble(Settings(), Timeline.since_exec())
 
 
@@ -123,7 +122,9 @@ def clock_of(thread: threading.Thread) -> Callable[[], float]:
 def run(options: argparse.Namespace, images: Path, processes: int) -> list[list[float]]:
     """The rounds, on a thread beside the server, which has this process's main thread, as it has in production."""
     settings = Settings(image_processes=ImageProcessSettings(processes))
-    parts = fork_processes(settings, Timeline.since_exec(), (), partial(serve_waiting, options.step / 1000))
+    parts = fork_processes(
+        settings, Timeline.since_exec(), (), fork_engine(partial(serve_waiting, options.step / 1000))
+    )
     engine = parts.engine.pid
     services = assembled()
     clocks: list[Callable[[], float]] = [

@@ -80,7 +80,7 @@ class Words:
 
 
 def serve_waiting(
-    step_s: float, settings: Settings, end: socket.socket, pixels: SharedPixels, _origin: float
+    step_s: float, settings: Settings, end: socket.socket, pixels: SharedPixels, _origin: float, _importing: float
 ) -> int:
     """An engine process whose device only waits. Its main thread is the device thread."""
     pixels.open(IMAGE_SIZE)

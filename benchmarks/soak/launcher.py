@@ -4,20 +4,20 @@ Only the campaign of faults starts servers this way.
 
     python -m snapcap.benchmarks.soak.launcher serve …
 
-The shipped server has no such way in: the handler is put around `processes._serve_engine` here. A device
+The shipped server has no such way in: the handler is put around what its engine process does. A device
 assertion is sticky: whatever the process asks of its context from then on fails, on every stream and thread.
 """
 
 import signal
 import socket
+import sys
 from types import FrameType
 
 from snapcap.service.cli.main import main
 from snapcap.service.config.settings import Settings
 from snapcap.service.ipc.shared_pixels import SharedPixels
-from snapcap.service.server import processes
-
-_serve_engine = processes._serve_engine
+from snapcap.service.server.engine_process.fork import fork_engine, serve_captions
+from snapcap.warmup.machine.own_imports import import_only_what_is_installed
 
 
 def assert_on_device(_number: int, _frame: FrameType | None) -> None:
@@ -26,11 +26,11 @@ def assert_on_device(_number: int, _frame: FrameType | None) -> None:
     torch._assert_async(torch.zeros(1, device="cuda"))
 
 
-def serve_engine(settings: Settings, end: socket.socket, pixels: SharedPixels, origin: float) -> int:
+def serve(settings: Settings, end: socket.socket, pixels: SharedPixels, origin: float, importing: float) -> int:
     signal.signal(signal.SIGUSR2, assert_on_device)
-    return _serve_engine(settings, end, pixels, origin)
+    return serve_captions(settings, end, pixels, origin, importing)
 
 
 if __name__ == "__main__":
-    processes._serve_engine = serve_engine
-    raise SystemExit(main())
+    import_only_what_is_installed()
+    raise SystemExit(main(sys.argv[1:], fork_engine(serve)))

@@ -113,8 +113,6 @@ class ImageTransform:
     def decode(self, data: bytes, room: int | None = None) -> DecodedImage:
         """Bytes of a JPEG, PNG or WEBP file -> pixels as the encoder takes them, not yet rescaled.
 
-        Most of it releases the GIL, but not the making and copying of pixels.
-
         Args:
             room: how many bytes of memory it may take at most; None: as many as it does.
 

@@ -5,28 +5,27 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 from snapcap.models.errors import suggestion
 from snapcap.service.cli import help as texts
 from snapcap.service.config.reader import BUILD_GROUPS, BUILD_WITHOUT, SettingsError, add_arguments, read_settings
 from snapcap.service.config.settings import GROUPS
 from snapcap.service.errors import ServiceError
-from snapcap.warmup.machine.own_imports import import_only_what_is_installed
 from snapcap.warmup.option import options_of
+
+if TYPE_CHECKING:
+    from snapcap.service.server.engine_process.fork import ForkedEngine
 
 _VERSION = "--version"
 _BENCH = "bench"
 _BUILD_ALONE = ("weights",)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit status. Without ``argv`` it is this process's."""
-    if argv is None:
-        import_only_what_is_installed()
-    arguments = list(sys.argv[1:] if argv is None else argv)
+def main(arguments: Sequence[str], engine: "ForkedEngine | None" = None) -> int:
+    """Runs one command and returns its exit status. ``engine``: the engine process of `serve`, if it is there."""
     try:
-        return _run(arguments)
+        return _run(list(arguments), engine)
     except KeyboardInterrupt:
         print("snapcap: interrupted", file=sys.stderr)
         return 130
@@ -68,7 +67,7 @@ class _HelpAll(argparse.Action):
         parser.exit()
 
 
-def _run(arguments: list[str]) -> int:
+def _run(arguments: list[str], engine: "ForkedEngine | None") -> int:
     if not arguments:
         _top_parser().print_help(sys.stderr)
         return 2
@@ -96,7 +95,7 @@ def _run(arguments: list[str]) -> int:
     known, unknown = parser.parse_known_args(rest)
     if unknown:
         raise _unknown(unknown[0], parser.flags, f"{name} ")
-    return command.run(known)
+    return _serve(known, engine) if command.run is _serve else command.run(known)
 
 
 def _unknown(word: str, flags: Iterable[str], command: str = "") -> SettingsError:
@@ -105,12 +104,12 @@ def _unknown(word: str, flags: Iterable[str], command: str = "") -> SettingsErro
     return SettingsError(f"unknown {what} {word}{suggestion(word, flags)}; see snapcap {command}--help")
 
 
-def _serve(arguments: argparse.Namespace) -> int:
+def _serve(arguments: argparse.Namespace, engine: "ForkedEngine | None" = None) -> int:
     settings = read_settings(arguments, os.environ)
     # Here, so that a bad option is reported, and help printed, without importing a server.
     from snapcap.service.server.serve import leave, serve  # noqa: PLC0415
 
-    leave(serve(settings))
+    leave(serve(settings, engine))
 
 
 def _build(arguments: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ Pickles, as both ends are one program, and nobody else can reach the pair of soc
 import pickle
 import socket
 import struct
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 M = TypeVar("M")
 
@@ -20,6 +20,27 @@ def pack(message: object) -> bytes:
     """A message behind its length."""
     data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     return _LENGTH.pack(len(data)) + data
+
+
+def receive_message(end: socket.socket, files: list[int]) -> Any:
+    """Wait for one message, and take not a byte of the next one; open files that came with it go to ``files``.
+
+    Raises:
+        EOFError: the other end was closed before the message was whole.
+    """
+    (length,) = _LENGTH.unpack(_exactly(end, _LENGTH.size, files))
+    return pickle.loads(_exactly(end, length, files))  # noqa: S301  our other half's
+
+
+def _exactly(end: socket.socket, size: int, files: list[int]) -> bytes:
+    data = b""
+    while len(data) < size:
+        part, some, _, _ = socket.recv_fds(end, size - len(data), 1)
+        if not part:
+            raise EOFError("the other end is closed")
+        data += part
+        files += some
+    return data
 
 
 def receive(end: socket.socket) -> bytes | None:

@@ -26,11 +26,12 @@ class FilledSlot:
 
 
 class SharedPixels:
-    """Made before the fork; each process opens it when it knows the size of the model's images."""
+    """One process makes it and hands it to the others; each opens it when it knows the size of images."""
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, slots: int, file: int | None = None) -> None:
+        """``file``: its descriptor in this process, where another one has made it."""
         self.slots = slots
-        self._file = _nameless_file()
+        self.file = _nameless_file() if file is None else file
         self._shape: tuple[int, ...] = ()
         self._memory: mmap.mmap | None = None
         self._views: list[Pixels] = []
@@ -38,8 +39,8 @@ class SharedPixels:
     def open(self, image_size: tuple[int, int]) -> None:
         """Map the slots, each for an image of (height, width)."""
         self._shape = (self.slots, *image_size, 3)
-        os.ftruncate(self._file, math.prod(self._shape))  # by every process, to the same size
-        self._memory = mmap.mmap(self._file, math.prod(self._shape))
+        os.ftruncate(self.file, math.prod(self._shape))  # by every process, to the same size
+        self._memory = mmap.mmap(self.file, math.prod(self._shape))
 
     def write(self, slot: int, pixels: "Pixels") -> None:
         self.read(slot)[:] = pixels

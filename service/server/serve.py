@@ -19,6 +19,7 @@ from snapcap.warmup.progress.timeline import Timeline
 
 if TYPE_CHECKING:
     from snapcap.service.api.middleware.api_keys import ApiKeys
+    from snapcap.service.server.engine_process.fork import ForkedEngine
     from snapcap.service.server.http_process import Start
 
 _logger = logging.getLogger("snapcap.start")
@@ -33,9 +34,9 @@ class BindError(OSError):
     """One line that names the address and says what to do."""
 
 
-def serve(settings: Settings) -> int:
+def serve(settings: Settings, engine: "ForkedEngine | None" = None) -> int:
     """Serves until a signal. Exit status 0, or 1 when the address is taken or the start has failed, as
-    the last line says.
+    the last line says. `engine`: the engine process, where it was forked already.
 
     Raises SettingsError when the file of keys cannot be used."""
     # Until READY: an import makes objects that stay, and looking through them all again and again is an eighth of
@@ -43,8 +44,6 @@ def serve(settings: Settings) -> int:
     gc.disable()
     timeline = Timeline.since_exec()
     logs.configure(settings.log.format, settings.log.level)
-    # No line of ours names them, and to find them costs a request more than its line (logging's own advice).
-    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     if not _has_model(settings):
         return 1
     http = settings.http
@@ -60,7 +59,7 @@ def serve(settings: Settings) -> int:
             if http.metrics_port is not None:
                 listeners.append(bind(http.host, http.metrics_port, "--metrics-port"))
         # Before the first import that takes long, of which there is none before a probe can wait in the backlog.
-        parts = fork_processes(settings, timeline, listeners)
+        parts = fork_processes(settings, timeline, listeners, engine)
     except (BindError, ForkError) as error:
         print(f"snapcap: {error}", file=sys.stderr)
         return 1

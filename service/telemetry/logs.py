@@ -49,6 +49,8 @@ _LOGGERS = {
 
 def configure(style: str, level: str) -> None:
     """Sends the logs of snapcap and of the libraries under it to standard error. `style`: text or json."""
+    # No line of ours names them, and to find them costs a request more than its line (logging's own advice).
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = LineHandler()
     handler.setFormatter(_formatter(style))
     for name, lowest in _LOGGERS.items():

@@ -14,19 +14,36 @@ from snapcap.warmup.machine import cuda_driver
 from snapcap.warmup.machine.dynamic_library import open_library
 
 # Of all that a compiled start imports, what has compiled parts.
-COMPILED = ("binascii", "fcntl", "hashlib", "heapq", "json", "numpy", "queue", "subprocess", "uuid")
+COMPILED = (
+    "binascii",
+    "fcntl",
+    "hashlib",
+    "heapq",
+    "json",
+    "mmap",
+    "numpy",
+    "queue",
+    "random",
+    "shutil",
+    "subprocess",
+    "uuid",
+)
 
 
-def begin_torch_libraries() -> None:
-    """Load them on a thread, while others go on importing what has no compiled parts.
+def import_compiled() -> None:
+    """Import what has compiled parts, before ``begin_torch_libraries``.
 
     The dynamic linker does one thing at a time, and Python waits for it with its lock held where a module has such
-    parts: so these come first. Nobody here asks numpy's BLAS for anything: its threads, one for each CPU, would
+    parts. Nobody here asks numpy's BLAS for anything: its threads, one for each CPU, would
     look for work without a pause for a tenth of a second.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     for name in COMPILED:
         importlib.import_module(name)
+
+
+def begin_torch_libraries() -> None:
+    """Load them on a thread, while others go on importing what has no compiled parts."""
     threading.Thread(target=load_torch_libraries, name="libraries", daemon=True).start()
 
 

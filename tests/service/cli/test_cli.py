@@ -150,6 +150,10 @@ WEB = ("fastapi", "pydantic", "starlette", "uvicorn")
             "snapcap.service.server.serve",
             HEAVY,
         ),
+        (
+            "snapcap.service.cli.entry, snapcap.service.server.engine_process.fork",
+            (*HEAVY, *WEB, "argparse", "asyncio", "logging", "pickle", "snapcap.service.config"),
+        ),
         ("snapcap.service.cli.main, snapcap.service.server.serve", (*HEAVY, *WEB, "asyncio", "prometheus_client")),
         (
             "snapcap.service.captioning.captioner, snapcap.service.telemetry.metrics, "

@@ -146,4 +146,4 @@ def test_slots_that_were_never_used_take_no_memory() -> None:
     pixels = SharedPixels(1000)
     pixels.open((224, 224))
     pixels.write(999, np.ones((224, 224, 3), dtype=np.uint8))
-    assert os.fstat(pixels._file).st_blocks * 512 < 10 * 224 * 224 * 3
+    assert os.fstat(pixels.file).st_blocks * 512 < 10 * 224 * 224 * 3

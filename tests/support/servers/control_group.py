@@ -51,6 +51,6 @@ def kills(group: Path) -> int:
 
 if __name__ == "__main__":
     Path(sys.argv.pop(1)).write_text(str(os.getpid()))
-    from snapcap.service.cli.main import main
+    from snapcap.service.cli.entry import main
 
     sys.exit(main())

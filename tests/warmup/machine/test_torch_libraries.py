@@ -5,20 +5,23 @@ import json
 from support.servers.server_process import python
 
 PROGRAM = """
-import importlib, json, sys
-import snapcap.service.server.processes
-from snapcap.warmup.machine import device_context
-from snapcap.warmup.machine.torch_libraries import COMPILED
+import json, sys
+import snapcap.service.server.engine_process.fork
+import snapcap.service.ipc.framing
+from snapcap.warmup.machine.torch_libraries import import_compiled
 
 def compiled():
     files = {name: getattr(module, "__file__", None) or "" for name, module in sys.modules.items()}
     return {name for name, file in files.items() if file.endswith(".so")}
 
-for name in COMPILED:
-    importlib.import_module(name)
+import_compiled()
+from snapcap.warmup.machine import device_context
 before = compiled()
 looked = []  # for functions, which waits for the linker as well
 sys.addaudithook(lambda event, of: looked.append(str(of)) if event.startswith("ctypes.dl") else None)
+import snapcap.service.config.settings  # which come as a pickle
+import snapcap.service.ipc.shared_pixels
+import snapcap.service.telemetry.logs
 import snapcap.service.server.engine_process.run
 import snapcap.service.engine.device_thread
 import snapcap.warmup.runtime.aoti.native_packages

@@ -1,0 +1,127 @@
+"""The command as it is started: a server's engine process is there before the command line is read."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+from support.servers.server_process import python, wait_until
+
+from snapcap.service.ipc.framing import pack, receive_message
+
+FORKS = """
+import os, sys
+fork = os.fork
+os.fork = lambda: (print("forked", flush=True), fork())[1]
+from snapcap.service.cli.entry import main
+print("status", main(), flush=True)
+"""
+
+
+def group_is_gone(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--queue-size", "0"), "snapcap: --queue-size must be a whole number from 1 to 1000000, not '0'"),
+        (("--port", "1", "--host", "203.0.113.1"), "cannot listen on 203.0.113.1:1"),
+        (("--model", "nowhere/at/all"), "nowhere/at/all"),
+    ],
+)
+def test_a_command_line_that_is_wrong_leaves_no_process(arguments: tuple[str, ...], sentence: str) -> None:
+    command = [sys.executable, "-P", "-m", "snapcap", "serve", *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+        errors = process.communicate()[1]
+    assert process.returncode in {1, 2}
+    assert sentence in errors.splitlines()[-1]
+    assert "Traceback" not in errors
+    wait_until(lambda: group_is_gone(process.pid))
+
+
+@pytest.mark.parametrize("arguments", [("serve", "--help"), ("serve", "--help-all"), ("--version",), ("keygen",)])
+def test_only_a_server_forks(arguments: tuple[str, ...]) -> None:
+    run = python("-c", FORKS, *arguments)
+    assert "forked" not in run.stdout
+    assert "Traceback" not in run.stderr
+
+
+def test_a_server_forks_before_it_reads_its_command_line() -> None:
+    run = python("-c", FORKS, "serve", "--queue-size", "0")
+    assert run.stdout == "forked\nstatus 2\n"
+
+
+HANDED = """
+import os
+from snapcap.service.server.engine_process.fork import fork_engine
+
+def serve(settings, end, pixels, origin, importing):
+    import sys
+    pixels.open((1, 2))
+    pixels.write_bytes(2, bytes(range(6)))
+    same = (settings.http.port, settings.compute.device, pixels.slots, origin)
+    end.sendall(repr((same, -1e9 < importing < 1e9, "numpy" in sys.modules, "torch" in sys.modules)).encode())
+    return 5
+
+engine = fork_engine(serve)
+from snapcap.service.config.http_settings import HttpSettings
+from snapcap.service.config.settings import Settings
+from snapcap.service.ipc.shared_pixels import SharedPixels
+pixels = SharedPixels(3)
+pixels.open((1, 2))
+engine.hand_over(Settings(http=HttpSettings(port=8123)), pixels, 17.5)
+print(engine.process.end.recv(1 << 16).decode())
+print(os.waitstatus_to_exitcode(os.waitpid(engine.process.pid, 0)[1]), pixels._mapped()[12:18])
+unused = fork_engine(serve)
+unused.process.end.close()
+print(os.waitstatus_to_exitcode(os.waitpid(unused.process.pid, 0)[1]))
+"""
+
+
+def test_the_engine_process_serves_what_it_is_handed_and_ends_where_it_is_handed_nothing() -> None:
+    run = python("-c", HANDED)
+    assert run.stdout.splitlines() == [
+        "((8123, 'auto', 3, 17.5), True, True, False)",
+        "5 b'\\x00\\x01\\x02\\x03\\x04\\x05'",
+        "0",
+    ], run.stderr
+
+
+@pytest.fixture
+def ends() -> tuple[socket.socket, socket.socket]:
+    return socket.socketpair()
+
+
+def test_a_message_is_taken_alone_and_with_its_file(ends: tuple[socket.socket, socket.socket]) -> None:
+    ours, theirs = ends
+    reader, writer = os.pipe()
+    messages = pack("first") + pack({"second": 2}) + b"rest"
+    for part in (messages[:3], messages[3:]):
+        socket.send_fds(ours, [part], [writer] if part == messages[:3] else [])
+    files: list[int] = []
+    assert receive_message(theirs, files) == "first"
+    assert receive_message(theirs, files) == {"second": 2}
+    assert theirs.recv(100) == b"rest"
+    (file,) = files
+    os.write(file, b"the same")
+    assert os.read(reader, 100) == b"the same"
+    for each in (reader, writer, file):
+        os.close(each)
+
+
+@pytest.mark.parametrize("cut", [lambda data: b"", lambda data: data[:2], lambda data: data[:-1]])
+def test_a_message_that_ends_early(
+    ends: tuple[socket.socket, socket.socket], cut: Callable[[bytes], bytes]
+) -> None:
+    ours, theirs = ends
+    ours.sendall(cut(pack("message")))
+    ours.close()
+    with pytest.raises(EOFError):
+        receive_message(theirs, [])
