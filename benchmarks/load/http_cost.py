@@ -46,9 +46,8 @@ from snapcap.service.engine.remote.messages import Message, Turn
 from snapcap.service.images.pool import ProcessImageDecoder
 from snapcap.service.images.room import ImageRoom, decode_memory
 from snapcap.service.ipc.shared_pixels import Slots
-from snapcap.service.server.engine_process.fork import fork_engine
 from snapcap.service.server.http_process import assemble
-from snapcap.service.server.processes import ServerProcesses, fork_processes
+from snapcap.service.server.processes import ServerProcesses, fork_engine, fork_processes
 from snapcap.service.server.serve import bind
 from snapcap.service.server.uvicorn_server import Server, make_server
 from snapcap.service.telemetry import logs

@@ -16,7 +16,7 @@ from types import FrameType
 from snapcap.service.cli.main import main
 from snapcap.service.config.settings import Settings
 from snapcap.service.ipc.shared_pixels import SharedPixels
-from snapcap.service.server.engine_process.fork import fork_engine, serve_captions
+from snapcap.service.server.processes import fork_engine, serve_captions
 from snapcap.warmup.machine.own_imports import import_only_what_is_installed
 
 

@@ -13,7 +13,7 @@ def main() -> int:
     import_only_what_is_installed()
     engine = None
     if sys.argv[1:2] == ["serve"] and not _HELP.intersection(sys.argv):
-        from snapcap.service.server.engine_process.fork import fork_engine  # noqa: PLC0415  for this command alone
+        from snapcap.service.server.processes import fork_engine  # noqa: PLC0415  for this command alone
 
         with contextlib.suppress(OSError):  # `serve` tries once more, and says what is wrong
             engine = fork_engine()

@@ -15,7 +15,7 @@ from snapcap.service.errors import ServiceError
 from snapcap.warmup.option import options_of
 
 if TYPE_CHECKING:
-    from snapcap.service.server.engine_process.fork import ForkedEngine
+    from snapcap.service.server.processes import ForkedEngine
 
 _VERSION = "--version"
 _BENCH = "bench"

@@ -1,4 +1,4 @@
-"""Runs `snapcap serve` in the order that starts fastest: bind, fork, then import and build what answers.
+"""Runs `snapcap serve` in the order that starts fastest: bind, hand over, fork, then import what answers.
 
 The processes import side by side, each with an interpreter's lock of its own.
 """
@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, NoReturn
 
 from snapcap.service.config.settings import Settings
 from snapcap.service.ipc.fork import ForkError
-from snapcap.service.server.processes import ServerProcesses, fork_processes
+from snapcap.service.server.processes import ForkedEngine, ServerProcesses, fork_processes
 from snapcap.service.telemetry import logs
 from snapcap.warmup.progress.timeline import Timeline
 
 if TYPE_CHECKING:
     from snapcap.service.api.middleware.api_keys import ApiKeys
-    from snapcap.service.server.engine_process.fork import ForkedEngine
     from snapcap.service.server.http_process import Start
 
 _logger = logging.getLogger("snapcap.start")
@@ -34,7 +33,7 @@ class BindError(OSError):
     """One line that names the address and says what to do."""
 
 
-def serve(settings: Settings, engine: "ForkedEngine | None" = None) -> int:
+def serve(settings: Settings, engine: ForkedEngine | None = None) -> int:
     """Serves until a signal. Exit status 0, or 1 when the address is taken or the start has failed, as
     the last line says. `engine`: the engine process, where it was forked already.
 

@@ -151,7 +151,7 @@ WEB = ("fastapi", "pydantic", "starlette", "uvicorn")
             HEAVY,
         ),
         (
-            "snapcap.service.cli.entry, snapcap.service.server.engine_process.fork",
+            "snapcap.service.cli.entry, snapcap.service.server.processes",
             (*HEAVY, *WEB, "argparse", "asyncio", "logging", "pickle", "snapcap.service.config"),
         ),
         ("snapcap.service.cli.main, snapcap.service.server.serve", (*HEAVY, *WEB, "asyncio", "prometheus_client")),

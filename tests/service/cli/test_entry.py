@@ -60,7 +60,7 @@ def test_a_server_forks_before_it_reads_its_command_line() -> None:
 
 HANDED = """
 import os
-from snapcap.service.server.engine_process.fork import fork_engine
+from snapcap.service.server.processes import fork_engine
 
 def serve(settings, end, pixels, origin, importing):
     import sys

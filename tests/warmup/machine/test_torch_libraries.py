@@ -6,7 +6,7 @@ from support.servers.server_process import python
 
 PROGRAM = """
 import json, sys
-import snapcap.service.server.engine_process.fork
+import snapcap.service.server.processes
 import snapcap.service.ipc.framing
 from snapcap.warmup.machine.torch_libraries import import_compiled
 
