@@ -14,6 +14,7 @@ pytest.importorskip("simpy", reason="SIMPY IS NOT INSTALLED: THE SIMULATION IS N
 import simpy
 
 from snapcap.benchmarks.autoscaling.calibrate import Buckets, OtherThreads, Usage, costs_of, weight
+from snapcap.benchmarks.autoscaling.check import Measured, idle_seconds
 from snapcap.benchmarks.autoscaling.cpus import Cpus
 from snapcap.benchmarks.autoscaling.engine_model import ServerCosts, ServerModel
 
@@ -105,6 +106,16 @@ def test_costs_are_cpu_time_shared_out_as_the_buckets_compare() -> None:
     assert costs.encode == pytest.approx({1: 0.1, 4: 0.3})
     assert costs.step == pytest.approx({1: 0.01, 4: 0.02})
     assert (costs.http, costs.image, costs.client) == pytest.approx((0.1, 0.2, 0.02))
+
+
+def test_what_a_lone_request_waits_is_what_no_process_works() -> None:
+    """Of 100 ms, the engine works for 20 + 3 × 5, HTTP for 10, the image for 8 and the load generator for 2."""
+    counts = {("encoder", 1): 10.0, ("decoder", 1): 30.0}
+    used = Usage(http=0.1, engine=0.35, images=0.08, counts=counts, at=1.0)
+    buckets = Buckets(encode={1: 0.04}, step={1: 0.01})
+    alone = Measured([0.1] * 10, client=0.02, others=0.0, used=used)
+    assert idle_seconds(alone, buckets, [3]) == pytest.approx(0.1 - 0.055)
+    assert idle_seconds(replace(alone, latencies=[0.05] * 10), buckets, [3]) == 0.0
 
 
 def test_usage_is_counted_from_the_beginning_of_a_stretch() -> None:
