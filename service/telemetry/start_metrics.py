@@ -2,7 +2,6 @@
 
 import platform
 from collections.abc import Callable, Iterable, Iterator
-from importlib.metadata import version
 from itertools import product
 
 from prometheus_client import CollectorRegistry
@@ -190,5 +189,7 @@ def _info(name: str, text: str, labels: dict[str, str]) -> GaugeMetricFamily:
 
 
 def _versions() -> dict[str, str]:
+    from importlib.metadata import version  # noqa: PLC0415  a fiftieth of a start, for scrapes alone
+
     # From the packages' metadata: a scrape during the start must not wait for the import of torch.
     return {"version": snapcap_version(), "python": platform.python_version(), "torch": version("torch")}
