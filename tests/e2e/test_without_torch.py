@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from support.servers.server_process import ServerProcess, descendants, python
 
+from snapcap.models.regions.names import ON_DEMAND
 from snapcap.models.regions.table import RegionCall
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 from snapcap.warmup.progress.status import StartupStatus
@@ -15,10 +16,12 @@ from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.runtime.aoti import native_packages
 from snapcap.warmup.runtime.aoti.container import AotiError, Container
 from snapcap.warmup.runtime.aoti.libtorch import Libtorch
+from snapcap.warmup.runtime.aoti.packages import region_of
 from snapcap.warmup.runtime.loaded_model import LoadedModel
 from snapcap.warmup.start import native
 from snapcap.warmup.start.start import load
 from snapcap.warmup.start.started import StartedModel
+from snapcap.warmup.store.blobs import VerifiedFile
 
 TESTS = Path(__file__).parent.parent
 PREPARED = {"SNAPCAP_PREPARED_WEIGHTS": "true"}
@@ -76,6 +79,28 @@ def started(cache: Path, **compute: Any) -> StartedModel:
     """A start on this thread, in this process."""
     options = StartOptions(ModelOptions("demo", cache), ComputeOptions("cpu", buckets=(1, 4), **compute))
     return load(options, Timeline.since_exec(), StartupStatus())
+
+
+def test_packages_are_opened_in_the_order_in_which_buckets_are_warmed(
+    built_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So the first bucket runs while those of the others are still being opened."""
+    digests: list[str] = []
+
+    def opened(package: VerifiedFile, device: str) -> Container:
+        digests.append(package.blob.digest)
+        return open_container(package, device)
+
+    open_container = Container.open
+    monkeypatch.setattr(native.Container, "open", opened)
+    monkeypatch.setattr(native, "_OPENERS", (1, 1))
+    model = started(built_cache)
+    assert not isinstance(model.model, LoadedModel)
+    assert model.artifacts is not None
+    entries = {package.blob.digest: entry for entry, package in model.artifacts.fetched.entries.items()}
+    regions = [region_of(entries[digest]) for digest in digests]
+    assert [size for _, size in regions] == [1] * 6 + [4] * 6
+    assert not ON_DEMAND.intersection(name for name, _ in regions)
 
 
 class Broken:

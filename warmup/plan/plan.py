@@ -94,9 +94,7 @@ def inductor_options(mode: str, device_type: str) -> dict[str, InductorOption]:
         options["max_autotune"] = True
     if device_type == "cuda":
         options["aot_inductor.embed_kernel_binary"] = True
-        # All that a C++ compiler makes here is the code that launches kernels, and a graph replaces that. Its time
-        # goes into reading headers, and a precompiled one would be made by every builder at once.
-        options["aot_inductor.compile_wrapper_opt_level"] = "O0"
+        # Every builder would make one of its own.
         options["aot_inductor.precompile_headers"] = False
     return options
 

@@ -27,7 +27,7 @@ PHASES = (
     "rehearsal",  # of the server only
 )
 # On other threads; the start waits for these only where nothing else runs.
-BESIDE = frozenset({"fetch_weights", "fetch_artifacts"})
+BESIDE = frozenset({"fetch_weights", "fetch_artifacts", "load_artifacts"})
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ nothing to copy when the engine moves between buckets. No torch: what tensors ar
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Generic, NamedTuple
 
 import numpy as np
@@ -55,7 +56,6 @@ _Calls = list[tuple[RegionCall, tuple[B, ...]]]
 class _EncodePlan(Generic[B]):
     """The encoder's regions at one bucket, with everything but the images bound."""
 
-    staging: Staging
     pixels: B  # [B, height, width, 3] uint8
     slots: B  # [B] int64
     run: Callables
@@ -122,21 +122,38 @@ class Runner(Generic[B]):
             raise ValueError(f"{component} bucket {bucket.size} is not captured")
         return captured.replay
 
+    def run_first_layers(self, component: Component, bucket: Bucket) -> None:
+        """Run each region of a bucket with its first layer alone, on whatever its buffers hold. What a first run
+        loads is there then, as all layers run the same code; the result is of no use. No row may be running."""
+        first: dict[RegionCall, tuple[B, ...]] = {}
+        plan = self._encode[bucket] if component == "encoder" else self._step[bucket]
+        for call, inputs in plan.calls:
+            first.setdefault(call, inputs)
+        _run(plan.pixels if isinstance(plan, _EncodePlan) else plan.tokens, [*first.items()])
+
     def twin(self) -> "Runner[B]":
         """A runner over the same weights with zeroed buffers of its own and nothing bound: for trying things
         while rows are running here."""
         return Runner(replace(self.model, state=self.state.zeroed()), self.device)
+
+    @cached_property
+    def _images(self) -> tuple[B, B]:
+        """What the encoder reads at the largest bucket, and by its first rows at the others: pixels and slots."""
+        memory, rows = self.state.memory, self.state.slots
+        return memory.zeros("uint8", (rows, *self.config.vision.image_size, 3)), memory.zeros("int64", (rows,))
+
+    @cached_property
+    def _staging(self) -> Staging:
+        return self.device.staging(*self._images)
 
     def _encode_plan(self, bucket: Bucket, callables: Callables) -> _EncodePlan[B]:
         known = self._encode.get(bucket)
         if known is not None:
             calls = self._calls("encoder", bucket, callables, {"slots": known.slots})
             return replace(known, run=callables, calls=calls, captured=None)
-        memory = self.state.memory
-        pixels = memory.zeros("uint8", (bucket.size, *self.config.vision.image_size, 3))
-        slots = memory.zeros("int64", (bucket.size,))
+        pixels, slots = (self.state.memory.view(buffer, slice(bucket.size)) for buffer in self._images)
         calls = self._calls("encoder", bucket, callables, {"slots": slots})
-        return _EncodePlan(self.device.staging(pixels, slots), pixels, slots, callables, calls)
+        return _EncodePlan(pixels, slots, callables, calls)
 
     def _step_plan(self, bucket: Bucket, callables: Callables) -> _StepPlan[B]:
         if callables.choice is None:
@@ -160,27 +177,19 @@ class Runner(Generic[B]):
         bucket: Bucket,
         images: Sequence[Pixels],
         first_slot: int,
-        once: bool = False,
         texts: Sequence[Sequence[int]] = (),
     ) -> B:
         """Encode images [height, width, 3] into the slots ``first_slot``, ``first_slot + 1``, …
 
         ``texts``: tokens of what stands beside each image, where the encoder reads a text.
-        ``once``: run each region with its first layer alone. What a first run loads is there then, as all layers
-        run the same code; the result is of no use.
 
         Returns what the last region does [bucket, tokens, hidden], such as the encoder's output; rows after
         ``len(images)`` are padding, whose K/V goes to the scratch slot.
         """
         plan, count = self._encode[bucket], len(images)
         slots = list(range(first_slot, first_slot + count)) + [self.state.slots] * (bucket.size - count)
-        plan.staging.copy(images, slots)
+        self._staging.copy(images, slots)
         self.state.write_texts(slots[:count], texts)
-        if once:
-            first: dict[RegionCall, tuple[B, ...]] = {}
-            for call, inputs in plan.calls:
-                first.setdefault(call, inputs)
-            return _run(plan.pixels, [*first.items()])
         return plan.captured.replay() if plan.captured else self._run_encoder(plan)
 
     def admit(self, first_slot: int, rows: Sequence[SlotRequest]) -> None:

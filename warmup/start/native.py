@@ -7,12 +7,15 @@ import logging
 import traceback
 from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from snapcap.models.dimensions import MAX_BEAMS
+from snapcap.models.regions.names import ON_DEMAND
 from snapcap.models.weights.prepared.mapped import MappedWeights
 from snapcap.warmup.errors import StartError, first_line
+from snapcap.warmup.machine.cpus import available_cpus
 from snapcap.warmup.machine.torch_libraries import load_torch_libraries
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.artifacts import Artifacts
@@ -21,7 +24,7 @@ from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.runtime.aoti.container import AotiError, CaptureError, Container
-from snapcap.warmup.runtime.aoti.packages import wanted
+from snapcap.warmup.runtime.aoti.packages import region_of
 from snapcap.warmup.start.preparation import Preparation
 from snapcap.warmup.start.started import StartedModel
 from snapcap.warmup.store.store import WEIGHTS
@@ -34,9 +37,10 @@ if TYPE_CHECKING:
     from snapcap.warmup.runtime.aoti.native_packages import NativePackages
     from snapcap.warmup.runtime.aoti.native_tensors import NativeMemory, NativeTensor
     from snapcap.warmup.runtime.devices.device import Device
+    from snapcap.warmup.store.blobs import VerifiedFile
     from snapcap.warmup.store.fetch import Fetched
 
-_OPENERS = 3  # a package is unpacked, mapped and given to the driver, each without Python's lock
+_OPENERS = 3, 5  # at least and at most: a package is unpacked, mapped and given to the driver without Python's lock
 _logger = logging.getLogger("snapcap.start")
 
 
@@ -142,38 +146,57 @@ def _start(found: Found, options: StartOptions, timeline: Timeline, status: Star
     if library is None:
         raise AotiError("torch's libraries cannot be loaded")
     # Mapped on other threads: what is there can run.
-    with ThreadPoolExecutor(_OPENERS, thread_name_prefix="snapcap-packages") as pool:
-        opening = {
-            entry: pool.submit(Container.open, package, plan.device)
-            for entry, package in artifacts.fetched.entries.items()
-            if wanted(entry, [bucket.size for bucket in now])
-        }
-        with timeline.phase("device_init"):
-            device, memory, packages = _open_device(library, plan, opening)
+    least, most = _OPENERS
+    openers = max(least, min(available_cpus() // 2, most))
+    with ThreadPoolExecutor(openers, thread_name_prefix="snapcap-packages") as pool:
+        opening = _open_packages(artifacts.fetched.entries, plan.device, pool, timeline)
         config = found.checkpoint.config
-        with timeline.phase("load_weights"):
-            regions = build_regions(config)
-            check_weights(found.mapped, regions)
-            loaded = memory.weights(found.mapped)
-            slots = plan.table.largest.size
-            state = DecodeState.allocate(config, slots, plan.cache_length, device.memory, plan.dtype)
-            model = Model(config, regions, loaded, state, prepared=True)
+        with ExitStack() as beside:
+            with timeline.phase("device_init"):
+                device, memory, packages = _open_device(library, plan, opening, beside)
+            with timeline.phase("load_weights"):
+                regions = build_regions(config)
+                check_weights(found.mapped, regions)
+                loaded = memory.weights(found.mapped)
+                slots = plan.table.largest.size
+                state = DecodeState.allocate(config, slots, plan.cache_length, device.memory, plan.dtype)
+                model = Model(config, regions, loaded, state, prepared=True)
         runner = Runner(model, device)
         warmer = Warmer(runner, plan.table, status, timeline, options.compute.strict)
         status.expect(plan.buckets, plan.device, plan.dtype)
-        with timeline.phase("load_artifacts"):
-            warmer.assign(AotBackend(artifacts.fetched.entries, artifacts.input_specs, model, packages))
-        warmer.warm(now)
+        backend = AotBackend(artifacts.fetched.entries, artifacts.input_specs, model, packages)
+        warmer.warm(now, backend)
+        cold = plan.table.buckets[len(now) :]
+        warmer.assign(backend, cold)
     with timeline.phase("self_test"):
         self_test(runner, plan.table.buckets[0])
-    cold = plan.table.buckets[len(now) :]
     return StartedModel(found.checkpoint, plan, model, runner, warmer, artifacts, cold, found.weights.result)
 
 
+def _open_packages(
+    packages: "Mapping[str, VerifiedFile]", device: str, pool: ThreadPoolExecutor, timeline: Timeline
+) -> "Mapping[str, Future[Container]]":
+    """By entry, what is being opened for every caption: the smallest buckets first, as they are run."""
+    began = timeline.now()
+    entries = [entry for entry in packages if region_of(entry)[0] not in ON_DEMAND]
+    opening = {
+        entry: pool.submit(Container.open, packages[entry], device)
+        for entry in sorted(entries, key=lambda entry: region_of(entry)[1])
+    }
+
+    def note() -> None:
+        with timeline.phase("load_artifacts", began):
+            wait(opening.values())
+
+    pool.submit(note)  # taken when all others have been
+    return opening
+
+
 def _open_device(
-    library: int, plan: Plan, opening: "Mapping[str, Future[Container]]"
+    library: int, plan: Plan, opening: "Mapping[str, Future[Container]]", beside: ExitStack
 ) -> "tuple[Device[NativeTensor], NativeMemory | NativeCudaMemory, NativePackages]":
-    """What the plan's device is driven with, on this thread; its memory; and what opens packages for it."""
+    """What the plan's device is driven with, on this thread; its memory; and what opens packages for it.
+    ``beside``: waits for what loads meanwhile."""
     from snapcap.warmup.runtime.aoti.libtorch import Libtorch  # noqa: PLC0415
     from snapcap.warmup.runtime.aoti.native_packages import NativePackages  # noqa: PLC0415
 
@@ -185,10 +208,12 @@ def _open_device(
         libtorch.set_num_threads(plan.threads)
         host = NativeMemory(libtorch)
         return CpuDevice(host), host, NativePackages(libtorch, opening=opening)
+    from snapcap.warmup.runtime.aoti.cublas import loading_cublas  # noqa: PLC0415
     from snapcap.warmup.runtime.aoti.cuda_runtime import CudaRuntime  # noqa: PLC0415
     from snapcap.warmup.runtime.aoti.native_cuda import NativeCudaDevice  # noqa: PLC0415
 
     index = int(plan.device.partition(":")[2] or 0)
     cuda, libtorch = CudaRuntime(library, index), Libtorch(library, index)
+    beside.enter_context(loading_cublas(library, libtorch, cuda, plan.dtype))
     device = NativeCudaDevice(libtorch, cuda)
     return device, device.memory, NativePackages(libtorch, plan.device, cuda.stream, opening)

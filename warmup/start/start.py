@@ -135,7 +135,7 @@ def _load_with_torch(
         status.expect(plan.buckets, plan.device, plan.dtype)
         with timeline.phase("load_artifacts"):
             backend = _backend(options, artifacts, plan, model, jit) or EagerBackend()
-            warmer.assign(backend)
+            warmer.assign(backend, plan.table.buckets)
         buckets = plan.table.buckets
         now = before_ready(backend.name, buckets, options, device.type)
         warmer.warm(now)

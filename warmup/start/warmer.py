@@ -34,15 +34,15 @@ class Warmer:
     strict: bool = False
     eager: Backend | None = None
 
-    def assign(self, backend: Backend) -> None:
-        """Every bucket on the backend; one that cannot be opened stays eager, or ends a strict start. jit opens all
-        of them, as it compiles when they are run.
+    def assign(self, backend: Backend, buckets: tuple[Bucket, ...]) -> None:
+        """Put these on the backend; one that cannot be opened stays eager, or ends a strict start. jit opens all of
+        them, as it compiles when they are run.
 
         Raises:
             StartError: a bucket cannot be opened, and the start is strict.
             PackageError, InputSpecError: likewise, and there is nothing eager.
         """
-        for bucket in self.table.buckets:
+        for bucket in buckets:
             for component in COMPONENTS:
                 self._assign_one(component, bucket, backend)
 
@@ -67,14 +67,20 @@ class Warmer:
         self.runner.bind(component, bucket, open_callables(self.runner.regions, component, bucket, self.eager))
         self.status.update(component, bucket.size, "failed", self.eager.name)
 
-    def warm(self, buckets: tuple[Bucket, ...]) -> None:
-        """Run these once, smallest first: a lone request is the rule. No row may be running."""
-        with self.timeline.phase("warm_encoder"):
-            for bucket in buckets:
-                self._run_once("encoder", bucket, self.runner)
-        with self.timeline.phase("warm_decoder"):
-            for bucket in buckets:
-                self._run_once("decoder", bucket, self.runner)
+    def warm(self, buckets: tuple[Bucket, ...], backend: Backend | None = None) -> None:
+        """Run these once, smallest first: a lone request is the rule. No row may be running.
+
+        ``backend``: put each on it just before; meanwhile other threads open what comes after.
+
+        Raises:
+            What ``assign`` does.
+        """
+        for component in COMPONENTS:
+            with self.timeline.phase(f"warm_{component}"):
+                for bucket in buckets:
+                    if backend is not None:
+                        self._assign_one(component, bucket, backend)
+                    self._run_once(component, bucket, self.runner)
         if self.runner.runs_ahead:
             with self.timeline.phase("capture_graphs"):
                 for bucket in reversed(buckets):
@@ -111,12 +117,11 @@ class Warmer:
         self._warmed(component, bucket, started)
 
     def _call(self, component: ComponentName, bucket: Bucket, runner: Runner[Any]) -> None:
-        if component == "encoder":
+        if self.status.bucket(component, bucket.size).backend == "aot":
+            runner.run_first_layers(component, bucket)  # the self-test runs all layers
+        elif component == "encoder":  # jit compiles what a call needs, so it is called for all of them
             height, width = runner.config.vision.image_size
-            images = [np.zeros((height, width, 3), dtype=np.uint8)] * bucket.size
-            # The self-test runs all layers. jit compiles what a call needs, so it is called for all of them.
-            once = self.status.bucket(component, bucket.size).backend == "aot"
-            runner.encode(bucket, images, 0, once)
+            runner.encode(bucket, [np.zeros((height, width, 3), dtype=np.uint8)] * bucket.size, 0)
         else:
             runner.admit(0, [SlotRequest()] * bucket.size)
             runner.decode_step(bucket)
@@ -153,8 +158,9 @@ def self_test(runner: Runner[Any], bucket: Bucket) -> list[int]:
 def built_in_image(size: tuple[int, int]) -> Pixels:
     """Pixels [height, width, 3] of a bright disc on a gradient."""
     height, width = size
-    y, x = np.mgrid[0:height, 0:width]
-    picture = np.stack([x * 255 // width, y * 255 // height, 128 + 0 * x], axis=-1).astype(np.uint8)
+    y, x = np.ogrid[0:height, 0:width]
+    picture = np.full((height, width, 3), 128, np.uint8)
+    picture[..., 0], picture[..., 1] = x * 255 // width, y * 255 // height
     disc = (y - height / 2) ** 2 + (x - width / 2) ** 2 < (min(size) / 4) ** 2
     picture[disc] = (250, 220, 40)
     return picture

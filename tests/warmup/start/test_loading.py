@@ -190,7 +190,7 @@ def make_warmer(started: tuple[StartedModel, Timeline, StartupStatus]) -> Callab
 
 def test_every_region_of_every_bucket_runs_through_what_will_serve(make_warmer: Any, on_device: Any) -> None:
     warmer, backend = make_warmer(), Recording()
-    warmer.assign(backend)
+    warmer.assign(backend, warmer.table.buckets)
     assert {b.state for b in warmer.status.buckets()} == {"pending"}
     assert backend.ran == []
     on_device(warmer.warm, warmer.table.buckets)
@@ -205,7 +205,7 @@ def test_every_region_of_every_bucket_runs_through_what_will_serve(make_warmer: 
 
 def test_a_bucket_that_cannot_be_opened_stays_eager_and_says_so(make_warmer: Any, on_device: Any) -> None:
     warmer, backend = make_warmer(), Recording(broken=(2,))
-    warmer.assign(backend)
+    warmer.assign(backend, warmer.table.buckets)
     on_device(warmer.warm, warmer.table.buckets)
     found = {(b.size, b.state, b.backend) for b in warmer.status.buckets()}
     assert found == {(1, "warm", "recording"), (2, "failed", "eager"), (5, "warm", "recording")}
@@ -215,12 +215,12 @@ def test_a_bucket_that_cannot_be_opened_stays_eager_and_says_so(make_warmer: Any
 
 def test_a_strict_start_ends_where_a_bucket_cannot_be_opened(make_warmer: Any) -> None:
     with pytest.raises(StartError, match=r"the recording backend cannot serve: the artifact set has no \w+_before"):
-        make_warmer(strict=True).assign(Recording(broken=(5,)))
+        make_warmer(strict=True).assign(Recording(broken=(5,)), (Bucket(5),))
 
 
 def test_a_bucket_that_opens_and_cannot_run_stays_eager_and_says_so(make_warmer: Any, on_device: Any) -> None:
     warmer, backend = make_warmer(), Recording(failing=(2,))
-    warmer.assign(backend)
+    warmer.assign(backend, warmer.table.buckets)
     on_device(warmer.warm, warmer.table.buckets)
     found = {(b.size, b.state, b.backend) for b in warmer.status.buckets()}
     assert found == {(1, "warm", "recording"), (2, "failed", "eager"), (5, "warm", "recording")}
@@ -229,14 +229,14 @@ def test_a_bucket_that_opens_and_cannot_run_stays_eager_and_says_so(make_warmer:
 
 def test_a_strict_start_ends_where_a_bucket_cannot_run(make_warmer: Any, on_device: Any) -> None:
     warmer = make_warmer(strict=True)
-    warmer.assign(Recording(failing=(2,)))
+    warmer.assign(Recording(failing=(2,)), warmer.table.buckets)
     with pytest.raises(StartError, match="the recording backend cannot serve: no kernel for encoder_before"):
         on_device(warmer.warm, warmer.table.buckets)
 
 
 def test_a_bucket_aside_that_cannot_run_stays_eager(make_warmer: Any, on_device: Any) -> None:
     warmer = make_warmer()
-    warmer.assign(Recording(failing=(5,)))
+    warmer.assign(Recording(failing=(5,)), warmer.table.buckets)
     on_device(warmer.warm_aside, Bucket(5))
     assert {(b.state, b.backend) for b in warmer.status.buckets() if b.size == 5} == {("failed", "eager")}
     on_device(warmer.runner.decode_step, Bucket(5))
@@ -244,7 +244,7 @@ def test_a_bucket_aside_that_cannot_run_stays_eager(make_warmer: Any, on_device:
 
 def test_warming_aside_leaves_running_rows_alone(make_warmer: Any, on_device: Any) -> None:
     warmer, backend = make_warmer(), Recording()
-    warmer.assign(backend)
+    warmer.assign(backend, warmer.table.buckets)
     for buffer in warmer.runner.state.buffers.values():
         buffer.fill_(7)
     on_device(warmer.warm_aside, Bucket(5))

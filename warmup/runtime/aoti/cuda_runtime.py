@@ -5,8 +5,9 @@ library. Its graphs have a pool of the caching allocator to themselves, which no
 what a graph writes stays its own for as long as it can be replayed.
 """
 
+import contextlib
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,6 @@ _LEAST_BYTES = 32 << 20  # for the executable of a graph
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation
 _Pointer, _Size = ctypes.c_void_p, ctypes.c_size_t
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
-    "cudaSetDevice": (ctypes.c_int,),
-    "cudaStreamCreateWithFlags": (_Pointer, ctypes.c_uint),
     "cudaStreamDestroy": (_Pointer,),
     "cudaStreamWaitEvent": (_Pointer, _Pointer, ctypes.c_uint),
     "cudaEventCreateWithFlags": (_Pointer, ctypes.c_uint),
@@ -36,12 +35,18 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "cudaEventElapsedTime": (_Pointer, _Pointer, _Pointer),
     "cudaMemcpyAsync": (_Pointer, _Pointer, _Size, ctypes.c_int, _Pointer),
     "cudaMemcpy2DAsync": (_Pointer, _Size, _Pointer, _Size, _Size, _Size, ctypes.c_int, _Pointer),
-    "cudaMallocHost": (_Pointer, _Size),
-    "cudaFreeHost": (_Pointer,),
+    "cudaMemsetAsync": (_Pointer, ctypes.c_int, _Size, _Pointer),
     "cudaMemGetInfo": (_Pointer, _Pointer),
 }
-# These wait, so that other threads run Python meanwhile.
-_WAITING: dict[str, tuple[Any, ...]] = {"cudaDeviceSynchronize": (), "cudaEventSynchronize": (_Pointer,)}
+# These wait, or take milliseconds, so that other threads run Python meanwhile.
+_WAITING: dict[str, tuple[Any, ...]] = {
+    "cudaDeviceSynchronize": (),
+    "cudaEventSynchronize": (_Pointer,),
+    "cudaSetDevice": (ctypes.c_int,),
+    "cudaStreamCreateWithFlags": (_Pointer, ctypes.c_uint),
+    "cudaMallocHost": (_Pointer, _Size),
+    "cudaFreeHost": (_Pointer,),
+}
 _GRAPH = "_ZN2at4cuda9CUDAGraph"
 _MAKE, _DESTROY, _BEGIN, _END, _EXECUTABLE = (
     f"{_GRAPH}C1Eb",
@@ -89,11 +94,13 @@ class CudaRuntime:
             CudaError: the device cannot be used.
         """
         self._functions = ctypes.PyDLL(None, handle=library)
-        self._waiting = ctypes.CDLL(None, handle=library)
+        waiting = ctypes.CDLL(None, handle=library)
+        self._calls: dict[str, Any] = {}
         try:
-            for functions, signatures in ((self._functions, _SIGNATURES), (self._waiting, _WAITING)):
+            for functions, signatures in ((self._functions, _SIGNATURES), (waiting, _WAITING)):
                 for name, arguments in signatures.items():
-                    getattr(functions, name).argtypes = arguments
+                    self._calls[name] = getattr(functions, name)
+                    self._calls[name].argtypes = arguments
             self._function(_MAKE, _Pointer, ctypes.c_bool)
             self._function(_DESTROY, _Pointer)
             self._function(_ALLOW_TF32, _Pointer, ctypes.c_bool)
@@ -105,16 +112,15 @@ class CudaRuntime:
             self._executable.restype = _Pointer
             make_pool = self._functions[_POOL]
             make_pool.restype = _Pool
-            guard = self._functions["aoti_torch_create_cuda_stream_guard"]
+            self._guard = waiting["aoti_torch_create_cuda_stream_guard"]
+            self._release = self._function("aoti_torch_delete_cuda_stream_guard", _Pointer)
         except AttributeError as error:
             raise AotiError(f"this libtorch is of another version: {error}") from error
         self.index = index
         getattr(self._functions, _ALLOW_TF32)(context(), False)  # as `devices.torch_settings`: "highest"
         self.call("cudaSetDevice", index)
         self.stream = self.new_stream()
-        held = _Pointer()  # for good: it is the thread's stream until that ends
-        if guard(_Pointer(self.stream), ctypes.c_int32(index), ctypes.byref(held)) != 0:
-            raise AotiError("the stream cannot be made the current one")
+        self._make_current()  # for good: it is the thread's stream until that ends
         self._pool: _Pool = make_pool()
         self.broken: CudaGraph | None = None
 
@@ -123,25 +129,43 @@ class CudaRuntime:
         function.argtypes, function.restype = arguments, None
         return function
 
+    def _make_current(self) -> int | None:
+        held = _Pointer()
+        if self._guard(_Pointer(self.stream), ctypes.c_int32(self.index), ctypes.byref(held)) != 0:
+            raise AotiError("the stream cannot be made the current one")
+        return held.value
+
+    @contextlib.contextmanager
+    def current_stream(self) -> Iterator[None]:
+        """Another thread launches on the device thread's stream, too.
+
+        Raises:
+            AotiError: it cannot.
+        """
+        held = self._make_current()
+        try:
+            yield
+        finally:
+            self._release(held)
+
     def call(self, name: str, *arguments: Any) -> None:
         """Call a function of the runtime.
 
         Raises:
             CudaError: it fails.
         """
-        self._check(name, getattr(self._functions, name)(*arguments))
-
-    def wait(self, event: int | None = None) -> None:
-        """Until an event has come, or the device has done all that it was given."""
-        name = "cudaDeviceSynchronize" if event is None else "cudaEventSynchronize"
-        self._check(name, getattr(self._waiting, name)(*(() if event is None else (event,))))
-
-    @staticmethod
-    def _check(name: str, status: int) -> None:
+        status = self._calls[name](*arguments)
         if status == _OUT_OF_MEMORY:
             raise CudaError(f"{name}: out of memory")
         if status != 0:
             raise CudaError(f"{name} failed with CUDA error {status}")
+
+    def wait(self, event: int | None = None) -> None:
+        """Until an event has come, or the device has done all that it was given."""
+        if event is None:
+            self.call("cudaDeviceSynchronize")
+        else:
+            self.call("cudaEventSynchronize", event)
 
     def new_stream(self) -> int:
         stream = _Pointer()
@@ -167,6 +191,10 @@ class CudaRuntime:
     def copy(self, target: int, source: int, size: int, stream: int | None = None) -> None:
         """Copy bytes, from the host or to it as well, on a stream (None: that of the device thread)."""
         self.call("cudaMemcpyAsync", target, source, size, _DEFAULT, self.stream if stream is None else stream)
+
+    def clear(self, address: int, size: int) -> None:
+        """Zero bytes of the device, on the stream of the device thread; no kernel of torch's is loaded for it."""
+        self.call("cudaMemsetAsync", address, 0, size, self.stream)
 
     def copy_rows(self, target: int, to_step: int, source: int, of_step: int, width: int, rows: int) -> None:
         """Copy rows of ``width`` bytes whose beginnings are so many bytes apart."""

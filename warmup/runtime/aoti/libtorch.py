@@ -13,14 +13,13 @@ from snapcap.warmup.runtime.aoti.container import AotiError
 _SET_NUM_THREADS = "_ZN2at15set_num_threadsEi"
 _DTYPES = ("float32", "float16", "bfloat16", "int64", "uint8", "bool")
 _Int, _Pointer, _Lengths = ctypes.c_int32, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int64)
+_ALLOCATION = (ctypes.c_int64, _Lengths, _Lengths, _Int, _Int, _Int, _Pointer)
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "aoti_torch_create_tensor_from_blob": (
         *(_Pointer, ctypes.c_int64, _Lengths, _Lengths, ctypes.c_int64),
         *(_Int, _Int, _Int, _Pointer),
     ),
-    "aoti_torch_empty_strided": (ctypes.c_int64, _Lengths, _Lengths, _Int, _Int, _Int, _Pointer),
     "aoti_torch__reinterpret_tensor": (_Pointer, ctypes.c_int64, _Lengths, _Lengths, ctypes.c_int64, _Pointer),
-    "aoti_torch_zero_": (_Pointer,),
     "aoti_torch_copy_": (_Pointer, _Pointer, _Int),
     "aoti_torch_new_tensor_handle": (_Pointer, _Pointer),
     "aoti_torch_delete_tensor_object": (_Pointer,),
@@ -35,7 +34,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 class Libtorch:
     """Makes and describes tensors by their AtenTensorHandles, each of which belongs to whoever has it.
 
-    Every call takes microseconds at most, for which Python's lock is kept.
+    Every call takes microseconds at most, for which Python's lock is kept, but for that which allocates.
     """
 
     def __init__(self, library: int, cuda: int | None = None) -> None:
@@ -49,6 +48,8 @@ class Libtorch:
             for name, arguments in _SIGNATURES.items():
                 getattr(functions, name).argtypes = arguments
             self._set_num_threads = functions[_SET_NUM_THREADS]
+            self._allocate = ctypes.CDLL(None, handle=library).aoti_torch_empty_strided
+            self._allocate.argtypes = _ALLOCATION
             self._dtypes = {name: int(functions[f"aoti_torch_dtype_{name}"]()) for name in _DTYPES}
             kind = "cpu" if cuda is None else "cuda"
             self._device = int(functions[f"aoti_torch_device_type_{kind}"]()), cuda or 0  # type and index
@@ -75,19 +76,16 @@ class Libtorch:
         )
         return tensor.value or 0
 
-    def zeros(self, dtype: str, shape: Sequence[int], strides: Sequence[int]) -> int:
-        """The handle of a new tensor.
+    def empty(self, dtype: str, shape: Sequence[int], strides: Sequence[int]) -> int:
+        """The handle of a new tensor, which holds anything.
 
         Raises:
             AotiError: there is no memory for it.
         """
         lengths, tensor = ctypes.c_int64 * len(shape), _Pointer()
-        self._call(
-            "aoti_torch_empty_strided",
-            *(len(shape), lengths(*shape), lengths(*strides)),
-            *(self._dtypes[dtype], *self._device, ctypes.byref(tensor)),
-        )
-        self._call("aoti_torch_zero_", tensor)
+        arguments = (len(shape), lengths(*shape), lengths(*strides), self._dtypes[dtype], *self._device)
+        if self._allocate(*arguments, ctypes.byref(tensor)) != 0:
+            raise AotiError("aoti_torch_empty_strided failed")
         return tensor.value or 0
 
     def view(self, tensor: int, shape: Sequence[int], strides: Sequence[int], offset: int) -> int:

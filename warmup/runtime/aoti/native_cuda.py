@@ -1,6 +1,7 @@
 """Drives a CUDA device through its runtime and libtorch's C interface, without torch's Python module."""
 
 import contextlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,7 @@ from snapcap.warmup.runtime.aoti.native_cuda_tensors import NativeCudaMemory
 from snapcap.warmup.runtime.aoti.native_tensors import NativeTensor
 from snapcap.warmup.runtime.devices.device import Captured, DeviceHealth, PendingTokens, Pixels
 
+_PIECE_BYTES = 8 << 20  # of pinned memory, or one image
 _LEAST_FREE = 0.02  # of the device's memory: with less, what failed is taken to have lacked it
 
 
@@ -35,7 +37,7 @@ class NativeCudaDevice:
     def read(self, buffer: NativeTensor) -> "np.ndarray[Any, Any]":
         address, dtype, shape, _ = buffer.described
         values = np.empty(shape, dtype)
-        self._cuda.copy(values.__array_interface__["data"][0], address, values.nbytes)
+        self._cuda.copy(_address(values), address, values.nbytes)
         self._cuda.wait()
         return values
 
@@ -78,23 +80,20 @@ class _Graph:
 
 
 class _Staging:
-    """As `devices.cuda` does it, whose picture shows why: copies on a stream of their own."""
+    """As `devices.cuda` does it, whose picture shows why: copies on a stream of their own. But through two small
+    pieces of pinned memory in turn: while the device fetches one, the host fills the other. To pin what the largest
+    bucket needs takes 50 ms of a start."""
 
     def __init__(
         self, cuda: CudaRuntime, memory: NativeCudaMemory, pixels: NativeTensor, slots: NativeTensor
     ) -> None:
         self._cuda = cuda
-        self._targets, self._arrival, self._host = [], [], []
-        self._kept = []  # what the addresses are of
-        for target in (pixels, slots):
-            address, dtype, shape, strides = target.described
-            arrival = memory.zeros(dtype, shape, strides)
-            self._kept += [target, arrival]
-            self._targets.append(address)
-            self._arrival.append(arrival.address)
-            size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-            self._host.append(array_at(cuda.pinned(size), dtype, shape))
-        self._pinned = [array.__array_interface__["data"][0] for array in self._host]
+        self._targets = pixels, slots
+        self._arrival = [memory.zeros(*target.spec) for target in self._targets]
+        _, (rows, *image), _ = pixels.spec
+        self._image_bytes = math.prod(image)
+        self._pieces = [_Piece(cuda, min(rows, max(1, _PIECE_BYTES // self._image_bytes)), image) for _ in range(2)]
+        self._slots = array_at(cuda.pinned(rows * 8), np.int64, (rows,))
         self._stream = cuda.new_stream()
         self._arrived, self._taken = cuda.new_event(), cuda.new_event()
         cuda.record(self._taken)  # the buffers have been made
@@ -102,27 +101,55 @@ class _Staging:
     def __del__(self) -> None:
         with contextlib.suppress(CudaError):  # of a device that is lost
             self._cuda.wait(self._arrived)
-            for pinned in self._pinned:
-                self._cuda.call("cudaFreeHost", pinned)
+            self._cuda.call("cudaFreeHost", _address(self._slots))
             for event in (self._arrived, self._taken):
                 self._cuda.call("cudaEventDestroy", event)
             self._cuda.call("cudaStreamDestroy", self._stream)
 
     def copy(self, images: Sequence[Pixels], slots: Sequence[int]) -> None:
-        pixels, host_slots = self._host
-        cuda = self._cuda
+        cuda, (pixels, arrived_slots) = self._cuda, (arrival.address for arrival in self._arrival)
         cuda.wait(self._arrived)  # the host's buffers have been read
-        np.stack(images, out=pixels[: len(images)])
-        host_slots[:] = slots
-        sizes = (pixels[: len(images)].nbytes, host_slots.nbytes)
         cuda.call("cudaStreamWaitEvent", self._stream, self._taken, 0)
-        for place, source, size in zip(self._arrival, self._host, sizes, strict=True):
-            cuda.copy(place, source.__array_interface__["data"][0], size, self._stream)
+        rows = len(self._pieces[0].images)
+        for first in range(0, len(images), rows):
+            self._pieces.reverse()
+            self._pieces[0].copy(images[first : first + rows], pixels + first * self._image_bytes, self._stream)
+        self._slots[: len(slots)] = slots
+        cuda.copy(arrived_slots, _address(self._slots), len(slots) * 8, self._stream)
         cuda.record(self._arrived, self._stream)
         cuda.call("cudaStreamWaitEvent", cuda.stream, self._arrived, 0)
-        for target, place, size in zip(self._targets, self._arrival, sizes, strict=True):
-            cuda.copy(target, place, size)
+        sizes = len(images) * self._image_bytes, len(slots) * 8
+        for target, arrival, size in zip(self._targets, self._arrival, sizes, strict=True):
+            cuda.copy(target.address, arrival.address, size)
         cuda.record(self._taken)
+
+
+class _Piece:
+    """Pinned memory for some images."""
+
+    def __init__(self, cuda: CudaRuntime, rows: int, image: Sequence[int]) -> None:
+        self._cuda = cuda
+        self.images = array_at(cuda.pinned(rows * math.prod(image)), np.uint8, (rows, *image))
+        self._fetched = cuda.new_event()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(CudaError):
+            self._cuda.wait(self._fetched)
+            self._cuda.call("cudaFreeHost", _address(self.images))
+            self._cuda.call("cudaEventDestroy", self._fetched)
+
+    def copy(self, images: Sequence[Pixels], target: int, stream: int) -> None:
+        """Into the device's memory, once it has fetched what was here before."""
+        self._cuda.wait(self._fetched)
+        filled = self.images[: len(images)]
+        np.stack(images, out=filled)
+        self._cuda.copy(target, _address(filled), filled.nbytes, stream)
+        self._cuda.record(self._fetched, stream)
+
+
+def _address(array: "np.ndarray[Any, Any]") -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 class _Readback:
@@ -150,7 +177,7 @@ class _Place:
     def copy(self, rows: int, outcomes: tuple[int, int] | None) -> PendingTokens:
         """``outcomes``: the address of the buffer, and the length of its rows."""
         tokens, copied = self._tokens[:rows], None
-        self._cuda.copy(tokens.__array_interface__["data"][0], self._address, tokens.nbytes)
+        self._cuda.copy(_address(tokens), self._address, tokens.nbytes)
         if outcomes is not None:
             address, length = outcomes
             if self._outcomes is None:

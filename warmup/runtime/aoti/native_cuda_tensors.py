@@ -27,9 +27,14 @@ class NativeCudaMemory:
         return "cuda"
 
     def zeros(self, dtype: str, shape: Sequence[int], strides: Sequence[int] | None = None) -> NativeTensor:
+        """``strides``: of memory without gaps."""
         strides = row_major(shape) if strides is None else strides
-        handle = self._libtorch.zeros(dtype, shape, strides)
-        return NativeTensor(self._libtorch, handle, owner=_Counted(self, math.prod(shape) * ITEM_BYTES[dtype]))
+        size = math.prod(shape) * ITEM_BYTES[dtype]
+        handle = self._libtorch.empty(dtype, shape, strides)
+        tensor = NativeTensor(self._libtorch, handle, owner=_Counted(self, size))
+        if size:
+            self._cuda.clear(tensor.address, size)
+        return tensor
 
     def spec(self, buffer: NativeTensor) -> Spec:
         return buffer.spec

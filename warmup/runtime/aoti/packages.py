@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from snapcap.models.regions.names import ON_DEMAND
 from snapcap.warmup.plan.buckets import Bucket
 
 if TYPE_CHECKING:
@@ -43,12 +42,6 @@ def region_of(entry: str) -> tuple[str, int]:
     if match is None:
         raise ValueError(f"{entry} is no name of a package")
     return match["region"], int(match["size"])
-
-
-def wanted(entry: str, sizes: Sequence[int]) -> bool:
-    """Whether a package is of a bucket of these sizes, and every caption needs it."""
-    region, size = region_of(entry)
-    return size in sizes and region not in ON_DEMAND
 
 
 def entry_names(regions: "Regions", sizes: Sequence[int]) -> list[tuple["Region", Bucket, str]]:

@@ -65,7 +65,7 @@ class _Staging:
 
     def copy(self, images: Sequence[Pixels], slots: Sequence[int]) -> None:
         np.stack(images, out=self._pixels[: len(images)])
-        self._slots[:] = slots
+        self._slots[: len(slots)] = slots
 
 
 class _Readback(Generic[B]):

@@ -90,8 +90,8 @@ class _Staging:
         pixels, host_slots = self._host
         self._arrived.synchronize()  # the host's buffers have been read
         np.stack(images, out=pixels[: len(images)].numpy())
-        host_slots.numpy()[:] = slots
-        batch = (pixels[: len(images)], host_slots)
+        host_slots[: len(slots)].numpy()[:] = slots
+        batch = (pixels[: len(images)], host_slots[: len(slots)])
         arrival = [place[: len(source)] for place, source in zip(self._arrival, batch, strict=True)]
         with torch.cuda.stream(self._stream):
             self._taken.wait()

@@ -55,11 +55,11 @@ class Timer(Protocol):
 
 
 class Staging(Protocol):
-    """Hands batches of images over to one bucket's buffers."""
+    """Hands batches of images over to the encoder's buffers."""
 
     def copy(self, images: Sequence[Pixels], slots: Sequence[int]) -> None:
-        """Images [height, width, 3] into the first rows, and as many slots as the bucket has rows; what is launched
-        from now on finds them. Waits for the upload of the last batch, which the device has long made."""
+        """Images [height, width, 3] and slots into the first rows; what is launched from now on finds them. Waits
+        for the upload of the last batch, which the device has long made."""
         ...
 
 
@@ -91,7 +91,7 @@ class Device(Protocol[B]):
         ...
 
     def staging(self, pixels: B, slots: B) -> Staging:
-        """``pixels`` [B, height, width, 3] uint8 and ``slots`` [B] int64: what the encoder reads."""
+        """``pixels`` [slots, height, width, 3] uint8 and ``slots`` [slots] int64: what the encoder reads."""
         ...
 
     def readback(self, tokens: B) -> Readback[B]:
