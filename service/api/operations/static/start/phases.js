@@ -12,7 +12,7 @@ const PHASES = {
   fetch_artifacts: ["find compiled code", "fetch", "Compiled code for exactly this model, machine and version is looked up, and every byte of it is verified."],
   device_init: ["open the device", "load", "The GPU's context is made, or the CPU's threads are set."],
   load_weights: ["load weights", "load", "The model's weights are mapped into memory, or copied to the GPU."],
-  load_artifacts: ["open compiled code", "load", "The packages are opened without any compiler."],
+  load_artifacts: ["open compiled code", "load", "The packages are opened without any compiler, those of one batch size while that before it is warmed."],
   warm_encoder: ["warm the encoder", "warm", "The part that looks at pictures runs once for each batch size."],
   warm_decoder: ["warm the decoder", "warm", "The part that writes words runs once for each batch size."],
   capture_graphs: ["capture CUDA graphs", "warm", "Whole steps are recorded, to be replayed with one call each."],
