@@ -39,6 +39,7 @@ def test_the_one_that_waits_the_longest_makes_room(services, monkeypatch) -> Non
         until(lambda: len(server.connections.heads) == 1)
         idle.sendall(LIVEZ)
         assert reply(idle)[0] == 200
+        until(lambda: in_flight(server) == 0)  # or the next line would see the one that has its reply
         busy.sendall(UPLOAD)
         until(lambda: in_flight(server) == 1)
         time.sleep(0.3)
