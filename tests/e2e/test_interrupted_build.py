@@ -98,7 +98,7 @@ class HungBuild:
         self.compiler = HangingCompiler.make(folder / "compiler")
         self.temporary = folder / "temporary"
         self.temporary.mkdir()
-        self._options = ("--cache-dir", str(folder / "cache"), "--buckets", "1,4", "--build-workers", "2", *options)
+        self._options = ("--cache-dir", str(folder / "cache"), "--buckets", "1,4", "--build-workers", "1", *options)
 
     def __enter__(self) -> "HungBuild":
         self.process = subprocess.Popen(
@@ -132,7 +132,7 @@ class HungBuild:
 def test_one_signal_ends_a_build_and_all_that_it_has_started(
     number: signal.Signals, whom: str, status: int, built_cache: Path, tmp_path: Path
 ) -> None:
-    with HungBuild(built_cache, tmp_path) as hung:
+    with HungBuild(built_cache, tmp_path, "--build-workers", "2") as hung:
         workers = hung.wait_until_it_hangs()
         assert len(workers) > 2
         (os.killpg if whom == "group" else os.kill)(hung.process.pid, number)
@@ -193,7 +193,7 @@ def test_a_signal_before_the_build_begins(built_cache: Path, tmp_path: Path) -> 
 
 
 def test_a_compiler_that_hangs_is_ended_and_its_package_has_failed(built_cache: Path, tmp_path: Path) -> None:
-    with HungBuild(built_cache, tmp_path, "--build-timeout", "30") as hung:
+    with HungBuild(built_cache, tmp_path, "--build-workers", "2", "--build-timeout", "30") as hung:
         workers = hung.wait_until_it_hangs()
         _, said = hung.process.communicate(timeout=200)
         assert hung.process.returncode == 1, said

@@ -33,9 +33,7 @@ def total(served: Served, counter: str) -> float:
 def compiler(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A C++ compiler that writes down how it is called; in one place for all, as it is part of torch's keys."""
     path = tmp_path_factory.mktemp("compiler") / "g++"
-    path.write_text(
-        '#!/bin/sh\necho "$@" >> "${COMPILER_LOG:-/dev/null}"\nexec "$(PATH=/usr/bin:/bin command -v g++)" "$@"\n'
-    )
+    path.write_text(f'#!/bin/sh\necho "$@" >> "${{COMPILER_LOG:-/dev/null}}"\nexec {shutil.which("g++")} "$@"\n')
     path.chmod(0o755)
     return path
 

@@ -22,6 +22,7 @@ from pathlib import Path
 
 _COMMENT = re.compile(rb"^//.*$", re.MULTILINE)  # into which Inductor writes its temporary folder
 _PRECOMPILED = ("-D", "TORCH_INDUCTOR_PRECOMPILE_HEADERS")
+_NOT_OF_HEADERS = ("-c", "-shared", "-l", "-L")
 _HEADERS = re.compile(rb"\s*#include <torch/csrc/inductor/\S+>\n(?:(?:#include <\S+>)?\n)*")
 _READS_OTHERS = re.compile(rb'^\s*#\s*include\s*"|\.incbin', re.MULTILINE)
 
@@ -68,13 +69,14 @@ def with_header(compiler: str, folder: Path, arguments: Sequence[str]) -> tuple[
     that. Elsewhere the arguments stay as they are, without a folder."""
     arguments = list(arguments)
     source = Path(arguments[0])
-    if "-c" not in arguments or not source.is_file():
+    # Inductor compiles a package and links it after that, and does both at once for `torch.compile`.
+    if source.suffix != ".cpp" or not {"-c", "-shared"} & set(arguments) or not source.is_file():
         return arguments, None
     if not (included := _HEADERS.match(_COMMENT.sub(b"", source.read_bytes()))):
         return arguments, None
     plain = _without_header(arguments)
     output = plain.index("-o")
-    flags = [flag for flag in plain[1:output] + plain[output + 2 :] if flag != "-c"]
+    flags = [flag for flag in plain[1:output] + plain[output + 2 :] if not flag.startswith(_NOT_OF_HEADERS)]
     name = hashlib.sha256(b"\0".join([included[0], *map(str.encode, flags)])).hexdigest()
     place = folder / "headers" / name
     place.mkdir(parents=True, exist_ok=True)

@@ -115,6 +115,16 @@ class Packages:
         subprocess.run([*self._once, compiled, "-shared", "-fPIC", "-o", library, "-Wl,-z,now"], check=True)
         return ctypes.CDLL(str(library)), calls
 
+    def build_at_once(self, name: str, value: int) -> tuple[ctypes.CDLL, list[str]]:
+        """As `torch.compile` does."""
+        body = f'extern "C" int value() {{ return twice({value}); }}'
+        source = written(self._folder / f"{name}.main.cpp", f"#include <torch/csrc/inductor/first.h>\n{body}\n")
+        library = source.with_suffix(".so")
+        self._log.write_text("")
+        options = ("-O2", "-fPIC", f"-I{self._folder}", "-shared", "-o", library, "-lm")
+        subprocess.run([*self._once, source, *options], check=True)
+        return ctypes.CDLL(str(library)), self._log.read_text().splitlines()
+
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="THERE IS NO G++: THE SHARED COMPILER IS NOT CHECKED")
 def test_header_and_templates_of_wrappers_are_compiled_once(tmp_path: Path) -> None:
@@ -133,3 +143,7 @@ def test_header_and_templates_of_wrappers_are_compiled_once(tmp_path: Path) -> N
     assert ["-fno-implicit-templates" in call for call in calls] == [True, False]
     assert (again.value(), second.value()) == (11, 8)
     assert not [*tmp_path.glob("*.own")]
+
+    at_once = [packages.build_at_once(f"kernel{number}", number) for number in range(2)]
+    assert [library.value() for library, _ in at_once] == [0, 2]
+    assert ["c++-header" in call for _, calls in at_once for call in calls] == [True, False, False]
