@@ -1,5 +1,6 @@
 """Forks parts of the server, before anything is imported and before there is a second thread."""
 
+import contextlib
 import gc
 import os
 import signal
@@ -51,10 +52,14 @@ def fork_child(serve: Callable[[socket.socket], int], others: Iterable[socket.so
         _outlive_signals_but_not(parent)
         status = serve(theirs)
     except BaseException:
-        traceback.print_exc()
+        with contextlib.suppress(Exception):  # a full disk, or nobody who reads
+            traceback.print_exc()
     finally:  # never back to the caller, who is the other process
-        sys.stderr.flush()
-        os._exit(status)
+        try:
+            with contextlib.suppress(Exception):
+                sys.stderr.flush()
+        finally:
+            os._exit(status)
 
 
 def settle() -> None:

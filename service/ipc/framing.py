@@ -3,6 +3,7 @@
 Pickles, as both ends are one program, and nobody else can reach the pair of sockets between them.
 """
 
+import os
 import pickle
 import socket
 import struct
@@ -39,6 +40,8 @@ def _exactly(end: socket.socket, size: int, files: list[int]) -> bytes:
         if not part:
             raise EOFError("the other end is closed")
         data += part
+        for each in some:
+            os.set_inheritable(each, False)  # as what a process opens itself
         files += some
     return data
 

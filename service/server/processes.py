@@ -10,6 +10,7 @@ imports little, as both processes wait for it.
 """
 
 import gc
+import os
 import socket
 import time
 from collections.abc import Callable, Iterable
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from snapcap.service.ipc.fork import ChildProcess, fork_child
+from snapcap.service.ipc.fork import ChildProcess, ForkError, fork_child, how_it_ended
 
 if TYPE_CHECKING:
     from snapcap.service.config.settings import Settings
@@ -47,24 +48,28 @@ class ForkedEngine(NamedTuple):
         """Have it serve. ``origin``: the moment of exec.
 
         Raises:
-            OSError: it has ended.
+            ForkError: it has ended; says how.
         """
         from snapcap.service.ipc.framing import pack  # noqa: PLC0415  pickle, which the fork does not wait for
 
         # First what a GPU's driver waits for, which is read without importing what settings are made of.
         messages = pack(settings.compute.device) + pack((settings, pixels.slots, origin))
-        sent = socket.send_fds(self.process.end, [messages], [pixels.file])
-        self.process.end.sendall(messages[sent:])
+        try:
+            sent = socket.send_fds(self.process.end, [messages], [pixels.file])
+            self.process.end.sendall(messages[sent:])
+        except (BrokenPipeError, ConnectionResetError):
+            code = os.waitstatus_to_exitcode(os.waitpid(self.process.pid, 0)[1])
+            raise ForkError(f"the engine process ended {how_it_ended(code)}") from None
 
 
-def fork_engine(serve: "Serve | None" = None) -> ForkedEngine:
-    """``serve``: what it does with what it is handed, if not serve captions.
+def fork_engine(serve: "Serve | None" = None, others: Iterable[socket.socket] = ()) -> ForkedEngine:
+    """``serve``: what it does with what it is handed, if not serve captions. ``others``: what it must not hold.
 
     Raises:
         ForkError: this system cannot fork.
         OSError: it has no memory, or too many processes.
     """
-    return ForkedEngine(fork_child(partial(_import_and_serve, serve or serve_captions), ()))
+    return ForkedEngine(fork_child(partial(_import_and_serve, serve or serve_captions), others))
 
 
 def fork_processes(
@@ -78,13 +83,13 @@ def fork_processes(
     `listeners`: what they must not hold open. `engine`: the engine process, where it is there already.
 
     Raises:
-        ForkError: this system cannot fork.
-        OSError: it has no memory, or too many processes; or the engine process has ended.
+        ForkError: this system cannot fork, or the engine process has ended.
+        OSError: it has no memory, or too many processes.
     """
     from snapcap.service.images.processes.fork import decode_processes, fork_image_processes  # noqa: PLC0415
     from snapcap.service.ipc.shared_pixels import SharedPixels  # noqa: PLC0415
 
-    engine = engine or fork_engine()
+    engine = engine or fork_engine(others=listeners)
     count = decode_processes(settings.image_processes.count)
     # There is always a slot to take. A decode process has one while it has an image: two for each process, as one
     # that has died has its own until that is heard. Then `RemoteEngine` has it until the request has its row or has

@@ -3,6 +3,7 @@
 The processes import side by side, each with an interpreter's lock of its own.
 """
 
+import contextlib
 import gc
 import logging
 import os
@@ -120,7 +121,9 @@ def _load_start(parts: ServerProcesses) -> "Start":
 def leave(status: int) -> NoReturn:
     """End the process now. A thread inside native code, as a device thread of `snapcap caption` may be, would crash
     the interpreter as it takes itself apart; nothing is left to do that this skips."""
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
+    try:
+        for finish in (logging.shutdown, sys.stdout.flush, sys.stderr.flush):
+            with contextlib.suppress(Exception):  # a full disk, or nobody who reads
+                finish()
+    finally:
+        os._exit(status)

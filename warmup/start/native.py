@@ -166,10 +166,9 @@ def _start(found: Found, options: StartOptions, timeline: Timeline, status: Star
         status.expect(plan.buckets, plan.device, plan.dtype)
         backend = AotBackend(artifacts.fetched.entries, artifacts.input_specs, model, packages)
         warmer.warm(now, backend)
-        cold = plan.table.buckets[len(now) :]
-        warmer.assign(backend, cold)
     with timeline.phase("self_test"):
         self_test(runner, plan.table.buckets[0])
+    cold = plan.table.buckets[len(now) :]
     return StartedModel(found.checkpoint, plan, model, runner, warmer, artifacts, cold, found.weights.result)
 
 

@@ -70,7 +70,8 @@ class Warmer:
     def warm(self, buckets: tuple[Bucket, ...], backend: Backend | None = None) -> None:
         """Run these once, smallest first: a lone request is the rule. No row may be running.
 
-        ``backend``: put each on it just before; meanwhile other threads open what comes after.
+        ``backend``: put each on it just before; meanwhile other threads open what comes after. The other buckets
+        are put on it before launches are recorded, so that nothing is being opened then.
 
         Raises:
             What ``assign`` does.
@@ -81,6 +82,8 @@ class Warmer:
                     if backend is not None:
                         self._assign_one(component, bucket, backend)
                     self._run_once(component, bucket, self.runner)
+        if backend is not None:
+            self.assign(backend, tuple(bucket for bucket in self.table.buckets if bucket not in buckets))
         if self.runner.runs_ahead:
             with self.timeline.phase("capture_graphs"):
                 for bucket in reversed(buckets):

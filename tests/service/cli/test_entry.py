@@ -58,6 +58,50 @@ def test_a_server_forks_before_it_reads_its_command_line() -> None:
     assert run.stdout == "forked\nstatus 2\n"
 
 
+STANDARD = """
+import os, sys
+import snapcap.service.cli.main as command
+from snapcap.service.cli.entry import main
+def ran(arguments, engine):
+    null = [os.fstat(number).st_rdev == os.stat(os.devnull).st_rdev for number in range(3)]
+    files = (sys.stdin, sys.stdout, sys.stderr)
+    there = [each is not None and each.fileno() == number for number, each in enumerate(files)]
+    os.write(int(sys.argv[2]), repr((null, there, engine.process.end.fileno() > 2)).encode())
+    return 0
+command.main = ran
+main()
+"""
+
+
+@pytest.mark.parametrize("closed", [(0,), (2,), (0, 1, 2)])
+def test_standard_files_that_are_closed_are_nobody_elses(closed: tuple[int, ...]) -> None:
+    """As a supervisor may start a server: what native code prints goes to the engine process, or into images."""
+    reader, writer = os.pipe()
+    shell = " ".join(f"{number}{'<' if number == 0 else '>'}&-" for number in closed)
+    command = ["sh", "-c", f'exec "$@" {shell}', "sh", sys.executable, "-P", "-c", STANDARD, "serve", str(writer)]
+    run = subprocess.run(command, pass_fds=[writer], capture_output=True, stdin=subprocess.PIPE, check=False)
+    os.close(writer)
+    with open(reader) as said:
+        assert said.read() == repr(([number in closed for number in range(3)], [True] * 3, True)), run.stderr
+
+
+AS_FIRST = """
+import os, signal, sys
+os.getpid = lambda: 1
+import snapcap.service.cli.main as command
+from snapcap.service.cli.entry import main
+command.main = lambda arguments, engine: signal.raise_signal(getattr(signal, sys.argv[1]))
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize(("number", "status"), [("SIGTERM", 143), ("SIGINT", 130)])
+def test_the_first_process_of_a_container_ends_by_a_signal_at_any_time(number: str, status: int) -> None:
+    """The kernel gives it none that it does not handle, so that a pod would end with its grace period."""
+    run = python("-c", AS_FIRST, number)
+    assert (run.returncode, "Traceback" in run.stderr) == (status, False)
+
+
 HANDED = """
 import os
 from snapcap.service.server.processes import fork_engine

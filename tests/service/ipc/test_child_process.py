@@ -1,5 +1,6 @@
 """Forks as their parents see them."""
 
+import pytest
 from support.servers.server_process import python
 
 PROGRAM = """
@@ -15,3 +16,62 @@ def test_a_child_is_waited_for_even_where_the_signal_of_its_end_is_ignored() -> 
     """As whoever started the server may have left it."""
     run = python("-c", PROGRAM)
     assert (run.stdout, run.stderr) == ("3\n", "")
+
+
+FAILS = """
+import os, sys
+from snapcap.service.ipc.fork import fork_child
+def fail(end):
+    raise RuntimeError("something to print")
+before = os.getpid()
+sys.stderr = {stderr}
+child = fork_child(fail, [])
+print(os.getpid() == before, os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1]), flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("stderr", ["None", "open('/dev/full', 'w')"])
+def test_a_child_that_cannot_print_why_it_fails_does_not_go_on_as_its_parent(stderr: str) -> None:
+    said = python("-c", FAILS.format(stderr=stderr)).stdout.splitlines()
+    assert [line for line in said if line.startswith(("True", "False"))] == ["True 1"]
+
+
+DEAD = """
+import os, signal, time
+from snapcap.service.ipc.fork import ForkError
+from snapcap.service.server.processes import fork_engine
+from snapcap.service.config.settings import Settings
+from snapcap.service.ipc.shared_pixels import SharedPixels
+engine = fork_engine()
+os.kill(engine.process.pid, signal.SIGKILL)
+os.waitid(os.P_PID, engine.process.pid, os.WEXITED | os.WNOWAIT)
+try:
+    engine.hand_over(Settings(), SharedPixels(3), 0.0)
+except ForkError as error:
+    print(error)
+"""
+
+
+def test_an_engine_process_that_ends_before_it_is_handed_the_settings_is_told_by_its_signal() -> None:
+    run = python("-c", DEAD)
+    assert run.stdout.startswith("the engine process ended by signal SIGKILL; "), run.stderr
+
+
+HELD = """
+import os, socket, time
+from snapcap.service.server.processes import fork_engine
+listener = socket.create_server(("127.0.0.1", 0))
+engine = fork_engine(others=[listener])
+held = f"socket:[{os.fstat(listener.fileno()).st_ino}]"
+folder = f"/proc/{engine.process.pid}/fd"
+end = time.monotonic() + 20
+while held in {os.readlink(f"{folder}/{name}") for name in os.listdir(folder)} and time.monotonic() < end:
+    time.sleep(0.01)  # it has only just been forked
+print(time.monotonic() < end)
+"""
+
+
+def test_an_engine_process_that_is_forked_late_does_not_hold_the_port() -> None:
+    run = python("-c", HELD)
+    assert run.stdout == "True\n", run.stderr
