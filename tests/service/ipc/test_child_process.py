@@ -60,13 +60,18 @@ def test_an_engine_process_that_ends_before_it_is_handed_the_settings_is_told_by
 
 HELD = """
 import os, socket, time
+from contextlib import suppress
 from snapcap.service.server.processes import fork_engine
 listener = socket.create_server(("127.0.0.1", 0))
 engine = fork_engine(others=[listener])
 held = f"socket:[{os.fstat(listener.fileno()).st_ino}]"
 folder = f"/proc/{engine.process.pid}/fd"
+def opened():
+    for name in os.listdir(folder):
+        with suppress(FileNotFoundError):  # it imports meanwhile, which opens and closes files
+            yield os.readlink(f"{folder}/{name}")
 end = time.monotonic() + 20
-while held in {os.readlink(f"{folder}/{name}") for name in os.listdir(folder)} and time.monotonic() < end:
+while held in set(opened()) and time.monotonic() < end:
     time.sleep(0.01)  # it has only just been forked
 print(time.monotonic() < end)
 """
