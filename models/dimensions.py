@@ -61,6 +61,11 @@ class VisionConfig:
         """Tokens of an image that the decoder sees."""
         return self.sequence_length - self.skipped_tokens
 
+    @property
+    def multiplications(self) -> int:
+        """Of an image in the linear layers of all blocks, which are most of an encode."""
+        return self.num_layers * _layer_products(self.output_shape, self.intermediate_size)
+
 
 @dataclass(frozen=True, kw_only=True)
 class BeitConfig(VisionConfig):
@@ -147,6 +152,17 @@ class DavitConfig(VisionConfig):
     @property
     def grid(self) -> tuple[int, int]:
         return self.stages[-1].grid
+
+    @property
+    def multiplications(self) -> int:
+        layers = ((each.num_layers, _layer_products(each.output_shape, each.inner_size)) for each in self.stages)
+        return sum(2 * count * products for count, products in layers)  # a layer attends twice, each with an MLP
+
+
+def _layer_products(shape: tuple[int, int], inner: int) -> int:
+    """Multiplications of a transformer layer's linear layers, over (tokens, width)."""
+    tokens, width = shape
+    return tokens * width * (4 * width + 2 * inner)
 
 
 @dataclass(frozen=True, kw_only=True)

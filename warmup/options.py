@@ -123,7 +123,7 @@ class ComputeOptions:
     threads: int = option(
         "threads",
         0,
-        "CPU threads of one operation (intra-op); 0: one for each CPU but one",
+        "CPU threads of one operation (intra-op); 0: one for each CPU, but with a small encoder for one less",
         parse=parse_int(0, 1024),
         metavar="N",
     )

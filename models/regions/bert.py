@@ -10,9 +10,10 @@ Letters are those of ``models.regions.gpt2``; linear layers are stored [out, in]
 import torch.nn.functional as F
 from torch import Tensor
 
-from snapcap.models.regions.activations import Activation
-from snapcap.models.regions.attention import attend, attend_cached
 from snapcap.models.regions.choice.next_token import advance
+from snapcap.models.regions.layers.activations import Activation
+from snapcap.models.regions.layers.attention import attend, attend_cached
+from snapcap.models.regions.layers.linear import linear
 
 
 def embed(
@@ -67,19 +68,19 @@ def block(
     """One decoder layer for one new token a row: self-attention over the cache, cross-attention, MLP."""
     rows, width = hidden.shape
     heads = (rows, num_heads, width // num_heads)
-    query, key, value = F.linear(hidden, qkv_weight, qkv_bias).chunk(3, dim=1)
+    query, key, value = linear(hidden, qkv_weight, qkv_bias).chunk(3, dim=1)
     attended = attend_cached(
         query.view(heads), key.view(heads), value.view(heads), positions, key_cache, value_cache, scale
     )
-    hidden = hidden + F.linear(attended, out_weight, out_bias)
+    hidden = hidden + linear(attended, out_weight, out_bias)
     hidden = F.layer_norm(hidden, (width,), norm1_weight, norm1_bias, eps)
 
-    query = F.linear(hidden, cross_q_weight, cross_q_bias).view(heads)
+    query = linear(hidden, cross_q_weight, cross_q_bias).view(heads)
     attended = attend(query, cross_key, cross_value, scale, unseen)
-    hidden = hidden + F.linear(attended, cross_out_weight, cross_out_bias)
+    hidden = hidden + linear(attended, cross_out_weight, cross_out_bias)
     hidden = F.layer_norm(hidden, (width,), norm_cross_weight, norm_cross_bias, eps)
 
-    hidden = hidden + F.linear(act(F.linear(hidden, fc1_weight, fc1_bias)), fc2_weight, fc2_bias)
+    hidden = hidden + linear(act(linear(hidden, fc1_weight, fc1_bias)), fc2_weight, fc2_bias)
     return F.layer_norm(hidden, (width,), norm2_weight, norm2_bias, eps)
 
 
@@ -96,8 +97,8 @@ def head(
     *transform, head_weight, head_bias = weights
     if act is not None:
         dense_weight, dense_bias, norm_weight, norm_bias = transform
-        hidden = act(F.linear(hidden, dense_weight, dense_bias))
+        hidden = act(linear(hidden, dense_weight, dense_bias))
         hidden = F.layer_norm(hidden, (hidden.shape[-1],), norm_weight, norm_bias, eps)
-    logits = F.linear(hidden, head_weight, head_bias)
+    logits = linear(hidden, head_weight, head_bias)
     advance(logits, tokens, positions, forced)
     return logits.float()

@@ -19,11 +19,11 @@ from snapcap.models.dimensions import (
     VisionConfig,
 )
 from snapcap.models.regions import bert, gpt2, names, vit
-from snapcap.models.regions.activations import activation
 from snapcap.models.regions.choice import beam_search
 from snapcap.models.regions.choice.penalties import penalise
 from snapcap.models.regions.choice.sampling import sample
 from snapcap.models.regions.florence2 import bart, davit
+from snapcap.models.regions.layers.activations import activation
 from snapcap.models.regions.prefix import git, llama, llava, siglip
 from snapcap.models.regions.state import cross_kv
 

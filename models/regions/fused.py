@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from snapcap.models.regions import bert, gpt2, vit
-from snapcap.models.regions.activations import Activation, activation
 from snapcap.models.regions.choice import beam_search
 from snapcap.models.regions.functions import RegionFunction
+from snapcap.models.regions.layers.activations import Activation, activation
 from snapcap.models.regions.prefix import git
 from snapcap.models.regions.state import cross_kv
 from snapcap.models.regions.table import Region

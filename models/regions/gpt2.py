@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from snapcap.models.regions.activations import Activation
-from snapcap.models.regions.attention import attend, attend_cached
 from snapcap.models.regions.choice.next_token import advance
+from snapcap.models.regions.layers.activations import Activation
+from snapcap.models.regions.layers.attention import attend, attend_cached
+from snapcap.models.regions.layers.linear import linear
 
 
 def embed(
@@ -89,6 +90,6 @@ def head(
     eps: float,
 ) -> Tensor:  # [b, V] fp32
     """Logits, and the next token."""
-    logits = F.linear(F.layer_norm(hidden, (hidden.shape[-1],), norm_weight, norm_bias, eps), head_weight)
+    logits = linear(F.layer_norm(hidden, (hidden.shape[-1],), norm_weight, norm_bias, eps), head_weight)
     advance(logits, tokens, positions, forced)
     return logits.float()

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from snapcap.models.regions.activations import Activation
+from snapcap.models.regions.layers.activations import Activation
 
 # x, weight, bias, activation -> the activated linear layer
 Activated = Callable[[Tensor, Tensor, Tensor, Activation], Tensor]

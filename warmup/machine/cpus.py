@@ -40,13 +40,8 @@ def cpu_limit(membership: Path = MEMBERSHIP, mounts: Path = MOUNTS) -> float | N
     return min((limit for group in groups for limit in _limits(group)), default=None)
 
 
-def default_threads() -> int:
-    """All CPUs but one, which is left to HTTP and image decoding.
-
-    The threads of an operation wait for each other, so where one of them has to wait for a CPU all do: with 2
-    threads on 2 CPUs a server under load answered two thirds of what it did with 1, and next to nothing where they
-    spin (benchmarks/README.md).
-    """
+def all_but_one() -> int:
+    """All CPUs but one, which is left to HTTP and image decoding."""
     return max(available_cpus() - 1, 1)
 
 

@@ -11,13 +11,14 @@ from snapcap.models.text import Task
 from snapcap.warmup.artifacts.factors import build_factors, machine_factors
 from snapcap.warmup.artifacts.key import Factors
 from snapcap.warmup.errors import StartError
-from snapcap.warmup.machine.cpus import default_threads
+from snapcap.warmup.machine.cpus import all_but_one, available_cpus
 from snapcap.warmup.machine.installation import MachineError, resolve_device
 from snapcap.warmup.options import ComputeOptions, Kind, StartOptions
 from snapcap.warmup.plan.buckets import BucketTable
 
 DEFAULT_BUCKETS = {"cuda": (1, 4, 16, 64), "cpu": (1, 4, 8)}
 DEFAULT_CACHE_LENGTH = 64
+LONG_ENCODE = 2 * 10**9  # multiplications of an image; some 40 ms of a CPU
 INSTRUCTION_TOKENS = 64  # room for an instruction, of a model that takes them
 
 InductorOption = str | int | bool
@@ -118,7 +119,7 @@ def make_plan(config: ModelConfig, options: StartOptions) -> Plan:
         dtype=dtype,
         buckets=table.sizes,
         cache_length=_cache_length(config, options),
-        threads=compute.threads or default_threads(),
+        threads=compute.threads or _threads(config),
         encoder_mode=compute.encoder_mode,
         decoder_mode=compute.decoder_mode,
     )
@@ -135,6 +136,17 @@ def device_and_dtype(compute: ComputeOptions) -> tuple[str, str]:
     device = resolve_device(compute.device)
     automatic = "bfloat16" if device.startswith("cuda") else "float32"
     return device, automatic if compute.dtype == "auto" else compute.dtype
+
+
+def _threads(config: ModelConfig) -> int:
+    """All CPUs for a model whose images take long, and all but one for others.
+
+    The threads of an operation wait for each other, so where one of them has to wait for a CPU all do. The demo
+    model's server is busy with HTTP and with decoding images for a third of its time, and answered three quarters
+    under load with 2 threads on 2 CPUs of what it did with 1. For models as people use them that is nothing, and a
+    CPU less is as much slower (benchmarks/README.md has both).
+    """
+    return available_cpus() if config.vision.multiplications >= LONG_ENCODE else all_but_one()
 
 
 def _cache_length(config: ModelConfig, options: StartOptions) -> int:

@@ -14,7 +14,7 @@ from snapcap.warmup.build.builder import Builder, Built, Event
 from snapcap.warmup.build.release import publish_built, report
 from snapcap.warmup.build.remote_cache import remote_cache_environment
 from snapcap.warmup.errors import BuildError
-from snapcap.warmup.machine.cpus import default_threads
+from snapcap.warmup.machine.cpus import all_but_one
 from snapcap.warmup.machine.cxx import require_compiler
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.buckets import Bucket
@@ -168,7 +168,7 @@ class BackgroundBuild:
             loaded.checkpoint.whole(),  # which compares packages with eager on its weights
             loaded.plan,
             options.store_folder / "builds" / key,
-            workers=options.store.build_workers or default_threads(),
+            workers=options.store.build_workers or all_but_one(),
             nice=LOWEST_PRIORITY,
             on_event=lambda event: self._on_event(event, builder),
             environment=remote_cache_environment(options.store.remote_cache, loaded.plan.device),

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from snapcap.models.regions import bert
-from snapcap.models.regions.activations import Activation
+from snapcap.models.regions.layers.activations import Activation
 from snapcap.models.regions.vit import Activated, activated
 
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from snapcap.models.regions.activations import Activation
+from snapcap.models.regions.layers.activations import Activation
 from snapcap.models.regions.vit import Activated, activated
 
 # Weights of a half of a block: those of `_half` in its order.

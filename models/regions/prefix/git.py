@@ -11,8 +11,9 @@ are stored [out, in]; a prefix block has the weights of the decoder block of its
 import torch.nn.functional as F
 from torch import Tensor
 
-from snapcap.models.regions.activations import Activation
-from snapcap.models.regions.attention import attend_prefixed
+from snapcap.models.regions.layers.activations import Activation
+from snapcap.models.regions.layers.attention import attend_prefixed
+from snapcap.models.regions.layers.linear import linear
 from snapcap.models.regions.state.cross_kv import WriteCrossKV, write_cross_kv
 from snapcap.models.regions.vit import Activated, activated
 
@@ -115,9 +116,9 @@ def block(
     """One layer for one new token a row, which sees the image and its past."""
     rows, width = hidden.shape
     heads = (rows, num_heads, width // num_heads)
-    query, key, value = (part.view(heads) for part in F.linear(hidden, qkv_weight, qkv_bias).chunk(3, dim=1))
+    query, key, value = (part.view(heads) for part in linear(hidden, qkv_weight, qkv_bias).chunk(3, dim=1))
     attended = attend_prefixed(query, key, value, positions, key_cache, value_cache, image_key, image_value, scale)
-    hidden = hidden + F.linear(attended, out_weight, out_bias)
+    hidden = hidden + linear(attended, out_weight, out_bias)
     hidden = F.layer_norm(hidden, (width,), norm1_weight, norm1_bias, eps)
-    hidden = hidden + F.linear(act(F.linear(hidden, fc1_weight, fc1_bias)), fc2_weight, fc2_bias)
+    hidden = hidden + linear(act(linear(hidden, fc1_weight, fc1_bias)), fc2_weight, fc2_bias)
     return F.layer_norm(hidden, (width,), norm2_weight, norm2_bias, eps)

@@ -14,9 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from snapcap.models.regions.activations import Activation
-from snapcap.models.regions.attention import attend_prefixed
 from snapcap.models.regions.choice.next_token import advance
+from snapcap.models.regions.layers.activations import Activation
+from snapcap.models.regions.layers.attention import attend_prefixed
+from snapcap.models.regions.layers.linear import linear
 
 
 def embed(
@@ -112,12 +113,12 @@ def block(
 ) -> Tensor:  # [b, D]
     """One layer for one new token a row, which sees the prefix and its past."""
     _, heads, length, head_dim = image_value.shape
-    qkv = F.linear(_norm(hidden, norm1_weight, eps), qkv_weight).view(hidden.shape[0], -1, head_dim)
+    qkv = linear(_norm(hidden, norm1_weight, eps), qkv_weight).view(hidden.shape[0], -1, head_dim)
     query, key, value = torch.split(qkv, [qkv.shape[1] - 2 * heads, heads, heads], dim=1)
     angles = _angles(positions + length, frequencies)
     query, key = rotate(query, angles), rotate(key, angles)
     attended = attend_prefixed(query, key, value, positions, key_cache, value_cache, image_key, image_value, scale)
-    hidden = hidden + F.linear(attended, out_weight)
+    hidden = hidden + linear(attended, out_weight)
     return hidden + _mlp(_norm(hidden, norm2_weight, eps), gate_up_weight, down_weight, act)
 
 
@@ -132,7 +133,7 @@ def head(
     eps: float,
 ) -> Tensor:  # [b, V] fp32
     """Logits, and the next token."""
-    logits = F.linear(_norm(hidden, norm_weight, eps), head_weight)
+    logits = linear(_norm(hidden, norm_weight, eps), head_weight)
     advance(logits, tokens, positions, forced)
     return logits.float()
 
@@ -159,5 +160,5 @@ def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def _mlp(x: Tensor, gate_up_weight: Tensor, down_weight: Tensor, act: Activation) -> Tensor:
     """SwiGLU (Shazeer, 2020)."""
-    gate, up = F.linear(x, gate_up_weight).chunk(2, dim=-1)
-    return F.linear(act(gate) * up, down_weight)
+    gate, up = linear(x, gate_up_weight).chunk(2, dim=-1)
+    return linear(act(gate) * up, down_weight)

@@ -6,7 +6,7 @@ B is the padded batch, S the encoder's tokens, E its width and D the decoder's.
 import torch.nn.functional as F
 from torch import Tensor
 
-from snapcap.models.regions.activations import Activation
+from snapcap.models.regions.layers.activations import Activation
 from snapcap.models.regions.prefix.llama import after_prefix
 
 

@@ -83,6 +83,9 @@ def test_the_older_layout(tmp_path: Path) -> None:
     assert isinstance(text, Florence2Config)
     assert [stage.grid for stage in vision.stages] == [(192, 192), (96, 96), (48, 48), (24, 24)]
     assert (vision.image_size, vision.sequence_length, config.prefix_length) == ((768, 768), 577, 592)
+    stages = ((192 * 192, 128, 1), (96 * 96, 256, 1), (48 * 48, 512, 9), (24 * 24, 1024, 1))
+    products = [layers * tokens * width * (4 + 2 * 4) * width for tokens, width, layers in stages]
+    assert vision.multiplications == 2 * sum(products), "for windows and for channels"
     assert (text.hidden_size, text.encoder_layers, text.num_layers, text.tied_head) == (768, 6, 6, True)
     assert (generation.start_id, generation.eos_ids, generation.pad_id, generation.max_length) == (2, (2,), 1, 129)
     assert (generation.forced_bos_id, generation.forced_eos_id) == (0, 2)

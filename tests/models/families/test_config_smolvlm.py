@@ -72,6 +72,7 @@ def test_smolvlm_256m_as_on_the_hub(folder: Path) -> None:
     assert isinstance(config.decoder, LlamaConfig)
     vision, decoder, generation = config.vision, config.decoder, config.generation
     assert (vision.output_shape, vision.num_layers, vision.image_tokens) == ((1024, 768), 12, 64)
+    assert vision.multiplications == 12 * 1024 * (4 * 768 * 768 + 2 * 768 * 3072)
     assert (decoder.num_heads, decoder.kv_heads, decoder.head_dim, decoder.num_layers) == (9, 3, 64, 30)
     assert (decoder.rope, decoder.activation, decoder.layer_norm_eps) == (RopeConfig(theta=1e5), "silu", 1e-5)
     assert (config.prefix, config.prefix_length) == (PREFIX, 69)

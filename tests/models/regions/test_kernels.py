@@ -12,8 +12,8 @@ import torch
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.regions import gpt2
-from snapcap.models.regions.activations import activation
 from snapcap.models.regions.fused import compiled_function
+from snapcap.models.regions.layers.activations import activation
 from snapcap.models.regions.table import Region, build_regions
 from snapcap.models.regions.weight_names import VIT_BLOCK
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from snapcap.models.regions import bert, gpt2
-from snapcap.models.regions.activations import activation
 from snapcap.models.regions.choice import beam_search
 from snapcap.models.regions.functions import RegionFunction
 from snapcap.models.regions.fused import compiled_function
+from snapcap.models.regions.layers.activations import activation
 from snapcap.models.regions.prefix import git
 from snapcap.models.regions.state import cross_kv
 from snapcap.models.regions.state.reorder import reorder

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from snapcap.warmup.machine import cpus
-from snapcap.warmup.machine.cpus import available_cpus, cpu_limit, default_threads
+from snapcap.warmup.machine.cpus import all_but_one, available_cpus, cpu_limit
 
 
 def write(file: Path, text: str) -> None:
@@ -67,4 +67,4 @@ def test_cpus_are_those_of_affinity_and_limit(
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
     monkeypatch.setattr(cpus, "cpu_limit", lambda: limit)
     assert available_cpus() == available
-    assert default_threads() == threads
+    assert all_but_one() == threads

@@ -1,7 +1,8 @@
-"""What is imported while torch's libraries are loaded: nothing that waits for the dynamic linker."""
+"""What is imported while torch's libraries are loaded: nothing that waits for the linker; how threads wait."""
 
 import json
 
+import pytest
 from support.servers.server_process import python
 
 PROGRAM = """
@@ -37,3 +38,21 @@ def test_what_a_start_imports_meanwhile_does_not_wait_for_the_linker() -> None:
     run = python("-c", PROGRAM)
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout) == [[], [], False]
+
+
+WAITING = """
+import os
+from snapcap.warmup.machine.torch_libraries import load_torch_libraries
+load_torch_libraries()
+print(os.environ["OMP_WAIT_POLICY"], os.environ["GOMP_SPINCOUNT"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "used"), [({}, "PASSIVE 1000"), ({"OMP_WAIT_POLICY": "ACTIVE", "GOMP_SPINCOUNT": "7"}, "ACTIVE 7")]
+)
+def test_threads_that_wait_sleep_soon_unless_the_environment_says_otherwise(
+    given: dict[str, str], used: str
+) -> None:
+    run = python("-c", WAITING, **given)
+    assert run.stdout.strip() == used, run.stderr

@@ -1,5 +1,6 @@
 """The plan of a start, and what warming does with it: every bucket runs once, damage is noticed."""
 
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from snapcap.models.config import ModelConfig
 from snapcap.models.regions.functions import RegionFunction
 from snapcap.models.regions.table import Region
 from snapcap.warmup.errors import StartError
+from snapcap.warmup.machine import cpus
 from snapcap.warmup.options import BackendChoice, ComputeOptions, ModelOptions, ReadyWhen, StartOptions
 from snapcap.warmup.plan.buckets import Bucket, BucketTable
 from snapcap.warmup.plan.plan import DEFAULT_BUCKETS, Plan, make_plan
@@ -90,8 +92,19 @@ def test_what_the_options_leave_open_is_decided_by_the_device(config: ModelConfi
     cpu, cuda = plan(), plan(device="cuda:1")
     assert (cpu.dtype, cpu.buckets, cpu.device_type) == ("float32", DEFAULT_BUCKETS["cpu"], "cpu")
     assert (cuda.dtype, cuda.buckets, cuda.device_type) == ("bfloat16", DEFAULT_BUCKETS["cuda"], "cuda")
-    assert cpu.threads >= 1
     assert plan(dtype="float16").dtype == "float16"
+
+
+@pytest.mark.parametrize(("width", "layers", "threads"), [(192, 6, 7), (768, 1, 7), (768, 12, 8)])
+def test_a_small_encoder_leaves_a_cpu_to_http(
+    width: int, layers: int, threads: int, config: ModelConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    monkeypatch.setattr(cpus, "cpu_limit", lambda: None)
+    shapes = {"image_size": (224, 224), "patch_size": (16, 16), "intermediate_size": 4 * width}
+    config = replace(config, vision=replace(config.vision, hidden_size=width, num_layers=layers, **shapes))
+    assert make_plan(config, options_of(tmp_path, threads=0)).threads == threads
+    assert make_plan(config, options_of(tmp_path, threads=3)).threads == 3
 
 
 def test_a_device_that_is_not_there_is_named(config: ModelConfig, tmp_path: Path, on_device: Any) -> None:
