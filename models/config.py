@@ -39,6 +39,7 @@ class ModelConfig:
     tasks: as ``Parts`` has them.
     markup: how the chat template holds an image, of a family that has one.
     chat: what that template makes of a message.
+    stored_dtype: that of the checkpoint's tensors, as its configuration has it; empty where it does not say.
     """
 
     family: str
@@ -50,6 +51,7 @@ class ModelConfig:
     tasks: tuple[Task, ...] = ()
     markup: ImageMarkup | None = None
     chat: ChatIds | None = None
+    stored_dtype: str = ""
 
     @property
     def prefix(self) -> tuple[int, ...]:
@@ -94,7 +96,8 @@ class ModelConfig:
         if family not in tuple(_FAMILIES):
             raise config.error("model_type", family, f"supported are {', '.join(_FAMILIES)}")
         parts = _FAMILIES[family](config, json_or_empty(folder / "generation_config.json"))
-        read = cls(family, *parts)
+        dtype = config.values.get("dtype", config.values.get("torch_dtype"))
+        read = cls(family, *parts, stored_dtype=dtype if isinstance(dtype, str) else "")
         return read if read.markup is None else _with_template(read, read.markup, folder, chat_of)
 
 

@@ -88,7 +88,8 @@ class ComputeOptions:
     dtype: str = option(
         "dtype",
         "auto",
-        "precision of weights and activations; auto: bfloat16 on cuda, float32 on cpu",
+        "precision of weights and activations; auto: bfloat16 on cuda; on cpu float32, or bfloat16 where the "
+        "checkpoint is stored in it and the processor multiplies it",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     backend: BackendChoice = option(

@@ -2,6 +2,7 @@
 
     python -m snapcap.benchmarks.harness.random_checkpoint vit-b16-gpt2 FOLDER
 
+Its configuration does not say which dtype it is stored in: so on a CPU snapcap runs it in float32, as the peers do.
 Made without transformers and always the same for a seed. No token that ends a caption is ever chosen, so every
 caption is exactly as long as its limit for whoever serves it; its captions mean nothing.
 """

@@ -93,7 +93,6 @@ def files(shapes: Shapes) -> Files:
             "architectures": ["BlipForConditionalGeneration"],
             "model_type": "blip",
             "tie_word_embeddings": True,
-            "dtype": shapes.dtype,
             "vision_config": vision,
             "text_config": text,
         },

@@ -117,7 +117,6 @@ def files(shapes: Florence2Shapes) -> Files:
         "config.json": {
             "architectures": ["Florence2ForConditionalGeneration"],
             "model_type": "florence2",
-            "dtype": shapes.dtype,
             "image_token_id": shapes.vocab_size - 1,
             "tie_word_embeddings": True,
             "vision_config": _vision_config(shapes),

@@ -71,7 +71,6 @@ def files(shapes: Shapes) -> Files:
         "config.json": {
             "architectures": ["GitForCausalLM"],
             "model_type": "git",
-            "dtype": shapes.dtype,
             "vocab_size": shapes.vocab_size,
             "hidden_size": shapes.width,
             "num_hidden_layers": shapes.decoder_layers,

@@ -101,7 +101,6 @@ def files(shapes: ChatShapes) -> Files:
         "config.json": {
             "architectures": ["Idefics3ForConditionalGeneration"],
             "model_type": "idefics3",
-            "dtype": shapes.dtype,
             "image_token_id": start + _SPECIALS.index("<image>"),
             "scale_factor": shapes.pixel_shuffle,
             "tie_word_embeddings": False,

@@ -97,7 +97,6 @@ def files(shapes: Shapes) -> Files:
             "model_type": "vision-encoder-decoder",
             "is_encoder_decoder": True,
             "tie_word_embeddings": True,
-            "dtype": shapes.dtype,
             "decoder_start_token_id": last,
             **no_end,
             "encoder": encoder,

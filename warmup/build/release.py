@@ -100,7 +100,7 @@ def publish_weights(checkpoint: Checkpoint, plan: Plan, options: StartOptions) -
     remote store, or to the folder where that is the store."""
     try:
         local, trust = FolderStore.open(options.store_folder), trust_of(options.store)
-        model = describe_model(options.model.source, checkpoint, plan, local)
+        model = describe_model(options, checkpoint, plan, local)
         remote = options.store.remote
         store = local if remote is None else open_store(remote, options.s3, trust)
     except (UserError, OSError) as error:

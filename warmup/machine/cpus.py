@@ -17,6 +17,7 @@ _X86 = re.compile(
     r"sse\d?(_\d)?|pni|ssse3|sse4a|avx.*|amx.*|fma4?|f16c|bmi\d|abm|lzcnt|popcnt|movbe|adx|tbm|xop|cx16|"
     r"aes|vaes|pclmulqdq|vpclmulqdq|gfni|sha_ni|sha512|sm3|sm4|lahf_lm|3dnowprefetch|movdiri|movdir64b|apx.*"
 )
+_BFLOAT16 = frozenset({"avx512_bf16", "amx_bf16"})
 _ARM = re.compile(r"(?!cpuid|evtstrm|paca|pacg|bti|ssbs|sb|dit|dcpop|dcpodp|mte\d?$).*")
 
 
@@ -43,6 +44,11 @@ def cpu_limit(membership: Path = MEMBERSHIP, mounts: Path = MOUNTS) -> float | N
 def all_but_one() -> int:
     """All CPUs but one, which is left to HTTP and image decoding."""
     return max(available_cpus() - 1, 1)
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether this processor has instructions for it, with which libraries multiply matrices twice as fast."""
+    return not _BFLOAT16.isdisjoint(instruction_set())
 
 
 def instruction_set(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:

@@ -11,13 +11,14 @@ from snapcap.models.text import Task
 from snapcap.warmup.artifacts.factors import build_factors, machine_factors
 from snapcap.warmup.artifacts.key import Factors
 from snapcap.warmup.errors import StartError
-from snapcap.warmup.machine.cpus import all_but_one, available_cpus
+from snapcap.warmup.machine.cpus import all_but_one, available_cpus, multiplies_bfloat16
 from snapcap.warmup.machine.installation import MachineError, resolve_device
 from snapcap.warmup.options import ComputeOptions, Kind, StartOptions
 from snapcap.warmup.plan.buckets import BucketTable
 
 DEFAULT_BUCKETS = {"cuda": (1, 4, 16, 64), "cpu": (1, 4, 8)}
 DEFAULT_CACHE_LENGTH = 64
+AUTO = "auto"
 LONG_ENCODE = 2 * 10**9  # multiplications of an image; some 40 ms of a CPU
 INSTRUCTION_TOKENS = 64  # room for an instruction, of a model that takes them
 
@@ -109,6 +110,8 @@ def make_plan(config: ModelConfig, options: StartOptions) -> Plan:
     _check_task(config, options.model.task)
     compute = options.compute
     device, dtype = device_and_dtype(compute)
+    if dtype == AUTO:
+        dtype = "bfloat16" if config.stored_dtype == "bfloat16" else "float32"
     kind = device.partition(":")[0]
     try:
         table = BucketTable.of(compute.buckets or DEFAULT_BUCKETS[kind])
@@ -132,10 +135,14 @@ def _check_task(config: ModelConfig, task: str) -> None:
 
 
 def device_and_dtype(compute: ComputeOptions) -> tuple[str, str]:
-    """What the model will run on and in, as a plan has both; known without the model."""
-    device = resolve_device(compute.device)
-    automatic = "bfloat16" if device.startswith("cuda") else "float32"
-    return device, automatic if compute.dtype == "auto" else compute.dtype
+    """What the model will run on and in, as far as it is known without the model: ``auto`` on a CPU that multiplies
+    bfloat16, where a checkpoint that is stored in it runs in it, and others in float32."""
+    device, dtype = resolve_device(compute.device), compute.dtype
+    if dtype == AUTO and device.startswith("cuda"):
+        dtype = "bfloat16"
+    elif dtype == AUTO and not multiplies_bfloat16():
+        dtype = "float32"
+    return device, dtype
 
 
 def _threads(config: ModelConfig) -> int:

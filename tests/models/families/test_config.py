@@ -57,6 +57,26 @@ def test_the_dimensions_are_those_of_the_file(write: Write) -> None:
     assert not config.projected
 
 
+@pytest.mark.parametrize(
+    ("fields", "stored"),
+    [
+        ({"dtype": "bfloat16"}, "bfloat16"),
+        ({"torch_dtype": "float16"}, "float16"),
+        ({"dtype": "float32", "torch_dtype": "bfloat16"}, "float32"),
+        ({"torch_dtype": None}, ""),
+        ({"dtype": ["bfloat16"]}, ""),
+        ({}, ""),
+    ],
+)
+def test_the_dtype_of_its_tensors_is_that_of_the_file(fields: dict[str, Any], stored: str, write: Write) -> None:
+    folder = write({}, {})
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(content | fields))
+    config = ModelConfig.from_folder(folder)
+    assert config.stored_dtype == stored
+    assert config.dimensions() == ModelConfig.from_folder(write({}, {})).dimensions(), "packages are as for others"
+
+
 def test_what_a_file_leaves_out_is_as_in_transformers(write: Write) -> None:
     import transformers
 

@@ -51,8 +51,6 @@ print(os.environ["OMP_WAIT_POLICY"], os.environ["GOMP_SPINCOUNT"])
 @pytest.mark.parametrize(
     ("given", "used"), [({}, "PASSIVE 1000"), ({"OMP_WAIT_POLICY": "ACTIVE", "GOMP_SPINCOUNT": "7"}, "ACTIVE 7")]
 )
-def test_threads_that_wait_sleep_soon_unless_the_environment_says_otherwise(
-    given: dict[str, str], used: str
-) -> None:
+def test_waiting_threads_sleep_soon_unless_the_environment_says_otherwise(given: dict[str, str], used: str) -> None:
     run = python("-c", WAITING, **given)
     assert run.stdout.strip() == used, run.stderr

@@ -95,6 +95,33 @@ def test_what_the_options_leave_open_is_decided_by_the_device(config: ModelConfi
     assert plan(dtype="float16").dtype == "float16"
 
 
+@pytest.mark.parametrize(
+    ("stored", "instructions", "dtype"),
+    [
+        ("bfloat16", ["avx512_bf16", "avx512f"], "bfloat16"),
+        ("bfloat16", ["amx_bf16"], "bfloat16"),
+        ("bfloat16", ["avx512f"], "float32"),
+        ("float16", ["avx512_bf16"], "float32"),
+        ("float32", ["avx512_bf16"], "float32"),
+        ("", ["avx512_bf16"], "float32"),
+    ],
+)
+def test_a_cpu_runs_in_bfloat16_what_is_stored_in_it_where_it_multiplies_it(
+    stored: str,
+    instructions: list[str],
+    dtype: str,
+    config: ModelConfig,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cpus, "instruction_set", lambda: instructions)
+    config = replace(config, stored_dtype=stored)
+    assert make_plan(config, options_of(tmp_path)).dtype == dtype
+    for said in ("float32", "bfloat16", "float16"):
+        assert make_plan(config, options_of(tmp_path, dtype=said)).dtype == said
+    assert make_plan(config, options_of(tmp_path, device="cuda:0")).dtype == "bfloat16"
+
+
 @pytest.mark.parametrize(("width", "layers", "threads"), [(192, 6, 7), (768, 1, 7), (768, 12, 8)])
 def test_a_small_encoder_leaves_a_cpu_to_http(
     width: int, layers: int, threads: int, config: ModelConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -28,7 +28,7 @@ from snapcap.warmup.machine.files import open_regular
 from snapcap.warmup.machine.worker import Worker, WorkerError, WorkerTimeoutError
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.checkpoint import Checkpoint
-from snapcap.warmup.plan.plan import Plan, device_and_dtype
+from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.store.fetch import Fetched
 from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.open import trust_of
@@ -36,7 +36,7 @@ from snapcap.warmup.store.owner import check_owner
 from snapcap.warmup.store.store import WEIGHTS, StoreError, blob_name
 from snapcap.warmup.store.worker import GRACE, StoreJob, ask_to_fetch
 from snapcap.warmup.weights.find import FoundWeights
-from snapcap.warmup.weights.key import fetched_name, layout_digest, model_factors, prepared_name
+from snapcap.warmup.weights.key import fetched_name, layout_digest, prepared_name
 from snapcap.warmup.weights.old import VERIFIED, fetching_name
 from snapcap.warmup.weights.published.fetch import (
     FetchResult,
@@ -46,7 +46,7 @@ from snapcap.warmup.weights.published.fetch import (
     local_model,
     weights_at_hand,
 )
-from snapcap.warmup.weights.published.source import published_name
+from snapcap.warmup.weights.published.source import model_factors_of
 from snapcap.warmup.weights.published.worker import MODULE, ModelJob
 
 FINISH_S = 600.0
@@ -88,8 +88,7 @@ class ModelFetcher:
 
     @cached_property
     def _factors(self) -> Factors:
-        device, dtype = device_and_dtype(self._options.compute)
-        return model_factors(published_name(self._options.model.source), device.partition(":")[0], dtype)
+        return model_factors_of(self._options)
 
     @cached_property
     def _trust(self) -> Trust:

@@ -14,6 +14,7 @@ from snapcap.warmup.artifacts.signing import Signer, Trust
 from snapcap.warmup.checkpoints.patterns import METADATA, CheckpointError, matching
 from snapcap.warmup.errors import os_error_text
 from snapcap.warmup.machine.files import open_regular
+from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.store.blobs import describe
@@ -29,8 +30,8 @@ from snapcap.warmup.store.store import (
 )
 from snapcap.warmup.version import snapcap_version
 from snapcap.warmup.weights.identity import content_digest, identify
-from snapcap.warmup.weights.key import layout_digest, model_factors, prepared_name
-from snapcap.warmup.weights.published.source import downloaded_identity, published_name
+from snapcap.warmup.weights.key import layout_digest, prepared_name
+from snapcap.warmup.weights.published.source import downloaded_identity, model_factors_of
 from snapcap.warmup.weights.records import recorded_digest
 
 _READ_BYTES = 1024 * 1024
@@ -45,14 +46,14 @@ class ModelFiles:
     weights: Path
 
 
-def describe_model(source: str, checkpoint: Checkpoint, plan: Plan, local: FolderStore) -> ModelFiles:
-    """Describe a checkpoint that was downloaded from ``source``, and whose weights are prepared in ``local``.
+def describe_model(options: StartOptions, checkpoint: Checkpoint, plan: Plan, local: FolderStore) -> ModelFiles:
+    """Describe a checkpoint that was downloaded for ``options``, and whose weights are prepared in ``local``.
 
     Raises:
         CheckpointError: nothing says which revision it is.
         WeightsError, StoreError, OSError: its files cannot be read, or its weights are not prepared.
     """
-    folder = checkpoint.folder
+    source, folder = options.model.source, checkpoint.folder
     before = identify(folder), downloaded_identity(source, folder)
     digest = recorded_digest(local, folder, identify(folder)) or content_digest(folder)
     layout = layout_digest(checkpoint.config, checkpoint.transform)
@@ -66,7 +67,7 @@ def describe_model(source: str, checkpoint: Checkpoint, plan: Plan, local: Folde
     described = {name: describe(path) for name, path in files.items()}
     if (identify(folder), downloaded_identity(source, folder)) != before:
         raise StoreError("the checkpoint was changed while it was read; run snapcap build --weights again")
-    factors = model_factors(published_name(source), plan.device_type, plan.dtype)
+    factors = model_factors_of(options)
     manifest = ModelManifest(
         key=artifact_key(factors),
         factors=factors,

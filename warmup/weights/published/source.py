@@ -13,13 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapcap.models.weights.listing import WeightsError, weight_files
+from snapcap.warmup.artifacts.key import Factors
 from snapcap.warmup.checkpoints import hub
 from snapcap.warmup.checkpoints import s3 as s3_checkpoint
 from snapcap.warmup.checkpoints.local import kind_of
 from snapcap.warmup.checkpoints.patterns import CheckpointError
 from snapcap.warmup.options import S3Options, StartOptions
+from snapcap.warmup.plan.plan import device_and_dtype
 from snapcap.warmup.s3.errors import S3Error
 from snapcap.warmup.store.store import MODELS
+from snapcap.warmup.weights.key import model_factors
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -33,6 +36,16 @@ def is_publishable(source: str) -> bool:
 def published_name(source: str) -> str:
     """The one spelling of a source."""
     return source.rstrip("/") if kind_of(source) == "s3" else source
+
+
+def model_factors_of(options: StartOptions) -> Factors:
+    """Under which the model that these options start is published, and looked for.
+
+    Raises:
+        OSError, MachineError, StartError: as ``model_factors`` and ``device_and_dtype``.
+    """
+    device, dtype = device_and_dtype(options.compute)
+    return model_factors(published_name(options.model.source), device.partition(":")[0], dtype)
 
 
 def is_at_hand(source: str, cache: Path, options: S3Options) -> bool:

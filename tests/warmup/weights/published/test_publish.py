@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.store import WEIGHTS, StoreError
 from snapcap.warmup.weights.key import prepared_name
@@ -37,7 +38,8 @@ def described(tmp_path: Path) -> publish.ModelFiles:
     weights.write_bytes(b"prepared")
     checkpoint: Any = SimpleNamespace(folder=folder, config=None, transform=None)
     plan: Any = SimpleNamespace(device_type="cpu", dtype="float32")
-    return publish.describe_model(SOURCE, checkpoint, plan, local)
+    options = StartOptions(ModelOptions(SOURCE), ComputeOptions("cpu", "float32"))
+    return publish.describe_model(options, checkpoint, plan, local)
 
 
 def test_a_manifest_is_of_the_revision_that_was_read(tmp_path: Path, revisions: list[str]) -> None:

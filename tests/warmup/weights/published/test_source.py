@@ -9,7 +9,8 @@ from support.checkpoints.published import upload_checkpoint
 
 from snapcap.warmup.checkpoints.patterns import CheckpointError
 from snapcap.warmup.checkpoints.resolve import resolve_checkpoint
-from snapcap.warmup.options import ModelOptions, S3Options, StartOptions, StoreOptions
+from snapcap.warmup.machine import cpus
+from snapcap.warmup.options import ComputeOptions, ModelOptions, S3Options, StartOptions, StoreOptions
 from snapcap.warmup.weights.key import model_factors
 from snapcap.warmup.weights.published.source import (
     current_identity,
@@ -17,6 +18,7 @@ from snapcap.warmup.weights.published.source import (
     is_at_hand,
     is_publishable,
     may_be_published,
+    model_factors_of,
     published_name,
 )
 
@@ -55,6 +57,20 @@ def test_a_source_has_one_spelling() -> None:
     assert model_factors("owner/other", "cpu", "float32") != first
     assert first["torch.version"]
     assert first["source.weights"]
+
+
+def test_a_model_is_published_for_processors_that_run_it_in_the_same_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    def dtypes(**compute: str) -> list[object]:
+        options = StartOptions(ModelOptions("owner/name"), ComputeOptions(**compute))
+        found: list[object] = []
+        for instructions in (["avx512f"], ["avx512_bf16"]):
+            monkeypatch.setattr(cpus, "instruction_set", lambda instructions=instructions: instructions)
+            found.append(model_factors_of(options)["model.dtype"])
+        return found
+
+    assert dtypes(device="cpu") == ["float32", "auto"], "the model says which"
+    assert dtypes(device="cpu", dtype="float32") == ["float32", "float32"]
+    assert dtypes(device="cuda:0") == ["bfloat16", "bfloat16"]
 
 
 @pytest.fixture
