@@ -1,16 +1,23 @@
 """Makes a byte-level BPE tokenizer of any size, as GPT-2's."""
 
 import random
+from itertools import accumulate, pairwise
 from typing import Any
 
 _SEED = 0
 
 
-def byte_pair_tokenizer(vocab_size: int) -> dict[str, Any]:
-    """A `tokenizer.json` with made-up merges; at GPT-2's size it takes as long to load."""
+def byte_pair_tokenizer(vocab_size: int, *words: str) -> dict[str, Any]:
+    """A `tokenizer.json` with made-up merges; at GPT-2's size it takes as long to load. ``words`` are a token each,
+    with U+0120 for a space."""
     alphabet = _byte_alphabet()
     vocab = {symbol: index for index, symbol in enumerate(alphabet)}
     merges: list[str] = []
+    for word in words:
+        for left, joined in pairwise(accumulate(word)):
+            if joined not in vocab:
+                vocab[joined] = len(vocab)
+                merges.append(f"{left} {joined[-1]}")
     letters = [symbol for symbol in alphabet if symbol.isascii() and symbol.isalpha()]
     pieces = ["\u0120", *letters]  # U+0120 stands for a space
     chooser = random.Random(_SEED)

@@ -20,6 +20,8 @@ from snapcap.benchmarks.random_models.tensors import (
 )
 
 _SPECIALS = ("<|im_start|>", "<fake_token_around_image>", "<global-img>", "<image>", "<end_of_utterance>")
+# Of the default instruction and what follows it: it takes eleven tokens, as with the checkpoints' own tokenizer.
+_WORDS = ("Can", "\u0120you", "\u0120describe", "\u0120this", "\u0120image", "Ass", "istant")
 # As the checkpoints have it.
 _TEMPLATE = (
     "<|im_start|>{% for message in messages %}{{message['role'] | capitalize}}"
@@ -143,7 +145,7 @@ def files(shapes: ChatShapes) -> Files:
 
 def _tokenizer(first: int) -> dict[str, Any]:
     """Byte pairs, and from ``first`` on the special tokens."""
-    tokenizer = byte_pair_tokenizer(first)
+    tokenizer = byte_pair_tokenizer(first, *_WORDS)
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     tokenizer["added_tokens"] += [
         {"id": first + place, "content": token, "special": True, **flags} for place, token in enumerate(_SPECIALS)
