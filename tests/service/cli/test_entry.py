@@ -87,6 +87,7 @@ def test_standard_files_that_are_closed_are_nobody_elses(closed: tuple[int, ...]
 
 AS_FIRST = """
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has what it runs in the background ignore it
 os.getpid = lambda: 1
 import snapcap.service.cli.main as command
 from snapcap.service.cli.entry import main
