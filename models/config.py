@@ -61,8 +61,14 @@ class ModelConfig:
     @property
     def prefix_length(self) -> int:
         """Tokens that every step of a caption attends to beside its own: those before the image's, the image's, and
-        those of a text."""
-        return len(self.prefix) + self.vision.image_tokens + self.decoder.text_tokens
+        those of a text that is the image's."""
+        text = 0 if self.decoder.reads_prompt else self.decoder.text_tokens
+        return len(self.prefix) + self.vision.image_tokens + text
+
+    @property
+    def encoded_length(self) -> int:
+        """Tokens that an encode reads: these, and a row's first ones."""
+        return self.prefix_length + (self.decoder.text_tokens if self.decoder.reads_prompt else 0)
 
     @property
     def cross_size(self) -> int:

@@ -169,7 +169,10 @@ def _layer_products(shape: tuple[int, int], inner: int) -> int:
 class DecoderConfig:
     """What every decoder has. ``family``: transformers' ``model_type`` of the decoder.
 
-    ``tied_head``: the head's weight is the token embedding.
+    tied_head: the head's weight is the token embedding.
+    text_tokens: those of the longest text that an encode reads beside the image; shorter ones are padded.
+    reads_prompt: that text is the beginning of a row's own tokens, which no step needs to make then; else it is the
+        image's, and all steps attend to it.
     """
 
     family: str
@@ -182,6 +185,8 @@ class DecoderConfig:
     activation: str
     layer_norm_eps: float
     tied_head: bool = True
+    text_tokens: int = 0
+    reads_prompt: bool = False
 
     @property
     def head_dim(self) -> int:
@@ -191,11 +196,6 @@ class DecoderConfig:
     def kv_heads(self) -> int:
         """Heads of keys and values, as the caches hold them."""
         return self.num_heads
-
-    @property
-    def text_tokens(self) -> int:
-        """Tokens of the longest text that an encoder reads beside the image; shorter ones are padded."""
-        return 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,6 +244,8 @@ class LlamaConfig(DecoderConfig):
     num_kv_heads: int
     head_width: int
     rope: RopeConfig
+    text_tokens: int = 32
+    reads_prompt: bool = True
 
     @property
     def head_dim(self) -> int:
@@ -268,17 +270,12 @@ class Florence2Config(BertConfig):
     """BART's encoder (Lewis et al., 2019) over the image's tokens and a task's, before a decoder like BERT's.
 
     encoder_layers, encoder_heads, encoder_inner_size: of that encoder, whose width is the decoder's.
-    task_tokens: those of the longest task, with the tokens around it.
+    text_tokens: those of the longest task, with the tokens around it.
     """
 
     encoder_layers: int
     encoder_heads: int
     encoder_inner_size: int
-    task_tokens: int
-
-    @property
-    def text_tokens(self) -> int:
-        return self.task_tokens
 
 
 class Parts(NamedTuple):

@@ -253,7 +253,7 @@ def _decoder(fields: Fields, config: Fields) -> Florence2Config:
         encoder_layers=fields.layers("encoder_layers", 12),
         encoder_heads=fields.heads("encoder_attention_heads", 16, hidden, "d_model"),
         encoder_inner_size=fields.positive_int("encoder_ffn_dim", 4096),
-        task_tokens=_TASK_TOKENS,
+        text_tokens=_TASK_TOKENS,
     )
 
 

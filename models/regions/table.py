@@ -35,6 +35,7 @@ Component = Literal["encoder", "decoder"]
 ROWS = ("tokens", "positions", "forced")
 LAYER_KV = ("key_cache", "value_cache", "cross_key", "cross_value")  # of one decoder layer, a row each
 IMAGE_KV = ("slots", "cross_keys", "cross_values")  # where an image's K/V go: of some decoder layers, all slots
+OWN_KV = ("own_keys", "own_values")  # where those of a row's first tokens go, likewise
 # What runs a region: with its buffers and weights as inputs, it returns one more of them.
 RegionCall = Callable[..., Any]
 
@@ -46,7 +47,7 @@ class Region:
     load: gives the function.
     layers: the number of weight sets, all of the same shapes; it runs once with each.
     hidden: the shape of the activation that it takes from the region before it, but for the rows.
-    writes: for each of its layers those of the decoder whose K/V of the image it writes, if it does.
+    writes: for each of its layers those of the decoder whose K/V of what is encoded it writes, if it does.
     """
 
     name: str
@@ -109,7 +110,7 @@ def _encoder(config: ModelConfig) -> tuple[Region, ...]:
             before: tuple[str, ...] = (
                 weights.LLAVA_PROJECTION if isinstance(decoder, LlavaConfig) else weights.SIGLIP_PROJECTION
             )
-            before += weights.CHAT_PREFIX if config.prefix else ()
+            before += weights.LLAMA_EMBED + (weights.CHAT_PREFIX if config.prefix else ())
             after = _prefix(config, before, weights.LLAMA_BLOCK, weights.LLAMA_PREFIX_END)
         case Florence2Config() as decoder:
             after = _bart_prefix(config, decoder)
@@ -195,26 +196,22 @@ def _prefix(
     ``projection``, ``layer`` and ``end`` name the weights before the layers, of one, and of the last one's K/V.
     """
     vision, decoder = config.vision, config.decoder
-    hidden, inputs = (config.prefix_length, decoder.hidden_size), ("hidden", *IMAGE_KV)
+    hidden = config.encoded_length, decoder.hidden_size
+    text, own_kv = (("slots", TEXTS[0]), OWN_KV) if decoder.reads_prompt else ((), ())
+    inputs = ("hidden", *IMAGE_KV, *own_kv)
     *layers, last = (slice(number, number + 1) for number in range(decoder.num_layers))
-    before = _of_encoder(config, "prefix_before", ("hidden",), projection, hidden=vision.output_shape)
-    block = _of_encoder(
-        config,
-        "prefix_block",
-        inputs,
-        layer,
-        layers=len(layers),
-        hidden=hidden,
-        writes=tuple(layers),
-    )
-    after = _of_encoder(config, "prefix_after", inputs, end, hidden=hidden, writes=(last,))
+    of_stage = partial(_of_encoder, config, hidden=hidden)
+    before = _of_encoder(config, "prefix_before", ("hidden", *text), projection, hidden=vision.output_shape)
+    block = of_stage("prefix_block", inputs, layer, layers=len(layers), writes=tuple(layers))
+    after = of_stage("prefix_after", inputs, end, writes=(last,))
     return (before, block, after) if layers else (before, after)
 
 
 def _decoder(config: ModelConfig) -> tuple[Region, ...]:
     decoder = config.decoder
     before, block, after = weights.of_decoder(decoder)
-    text = TEXTS[1:] if decoder.text_tokens else ()  # whose end bounds what cross-attention sees
+    # Whose end bounds what cross-attention sees.
+    text = TEXTS[1:] if decoder.text_tokens and not decoder.reads_prompt else ()
 
     def region(name: str, inputs: tuple[str, ...], weight_names: tuple[str, ...], layers: int = 1) -> Region:
         function = partial(_function, config, name)
@@ -277,6 +274,9 @@ def layer_inputs(region: Region, state: DecodeState[B], rows: int, own: Mapping[
     caches: list[dict[str, B]] = [{}] * region.layers
     if region.writes:
         caches = [dict(zip(IMAGE_KV[1:], state.image_kv(layers), strict=True)) for layers in region.writes]
+        if OWN_KV[0] in region.input_names:
+            for cache, layers in zip(caches, region.writes, strict=True):
+                cache.update(zip(OWN_KV, state.own_kv(layers), strict=True))
     elif LAYER_KV[0] in region.input_names:
         caches = [dict(zip(LAYER_KV, layer, strict=True)) for layer in state.layers(rows)]
     own = {**own, **state.texts_of(rows)}

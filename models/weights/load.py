@@ -161,7 +161,7 @@ def _llama(take: WeightSource, config: ModelConfig, decoder: LlamaConfig) -> dic
     blocks = llama_weights.blocks(take, decoder)
     prefix = llama_weights.prefix(take, config.prefix, embed[0])
     return {
-        "prefix_before": ((*_connector(take, config.vision, decoder), *prefix),),
+        "prefix_before": ((*_connector(take, config.vision, decoder), *embed, *prefix),),
         **({"prefix_block": blocks[:-1]} if len(blocks) > 1 else {}),
         "prefix_after": (llama_weights.prefix_end(blocks[-1]),),
         "decoder_before": (embed,),

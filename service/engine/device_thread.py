@@ -125,7 +125,8 @@ class DeviceThread:
 
 def limits(loaded: StartedModel, options: StartOptions) -> Limits:
     """What the loaded model's caches hold, and its defaults."""
-    generation = loaded.checkpoint.config.generation
+    config = loaded.checkpoint.config
+    generation, decoder = config.generation, config.decoder
     return Limits(
         cache_length=loaded.runner.state.cache_length,
         # transformers' max_length counts the start token
@@ -133,4 +134,5 @@ def limits(loaded: StartedModel, options: StartOptions) -> Limits:
         eos_ids=frozenset(generation.eos_ids),
         max_beams=min(MAX_BEAMS, loaded.plan.table.largest.size),
         forced_end=generation.forced_eos_id is not None,
+        prompt_read=decoder.text_tokens if decoder.reads_prompt else 0,
     )

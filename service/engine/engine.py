@@ -203,9 +203,7 @@ class Engine:
         first = len(scheduler.running) - sum(row.slots for row in admitted)
         rows = [self._row(row) for row in admitted]
         timer = runner.timer()
-        runner.encode(
-            bucket, [row.request.array for row in admitted], first, texts=[row.request.text_ids for row in admitted]
-        )
+        runner.encode(bucket, [row.request.array for row in admitted], first, rows)
         runner.admit(first, rows)
         for row, content in zip(admitted, rows, strict=True):
             if row.searches:
@@ -254,4 +252,5 @@ class Engine:
         if params.samples:
             generator = random.Random(params.seed)  # noqa: S311  sampling, not secrets
             uniforms = [generator.random() for _ in range(self.limits.cache_length)]
-        return SlotRequest(request.prompt_ids, params, uniforms, running.limit, request.text_ids)
+        limit, text_ids = running.limit, request.text_ids
+        return SlotRequest(request.prompt_ids, params, uniforms, limit, text_ids, running.prefilled)

@@ -15,6 +15,7 @@ class RunningRequest:
     submitted: float
     admitted: float
     encode_s: float = 0.0
+    prefilled: int = 0  # of the start token and the prompt, read with the image
     prompt_left: int = 0
     tokens: list[int] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -37,7 +38,7 @@ class RunningRequest:
         if self.forced_end and not self.searches:
             # The end that beams are given is no text, so a lone row stops before it.
             self.limit = max(1, self.limit - 1)
-        self.total = len(self.request.prompt_ids) + self.limit
+        self.total = self.prompt_left + self.limit
 
     def found(self, generated: Sequence[int], eos_ids: Container[int]) -> None:
         """A beam search has its tokens all at once."""

@@ -141,20 +141,24 @@ class Scheduler:
             fitting = 0 if self._holds_back(free) else self._waiting.fitting(free)
             entries = self._waiting.take(self.table.admit(fitting) if fitting else 0)
         now = self._clock()
-        admitted = [
-            RunningRequest(
-                request=entry.request,
-                limit=self.limits.new_tokens(len(entry.request.prompt_ids), entry.request.params.max_new_tokens),
-                submitted=entry.submitted,
-                admitted=now,
-                prompt_left=len(entry.request.prompt_ids),
-                forced_end=self.limits.forced_end,
-            )
-            for entry in entries
-        ]
+        admitted = [self._admitted(entry, now) for entry in entries]
         self.running += admitted
         self.running += [row for row in admitted for _ in range(row.slots - 1)]
         return admitted
+
+    def _admitted(self, entry: Waiting, now: float) -> RunningRequest:
+        request, limits = entry.request, self.limits
+        prompt = len(request.prompt_ids)
+        prefilled = limits.prefilled(prompt, penalised=request.params.penalised)
+        return RunningRequest(
+            request=request,
+            limit=limits.new_tokens(prompt, request.params.max_new_tokens),
+            submitted=entry.submitted,
+            admitted=now,
+            prefilled=prefilled,
+            prompt_left=prompt - prefilled,
+            forced_end=limits.forced_end,
+        )
 
     def _holds_back(self, free: int) -> bool:
         """Whether to wait until a bucket of at most half the slots is free.

@@ -53,6 +53,13 @@ def test_tokens_equal_transformers_in_every_bucket(
         for count in {bucket.size, max(1, bucket.size - 1)}:  # full, and with a padding row
             output = runner.encode(bucket, images[:count], 0)
             torch.testing.assert_close(output[:count], encoded[:count], rtol=1e-3, atol=1e-3)
-            tokens, logits = steps_with_logits(runner, bucket, [SlotRequest(prompt)] * count, STEPS)
+            rows = [SlotRequest(prompt)] * count
+            tokens, logits = steps_with_logits(runner, bucket, rows, STEPS)
             assert tokens == expected[:count], f"bucket {bucket.size}"
             torch.testing.assert_close(logits[:, len(prompt) :], wanted[:count], rtol=1e-3, atol=1e-3)
+            if model.config.decoder.reads_prompt:  # as a server does: the prompt with the image
+                rows = [SlotRequest(prompt, prefilled=len(prompt))] * count
+                runner.encode(bucket, images[:count], 0, rows)
+                tokens, logits = steps_with_logits(runner, bucket, rows, STEPS - len(prompt))
+                assert tokens == [row[len(prompt) :] for row in expected[:count]], f"bucket {bucket.size}"
+                torch.testing.assert_close(logits, wanted[:count], rtol=1e-3, atol=1e-3)

@@ -177,11 +177,11 @@ class Runner(Generic[B]):
         bucket: Bucket,
         images: Sequence[Pixels],
         first_slot: int,
-        texts: Sequence[Sequence[int]] = (),
+        rows: Sequence[SlotRequest] = (),
     ) -> B:
         """Encode images [height, width, 3] into the slots ``first_slot``, ``first_slot + 1``, …
 
-        ``texts``: tokens of what stands beside each image, where the encoder reads a text.
+        ``rows``: what goes into these slots, for models that read a text beside an image; none: no text.
 
         Returns what the last region does [bucket, tokens, hidden], such as the encoder's output; rows after
         ``len(images)`` are padding, whose K/V goes to the scratch slot.
@@ -189,11 +189,11 @@ class Runner(Generic[B]):
         plan, count = self._encode[bucket], len(images)
         slots = list(range(first_slot, first_slot + count)) + [self.state.slots] * (bucket.size - count)
         self._staging.copy(images, slots)
-        self.state.write_texts(slots[:count], texts)
+        self.state.write_texts(slots[:count], [row.read(self.config.generation.start_id) for row in rows])
         return plan.captured.replay() if plan.captured else self._run_encoder(plan)
 
     def admit(self, first_slot: int, rows: Sequence[SlotRequest]) -> None:
-        """Put requests at their start: the start token at position 0, and their prompts as forced tokens."""
+        """Put requests at the first token that their encode has not read, and their prompts as forced tokens."""
         state, count = self.state, len(rows)
         slots = range(first_slot, first_slot + count)
 
@@ -207,8 +207,8 @@ class Runner(Generic[B]):
                 forced[place, 1] = generation.forced_bos_id  # it counts as generated
             if generation.forced_eos_id is not None and row.params.searches:
                 forced[place, len(row.prompt) + row.new_tokens] = forced_end(generation.forced_eos_id)
-        put("tokens", np.full(count, generation.start_id))
-        put("positions", np.zeros(count, np.int64))
+        put("tokens", np.array([row.begun(generation.start_id)[row.prefilled] for row in rows]))
+        put("positions", np.array([row.prefilled for row in rows]))
         put("forced", forced)
         put("temperature", np.array([row.params.temperature for row in rows], np.float32))
         if any(row.params.samples for row in rows):

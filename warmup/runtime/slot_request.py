@@ -49,6 +49,7 @@ class SlotRequest:
     ``uniforms`` holds one number in [0, 1) a position, drawn from the request's seed, and may be empty for a row
     that does not sample. ``new_tokens``: what a beam search generates at most; its row is the first of as many as
     it has beams. ``text``: what the encoder reads beside the image, for models that take a text there.
+    ``prefilled``: how many of the start token and the prompt the encode reads; the first step takes the next one.
     """
 
     prompt: Sequence[int] = ()
@@ -56,6 +57,15 @@ class SlotRequest:
     uniforms: Sequence[float] = ()
     new_tokens: int = 0
     text: Sequence[int] = ()
+    prefilled: int = 0
+
+    def begun(self, start_id: int) -> tuple[int, ...]:
+        """The tokens that the row has before it says any."""
+        return start_id, *self.prompt
+
+    def read(self, start_id: int) -> Sequence[int]:
+        """Those that its encode reads beside the image."""
+        return self.text or self.begun(start_id)[: self.prefilled]
 
 
 @dataclass(frozen=True)

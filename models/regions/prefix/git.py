@@ -62,8 +62,8 @@ def prefix_block(
     batch, length, width = hidden.shape
     qkv = F.linear(hidden, qkv_weight, qkv_bias).view(batch, length, 3, num_heads, width // num_heads)
     query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, H, T, d]
-    key_cache[0, slots] = key.mT
-    value_cache[0, slots] = value
+    key_cache[:, slots] = key.mT
+    value_cache[:, slots] = value
     attended = F.scaled_dot_product_attention(query, key, value)
     attended = attended.transpose(1, 2).reshape(batch, length, width)
     hidden = hidden + F.linear(attended, out_weight, out_bias)

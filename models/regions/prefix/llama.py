@@ -5,9 +5,14 @@ before it and never the text, so that keys and values are those of every step to
 stage of the encoder, and kept where other decoders keep cross-attention's. Of the last layer nothing but these is
 needed. A row's own tokens follow: their positions are counted on from the prefix's length.
 
-B is the padded batch, b the rows of a step, T the prefix's tokens, L the cache length, D the hidden size, d the
-head dimension, I the inner size. H heads of keys and values serve n * H heads of queries. Linear layers are stored
-[out, in] and have no bias; a prefix block has the weights of the decoder block of its layer.
+The first of these, as many as an encode reads, go through the same stage behind the image, and their keys and
+values to where a step would write them. So an instruction takes no steps but for its last token. Shorter ones are
+padded: what padding leaves there is not seen before the row's own tokens have replaced it.
+
+B is the padded batch, b the rows of a step, T the prefix's tokens, P those of a text, S = T + P, L the cache
+length, D the hidden size, d the head dimension, I the inner size. H heads of keys and values serve n * H heads of
+queries. Linear layers are stored [out, in] and have no bias; a prefix block has the weights of the decoder block of
+its layer.
 """
 
 import torch
@@ -30,16 +35,25 @@ def embed(
     return F.embedding(tokens, token_weight)
 
 
-def after_prefix(image: Tensor, *prefix: Tensor) -> Tensor:
-    """``image`` [B, T, D] after the tokens [n, D] that stand before it in every row, where there are some."""
-    return torch.cat((*(each.expand(image.shape[0], -1, -1) for each in prefix), image), dim=1)
+def between(
+    image: Tensor,  # [B, tokens, D]
+    slots: Tensor,  # [B] int64
+    texts: Tensor,  # [slots, P] int64, -1 behind the end of each
+    token_weight: Tensor,  # [V, D]
+    *prefix: Tensor,  # [n, D], embeddings of what a chat template puts before the image, if it does
+) -> Tensor:  # [B, n + tokens + P, D]
+    """The image's tokens between what stands before them in every row and the beginning of the row's text."""
+    before = (each.expand(image.shape[0], -1, -1) for each in prefix)
+    return torch.cat((*before, image, F.embedding(texts[slots].clamp(min=0), token_weight)), dim=1)
 
 
 def prefix_block(
-    hidden: Tensor,  # [B, T, D]
+    hidden: Tensor,  # [B, S, D]
     slots: Tensor,  # [B] int64
-    key_cache: Tensor,  # [1, slots, H, d, T], of this layer, written in place
-    value_cache: Tensor,  # [1, slots, H, T, d], likewise
+    image_key: Tensor,  # [1, slots, H, d, T], of this layer, written in place
+    image_value: Tensor,  # [1, slots, H, T, d], likewise
+    own_key: Tensor,  # [1, slots, H, d, L], likewise
+    own_value: Tensor,  # [1, slots, H, L, d], likewise
     norm1_weight: Tensor,  # [D]
     qkv_weight: Tensor,  # [(n + 2) * H * d, D]
     frequencies: Tensor,  # [d / 2] fp32
@@ -50,18 +64,17 @@ def prefix_block(
     *,
     eps: float,
     act: Activation,
-) -> Tensor:  # [B, T, D]
-    """One layer over the prefix, whose keys and values go into the rows' slots."""
+) -> Tensor:  # [B, S, D]
+    """One layer over prefix and text, whose keys and values go into the rows' slots."""
     batch, length, _ = hidden.shape
-    heads, head_dim = value_cache.shape[2], value_cache.shape[4]
+    heads, head_dim = image_value.shape[2], image_value.shape[4]
     qkv = F.linear(_norm(hidden, norm1_weight, eps), qkv_weight).view(batch, length, -1, head_dim)
     queries = qkv.shape[2] - 2 * heads
     query, key, value = torch.split(qkv, [queries, heads, heads], dim=2)
     angles = _angles(torch.arange(length, device=hidden.device), frequencies)
     query, key = rotate(query, angles).transpose(1, 2), rotate(key, angles).transpose(1, 2)
     value = value.transpose(1, 2)
-    key_cache[0, slots] = key.mT
-    value_cache[0, slots] = value
+    _keep(key, value, slots, image_key, image_value, own_key, own_value)
     shared = (batch, heads, queries // heads, length, head_dim)
     key, value = (part.unsqueeze(2).expand(shared).flatten(1, 2) for part in (key, value))
     attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
@@ -70,26 +83,47 @@ def prefix_block(
 
 
 def prefix_end(
-    hidden: Tensor,  # [B, T, D]
+    hidden: Tensor,  # [B, S, D]
     slots: Tensor,  # [B] int64
-    key_cache: Tensor,  # [1, slots, H, d, T], of the last layer, written in place
-    value_cache: Tensor,  # [1, slots, H, T, d], likewise
+    image_key: Tensor,  # as `prefix_block` has them, of the last layer
+    image_value: Tensor,
+    own_key: Tensor,
+    own_value: Tensor,
     norm1_weight: Tensor,  # [D]
     qkv_weight: Tensor,  # [(n + 2) * H * d, D]
     frequencies: Tensor,  # [d / 2] fp32
     *,
     eps: float,
-) -> Tensor:  # [B, T, D], what the last layer takes
+) -> Tensor:  # [B, S, D], what the last layer takes
     """Keys and values of the last layer into the rows' slots."""
     batch, length, _ = hidden.shape
-    heads, head_dim = value_cache.shape[2], value_cache.shape[4]
+    heads, head_dim = image_value.shape[2], image_value.shape[4]
     kv_weight = qkv_weight[-2 * heads * head_dim :]
     kv = F.linear(_norm(hidden, norm1_weight, eps), kv_weight).view(batch, length, 2, heads, head_dim)
     key, value = kv.unbind(2)
     key = rotate(key, _angles(torch.arange(length, device=hidden.device), frequencies))
-    key_cache[0, slots] = key.permute(0, 2, 3, 1)
-    value_cache[0, slots] = value.transpose(1, 2)
+    _keep(key.transpose(1, 2), value.transpose(1, 2), slots, image_key, image_value, own_key, own_value)
     return hidden.clone()  # a region's result is never its input
+
+
+def _keep(
+    key: Tensor,  # [B, H, S, d]
+    value: Tensor,  # [B, H, S, d]
+    slots: Tensor,
+    image_key: Tensor,
+    image_value: Tensor,
+    own_key: Tensor,
+    own_value: Tensor,
+) -> None:
+    """Those of the prefix and, behind it, of the text's tokens, as many as a cache holds.
+
+    A cache is indexed itself, not a view of it: else the compiler copies all of it, twice.
+    """
+    image, limit = image_value.shape[3], own_value.shape[3]
+    image_key[:, slots], image_value[:, slots] = key[:, :, :image].mT, value[:, :, :image]
+    text_key, text_value = (each[:, :, image:].transpose(1, 2)[:, :limit].unsqueeze(2) for each in (key, value))
+    rows, places = slots.unsqueeze(1), torch.arange(text_key.shape[1], device=slots.device)
+    own_key[:, rows, :, :, places], own_value[:, rows, :, places] = text_key, text_value
 
 
 def block(

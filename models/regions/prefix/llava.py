@@ -1,25 +1,27 @@
 """Computes what LLaVA 1.5 (Liu et al., 2023) has between its encoder and Llama's layers.
 
-B is the padded batch, S the encoder's tokens, E its width and D the decoder's.
+B is the padded batch, S the encoder's tokens, P those of a text, E the encoder's width and D the decoder's.
 """
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from snapcap.models.regions.layers.activations import Activation
-from snapcap.models.regions.prefix.llama import after_prefix
+from snapcap.models.regions.prefix.llama import between
 
 
 def project(
     hidden: Tensor,  # [B, S, E]
+    slots: Tensor,  # [B] int64
+    texts: Tensor,  # [slots, P] int64
     fc1_weight: Tensor,  # [D, E]
     fc1_bias: Tensor,  # [D]
     fc2_weight: Tensor,  # [D, D]
     fc2_bias: Tensor,
-    *prefix: Tensor,  # [n, D], embeddings of what a chat template puts before the image, if it does
+    *embeddings: Tensor,  # those that `llama.between` takes
     skipped: int,
     act: Activation,
-) -> Tensor:  # [B, n + S - skipped, D]
-    """Two linear layers over the encoder's tokens but the first ``skipped``, the prefix before them."""
+) -> Tensor:  # [B, n + S - skipped + P, D]
+    """Two linear layers over the encoder's tokens but the first ``skipped``, between the prefix and a text."""
     inner = act(F.linear(hidden[:, skipped:], fc1_weight, fc1_bias))
-    return after_prefix(F.linear(inner, fc2_weight, fc2_bias), *prefix)
+    return between(F.linear(inner, fc2_weight, fc2_bias), slots, texts, *embeddings)

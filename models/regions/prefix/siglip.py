@@ -1,13 +1,13 @@
 """Computes what SigLIP's encoder (Zhai et al., 2023) does before and after its blocks, which are ``regions.vit``'s.
 
 It has no class token, and several of its tokens may become one of the decoder's. B is the padded batch, S the
-patches, E the encoder's width and D the decoder's.
+patches, P the tokens of a text, E the encoder's width and D the decoder's.
 """
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from snapcap.models.regions.prefix.llama import after_prefix
+from snapcap.models.regions.prefix.llama import between
 from snapcap.models.regions.vit import cut
 
 
@@ -30,15 +30,17 @@ def embed(
 
 def project(
     hidden: Tensor,  # [B, S, E]
+    slots: Tensor,  # [B] int64
+    texts: Tensor,  # [slots, P] int64
     norm_weight: Tensor,  # [E]
     norm_bias: Tensor,
     projection_weight: Tensor,  # [D, s * s * E]
-    *prefix: Tensor,  # [n, D], embeddings of what a chat template puts before the image, if it does
+    *embeddings: Tensor,  # those that `llama.between` takes
     grid: tuple[int, int],
     pixel_shuffle: int,
     eps: float,
-) -> Tensor:  # [B, n + S / (s * s), D]
-    """The encoder's last norm, each square of s × s patches as one token of the decoder, the prefix before them.
+) -> Tensor:  # [B, n + S / (s * s) + P, D]
+    """The encoder's last norm, each square of s × s patches as one token of the decoder, between prefix and text.
 
     A token holds its patches row by row.
     """
@@ -46,4 +48,4 @@ def project(
     (rows, columns), side = grid, pixel_shuffle
     squares = normed.view(-1, rows // side, side, columns // side, side, normed.shape[-1])
     squares = squares.transpose(2, 3).reshape(normed.shape[0], -1, side * side * normed.shape[-1])
-    return after_prefix(F.linear(squares, projection_weight), *prefix)
+    return between(F.linear(squares, projection_weight), slots, texts, *embeddings)

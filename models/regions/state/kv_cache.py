@@ -34,14 +34,15 @@ class DecodeState(Generic[B]):
 
     The cross caches hold the K/V of the image's tokens, whether they are cross-attention's or those of a prefix
     that stands before a caption's own. Their last slot is scratch: an encoder bucket's padding rows write there,
-    never into a request's slot.
+    never into a request's slot. Where an encode reads the beginning of a prompt, which writes a caption's own K/V,
+    these have such a slot too.
     """
 
     memory: Memory[B]
     slots: int
     cache_length: int
-    key: B  # [N, slots, H, d, L]
-    value: B  # [N, slots, H, L, d]
+    key: B  # [N, slots, H, d, L], or slots + 1
+    value: B  # [N, slots, H, L, d], likewise
     cross_key: B  # [N, slots + 1, H, d, T]
     cross_value: B  # [N, slots + 1, H, T, d]
     tokens: B  # [slots] int64
@@ -51,8 +52,8 @@ class DecodeState(Generic[B]):
     temperature: B  # [slots] fp32
     top_k: B  # [slots] int64
     top_p: B  # [slots] fp32
-    # [slots + 1, P] int64: the text that an encoder reads beside the image, -1 behind its end. The last P of the
-    # cross caches' T are its tokens. None where an encoder reads no text.
+    # [slots + 1, P] int64: the text that an encode reads beside the image, -1 behind its end. Its K/V are the last
+    # P of the cross caches' T, or, of a prompt, the first P of a row's own. None where no text is read.
     texts: B | None = None
 
     @classmethod
@@ -74,8 +75,8 @@ class DecodeState(Generic[B]):
             memory=memory,
             slots=slots,
             cache_length=cache_length,
-            key=keys(layers, slots, heads, head_dim, cache_length),
-            value=memory.zeros(dtype, (layers, slots, heads, cache_length, head_dim)),
+            key=keys(layers, slots + decoder.reads_prompt, heads, head_dim, cache_length),
+            value=memory.zeros(dtype, (layers, slots + decoder.reads_prompt, heads, cache_length, head_dim)),
             cross_key=keys(layers, slots + 1, heads, head_dim, tokens),
             cross_value=memory.zeros(dtype, (layers, slots + 1, heads, tokens, head_dim)),
             tokens=memory.zeros("int64", (slots,)),
@@ -111,20 +112,24 @@ class DecodeState(Generic[B]):
         """Views of the image's keys [n, slots + 1, H, d, T] and values in some decoder layers."""
         return self.memory.view(self.cross_key, layers), self.memory.view(self.cross_value, layers)
 
+    def own_kv(self, layers: slice) -> tuple[B, B]:
+        """Views of a row's own keys [n, slots + 1, H, d, L] and values in some decoder layers."""
+        return self.memory.view(self.key, layers), self.memory.view(self.value, layers)
+
     def rows(self, names: Sequence[str], rows: int) -> tuple[B, ...]:
         """Views of buffers that hold a row a slot, of the first ``rows``."""
         return tuple(self.memory.view(getattr(self, name), slice(rows)) for name in names)
 
     def texts_of(self, rows: int) -> dict[str, B]:
-        """What regions call the texts: all slots', and the view of those of the first ``rows``; nothing where an
-        encoder reads none."""
+        """What regions call the texts: all slots', and the view of those of the first ``rows``; nothing where none
+        is read."""
         if self.texts is None:
             return {}
         return dict(zip(TEXTS, (self.texts, self.memory.view(self.texts, slice(rows))), strict=True))
 
     def write_texts(self, slots: Sequence[int], texts: Sequence[Sequence[int]]) -> None:
-        """What the encoder reads beside the images of these slots: tokens, none for a slot that has no text; where
-        it reads none, nothing happens."""
+        """What an encode reads beside the images of these slots: tokens, none for a slot that has no text; where it
+        reads none, nothing happens."""
         if self.texts is None:
             return
         padded = np.full((len(slots), self.memory.spec(self.texts)[1][1]), -1)

@@ -90,18 +90,20 @@ def test_vision_prefix_logits_and_tokens_equal_transformers(case: tuple[Any, Pat
     runner = build_runner(folder)
     images = random_images(runner.config, 3)  # in a bucket of 5
     before = runner.state.cross_key[:, 4].clone()
+    own = runner.state.key[:, 4].clone()
     prompt = torch.tensor([chat_prompt(model)] * 3)
     pixels = chat_pixels(model, images)
     output = model(input_ids=prompt, pixel_values=pixels, use_cache=True, output_hidden_states=True)
     length = runner.config.prefix_length
     assert length == prompt.shape[1] - 1
     last = runner.encode(TABLE.fit(3), images, 1)
-    torch.testing.assert_close(last[:3], output.hidden_states[-2][:, :length], rtol=1e-4, atol=2e-4)
+    torch.testing.assert_close(last[:3, :length], output.hidden_states[-2][:, :length], rtol=1e-4, atol=2e-4)
     for layer, cache in enumerate(output.past_key_values.layers):
         keys, values = cache.keys[:, :, :length], cache.values[:, :, :length]
         torch.testing.assert_close(runner.state.cross_key[layer, 1:4].mT, keys, rtol=1e-4, atol=2e-4)
         torch.testing.assert_close(runner.state.cross_value[layer, 1:4], values, rtol=1e-4, atol=2e-4)
     assert torch.equal(runner.state.cross_key[:, 4], before)
+    assert torch.equal(runner.state.key[:, 4], own)
 
     logits: list[torch.Tensor] = []
     tokens = generate(runner, images, NEW_TOKENS, logits=logits)
@@ -110,25 +112,39 @@ def test_vision_prefix_logits_and_tokens_equal_transformers(case: tuple[Any, Pat
     torch.testing.assert_close(torch.stack(logits), torch.stack(expected_logits), rtol=1e-4, atol=2e-4)
     assert len(set(tokens.flatten().tolist())) > 2, "the model must not repeat one token"
     assert expected[0] != expected[1], "the model must see the image"
-    tokens = generate(runner, images, NEW_TOKENS, PROMPT)
-    assert tokens.tolist() == generated_by_chat(model, images, NEW_TOKENS, PROMPT)[0]
-    assert tuple(tokens[0, :4]) == PROMPT
+    expected = generated_by_chat(model, images, NEW_TOKENS, PROMPT)[0]
+    assert tuple(expected[0][:4]) == PROMPT
+    for prefilled in range(5):  # of the start token and the prompt, the last of which a step begins with
+        assert generate(runner, images, NEW_TOKENS, PROMPT, prefilled=prefilled).tolist() == expected
+
+
+@pytest.mark.parametrize("cache_length", [24, 48], ids=["a cache shorter than what an encode reads", ""])
+@torch.no_grad()
+def test_a_prompt_longer_than_what_an_encode_reads_goes_on_step_by_step(tmp_path: Path, cache_length: int) -> None:
+    model = random_captioners.smolvlm()
+    runner = build_runner(written(model, tmp_path), cache_length=cache_length)
+    images = random_images(runner.config, 2)
+    read = min(runner.config.decoder.text_tokens, cache_length - 4)
+    prompt = tuple(range(60, 60 + cache_length - 6))
+    tokens = generate(runner, images, cache_length - 1, prompt, prefilled=min(read, len(prompt)))
+    assert tokens.tolist() == generated_by_chat(model, images, cache_length - 1, prompt)[0]
 
 
 @pytest.mark.parametrize("captioner", [random_captioners.smolvlm, random_captioners.llava])
-@pytest.mark.parametrize("prompt", [(), PROMPT], ids=["no prompt", "prompt"])
+@pytest.mark.parametrize(("prompt", "read"), [((), 0), (PROMPT, 0), (PROMPT, 4)], ids=["none", "steps", "read"])
 @torch.no_grad()
 def test_a_request_gives_the_same_tokens_alone_and_inside_every_bucket(
-    tmp_path: Path, prompt: tuple[int, ...], captioner: Callable[[], Any]
+    tmp_path: Path, prompt: tuple[int, ...], read: int, captioner: Callable[[], Any]
 ) -> None:
     table = BucketTable.of((1, 2, 5, 8))
     runner = build_runner(written(captioner(), tmp_path), table)
     wanted, *others = random_images(runner.config, 8)
-    alone = generate(runner, [wanted], NEW_TOKENS, prompt, table)[0]
+    alone = generate(runner, [wanted], NEW_TOKENS, prompt, table, prefilled=read)[0]
     for rows in range(2, 9):  # full and padded buckets alike
         for place in {0, rows // 2, rows - 1}:
             images = [*others[:place], wanted, *others[place : rows - 1]]
-            assert generate(runner, images, NEW_TOKENS, prompt, table)[place].tolist() == alone.tolist()
+            tokens = generate(runner, images, NEW_TOKENS, prompt, table, prefilled=read)
+            assert tokens[place].tolist() == alone.tolist()
 
 
 def settings(count: int) -> list[SamplingParams]:
@@ -141,8 +157,10 @@ def settings(count: int) -> list[SamplingParams]:
 
 
 @pytest.mark.parametrize("captioner", [random_captioners.smolvlm, random_captioners.llava])
-@pytest.mark.parametrize("prompt", [(), PROMPT], ids=["no prompt", "prompt"])
-def test_beams_equal_transformers(tmp_path: Path, prompt: tuple[int, ...], captioner: Callable[..., Any]) -> None:
+@pytest.mark.parametrize(("prompt", "read"), [((), 0), (PROMPT, 0), (PROMPT, 4)], ids=["none", "steps", "read"])
+def test_beams_equal_transformers(
+    tmp_path: Path, prompt: tuple[int, ...], read: int, captioner: Callable[..., Any]
+) -> None:
     """Beams copy what they have cached of their own; the prefix's K/V is that of the whole group."""
     model = captioner(seed=2)
     model.generation_config.eos_token_id = [5, 11, 23]
@@ -150,7 +168,7 @@ def test_beams_equal_transformers(tmp_path: Path, prompt: tuple[int, ...], capti
     runner: Runner = build_runner(written(model, tmp_path), table)
     images = random_images(runner.config, 4)
     for number, params in enumerate(settings(8)):
-        row = SlotRequest(prompt, params, new_tokens=NEW_TOKENS)
+        row = SlotRequest(prompt, params, new_tokens=NEW_TOKENS, prefilled=read)
         (tokens,) = search(runner, table, [(images[number % 4], row)], NEW_TOKENS + 5)
         assert tokens == chat_reference(model, images[number % 4], row), row
 

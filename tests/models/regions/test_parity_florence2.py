@@ -90,7 +90,7 @@ def test_the_prefix_and_its_keys_equal_transformers_whatever_is_behind_a_text(ca
     runner = build_runner(folder)
     images = random_images(runner.config, 3)  # in a bucket of 5
     before = runner.state.cross_key[:, 4].clone()
-    output = runner.encode(TABLE.fit(3), images, 1, texts=TEXTS[:3])
+    output = runner.encode(TABLE.fit(3), images, 1, [SlotRequest(text=text) for text in TEXTS[:3]])
     for row, text in enumerate(TEXTS[:3]):
         ids = florence2_ids(model, [text])
         pixels = pixel_values(images[row : row + 1])

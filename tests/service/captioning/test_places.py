@@ -77,8 +77,8 @@ def test_the_engine_of_this_process(server: BoundedServer, clients, image: Png) 
     served, captioner, steps = Served(), server.services.captioner, threading.Event()
     runner: Any = served.runner
     encode = runner.encode  # takes numbers for images: here the value of their pixels
-    runner.encode = lambda bucket, images, first, texts: encode(
-        bucket, [int(each[0, 0, 0]) for each in images], first, texts
+    runner.encode = lambda bucket, images, first, rows: encode(
+        bucket, [int(each[0, 0, 0]) for each in images], first, rows
     )
     runner.before_step = lambda: steps.wait(PATIENCE)
     transform: Any = ImageTransform(size=(8, 8))

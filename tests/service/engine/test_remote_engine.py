@@ -199,7 +199,7 @@ class Behind:
 class Images(ListRunner):
     """Takes images as pixels, whose value is their number."""
 
-    def encode(self, bucket: Any, images: Any, first_slot: int, texts: Any = ()) -> None:
+    def encode(self, bucket: Any, images: Any, first_slot: int, rows: Any = ()) -> None:
         super().encode(bucket, [int(image[0, 0, 0]) for image in images], first_slot)
 
 

@@ -100,6 +100,24 @@ def test_tokens_are_handed_out_as_they_come_without_prompt_and_end(scheduler: Sc
     assert sent.future.result(0).tokens == (11, 12)
 
 
+@pytest.mark.parametrize(("prompt", "read"), [((), 0), ((5,), 1), ((5, 6, 7), 3), ((5, 6, 7, 8, 9), 3)])
+def test_what_of_a_prompt_is_read_with_the_image_takes_no_step(
+    clock: Clock, prompt: tuple[int, ...], read: int
+) -> None:
+    scheduler = Scheduler(TABLE, Limits(20, 2, frozenset(), prompt_read=3), clock)
+    sent, penalised = request("a", prompt), request("b", prompt, repetition_penalty=1.5)
+    submit(scheduler, sent, penalised)
+    rows = scheduler.admit() + scheduler.admit()
+    assert [row.prefilled for row in rows] == [read, 0], "penalties look at the tokens of all steps"
+    assert [row.total for row in scheduler.running] == [len(prompt) - read + 2, len(prompt) + 2]
+    steps = 0
+    while not sent.future.done():
+        scheduler.advance(scheduler.running, [11 + steps] * 2, "eager")
+        steps += 1
+    assert sent.future.result(0).tokens == (9 + steps, 10 + steps)
+    assert steps == len(prompt) - read + 2
+
+
 def test_the_last_token_is_handed_out_before_the_result(scheduler: Scheduler) -> None:
     sent = request(max_new_tokens=1)
     done: list[bool] = []

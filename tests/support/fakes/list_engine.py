@@ -43,9 +43,7 @@ class ListRunner:
     def health(self, error: Exception) -> "DeviceHealth":
         return self.condition
 
-    def encode(
-        self, bucket: Bucket, images: list[int], first_slot: int, texts: Sequence[Sequence[int]] = ()
-    ) -> None:
+    def encode(self, bucket: Bucket, images: list[int], first_slot: int, rows: Sequence[SlotRequest] = ()) -> None:
         self.before_encode()
         assert len(images) <= bucket.size
         self.encoded.append((bucket.size, len(images)))

@@ -30,7 +30,7 @@ def place(
     Returns, for each slot, the number of the request in it.
     """
     images, rows = [image for image, _ in asked], [row for _, row in asked]
-    runner.encode(table.fit(len(asked)), images, first, texts=[row.text for row in rows])
+    runner.encode(table.fit(len(asked)), images, first, rows)
     runner.admit(first, rows)
     owners = list(range(len(asked)))
     for number, row in enumerate(rows):
@@ -59,7 +59,9 @@ def search(
         for slot, hypothesis in pending.hypotheses().items():
             ended.setdefault(owners[slot], hypothesis)
     return [
-        tokens[number][len(row.prompt) :] if not row.params.searches else ended[number][1 + len(row.prompt) :]
+        ended[number][1 + len(row.prompt) :]
+        if row.params.searches
+        else tokens[number][len(row.prompt) - row.prefilled :]
         for number, (_, row) in enumerate(asked)
     ]
 

@@ -70,7 +70,7 @@ class Captioner:
 
     def encoded(self, model: Any, images: list[np.ndarray]) -> torch.Tensor:
         """The encoder's output of a copy of ``model``, on the device it is on; of those with a prefix what the
-        decoder's last layer takes of it, of Florence-2 that of no text behind the image, with its padding."""
+        decoder's last layer takes of it. Where it reads a text, that of none, with its padding."""
         if hasattr(model, "git"):
             return self._prefix(model, images)
         if self.config.chat is not None:
@@ -91,9 +91,10 @@ class Captioner:
 
     def _chat_prefix(self, model: Any, images: list[np.ndarray]) -> torch.Tensor:
         pixels = chat_pixels(model, images).to(model.device, model.dtype)
-        ids = torch.tensor([chat_prompt(model)] * len(images), device=model.device)
+        padded = [*chat_prompt(model)[:-1], *[0] * self.config.decoder.text_tokens]
+        ids = torch.tensor([padded] * len(images), device=model.device)
         states = model(input_ids=ids, pixel_values=pixels, output_hidden_states=True).hidden_states
-        prefix: torch.Tensor = states[self.config.decoder.num_layers - 1][:, : self.config.prefix_length]
+        prefix: torch.Tensor = states[self.config.decoder.num_layers - 1]
         return prefix
 
     def _padded(self, model: Any, images: list[np.ndarray], padding: int) -> torch.Tensor:

@@ -65,16 +65,19 @@ def generate(
     table: BucketTable = TABLE,
     logits: list[torch.Tensor] | None = None,
     texts: Sequence[Sequence[int]] = (),
+    prefilled: int = 0,
 ) -> np.ndarray:
     """Tokens [images, steps] that follow the start token, all images in one bucket from the first slot.
 
     ``logits`` is added to: [images, vocabulary] a step. ``texts``: what the encoder reads beside each image.
+    ``prefilled``: so many of the start token and the prompt are read with the image, and take no step.
     """
     bucket = table.fit(len(images))
-    runner.encode(bucket, images, 0, texts=texts)
-    runner.admit(0, [SlotRequest(prompt=prompt)] * len(images))
-    tokens = []
-    for _ in range(steps):
+    rows = [SlotRequest(prompt, text=text, prefilled=prefilled) for text in texts or [()] * len(images)]
+    runner.encode(bucket, images, 0, rows)
+    runner.admit(0, rows)
+    tokens = [[token] * len(images) for token in prompt[:prefilled]]
+    for _ in range(steps - prefilled):
         step = runner.decode_step(bucket)
         if logits is not None:
             logits.append(step[: len(images)].clone())

@@ -1,0 +1,68 @@
+"""Regions write K/V into the caches that they are given, and not into copies of these that are copied back.
+
+Inductor writes in place where what is indexed is the cache itself: a view of it costs two copies of all slots.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.parity import device_cases
+from support.parity.device_cases import open_model, plan_of
+from torch.fx import Node
+
+from snapcap.models.regions.functions import RegionFunction
+from snapcap.models.regions.table import Region
+from snapcap.warmup.plan.buckets import Bucket
+from snapcap.warmup.runtime.loaded_model import LoadedModel
+
+FAMILIES = (
+    device_cases.vit_gpt2,
+    device_cases.blip,
+    device_cases.git,
+    device_cases.smolvlm,
+    device_cases.florence2,
+)
+_WRITES = (torch.ops.aten.index_put.default, torch.ops.aten.scatter.src)
+
+
+class _Module(torch.nn.Module):
+    def __init__(self, function: RegionFunction) -> None:
+        super().__init__()
+        self._function = function
+
+    def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        return self._function(*inputs)
+
+
+def copied(model: LoadedModel, region: Region, bucket: Bucket) -> list[str]:
+    """Caches that the region writes otherwise than by indexing them, by its name for them."""
+    inputs = model.inputs(region, bucket)
+    program = torch.export.export(_Module(region.function), inputs).run_decompositions({})
+    nodes: dict[str, Node] = {node.name: node for node in program.graph.nodes}
+    places = {name: place for place, name in enumerate(program.graph_signature.user_inputs)}
+    found = []
+    for output, name in program.graph_signature.user_inputs_to_mutate.items():
+        node: Any = nodes[output]
+        while node.target in _WRITES:
+            node = node.args[0]
+        if node.name != name and inputs[places[name]].is_floating_point():
+            found.append(region.input_names[places[name]])
+    return found
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: str(family.__name__))
+def test_caches_are_written_where_they_are(
+    family: Callable[[Path], device_cases.Captioner], tmp_path: Path
+) -> None:
+    captioner = family(tmp_path)
+    plan = plan_of(torch.device("cpu"), "float32", (2,))
+    model = open_model(captioner, plan)
+    writing = [region for region in model.regions if not region.on_demand and len(region.input_names) > 3]
+    assert {region.component for region in writing} == {"encoder", "decoder"}
+    with torch.no_grad():
+        assert {region.name: copied(model, region, plan.table.largest) for region in writing} == {
+            region.name: [] for region in writing
+        }
