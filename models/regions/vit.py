@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from snapcap.models.regions.layers.activations import Activation
+from snapcap.models.regions.layers.attention import attend_all
 
 # x, weight, bias, activation -> the activated linear layer
 Activated = Callable[[Tensor, Tensor, Tensor, Activation], Tensor]
@@ -98,7 +99,10 @@ def block(
     normed = F.layer_norm(hidden, (width,), norm1_weight, norm1_bias, eps)
     qkv = F.linear(normed, qkv_weight, qkv_bias).view(batch, length, 3, num_heads, width // num_heads)
     query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, H, S, D/H]
-    attended = F.scaled_dot_product_attention(query, key, value, attn_mask=relative)
+    if relative is None:
+        attended = attend_all(query, key, value)
+    else:
+        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=relative)
     attended = attended.transpose(1, 2).reshape(batch, length, width)
     hidden = hidden + F.linear(attended, out_weight, out_bias)
     normed = F.layer_norm(hidden, (width,), norm2_weight, norm2_bias, eps)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -10,6 +11,9 @@ Activation = Callable[[Tensor], Tensor]
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:
+    if torch.compiler.is_compiling() and x.device.type == "cpu":
+        # 1 + tanh y = 2 sigmoid 2y, which takes half as long there.
+        return x * (math.sqrt(8.0 / math.pi) * (x + 0.044715 * x * x * x)).sigmoid()
     return F.gelu(x, approximate="tanh")
 
 

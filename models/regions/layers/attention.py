@@ -1,7 +1,36 @@
-"""Attention of one new token a row over its cache, as every decoder here does it."""
+"""Computes attention: of all tokens to all, and of one new token a row over its cache."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+_MOST_SCORES = 1 << 22  # at once, of whole heads; more do not stay in a CPU's cache
+_MOST_PARTS = 4  # each is code of its own
+
+
+def attend_all(
+    query: Tensor,  # [B, H, T, d]
+    key: Tensor,  # [B, H, T, d]
+    value: Tensor,  # [B, H, T, d]
+) -> Tensor:  # [B, H, T, d]
+    """softmax(q K / √d) V, in which all tokens see each other.
+
+    Compiled for a CPU in bfloat16 it is two products and a softmax in fp32, over some heads at a time, as oneDNN
+    multiplies twice as fast as torch's flash attention does there (benchmarks/NOTES.md). Scores are rounded to 16
+    bits between, as by `attend`.
+    """
+    if not torch.compiler.is_compiling() or query.device.type != "cpu" or query.dtype != torch.bfloat16:
+        return F.scaled_dot_product_attention(query, key, value)
+    batch, heads, length, width = query.shape
+    each = max(-(-heads // _MOST_PARTS), _MOST_SCORES // (batch * length * length))
+    parts = zip(*(tensor.split(each, dim=1) for tensor in (query, key, value)), strict=True)
+    weights = ((_softmax(torch.matmul(q, k.mT), width**-0.5), v) for q, k, v in parts)
+    return torch.cat([torch.matmul(weight, v) for weight, v in weights], dim=1)
+
+
+def _softmax(scores: Tensor, scale: float) -> Tensor:
+    """Of scores and their scale in fp32, whatever the dtype."""
+    return (scores.float() * scale).softmax(dim=-1).to(scores.dtype)
 
 
 def attend(

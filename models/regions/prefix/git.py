@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from snapcap.models.regions.layers.activations import Activation
-from snapcap.models.regions.layers.attention import attend_prefixed
+from snapcap.models.regions.layers.attention import attend_all, attend_prefixed
 from snapcap.models.regions.layers.linear import linear
 from snapcap.models.regions.state.cross_kv import WriteCrossKV, write_cross_kv
 from snapcap.models.regions.vit import Activated, activated
@@ -64,7 +64,7 @@ def prefix_block(
     query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, H, T, d]
     key_cache[:, slots] = key.mT
     value_cache[:, slots] = value
-    attended = F.scaled_dot_product_attention(query, key, value)
+    attended = attend_all(query, key, value)
     attended = attended.transpose(1, 2).reshape(batch, length, width)
     hidden = hidden + F.linear(attended, out_weight, out_bias)
     hidden = F.layer_norm(hidden, (width,), norm1_weight, norm1_bias, eps)
