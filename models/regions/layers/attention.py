@@ -86,9 +86,9 @@ def attend_prefixed(
 
 def _cache(key: Tensor, value: Tensor, positions: Tensor, key_cache: Tensor, value_cache: Tensor) -> Tensor:
     """Write a new token's key and value [b, H, d] at its position; returns [b, 1, 1, L], true after it."""
-    rows, heads, head_dim, length = key_cache.shape
-    at = positions.view(rows, 1, 1, 1)
-    key_cache.scatter_(3, at.expand(rows, heads, head_dim, 1), key.unsqueeze(3))
-    value_cache.scatter_(2, at.expand(rows, heads, 1, head_dim), value.unsqueeze(2))
+    rows = torch.arange(len(positions), device=positions.device)
+    # By index, which the compiler does in place; of `scatter_` it makes two copies of the cache.
+    key_cache[rows, :, :, positions] = key
+    value_cache[rows, :, positions] = value
     # Slots hold what earlier requests left behind: positions after the row's own are masked, never cleared.
-    return torch.arange(length, device=positions.device) > at
+    return torch.arange(key_cache.shape[3], device=positions.device) > positions.view(-1, 1, 1, 1)

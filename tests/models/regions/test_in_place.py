@@ -1,6 +1,7 @@
 """Regions write K/V into the caches that they are given, and not into copies of these that are copied back.
 
-Inductor writes in place where what is indexed is the cache itself: a view of it costs two copies of all slots.
+Inductor writes in place where what is indexed is the cache itself: a view of it, or a scatter, costs two copies of
+all slots.
 """
 
 from collections.abc import Callable
@@ -25,7 +26,7 @@ FAMILIES = (
     device_cases.smolvlm,
     device_cases.florence2,
 )
-_WRITES = (torch.ops.aten.index_put.default, torch.ops.aten.scatter.src)
+_WRITES = (torch.ops.aten.index_put.default,)
 
 
 class _Module(torch.nn.Module):
