@@ -1,7 +1,7 @@
 """Regions for CUDA in 16 bits, made of `regions.kernels`: what is compiled there instead of the plain functions.
 
-Each takes and returns what the function of its name in `regions.gpt2`, `bert`, `prefix.git` or `vit` does, and a
-build compares it with that. Llama's layers have none: Inductor compiles the plain functions. Eager
+Each takes and returns what the function of its name in `regions.gpt2`, `bert`, `florence2`, `prefix.git` or `vit`
+does, and a build compares it with that. Llama's layers have none: Inductor compiles the plain functions. Eager
 serving, the CPU and fp32 keep the plain functions, but for beams in fp32.
 """
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from snapcap.models.regions import bert, gpt2, vit
 from snapcap.models.regions.choice import beam_search
+from snapcap.models.regions.florence2 import bart, davit
 from snapcap.models.regions.functions import RegionFunction
 from snapcap.models.regions.layers.activations import Activation, activation
 from snapcap.models.regions.prefix import git
@@ -34,6 +35,9 @@ def compiled_function(region: Region, device: torch.device, dtype: torch.dtype) 
     plain = function.func if isinstance(function, partial) else function
     keywords: Mapping[str, Any] = function.keywords if isinstance(function, partial) else {}
     act = keywords.get("act")
+    if plain in _ACTIVATED and act is not None:
+        # Large products and attention stay with the vendor's libraries, which are faster at them than Triton.
+        return partial(plain, **keywords, activated=_activated(act))
     other = _FUSED.get(plain)
     if other is None or (act is not None and _act_name(act) is None):
         return function
@@ -72,7 +76,7 @@ def _gpt2_block(
 
     attended = attend_cached(layer(hidden, "qkv", "norm1"), positions, key_cache, value_cache, scale)
     hidden = layer(attended, "out", residual=hidden)
-    attended = attend_cross(layer(hidden, "cross_q", "norm_cross"), cross_key, cross_value, scale)
+    attended = attend_cross(layer(hidden, "cross_q", "norm_cross"), cross_key, cross_value, None, scale)
     hidden = layer(attended, "cross_out", residual=hidden)
     inner = layer(hidden, "fc1", "norm2", act=_act_name(act) or "")
     return layer(inner, "fc2", residual=hidden)
@@ -107,6 +111,7 @@ def _bert_block(
     eps: float,
     scale: float,
     act: Activation,
+    text: Tensor | None = None,
 ) -> Tensor:
     from snapcap.models.regions.kernels.attention import attend_cached, attend_cross  # noqa: PLC0415  Triton
     from snapcap.models.regions.kernels.linear import linear, norm  # noqa: PLC0415  Triton
@@ -123,10 +128,14 @@ def _bert_block(
 
     attended = attend_cached(layer(hidden, "qkv"), positions, key_cache, value_cache, scale)
     hidden = normed(layer(attended, "out", hidden), "norm1")
-    attended = attend_cross(layer(hidden, "cross_q"), cross_key, cross_value, scale)
+    attended = attend_cross(layer(hidden, "cross_q"), cross_key, cross_value, text, scale)
     hidden = normed(layer(attended, "cross_out", hidden), "norm_cross")
     inner = layer(hidden, "fc1", act=_act_name(act) or "")
     return normed(layer(inner, "fc2", hidden), "norm2")
+
+
+def _florence2_block(hidden: Tensor, positions: Tensor, text: Tensor, *inputs: Tensor, **keywords: Any) -> Tensor:
+    return _bert_block(hidden, positions, *inputs, **keywords, text=text)
 
 
 def _git_block(
@@ -183,15 +192,6 @@ def _bert_head(
     return logits
 
 
-def _vit_block(hidden: Tensor, *weights: Tensor, num_heads: int, eps: float, act: Activation) -> Tensor:
-    """Large products and attention stay with the vendor's libraries, which are faster at them than Triton."""
-    return vit.block(hidden, *weights, num_heads=num_heads, eps=eps, act=act, activated=_activated(act))
-
-
-def _git_prefix_block(*inputs: Tensor, num_heads: int, eps: float, act: Activation) -> Tensor:
-    return git.prefix_block(*inputs, num_heads=num_heads, eps=eps, act=act, activated=_activated(act))
-
-
 def _activated(act: Activation) -> vit.Activated:
     return _gelu_of_linear if _act_name(act) in ("gelu", "gelu_tanh") else vit.activated
 
@@ -233,9 +233,10 @@ _FUSED: Mapping[Callable[..., Tensor], Callable[..., Tensor]] = {
     gpt2.head: _gpt2_head,
     cross_kv.cross_kv: _cross_kv,
     bert.block: _bert_block,
+    bart.decoder_block: _florence2_block,
     git.block: _git_block,
-    git.prefix_block: _git_prefix_block,
     git.prefix_end: _git_prefix_end,
     bert.head: _bert_head,
-    vit.block: _vit_block,
 }
+# Those that take what their first layer of an MLP is computed by.
+_ACTIVATED = (bart.block, davit.block, git.prefix_block, vit.block)

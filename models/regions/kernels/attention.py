@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 from torch.library import triton_op
 
-from snapcap.models.regions.kernels.launch import launch
+from snapcap.models.regions.kernels.launch import launch, pointer
 
 _CHUNK = 64  # positions of a row's own cache a program holds at once
 _CROSS_CHUNK = 256  # encoder tokens likewise: 197 of a ViT at 224 px in one go
@@ -34,10 +34,13 @@ def attend_cross(
     query: Tensor,  # [b, H * d]
     key: Tensor,  # [b, H, d, T]
     value: Tensor,  # [b, H, T, d]
+    text: Tensor | None,  # [b, P] int64, the last P of the encoder's tokens: -1 behind the end of each
     scale: float,
 ) -> Tensor:  # [b, H * d]
-    """Cross-attention over the encoder's tokens."""
-    return _attend(_attend_cross, (query,), key, value, scale, _CROSS_CHUNK)
+    """Cross-attention over the encoder's tokens, but for what is behind a text's end."""
+    count = 0 if text is None else text.shape[1]
+    inputs, padded = (query, pointer(text, query)), triton.next_power_of_2(max(count, 1))
+    return _attend(_attend_cross, inputs, key, value, scale, _CROSS_CHUNK, TEXT=count, TEXT_PADDED=padded)
 
 
 @triton_op("snapcap::attend_prefixed", mutates_args={"key_cache", "value_cache"})
@@ -79,7 +82,7 @@ def attend_prefixed(
 
 
 def _attend(
-    kernel: Any, inputs: tuple[Tensor, ...], key: Tensor, value: Tensor, scale: float, chunk: int
+    kernel: Any, inputs: tuple[Tensor, ...], key: Tensor, value: Tensor, scale: float, chunk: int, **sizes: int
 ) -> Tensor:
     """Launch a kernel on keys [b, H, d, L] and values [b, H, L, d]."""
     rows, heads, width, length = key.shape
@@ -97,6 +100,7 @@ def _attend(
         PADDED=triton.next_power_of_2(width),
         LENGTH=length,
         CHUNK=chunk,
+        **sizes,
         num_warps=4,
     )
     return out
@@ -244,6 +248,7 @@ def _attend_prefixed(
 @triton.jit
 def _attend_cross(
     query,
+    text,
     keys,
     values,
     out,
@@ -261,10 +266,17 @@ def _attend_cross(
     PADDED: tl.constexpr,
     LENGTH: tl.constexpr,
     CHUNK: tl.constexpr,
+    TEXT: tl.constexpr,
+    TEXT_PADDED: tl.constexpr,
 ):
     row, head = tl.program_id(0), tl.program_id(1)
     d = tl.arange(0, PADDED)
     real = d < WIDTH
+    seen = LENGTH
+    if TEXT > 0:
+        t = tl.arange(0, TEXT_PADDED)
+        said = tl.load(text + row * TEXT + t, mask=t < TEXT, other=-1) >= 0
+        seen = LENGTH - TEXT + tl.sum(said.to(tl.int32), 0)
     at = (row * HEADS + head) * WIDTH + d
     keys += row.to(tl.int64) * key_row + head * key_head + d * key_width
     values += row.to(tl.int64) * value_row + head * value_head + d * value_width
@@ -275,6 +287,6 @@ def _attend_cross(
     for start in range(0, LENGTH, CHUNK):
         j = start + tl.arange(0, CHUNK)
         top, total, mixed = _attend_chunk(
-            q, keys, values, key_length, value_length, j, j < LENGTH, real, top, total, mixed
+            q, keys, values, key_length, value_length, j, j < seen, real, top, total, mixed
         )
     tl.store(out + at, (mixed / total).to(out.dtype.element_ty), mask=real)

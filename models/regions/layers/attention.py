@@ -23,7 +23,7 @@ def attend_all(
         return F.scaled_dot_product_attention(query, key, value)
     batch, heads, length, width = query.shape
     each = max(-(-heads // _MOST_PARTS), _MOST_SCORES // (batch * length * length))
-    parts = zip(*(tensor.split(each, dim=1) for tensor in (query, key, value)), strict=True)
+    parts = zip(*(torch.split(tensor, each, dim=1) for tensor in (query, key, value)), strict=True)
     weights = ((_softmax(torch.matmul(q, k.mT), width**-0.5), v) for q, k, v in parts)
     return torch.cat([torch.matmul(weight, v) for weight, v in weights], dim=1)
 

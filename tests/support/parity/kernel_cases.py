@@ -14,6 +14,7 @@ from torch import Tensor
 
 from snapcap.models.regions import bert, gpt2
 from snapcap.models.regions.choice import beam_search
+from snapcap.models.regions.florence2 import bart
 from snapcap.models.regions.functions import RegionFunction
 from snapcap.models.regions.fused import compiled_function
 from snapcap.models.regions.layers.activations import activation
@@ -75,6 +76,10 @@ def step_cases(rows: int) -> Iterator[tuple[str, Any, list[Tensor]]]:
     large = [torch.randn(rows, HEADS, LARGE_TOKENS, HEAD_DIM).mT, torch.randn(rows, HEADS, LARGE_TOKENS, HEAD_DIM)]
     inputs = [hidden, positions, *caches[:2], *large, *weights(*bert_shapes)]
     yield "bert_block_blip_base", block, inputs
+    text = torch.where(torch.arange(5) < torch.arange(rows).unsqueeze(1) % 6, 7, -1)  # each of another length
+    florence2 = partial(bart.decoder_block, num_heads=HEADS, act=activation("gelu"), **common)
+    yield "florence2_block", florence2, [hidden, positions, text, *caches, *inputs[6:]]
+    yield "florence2_block_many_tokens", florence2, [hidden, positions, text, *inputs[2:]]
     git_shapes = [(3 * WIDTH, WIDTH), (3 * WIDTH,), square, (WIDTH,), *norm]
     git_shapes += [(INNER, WIDTH), (INNER,), (WIDTH, INNER), (WIDTH,), *norm]
     block = partial(git.block, num_heads=HEADS, act=activation("gelu"), **common)
