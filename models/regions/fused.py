@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from snapcap.models.regions import bert, gpt2, vit
@@ -192,6 +193,31 @@ def _bert_head(
     return logits
 
 
+def _davit_block(*inputs: Tensor, act: Activation, **keywords: Any) -> Tensor:
+    parts = davit.Parts(_davit_convolved, _davit_windows, _activated(act))
+    return davit.block(*inputs, act=act, **keywords, parts=parts)
+
+
+def _davit_convolved(
+    hidden: Tensor, added: Tensor | None, *weights: Tensor, grid: tuple[int, int], eps: float
+) -> tuple[Tensor, Tensor]:
+    from snapcap.models.regions.kernels.davit import convolve_and_norm  # noqa: PLC0415  Triton
+
+    both: tuple[Tensor, Tensor] = convolve_and_norm(hidden, added, *weights, *grid, eps)
+    return both
+
+
+def _davit_windows(
+    normed: Tensor, weight: Tensor, bias: Tensor, *, grid: tuple[int, int], window: int, num_heads: int
+) -> Tensor:
+    from snapcap.models.regions.kernels.davit import attend_windows, fits_windows  # noqa: PLC0415  Triton
+
+    if not fits_windows(grid, window, normed.shape[-1] // num_heads):
+        return davit.window_attention(normed, weight, bias, grid, window, num_heads)
+    attended: Tensor = attend_windows(F.linear(normed, weight, bias), *grid, window, num_heads)
+    return attended
+
+
 def _activated(act: Activation) -> vit.Activated:
     return _gelu_of_linear if _act_name(act) in ("gelu", "gelu_tanh") else vit.activated
 
@@ -237,6 +263,7 @@ _FUSED: Mapping[Callable[..., Tensor], Callable[..., Tensor]] = {
     git.block: _git_block,
     git.prefix_end: _git_prefix_end,
     bert.head: _bert_head,
+    davit.block: _davit_block,
 }
 # Those that take what their first layer of an MLP is computed by.
-_ACTIVATED = (bart.block, davit.block, git.prefix_block, vit.block)
+_ACTIVATED = (bart.block, git.prefix_block, vit.block)

@@ -11,6 +11,8 @@ channels where tokens have them last. As sums and products they fuse with the no
 """
 
 from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -112,65 +114,20 @@ def stored(x: Tensor) -> Tensor:
     return x.as_strided(x.shape, x.stride())
 
 
-def block(
+def convolved(
     hidden: Tensor,  # [B, S, D]
-    *weights: Tensor,  # of both halves, each as `_half` takes them
-    grid: tuple[int, int],
-    window: int,
-    num_heads: int,
-    groups: int,
-    eps: float,
-    act: Activation,
-    activated: Activated = activated,
-) -> Tensor:  # [B, S, D]
-    """Attention of tokens inside windows, then of channels, each with an MLP behind it."""
-
-    def windows(normed: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return window_attention(normed, weight, bias, grid, window, num_heads)
-
-    def channels(normed: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return channel_attention(normed, weight, bias, groups)
-
-    for attention, half in ((windows, weights[:_HALF]), (channels, weights[_HALF:])):
-        hidden = _half(hidden, attention, grid, eps, act, activated, *half)
-    return hidden
-
-
-def _half(
-    hidden: Tensor,  # [B, S, D]
-    attention: Callable[[Tensor, Tensor, Tensor], Tensor],
+    added: Tensor | None,  # [B, S, D], added first
+    weight: Tensor,  # [3, 3, D]
+    bias: Tensor,  # [D]
+    norm_weight: Tensor,  # [D]
+    norm_bias: Tensor,
     grid: tuple[int, int],
     eps: float,
-    act: Activation,
-    activated: Activated,
-    conv1_weight: Tensor,  # [3, 3, D]
-    conv1_bias: Tensor,
-    norm1_weight: Tensor,
-    norm1_bias: Tensor,
-    qkv_weight: Tensor,  # [3 * D, D]
-    qkv_bias: Tensor,
-    out_weight: Tensor,
-    out_bias: Tensor,
-    conv2_weight: Tensor,
-    conv2_bias: Tensor,
-    norm2_weight: Tensor,
-    norm2_bias: Tensor,
-    fc1_weight: Tensor,
-    fc1_bias: Tensor,
-    fc2_weight: Tensor,
-    fc2_bias: Tensor,
-) -> Tensor:
-    batch, length, width = hidden.shape
-
-    def convolved(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        return stored(with_depthwise(x.view(batch, *grid, width), weight, bias)).view(batch, length, width)
-
-    hidden = convolved(hidden, conv1_weight, conv1_bias)
-    normed = F.layer_norm(hidden, (width,), norm1_weight, norm1_bias, eps)
-    hidden = hidden + F.linear(attention(normed, qkv_weight, qkv_bias), out_weight, out_bias)
-    hidden = convolved(hidden, conv2_weight, conv2_bias)
-    normed = F.layer_norm(hidden, (width,), norm2_weight, norm2_bias, eps)
-    return hidden + F.linear(activated(normed, fc1_weight, fc1_bias, act), fc2_weight, fc2_bias)
+) -> tuple[Tensor, Tensor]:  # both [B, S, D]
+    """The sum with its depthwise convolution, and the norm of that."""
+    image = (hidden if added is None else hidden + added).view(-1, *grid, hidden.shape[-1])
+    total = stored(with_depthwise(image, weight, bias)).view(hidden.shape)
+    return total, F.layer_norm(total, (hidden.shape[-1],), norm_weight, norm_bias, eps)
 
 
 def window_attention(
@@ -216,3 +173,63 @@ def channel_attention(
     scores = torch.matmul(key.mT, query * length**-0.5)  # of a query by column
     attended = torch.matmul(value, scores.float().softmax(dim=-2).to(value.dtype))
     return attended.transpose(1, 2).reshape(batch, length, width)
+
+
+class Parts(NamedTuple):
+    """What of a block may be computed otherwise on a device, by functions that take the same."""
+
+    convolved: Callable[..., tuple[Tensor, Tensor]] = convolved
+    windows: Callable[..., Tensor] = window_attention
+    activated: Activated = activated
+
+
+def block(
+    hidden: Tensor,  # [B, S, D]
+    *weights: Tensor,  # of both halves, each as `_half` takes them
+    grid: tuple[int, int],
+    window: int,
+    num_heads: int,
+    groups: int,
+    eps: float,
+    act: Activation,
+    parts: Parts = Parts(),  # noqa: B008  it holds nothing but functions
+) -> Tensor:  # [B, S, D]
+    """Attention of tokens inside windows, then of channels, each with an MLP behind it."""
+    windows = partial(parts.windows, grid=grid, window=window, num_heads=num_heads)
+    channels = partial(channel_attention, groups=groups)
+    norm = partial(parts.convolved, grid=grid, eps=eps)
+    added: Tensor | None = None
+    for attention, half in ((windows, weights[:_HALF]), (channels, weights[_HALF:])):
+        hidden, added = _half(hidden, added, norm, attention, parts.activated, act, *half)
+    return hidden if added is None else hidden + added
+
+
+def _half(
+    hidden: Tensor,  # [B, S, D]
+    added: Tensor | None,  # [B, S, D], of which and ``hidden`` the sum is taken
+    convolved: Callable[..., tuple[Tensor, Tensor]],
+    attention: Callable[[Tensor, Tensor, Tensor], Tensor],
+    activated: Activated,
+    act: Activation,
+    conv1_weight: Tensor,  # [3, 3, D]
+    conv1_bias: Tensor,
+    norm1_weight: Tensor,
+    norm1_bias: Tensor,
+    qkv_weight: Tensor,  # [3 * D, D]
+    qkv_bias: Tensor,
+    out_weight: Tensor,
+    out_bias: Tensor,
+    conv2_weight: Tensor,
+    conv2_bias: Tensor,
+    norm2_weight: Tensor,
+    norm2_bias: Tensor,
+    fc1_weight: Tensor,
+    fc1_bias: Tensor,
+    fc2_weight: Tensor,
+    fc2_bias: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """What the next half takes: tokens, and what is added to them."""
+    hidden, normed = convolved(hidden, added, conv1_weight, conv1_bias, norm1_weight, norm1_bias)
+    added = F.linear(attention(normed, qkv_weight, qkv_bias), out_weight, out_bias)
+    hidden, normed = convolved(hidden, added, conv2_weight, conv2_bias, norm2_weight, norm2_bias)
+    return hidden, F.linear(activated(normed, fc1_weight, fc1_bias, act), fc2_weight, fc2_bias)

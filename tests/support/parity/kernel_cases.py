@@ -14,7 +14,7 @@ from torch import Tensor
 
 from snapcap.models.regions import bert, gpt2
 from snapcap.models.regions.choice import beam_search
-from snapcap.models.regions.florence2 import bart
+from snapcap.models.regions.florence2 import bart, davit
 from snapcap.models.regions.functions import RegionFunction
 from snapcap.models.regions.fused import compiled_function
 from snapcap.models.regions.layers.activations import activation
@@ -25,6 +25,15 @@ from snapcap.models.regions.table import Region
 from snapcap.warmup.build.check_worker import example_groups
 
 WIDTH, HEADS, HEAD_DIM, INNER, LENGTH, TOKENS, VOCABULARY, LAYERS = 64, 2, 32, 96, 70, 33, 150, 2
+# Batch, grid, window, width, heads, groups: windows of a power of two, of two, of neither, over the edge; channels
+# that are no power of two.
+DAVIT_CASES = (
+    (2, (8, 12), 4, 64, 2, 4),
+    (1, (12, 24), 12, 32, 2, 2),
+    (1, (9, 6), 3, 48, 3, 2),
+    (2, (7, 10), 4, 64, 2, 2),
+    (1, (8, 8), 4, 48, 3, 3),
+)
 LARGE_TOKENS = 577  # of a ViT-B/16 at 384 pixels: more than cross-attention holds at once
 EPS = 1e-5
 
@@ -112,6 +121,19 @@ def prefix_end_case(batch: int) -> tuple[Any, list[Tensor]]:
     return git.prefix_end, [hidden, slots, keys[1:], values[1:], *weights((3 * WIDTH, WIDTH), (3 * WIDTH,))]
 
 
+def davit_case(
+    batch: int, grid: tuple[int, int], window: int, width: int, heads: int, groups: int
+) -> tuple[Any, list[Tensor]]:
+    square, norm = (width, width), ((width,), (width,))
+    before = [(3, 3, width), (width,), *norm]
+    half = [*before, (3 * width, width), (3 * width,), square, (width,)]
+    half += [*before, (4 * width, width), (4 * width,), (width, 4 * width), (width,)]
+    block = partial(
+        davit.block, grid=grid, window=window, num_heads=heads, groups=groups, eps=EPS, act=activation("relu")
+    )
+    return block, [torch.randn(batch, grid[0] * grid[1], width), *weights(*half, *half)]
+
+
 def beams_case(rows: int, most: int, vocabulary: int, normalised: bool) -> float:
     """Groups of ``most`` rows but for the last one, each at a position of its own."""
     generator = torch.Generator().manual_seed(rows + vocabulary)
@@ -175,6 +197,8 @@ def main() -> None:
         found[f"cross_kv_b{batch}"] = difference(function, inputs)
         function, inputs = prefix_end_case(batch)
         found[f"prefix_end_b{batch}"] = difference(function, inputs)
+    for case in DAVIT_CASES:
+        found[f"davit_{case}"] = difference(*davit_case(*case))
     for rows, most, vocabulary in ((1, 1, 50), (2, 2, 3000), (3, 8, 50), (4, 4, 9), (5, 5, 397), (20, 8, 2100)):
         for normalised in (False, True):
             found[f"beams_b{rows}_{normalised}"] = beams_case(rows, most, vocabulary, normalised)
