@@ -54,6 +54,11 @@ class ModelConfig:
     stored_dtype: str = ""
 
     @property
+    def dtype_on_cpu(self) -> str:
+        """What it runs in by default on a CPU that multiplies bfloat16."""
+        return "bfloat16" if self.stored_dtype == "bfloat16" else "float32"
+
+    @property
     def prefix(self) -> tuple[int, ...]:
         """Token ids that every row has before its image's."""
         return () if self.chat is None else self.chat.prefix
@@ -102,7 +107,7 @@ class ModelConfig:
         if family not in tuple(_FAMILIES):
             raise config.error("model_type", family, f"supported are {', '.join(_FAMILIES)}")
         parts = _FAMILIES[family](config, json_or_empty(folder / "generation_config.json"))
-        dtype = config.values.get("dtype", config.values.get("torch_dtype"))
+        dtype = config.values.get("dtype") or config.values.get("torch_dtype")
         read = cls(family, *parts, stored_dtype=dtype if isinstance(dtype, str) else "")
         return read if read.markup is None else _with_template(read, read.markup, folder, chat_of)
 

@@ -89,7 +89,7 @@ class ComputeOptions:
         "dtype",
         "auto",
         "precision of weights and activations; auto: bfloat16 on cuda; on cpu float32, or bfloat16 where the "
-        "checkpoint is stored in it and the processor multiplies it",
+        "checkpoint is stored in it and the processor multiplies it (AVX512-BF16, AMX)",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
     backend: BackendChoice = option(

@@ -1,4 +1,4 @@
-"""Counts the CPUs that this process may use, chooses how many one operation takes, lists their instructions.
+"""Counts the CPUs that this process may use, and lists their instructions.
 
 No torch.
 """
@@ -41,13 +41,20 @@ def cpu_limit(membership: Path = MEMBERSHIP, mounts: Path = MOUNTS) -> float | N
     return min((limit for group in groups for limit in _limits(group)), default=None)
 
 
+def whole_cpus() -> int:
+    """The same, but a limit is rounded down, as threads that wait for each other use up one that they share; at
+    least one."""
+    limit = cpu_limit()
+    return available_cpus() if limit is None else max(min(available_cpus(), math.floor(limit)), 1)
+
+
 def all_but_one() -> int:
     """All CPUs but one, which is left to HTTP and image decoding."""
     return max(available_cpus() - 1, 1)
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether this processor has instructions for it, with which libraries multiply matrices twice as fast."""
+    """Whether this x86 processor has instructions for it, with which libraries multiply matrices twice as fast."""
     return not _BFLOAT16.isdisjoint(instruction_set())
 
 

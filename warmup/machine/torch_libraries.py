@@ -56,10 +56,10 @@ def load_torch_libraries() -> int | None:
     """
     # Read when libgomp is loaded. By default its threads spin while they wait for each other, and where a CPU is
     # shared with HTTP, decoding or a build, the one that is waited for is the one that does not run: an encode of
-    # 20 ms took 800 ms. So they sleep, but after some microseconds, in which most waits of a decode step end: it is
-    # 2.7 × as fast (benchmarks/README.md).
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+    # 20 ms took 800 ms. So they sleep, but after some tens of microseconds, in which most waits of a decode step
+    # end: it is 2.7 × as fast (benchmarks/README.md). Who has set one of both has the other as libgomp makes it.
+    if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
+        os.environ.update(OMP_WAIT_POLICY="PASSIVE", GOMP_SPINCOUNT="1000")
     torch = find_spec("torch")
     if os.name != "posix" or torch is None or not torch.submodule_search_locations:
         return None

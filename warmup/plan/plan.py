@@ -11,7 +11,7 @@ from snapcap.models.text import Task
 from snapcap.warmup.artifacts.factors import build_factors, machine_factors
 from snapcap.warmup.artifacts.key import Factors
 from snapcap.warmup.errors import StartError
-from snapcap.warmup.machine.cpus import all_but_one, available_cpus, multiplies_bfloat16
+from snapcap.warmup.machine.cpus import all_but_one, multiplies_bfloat16, whole_cpus
 from snapcap.warmup.machine.installation import MachineError, resolve_device
 from snapcap.warmup.options import ComputeOptions, Kind, StartOptions
 from snapcap.warmup.plan.buckets import BucketTable
@@ -111,7 +111,7 @@ def make_plan(config: ModelConfig, options: StartOptions) -> Plan:
     compute = options.compute
     device, dtype = device_and_dtype(compute)
     if dtype == AUTO:
-        dtype = "bfloat16" if config.stored_dtype == "bfloat16" else "float32"
+        dtype = config.dtype_on_cpu
     kind = device.partition(":")[0]
     try:
         table = BucketTable.of(compute.buckets or DEFAULT_BUCKETS[kind])
@@ -153,7 +153,7 @@ def _threads(config: ModelConfig) -> int:
     under load with 2 threads on 2 CPUs of what it did with 1. For models as people use them that is nothing, and a
     CPU less is as much slower (benchmarks/README.md has both).
     """
-    return available_cpus() if config.vision.multiplications >= LONG_ENCODE else all_but_one()
+    return whole_cpus() if config.vision.multiplications >= LONG_ENCODE else all_but_one()
 
 
 def _cache_length(config: ModelConfig, options: StartOptions) -> int:

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from snapcap.models.regions.layers.linear import linear
+from snapcap.models.regions.layers.linear import _rounded, linear
 
 LARGE, SMALL = (512, 256), (512, 255)
 
@@ -40,6 +40,21 @@ def test_one_row_of_a_large_layer_is_a_sum(shape: tuple[int, ...], dtype: torch.
     actual, expected = exported(*given), F.linear(*given)
     assert (actual.shape, actual.dtype) == (expected.shape, dtype)
     torch.testing.assert_close(actual, expected, atol=1e-5 if dtype == torch.float32 else 2e-2, rtol=1e-2)
+
+
+def test_a_rows_logits_are_those_that_a_larger_bucket_chooses_from() -> None:
+    """Rounded to bfloat16, where ties are common, although a head reads them in fp32."""
+
+    class Head(torch.nn.Module):
+        def forward(self, x: Tensor, weight: Tensor) -> Tensor:
+            return linear(x, weight).float()
+
+    x, weight, _ = tensors((1,), LARGE, torch.bfloat16)
+    logits = torch.compile(Head(), fullgraph=True, dynamic=False)(x, weight)
+    assert torch.equal(logits, logits.bfloat16().float())
+    torch.testing.assert_close(logits, F.linear(x, weight).float(), atol=1e-2, rtol=1e-2)
+    extremes = torch.tensor([[float("inf"), -float("inf"), float("nan"), 1e38, -0.0, 1.00390625, 1.01171875]])
+    assert torch.equal(_rounded(extremes).nan_to_num(7), extremes.bfloat16().float().nan_to_num(7))
 
 
 @pytest.mark.parametrize(

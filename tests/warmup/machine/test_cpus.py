@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from snapcap.warmup.machine import cpus
-from snapcap.warmup.machine.cpus import all_but_one, available_cpus, cpu_limit
+from snapcap.warmup.machine.cpus import all_but_one, available_cpus, cpu_limit, whole_cpus
 
 
 def write(file: Path, text: str) -> None:
@@ -59,12 +59,14 @@ def test_a_system_without_control_groups_has_no_limit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "available", "threads"), [(None, 16, 15), (0.5, 1, 1), (2.0, 2, 1), (2.5, 3, 2), (64.0, 16, 15)]
+    ("limit", "available", "whole", "threads"),
+    [(None, 16, 16, 15), (0.5, 1, 1, 1), (2.0, 2, 2, 1), (2.5, 3, 2, 2), (64.0, 16, 16, 15)],
 )
 def test_cpus_are_those_of_affinity_and_limit(
-    limit: float | None, available: int, threads: int, monkeypatch: pytest.MonkeyPatch
+    limit: float | None, available: int, whole: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(16)), raising=False)
     monkeypatch.setattr(cpus, "cpu_limit", lambda: limit)
     assert available_cpus() == available
+    assert whole_cpus() == whole
     assert all_but_one() == threads

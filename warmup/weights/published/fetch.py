@@ -111,7 +111,8 @@ def find_model(
                 found = _from_remote(remote, local, key, trust)
             if found is None:
                 where = (remote or local).location
-                raise why or NotFetchedError("miss", f"no prepared weights of {factors['model.source']} in {where}")
+                wanted = f"{factors['model.source']} for {factors['device.type']}, {factors['model.dtype']}"
+                raise why or NotFetchedError("miss", f"no prepared weights of {wanted} in {where}")
             if not _is_of(found, identity):
                 raise NotFetchedError(
                     "miss", "the published weights are of another revision; run snapcap build --weights again"

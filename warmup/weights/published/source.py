@@ -19,7 +19,6 @@ from snapcap.warmup.checkpoints import s3 as s3_checkpoint
 from snapcap.warmup.checkpoints.local import kind_of
 from snapcap.warmup.checkpoints.patterns import CheckpointError
 from snapcap.warmup.options import S3Options, StartOptions
-from snapcap.warmup.plan.plan import device_and_dtype
 from snapcap.warmup.s3.errors import S3Error
 from snapcap.warmup.store.store import MODELS
 from snapcap.warmup.weights.key import model_factors
@@ -44,6 +43,8 @@ def model_factors_of(options: StartOptions) -> Factors:
     Raises:
         OSError, MachineError, StartError: as ``model_factors`` and ``device_and_dtype``.
     """
+    from snapcap.warmup.plan.plan import device_and_dtype  # noqa: PLC0415  it imports every family
+
     device, dtype = device_and_dtype(options.compute)
     return model_factors(published_name(options.model.source), device.partition(":")[0], dtype)
 
