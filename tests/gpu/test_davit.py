@@ -1,4 +1,4 @@
-"""DaViT's block of kernels on a GPU gives what the plain block does, of windows that have a kernel and of others."""
+"""DaViT's block of kernels on a GPU gives what the plain block does, of windows with a kernel and of others."""
 
 import pytest
 import torch
