@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from support.parity.compiled import run_compiled
 from torch import Tensor
 
 from snapcap.models.regions.layers.activations import activation
@@ -69,7 +70,7 @@ def test_the_tanh_of_gelu_is_a_sigmoid(dtype: torch.dtype) -> None:
     assert torch.equal(activation(name)(x), F.gelu(x, approximate="tanh"))
     if dtype == torch.float32:  # in 16 bits what is compiled rounds once, what is exported after each operation
         torch.testing.assert_close(exported(x), expected, atol=1e-6, rtol=1e-5)
-    compiled = torch.compile(Activated(name), fullgraph=True, dynamic=False)(x)
+    compiled = run_compiled(Activated(name), x)
     torch.testing.assert_close(
         compiled, expected.to(dtype), atol=1e-6 if dtype == torch.float32 else 1e-3, rtol=1e-2
     )
