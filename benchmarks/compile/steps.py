@@ -126,7 +126,7 @@ class CompiledSteps:
         """The component's regions that a greedy caption runs."""
         import torch
 
-        from snapcap.models.regions.fused import compiled_function
+        from snapcap.models.regions.fused.compiled import compiled_function
 
         way = self._how.of(component)
         parts = []

@@ -47,7 +47,7 @@ class Compiled:
         return "fused" if self.fused else "inductor"
 
     def callable(self, region: "Region", bucket: "Bucket") -> "RegionFunction":
-        from snapcap.models.regions.fused import compiled_function
+        from snapcap.models.regions.fused.compiled import compiled_function
 
         device, dtype = self.model.device, self.model.dtype
         function = compiled_function(region, device, dtype) if self.fused else region.function

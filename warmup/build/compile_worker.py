@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from snapcap.models.regions.functions import RegionFunction
-from snapcap.models.regions.fused import compiled_function
+from snapcap.models.regions.fused.compiled import compiled_function
 from snapcap.models.regions.table import Region
 from snapcap.warmup.build.environment import skip_vector_tests
 from snapcap.warmup.build.worker import serve_regions

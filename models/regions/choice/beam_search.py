@@ -22,8 +22,8 @@ def select(
     positions: Tensor,  # [b] int64: already that of `tokens`
     forced: Tensor,  # [b, L] int64, -1 where generation is free
     ends: Tensor,  # [V] bool: the tokens that end a hypothesis; at most as many as M, or see `per_row`
-    key_cache: Tensor,  # [N, slots, H, d, L]; on CUDA the rows' K/V are moved, a CPU leaves that to the host
-    value_cache: Tensor,  # [N, slots, H, L, d], likewise
+    key_cache: Tensor,  # [N, slots or one more, H, d, L]; on CUDA rows' K/V are moved, on a CPU by the host
+    value_cache: Tensor,  # [N, slots or one more, H, L, d], likewise
     members: Tensor,  # [b, M] int64, as all that follow what `BeamState` says; read
     inside: Tensor,  # [b, M] bool; read
     ranks: Tensor,  # [b, 2] int64; read

@@ -7,6 +7,8 @@ B is the padded batch, N the image's tokens, P the most of a text's, T = N + P; 
 ``models.regions.gpt2``. Linear layers are stored [out, in].
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -43,6 +45,20 @@ def embed(
     return F.layer_norm(tokens, (tokens.shape[-1],), norm_weight, norm_bias, eps)
 
 
+def attend(
+    qkv: Tensor,  # [B, T, 3 * D]
+    text: Tensor,  # [B, P] int64
+    num_heads: int,
+) -> Tensor:  # [B, T, D]
+    """softmax(q K / √d) V, in which all tokens see each other but for padding."""
+    batch, length, width = qkv.shape
+    parts = qkv.view(batch, length, 3, num_heads, width // (3 * num_heads)).permute(2, 0, 3, 1, 4)
+    query, key, value = parts.unbind(0)  # each [B, H, T, d]
+    seen = ~padding(text, length)[:, None, None]
+    attended = F.scaled_dot_product_attention(query, key, value, attn_mask=seen)
+    return attended.transpose(1, 2).reshape(batch, length, width // 3)
+
+
 def block(
     hidden: Tensor,  # [B, T, D]
     slots: Tensor,  # [B] int64
@@ -63,15 +79,12 @@ def block(
     num_heads: int,
     eps: float,
     act: Activation,
+    attend: Callable[[Tensor, Tensor, int], Tensor] = attend,
     activated: Activated = activated,
 ) -> Tensor:  # [B, T, D]
     """One post-norm layer, in which all tokens see each other but for padding."""
-    batch, length, width = hidden.shape
-    qkv = F.linear(hidden, qkv_weight, qkv_bias).view(batch, length, 3, num_heads, width // num_heads)
-    query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, H, T, d]
-    seen = ~padding(texts[slots], length)[:, None, None]
-    attended = F.scaled_dot_product_attention(query, key, value, attn_mask=seen)
-    attended = attended.transpose(1, 2).reshape(batch, length, width)
+    width = hidden.shape[-1]
+    attended = attend(F.linear(hidden, qkv_weight, qkv_bias), texts[slots], num_heads)
     hidden = hidden + F.linear(attended, out_weight, out_bias)
     hidden = F.layer_norm(hidden, (width,), norm1_weight, norm1_bias, eps)
     hidden = hidden + F.linear(activated(hidden, fc1_weight, fc1_bias, act), fc2_weight, fc2_bias)

@@ -180,6 +180,7 @@ class Parts(NamedTuple):
 
     convolved: Callable[..., tuple[Tensor, Tensor]] = convolved
     windows: Callable[..., Tensor] = window_attention
+    channels: Callable[..., Tensor] = channel_attention
     activated: Activated = activated
 
 
@@ -196,7 +197,7 @@ def block(
 ) -> Tensor:  # [B, S, D]
     """Attention of tokens inside windows, then of channels, each with an MLP behind it."""
     windows = partial(parts.windows, grid=grid, window=window, num_heads=num_heads)
-    channels = partial(channel_attention, groups=groups)
+    channels = partial(parts.channels, groups=groups)
     norm = partial(parts.convolved, grid=grid, eps=eps)
     added: Tensor | None = None
     for attention, half in ((windows, weights[:_HALF]), (channels, weights[_HALF:])):

@@ -24,8 +24,8 @@ def select(
     positions: Tensor,  # [b] int64
     forced: Tensor,  # [b, L] int64
     ends: Tensor,  # [V] bool
-    key_cache: Tensor,  # [N, slots, H, d, L], a key's numbers side by side; rows' prefixes are replaced
-    value_cache: Tensor,  # [N, slots, H, L, d], likewise
+    key_cache: Tensor,  # [N, slots or one more, H, d, L], a key's numbers side by side; rows' prefixes are replaced
+    value_cache: Tensor,  # [N, slots or one more, H, L, d], likewise
     members: Tensor,  # [b, M] int64
     inside: Tensor,  # [b, M] bool
     ranks: Tensor,  # [b, 2] int64

@@ -19,7 +19,7 @@ def pointer(tensor: Any, instead: Any) -> Any:
 
 @triton.jit
 def activate(y, ACT: tl.constexpr):
-    """An activation of fp32 values by the name that `models.regions.fused` gives it; "" for none."""
+    """An activation of fp32 values by the name that `regions.fused.activations` gives it; "" for none."""
     if ACT == "gelu":
         y = 0.5 * y * (1.0 + tl.erf(y * 0.7071067811865476))
     elif ACT == "gelu_tanh":

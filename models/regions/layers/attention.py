@@ -17,7 +17,8 @@ def attend_all(
 
     Compiled for a CPU in bfloat16 it is two products and a softmax in fp32, over some heads at a time, as oneDNN
     multiplies twice as fast as torch's flash attention does there (benchmarks/NOTES.md). Scores are rounded to 16
-    bits between, as by `attend`.
+    bits between, as by `attend`. Beside the result it takes a part's scores, which with many rows is about what
+    the widest tensor of an MLP takes.
     """
     if not torch.compiler.is_compiling() or query.device.type != "cpu" or query.dtype != torch.bfloat16:
         return F.scaled_dot_product_attention(query, key, value)

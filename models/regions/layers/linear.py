@@ -32,4 +32,4 @@ def _rounded(x: Tensor) -> Tensor:
     """The nearest bfloat16 numbers, in fp32 of any shape. The compiler leaves out a conversion there and back, and
     a head's logits would be others, and so its tokens, than those of the library's product in a larger bucket."""
     bits = x.view(torch.int32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000).view(torch.float32)
+    return torch.where(x.isnan(), x, ((bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000).view(torch.float32))

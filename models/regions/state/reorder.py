@@ -5,8 +5,8 @@ from torch import Tensor
 
 
 def reorder(
-    key: Tensor,  # [N, slots, H, d, L]
-    value: Tensor,  # [N, slots, H, L, d]
+    key: Tensor,  # [N, slots or one more, H, d, L]
+    value: Tensor,  # [N, slots or one more, H, L, d]
     parents: Tensor,  # [b] int64: the slot that each of the first b goes on from; one that is left goes on itself
     positions: Tensor,  # [b] int64: that of the next token; what is cached stands before it
 ) -> None:

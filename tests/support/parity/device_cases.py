@@ -31,7 +31,7 @@ from snapcap.models.config import ModelConfig
 from snapcap.models.dimensions import Florence2Config
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.models.regions.functions import RegionFunction
-from snapcap.models.regions.fused import compiled_function
+from snapcap.models.regions.fused.compiled import compiled_function
 from snapcap.models.regions.table import Region
 from snapcap.warmup.build.builder import Builder
 from snapcap.warmup.plan.buckets import Bucket

@@ -16,7 +16,7 @@ from snapcap.models.regions import bert, gpt2
 from snapcap.models.regions.choice import beam_search
 from snapcap.models.regions.florence2 import bart, davit
 from snapcap.models.regions.functions import RegionFunction
-from snapcap.models.regions.fused import compiled_function
+from snapcap.models.regions.fused.compiled import compiled_function
 from snapcap.models.regions.layers.activations import activation
 from snapcap.models.regions.prefix import git
 from snapcap.models.regions.state import cross_kv
@@ -34,6 +34,10 @@ DAVIT_CASES = (
     (2, (7, 10), 4, 64, 2, 2),
     (1, (8, 8), 4, 48, 3, 3),
 )
+# Batch, image, width, kernel, stride.
+PIXELS_CASES = ((2, (21, 30), 48, 7, 4), (1, (16, 16), 32, 3, 2))
+# Batch, tokens, heads, width of a head: fewer tokens than a program holds, and more.
+BART_CASES = ((3, 21, 2, 16), (2, 150, 3, 32), (1, 33, 2, 24))
 LARGE_TOKENS = 577  # of a ViT-B/16 at 384 pixels: more than cross-attention holds at once
 EPS = 1e-5
 
@@ -134,6 +138,29 @@ def davit_case(
     return block, [torch.randn(batch, grid[0] * grid[1], width), *weights(*half, *half)]
 
 
+def pixels_case(
+    batch: int, size: tuple[int, int], width: int, kernel: int, stride: int
+) -> tuple[Any, list[Tensor]]:
+    padding = kernel // 2
+    embed = partial(davit.embed_pixels, kernel=kernel, stride=stride, padding=padding, norm_first=False, eps=EPS)
+    pixels = torch.randint(0, 256, (batch, *size, 3), dtype=torch.uint8)
+    numbers = [torch.tensor([1 / 255]), torch.tensor([0.5, 0.4, 0.3]), torch.tensor([0.2, 0.3, 0.4])]
+    inputs = kernel * kernel * 3
+    shapes = (width, inputs + -inputs % 8), (width,), (width,), (width,)
+    return embed, [pixels, *numbers, *weights(*shapes)]
+
+
+def bart_case(batch: int, tokens: int, heads: int, width: int) -> tuple[Any, list[Tensor]]:
+    """Texts of several lengths, none and all of it among them."""
+    hidden = heads * width
+    square, norm = ((hidden, hidden), (hidden,)), ((hidden,), (hidden,))
+    shapes = (3 * hidden, hidden), (3 * hidden,), *square, *norm, (INNER, hidden), (INNER,), (hidden, INNER)
+    block = partial(bart.block, num_heads=heads, eps=EPS, act=activation("relu"))
+    slots = torch.arange(batch).flip(0)
+    texts = torch.where(torch.arange(5) < torch.arange(batch + 1).unsqueeze(1) * 5 % 6, 7, -1)
+    return block, [torch.randn(batch, tokens, hidden), slots, texts, *weights(*shapes, (hidden,), *norm)]
+
+
 def beams_case(rows: int, most: int, vocabulary: int, normalised: bool) -> float:
     """Groups of ``most`` rows but for the last one, each at a position of its own."""
     generator = torch.Generator().manual_seed(rows + vocabulary)
@@ -199,6 +226,10 @@ def main() -> None:
         found[f"prefix_end_b{batch}"] = difference(function, inputs)
     for case in DAVIT_CASES:
         found[f"davit_{case}"] = difference(*davit_case(*case))
+    for case in PIXELS_CASES:
+        found[f"pixels_{case}"] = difference(*pixels_case(*case))
+    for case in BART_CASES:
+        found[f"bart_{case}"] = difference(*bart_case(*case))
     for rows, most, vocabulary in ((1, 1, 50), (2, 2, 3000), (3, 8, 50), (4, 4, 9), (5, 5, 397), (20, 8, 2100)):
         for normalised in (False, True):
             found[f"beams_b{rows}_{normalised}"] = beams_case(rows, most, vocabulary, normalised)

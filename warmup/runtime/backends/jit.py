@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from snapcap.models.regions.functions import RegionFunction
-from snapcap.models.regions.fused import compiled_function
+from snapcap.models.regions.fused.compiled import compiled_function
 from snapcap.models.regions.table import Region
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.plan.plan import InductorOption, Plan, inductor_options

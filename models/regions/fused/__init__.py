@@ -1,0 +1,1 @@
+"""Regions made of fewer and fatter kernels."""
