@@ -42,18 +42,19 @@ def swap_bucket(
 def check_encoder(
     runner: Runner[Tensor], dtype: torch.dtype, bucket: Bucket, compiled: Callables, eager: Callables
 ) -> None:
-    """Encode random images with both; compare the output and the cross-attention caches.
+    """Encode random images, and texts where they are read, with both; compare the output and the caches written.
 
     Raises:
         CheckError: they differ by more than the dtype explains.
     """
-    images = _random_images(runner, bucket)
+    images, texts = _random_images(runner, bucket), _random_texts(runner, bucket)
     ours, theirs = runner.twin(), runner.twin()
     ours.bind("encoder", bucket, compiled)
     theirs.bind("encoder", bucket, eager)
-    actual, expected = ours.encode(bucket, images, 0), theirs.encode(bucket, images, 0)
+    actual, expected = ours.encode(bucket, images, 0, texts), theirs.encode(bucket, images, 0, texts)
     _require_close("encoder output", actual, expected, dtype)
-    for name in ("cross_key", "cross_value"):
+    own = ("key", "value") if runner.config.decoder.reads_prompt else ()
+    for name in ("cross_key", "cross_value", *own):
         _require_close(name, _rows(ours, name, bucket), _rows(theirs, name, bucket), dtype)
 
 
@@ -76,7 +77,10 @@ def check_decoder(
     steps = min(CHECKED_STEPS, runner.state.cache_length - 1)
     numbers = np.random.default_rng(bucket.size)
     prompts = numbers.integers(0, runner.config.decoder.vocab_size, (bucket.size, steps)).tolist()
+    start_id = runner.config.generation.start_id
+    texts = [row.read(start_id) for row in _random_texts(runner, bucket)]
     for twin in (ours, theirs):
+        twin.state.write_texts(range(len(texts)), texts)  # a step may read where each ends
         twin.admit(0, [SlotRequest(prompt) for prompt in prompts])
     for _ in range(steps):
         _require_close("logits", ours.decode_step(bucket), theirs.decode_step(bucket), dtype)
@@ -96,6 +100,22 @@ def _random_images(runner: Runner[Tensor], bucket: Bucket) -> list[Pixels]:
     generator = np.random.default_rng(bucket.size)
     shape = (*runner.config.vision.image_size, 3)
     return [generator.integers(0, 256, shape, dtype=np.uint8) for _ in range(bucket.size)]
+
+
+def _random_texts(runner: Runner[Tensor], bucket: Bucket) -> list[SlotRequest]:
+    """Texts of several lengths for an encode to read; none for a model whose encode reads none."""
+    decoder = runner.config.decoder
+    longest = min(decoder.text_tokens, runner.state.cache_length - 2)
+    if longest < 1:
+        return []
+    generator = np.random.default_rng(bucket.size)
+    texts = [
+        generator.integers(0, decoder.vocab_size, length).tolist()
+        for length in generator.integers(1, longest + 1, bucket.size)
+    ]
+    if decoder.reads_prompt:
+        return [SlotRequest(text, prefilled=len(text)) for text in texts]
+    return [SlotRequest(text=text) for text in texts]
 
 
 def _require_close(name: str, actual: Tensor, expected: Tensor, dtype: torch.dtype) -> None:

@@ -145,15 +145,18 @@ def self_test(runner: Runner[Any], bucket: Bucket) -> list[int]:
     Raises:
         StartError: the logits are not finite: weights or device are damaged.
     """
-    runner.encode(bucket, [built_in_image(runner.config.vision.image_size)], 0)
-    runner.admit(0, [SlotRequest()])
+    config, row = runner.config, SlotRequest()
+    if config.decoder.reads_prompt:  # the start token twice, the first of them by the encode
+        row = SlotRequest((config.generation.start_id,), prefilled=1)
+    runner.encode(bucket, [built_in_image(config.vision.image_size)], 0, [row])
+    runner.admit(0, [row])
     tokens: list[int] = []
     while len(tokens) < min(SELF_TEST_TOKENS, runner.state.cache_length - 1):
         # On the host: a GPU would load four kernels for this.
         if not np.isfinite(runner.device.read(runner.decode_step(bucket))[0]).all():
             raise StartError("the self-test's logits are not finite: the weights or the device are damaged")
         tokens += runner.tokens(1)
-        if tokens[-1] in runner.config.generation.eos_ids:
+        if tokens[-1] in config.generation.eos_ids:
             break
     return tokens
 
