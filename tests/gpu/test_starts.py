@@ -100,3 +100,14 @@ def test_the_second_jit_start_misses_nothing_and_captions_the_same(
     assert metrics[CACHE.format("hit")] > 0
     assert metrics[COMPILED.format("serving")] == 0
     assert again == captions
+
+
+def test_images_arrive_as_they_are_whatever_their_number_and_size(device: torch.device) -> None:
+    """Several threads send them where there are many."""
+    if device.type != "cuda":
+        pytest.skip("IMAGES ARE COPIED FROM PINNED MEMORY ON A GPU ALONE")
+    run = python(
+        "-m", "support.programs.staging", PYTHONPATH=f"{ROOT / 'tests'}:{os.environ.get('PYTHONPATH', '')}"
+    )
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout.splitlines()[-1])["wrong"] == []

@@ -3,6 +3,7 @@
 import contextlib
 import math
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,7 +16,8 @@ from snapcap.warmup.runtime.aoti.native_cuda_tensors import NativeCudaMemory
 from snapcap.warmup.runtime.aoti.native_tensors import NativeTensor
 from snapcap.warmup.runtime.devices.device import Captured, DeviceHealth, PendingTokens, Pixels
 
-_PIECE_BYTES = 8 << 20  # of pinned memory, or one image
+_COPIERS = 4  # threads, each with a piece of pinned memory: one of them copies a fifth of what the link takes
+_PIECE_BYTES = 4 << 20  # or one image
 _LEAST_FREE = 0.02  # of the device's memory: with less, what failed is taken to have lacked it
 
 
@@ -80,9 +82,9 @@ class _Graph:
 
 
 class _Staging:
-    """As `devices.cuda` does it, whose picture shows why: copies on a stream of their own. But through two small
-    pieces of pinned memory in turn: while the device fetches one, the host fills the other. To pin what the largest
-    bucket needs takes 50 ms of a start."""
+    """As `devices.cuda` does it, whose picture shows why: copies on a stream of their own. But through small pieces
+    of pinned memory, as to pin what the largest bucket needs takes 50 ms of a start, and by several threads where
+    there is more than one of them holds: while the device fetches some, the host fills others."""
 
     def __init__(
         self, cuda: CudaRuntime, memory: NativeCudaMemory, pixels: NativeTensor, slots: NativeTensor
@@ -92,7 +94,10 @@ class _Staging:
         self._arrival = [memory.zeros(*target.spec) for target in self._targets]
         _, (rows, *image), _ = pixels.spec
         self._image_bytes = math.prod(image)
-        self._pieces = [_Piece(cuda, min(rows, max(1, _PIECE_BYTES // self._image_bytes)), image) for _ in range(2)]
+        held = min(rows, max(1, _PIECE_BYTES // self._image_bytes))
+        self._pieces = [_Piece(cuda, held, image) for _ in range(min(_COPIERS, -(-rows // held)))]
+        enter = partial(cuda.call, "cudaSetDevice", cuda.index)
+        self._copiers = ThreadPoolExecutor(len(self._pieces), "snapcap-images", enter)
         self._slots = array_at(cuda.pinned(rows * 8), np.int64, (rows,))
         self._stream = cuda.new_stream()
         self._arrived, self._taken = cuda.new_event(), cuda.new_event()
@@ -110,10 +115,7 @@ class _Staging:
         cuda, (pixels, arrived_slots) = self._cuda, (arrival.address for arrival in self._arrival)
         cuda.wait(self._arrived)  # the host's buffers have been read
         cuda.call("cudaStreamWaitEvent", self._stream, self._taken, 0)
-        rows = len(self._pieces[0].images)
-        for first in range(0, len(images), rows):
-            self._pieces.reverse()
-            self._pieces[0].copy(images[first : first + rows], pixels + first * self._image_bytes, self._stream)
+        self._send(images, pixels)
         self._slots[: len(slots)] = slots
         cuda.copy(arrived_slots, _address(self._slots), len(slots) * 8, self._stream)
         cuda.record(self._arrived, self._stream)
@@ -122,6 +124,23 @@ class _Staging:
         for target, arrival, size in zip(self._targets, self._arrival, sizes, strict=True):
             cuda.copy(target.address, arrival.address, size)
         cuda.record(self._taken)
+
+    def _send(self, images: Sequence[Pixels], target: int) -> None:
+        """Onto the copies' stream; returns when all have been given to it."""
+        rows = len(self._pieces[0].images)
+        if len(images) <= rows:
+            self._pieces[0].copy(images, target, self._stream)
+            return
+
+        def send(number: int) -> None:
+            for first in range(number * rows, len(images), len(self._pieces) * rows):
+                run, place = images[first : first + rows], target + first * self._image_bytes
+                self._pieces[number].copy(run, place, self._stream)
+
+        sent = [self._copiers.submit(send, number) for number in range(len(self._pieces))]
+        wait(sent)  # for all of them, also where one has failed: its memory is used again
+        for each in sent:
+            each.result()
 
 
 class _Piece:
