@@ -8,14 +8,17 @@ caption is exactly as long as its limit for whoever serves it; its captions mean
 """
 
 import json
+import os
 import shutil
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
 from snapcap.benchmarks.harness.arguments import make_parser
-from snapcap.benchmarks.random_models import blip, florence2, git, smolvlm, vit_gpt2
+from snapcap.benchmarks.random_models import blip, florence2, git, llava, smolvlm, vit_gpt2
+from snapcap.benchmarks.random_models.chat import ChatShapes
 from snapcap.benchmarks.random_models.tensors import Shapes, TensorSpec
 
 SEED = 0
@@ -46,7 +49,26 @@ RANDOM_MODELS = {
     ),
     # HuggingFaceTB/SmolVLM-256M-Instruct: SigLIP-B/16 at 512 pixels and thirty layers of SmolLM2's 135M.
     "smolvlm-256m": RandomModel(
-        smolvlm, smolvlm.ChatShapes(image_size=512, decoder_layers=30, vocab_size=49280, positions=8192)
+        smolvlm, ChatShapes(image_size=512, decoder_layers=30, vocab_size=49280, positions=8192)
+    ),
+    # fancyfeast/llama-joycaption-beta-one-hf-llava: SigLIP-SO400M/14 at 384 pixels and Llama 3.1 8B.
+    "llava-llama3-8b": RandomModel(
+        llava,
+        ChatShapes(
+            image_size=384,
+            patch_size=14,
+            width=1152,
+            heads=16,
+            encoder_layers=27,
+            inner=4304,
+            decoder_layers=32,
+            vocab_size=128256,
+            positions=131072,
+            text_width=4096,
+            text_heads=32,
+            kv_heads=8,
+            text_inner=14336,
+        ),
     ),
 }
 
@@ -79,17 +101,21 @@ def _write_weights(model: RandomModel, path: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    generator = torch.Generator().manual_seed(SEED)
     dtype = getattr(torch, model.shapes.dtype)
-    tensors = {}
-    for spec in model.tensors:
-        if spec.std:
-            tensor = torch.randn(spec.shape, generator=generator) * spec.std
+
+    def made(place: int, spec: TensorSpec) -> torch.Tensor:
+        if spec.std:  # of a generator of its own, so that threads may draw
+            generator = torch.Generator().manual_seed(SEED + place)
+            tensor = torch.randn(spec.shape, generator=generator).mul_(spec.std)
         else:
             tensor = torch.full(spec.shape, spec.value)
         for index, value in spec.exceptions.items():
             tensor[index] = value
-        tensors[spec.name] = tensor.to(dtype)
+        return tensor.to(dtype)
+
+    specs = model.tensors
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        tensors = dict(zip((spec.name for spec in specs), pool.map(made, range(len(specs)), specs), strict=True))
     save_file(tensors, path, metadata={"format": "pt"})
 
 

@@ -15,6 +15,7 @@ _PARTS = {
     "GitForCausalLM": ("git",),
     "Florence2ForConditionalGeneration": ("model",),
     "Idefics3ForConditionalGeneration": ("model",),
+    "LlavaForConditionalGeneration": ("model",),
 }
 
 
@@ -41,10 +42,10 @@ class Captioner:
         self._dtype = torch.bfloat16 if device == "cuda" else torch.float32
         self._model = model_class.from_pretrained(folder, dtype=self._dtype).to(device).eval()
         self._ends = _ends(self._model)
-        self._is_chat = hasattr(self._model.config, "scale_factor")
+        self._is_tiled = hasattr(self._model.config, "scale_factor")
         self._prompt = _prompt(folder, self._model, self._tokenizer)
         # What stands before a caption: an instruction, or the start token.
-        self._before = len(self._prompt) if self._is_chat else 1
+        self._before = len(self._prompt) if _is_chat(self._model) else 1
         # Said to `generate`: BLIP's decoder does not read the checkpoint's generation_config.json.
         limit = self._model.generation_config.max_new_tokens
         self._limit = {} if limit is None else {"max_new_tokens": limit}
@@ -58,7 +59,7 @@ class Captioner:
         from PIL import Image
 
         pictures = [Image.open(io.BytesIO(image)).convert("RGB") for image in images]
-        if self._is_chat:  # a tile of each, without splitting
+        if self._is_tiled:  # a tile of each, without splitting
             settings = {"do_image_splitting": False, "return_tensors": "pt"}
             batch = self._processor([[picture] for picture in pictures], **settings).pixel_values
         else:
@@ -82,9 +83,13 @@ class Captioner:
 
 def _prompt(folder: str, model: Any, tokenizer: Any) -> list[int]:
     """The ids that a model reads beside the pixels, with those that stand for the image; none for most."""
-    if hasattr(model.config, "scale_factor"):
+    if _is_chat(model):
         return _chat_prompt(folder, model, tokenizer)
     return _task_prompt(folder, model, tokenizer) if model.config.model_type == "florence2" else []
+
+
+def _is_chat(model: Any) -> bool:
+    return model.config.model_type in ("idefics3", "llava")
 
 
 def _task_prompt(folder: str, model: Any, tokenizer: Any) -> list[int]:
@@ -105,9 +110,12 @@ def _chat_prompt(folder: str, model: Any, tokenizer: Any) -> list[int]:
         add_generation_prompt=True,
         tokenize=False,
     )
-    vision, around = model.config.vision_config, "<fake_token_around_image>"
-    image = "<image>" * (vision.image_size // vision.patch_size // model.config.scale_factor) ** 2
-    ids: list[int] = tokenizer(text.replace("<image>", f"{around}<global-img>{image}{around}"))["input_ids"]
+    vision, scale = model.config.vision_config, getattr(model.config, "scale_factor", 1)
+    image = "<image>" * (vision.image_size // vision.patch_size // scale) ** 2
+    if model.config.model_type == "idefics3":
+        around = "<fake_token_around_image>"
+        image = f"{around}<global-img>{image}{around}"
+    ids: list[int] = tokenizer(text.replace("<image>", image))["input_ids"]
     return ids
 
 
