@@ -11,7 +11,7 @@ class RowMoves:
     is copied."""
 
     def __init__(self, key: "np.ndarray[Any, Any]", value: "np.ndarray[Any, Any]") -> None:
-        """``key`` [N, slots, H, d, L] and ``value`` [N, slots, H, L, d]."""
+        """``key`` [N, slots, H, d, L] and ``value`` [N, slots, H, L, d], both perhaps with one slot more."""
         self._key, self._value = key, value
 
     def move(self, parents: Sequence[int], positions: Sequence[int]) -> None:
