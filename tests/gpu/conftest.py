@@ -27,6 +27,7 @@ FAMILIES = {
     "blip": device_cases.blip,
     "git": device_cases.git,
     "smolvlm": device_cases.smolvlm,
+    "llava": device_cases.llava,
     "florence2": device_cases.florence2,
 }
 # As tests ask for them.

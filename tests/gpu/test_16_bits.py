@@ -37,7 +37,7 @@ ENCODER_EPS, LOGITS_EPS, TIE_EPS = 3.0, 8.0, 4.0
 # Compiled packages of the others are made for bf16 alone: the kernels are the same, and are run by themselves.
 CASES = [
     (family, dtype, backend)
-    for family in ("vit-gpt2", "blip", "git", "smolvlm", "florence2")
+    for family in ("vit-gpt2", "blip", "git", "smolvlm", "llava", "florence2")
     for dtype in ("bfloat16", "float16")
     for backend in ("eager", "kernels", "aot")
     if family == "vit-gpt2" or (dtype, backend) != ("float16", "aot")

@@ -21,7 +21,7 @@ from snapcap.warmup.runtime.slot_request import SlotRequest
 pytestmark = pytest.mark.timeout(600)  # compiling
 BUCKETS = (1, 2, 4, 64)
 CASES = [("vit-gpt2", ()), ("blip", ()), ("blip", PROMPT), ("git", ()), ("git", PROMPT), ("smolvlm", PROMPT)]
-CASES += [("florence2", ()), ("florence2", PROMPT)]
+CASES += [("llava", PROMPT), ("florence2", ()), ("florence2", PROMPT)]
 
 
 @pytest.mark.parametrize(

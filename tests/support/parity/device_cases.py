@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from support.checkpoints import random_captioners
-from support.checkpoints.chat_files import write_chat_files
+from support.checkpoints.chat_files import LLAVA_TEMPLATE, write_chat_files
 from support.parity.parity import NORMALISATION, pixel_values, random_images
 from support.parity.references import (
     Generated,
@@ -50,7 +50,7 @@ PROMPT = (17, 44, 60)
 STEPS = 20
 # Of builds in 16 bits: kernels of ours change at 2 and 3 rows, and at 32. Families with few of them have fewer.
 BUCKETS = dict.fromkeys(("vit-gpt2", "blip", "git"), (1, 2, 4, 64)) | dict.fromkeys(
-    ("smolvlm", "florence2"), (1, 64)
+    ("smolvlm", "florence2", "llava"), (1, 64)
 )
 FEW_BUCKETS = (1, 4)  # of builds in fp32
 CACHE_LENGTH = 48
@@ -138,6 +138,19 @@ def smolvlm(folder: Path) -> Captioner:
     write_chat_files(folder)
     vision = _VISION | {"image_size": 256}
     return _written(folder, random_captioners.smolvlm(vision, text, scale_factor=1), generated_by_chat)
+
+
+def llava(folder: Path) -> Captioner:
+    """JoyCaption's shape: SigLIP up to its last layer but one, whose tokens are all seen, and Llama."""
+    text = {"hidden_size": _WIDTH, "num_attention_heads": 6, "num_key_value_heads": 2, "intermediate_size": 192}
+    text |= {"max_position_embeddings": 400, "num_hidden_layers": 2}
+    write_chat_files(folder, LLAVA_TEMPLATE)
+    model = random_captioners.llava("Siglip", _VISION, text, vision_feature_select_strategy="full")
+    with torch.no_grad():  # drawn by Xavier's formula these are five times as large as others', and rounding shows
+        for layer in model.model.vision_tower.encoder.layers:
+            for parameter in layer.parameters():
+                parameter.mul_(0.2 if parameter.dim() == 2 else 1)
+    return _written(folder, model, generated_by_chat)
 
 
 def florence2(folder: Path, forced: bool = False) -> Captioner:

@@ -12,7 +12,7 @@ TESTS = Path(__file__).parents[2]
 
 
 @pytest.mark.timeout(600)  # compiling
-@pytest.mark.parametrize("family", ["git", "smolvlm", "florence2"])
+@pytest.mark.parametrize("family", ["git", "smolvlm", "llava", "florence2"])
 def test_tokens_equal_transformers_and_nothing_compiles_after_the_warm_up(family: str, tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     run = subprocess.run(
