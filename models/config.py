@@ -4,10 +4,11 @@ Everything that snapcap does not support is refused here, by name, before a tens
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from snapcap.models.dataclass import dataclass
 from snapcap.models.dimensions import DecoderConfig, Parts, VisionConfig
 from snapcap.models.families import blip, florence2, git, idefics3, llava, vision_encoder_decoder
 from snapcap.models.fields import ConfigError, Fields, json_or_empty, read_json

@@ -3,9 +3,9 @@
 Everything here but what a family reads beside them is a factor of the artifact key.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from snapcap.models.dataclass import dataclass
 from snapcap.models.names import Names
 from snapcap.models.text import GenerationConfig, ImageMarkup, RopeConfig, Task
 

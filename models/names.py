@@ -5,7 +5,8 @@ Dimensions and families both import it, so it stands before either.
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from snapcap.models.dataclass import dataclass
 
 Rule = tuple[str, str]  # a pattern for the whole name, and what replaces it
 

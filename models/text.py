@@ -1,7 +1,8 @@
 """Defines what a model's text is made of: special tokens and lengths, tasks, a chat template, rotary positions."""
 
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
+
+from snapcap.models.dataclass import dataclass
 
 DEFAULT_NEW_TOKENS = 20  # transformers 5's, where a checkpoint names no length
 EarlyStopping = bool | Literal["never"]

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent
 # tuple knows nothing of each other.
 ROOMS: dict[str, tuple[str | tuple[str, ...], ...]] = {
     "models": (
-        ("errors", "json_object"),
+        ("errors", "json_object", "dataclass"),
         ("names", "text"),
         "dimensions",
         "fields",
@@ -132,6 +132,12 @@ def test_rooms_are_in_the_order_of_the_flow(layer: str) -> None:
             if other != own and place.get(other, -1) >= place[own]:
                 back.add((str(file.relative_to(ROOT)), name))
     assert back == set()
+
+
+@pytest.mark.parametrize("layer", ["models", "warmup", "service"])
+def test_no_start_waits_for_compiled_dataclasses(layer: str) -> None:
+    users = {str(file.relative_to(ROOT)) for file in sources(layer) if "dataclasses.dataclass" in imported(file)}
+    assert users <= {"models/dataclass.py"}, "import it from snapcap.models.dataclass"
 
 
 def test_folders_stay_small() -> None:

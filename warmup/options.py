@@ -1,14 +1,14 @@
 """Defines what a start is told: each option of the warm-up once, with how it is written, checked and described.
 
-To add an option of the warm-up, add a field here; the command line, the environment, the help and
-docs/configuration.md follow.
+To add one, add a field here; the command line, the environment, the help and docs/configuration.md follow.
 """
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
+from snapcap.models.dataclass import dataclass
 from snapcap.warmup.option import (
     option,
     parse_address,

@@ -4,10 +4,10 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from snapcap.models.dataclass import dataclass
 from snapcap.models.fields import ConfigError, json_or_empty
 from snapcap.models.processing import tokenizer_files
 

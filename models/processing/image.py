@@ -9,10 +9,10 @@ import struct
 import sys
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from PIL import Image, JpegImagePlugin, PngImagePlugin, UnidentifiedImageError, WebPImagePlugin
 
+from snapcap.models.dataclass import dataclass
 from snapcap.models.processing.image_error import ImageError, NeedsMemory
 from snapcap.models.processing.image_memory import image_bytes, webp_bytes
 from snapcap.models.processing.image_parts import LONGEST_SIDE, check_parts, check_scans, sniff, webp_size

@@ -6,9 +6,9 @@ A missing field has the default of transformers' image processor of that name; a
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from snapcap.models.dataclass import dataclass
 from snapcap.models.fields import ConfigError
 
 Channels = tuple[float, ...]

@@ -7,10 +7,10 @@ Equal to transformers' image processors of ViT, DeiT, BEiT and BLIP (Pillow back
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from snapcap.models.dataclass import dataclass
 from snapcap.models.fields import ConfigError, json_or_empty, read_json
 from snapcap.models.processing import processor_config as fields
 from snapcap.models.processing.image_error import ImageError

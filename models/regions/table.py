@@ -5,13 +5,14 @@ so one compiled block serves all layers, and one artifact every checkpoint of th
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from snapcap.models.config import ModelConfig
+from snapcap.models.dataclass import dataclass
 from snapcap.models.dimensions import (
     BeitConfig,
     ClipConfig,

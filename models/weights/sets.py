@@ -1,9 +1,9 @@
 """Holds the weights of regions, whatever tensors they are. No torch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Generic
 
+from snapcap.models.dataclass import dataclass
 from snapcap.models.memory.memory import B
 from snapcap.models.regions.table import Region
 

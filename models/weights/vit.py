@@ -1,9 +1,8 @@
 """Arranges a ViT encoder's tensors in the order its regions take them."""
 
-from dataclasses import dataclass
-
 import torch
 
+from snapcap.models.dataclass import dataclass
 from snapcap.models.dimensions import ClipConfig, VisionConfig
 from snapcap.models.weights.source import WeightSet, WeightSource
 

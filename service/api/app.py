@@ -5,12 +5,12 @@ the OpenAPI document from the routes, is imported when that is first asked for.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from snapcap.models.dataclass import dataclass
 from snapcap.service.api.middleware.authentication import Authentication
 from snapcap.service.api.middleware.problem_handler import ProblemHandler
 from snapcap.service.api.middleware.request_scope import RequestScope
@@ -93,7 +93,7 @@ class Application:
         await self._around(scope, receive, send)
 
 
-def create_operations_app(services: Services, exposure: Exposure = Exposure()) -> Application:
+def create_operations_app(services: Services, exposure: Exposure = Exposure()) -> Application:  # noqa: B008 - frozen
     """What answers /livez, /readyz, /health, /startup and, unless they have a port of their own, /metrics."""
     app = Application(services.metrics, exposure.keys, exposure.origins)
     app.add(
@@ -105,7 +105,7 @@ def create_operations_app(services: Services, exposure: Exposure = Exposure()) -
     return app
 
 
-def create_app(services: Services, limits: "BodyLimits", exposure: Exposure = Exposure()) -> Application:
+def create_app(services: Services, limits: "BodyLimits", exposure: Exposure = Exposure()) -> Application:  # noqa: B008 - frozen
     """The whole application over these services."""
     from snapcap.service.api.captioning_apis import add_captioning_apis  # noqa: PLC0415 - for those who want both at once
 

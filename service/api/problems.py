@@ -17,11 +17,11 @@ What the error is, its status and its headers come from `errors.py`.
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import Response
 
+from snapcap.models.dataclass import dataclass
 from snapcap.service.errors import EngineFailed, ServiceError
 
 

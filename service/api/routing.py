@@ -2,13 +2,13 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from starlette.requests import Request
 from starlette.routing import Match, Route, Router
 from starlette.types import Receive, Scope, Send
 
+from snapcap.models.dataclass import dataclass
 from snapcap.service.api.problems import OPENAI, PROBLEM, V2, ErrorShape
 from snapcap.service.errors import MethodNotAllowed, NotFound, NotReady
 

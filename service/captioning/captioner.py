@@ -7,10 +7,10 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future, InvalidStateError, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from snapcap.models.dataclass import dataclass
 from snapcap.service.captioning.loop_handoff import LoopHandoff
 from snapcap.service.captioning.model_defaults import ModelDefaults
 from snapcap.service.captioning.options import CaptionOptions

@@ -1,8 +1,9 @@
 """Resolves what a request leaves to the model: its task, the options that a checkpoint sets, and their tokens."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from snapcap.models.dataclass import dataclass
 from snapcap.models.errors import PromptError
 from snapcap.models.text import Task
 from snapcap.service.captioning.options import CaptionOptions

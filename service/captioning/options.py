@@ -6,9 +6,10 @@ option; a JSON value must have that type already.
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from snapcap.models.dataclass import dataclass
 from snapcap.models.dimensions import MAX_BEAMS
 from snapcap.models.text import EarlyStopping
 from snapcap.service.errors import InvalidOption, PromptTooLong, UnknownOption
@@ -86,7 +87,10 @@ NAMES: tuple[str, ...] = tuple(_HELP)
 _EARLY: Mapping[str, EarlyStopping] = {"true": True, "false": False, "never": "never"}
 
 
-def options_from_text(pairs: Iterable[tuple[str, str]], base: CaptionOptions = CaptionOptions()) -> CaptionOptions:
+def options_from_text(
+    pairs: Iterable[tuple[str, str]],
+    base: CaptionOptions = CaptionOptions(),  # noqa: B008 - frozen
+) -> CaptionOptions:
     """From query parameters or form fields, each at most once, over `base`.
 
     Raises UnknownOption, InvalidOption, PromptTooLong."""

@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from snapcap.models.dataclass import dataclass
 from snapcap.service.captioning.model_defaults import Resolved
 from snapcap.service.captioning.options import CaptionOptions
 from snapcap.service.errors import UnprocessableImage

@@ -1,8 +1,8 @@
 """Defines the options of the HTTP server: where it listens, and what it lets its clients do."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
+from snapcap.models.dataclass import dataclass
 from snapcap.warmup.option import (
     option,
     parse_auto,

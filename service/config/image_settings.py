@@ -1,7 +1,6 @@
 """Defines the options of decoding images."""
 
-from dataclasses import dataclass
-
+from snapcap.models.dataclass import dataclass
 from snapcap.warmup.option import option, parse_auto, parse_int, parse_seconds, parse_size
 from snapcap.warmup.options import ImageOptions
 

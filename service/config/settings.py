@@ -4,8 +4,9 @@ To add an option, add a field here, or in `warmup/options.py` where it is for th
 environment and the help follow, and docs/configuration.md by `python -m snapcap.service.config.table`.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from snapcap.models.dataclass import dataclass
 from snapcap.service.config.http_settings import HttpLimits, HttpSettings
 from snapcap.service.config.image_settings import ImageProcessSettings, ImageSettings
 from snapcap.warmup.option import option, parse_int, parse_seconds

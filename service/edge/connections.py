@@ -2,9 +2,9 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
+from snapcap.models.dataclass import dataclass
 from snapcap.service.edge.refusal_log import RefusalLog
 
 # Between two looks at all of them, in seconds.

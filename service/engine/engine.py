@@ -13,9 +13,9 @@ import queue
 import random
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from snapcap.models.dataclass import dataclass
 from snapcap.service.engine.device_failures import DeviceFailedError, DeviceFailures
 from snapcap.service.engine.limits import Limits
 from snapcap.service.engine.remote.messages import Pulse

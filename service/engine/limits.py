@@ -1,7 +1,6 @@
 """Checks what a request asks for against the slots and the caches. No torch."""
 
-from dataclasses import dataclass
-
+from snapcap.models.dataclass import dataclass
 from snapcap.models.dimensions import MAX_BEAMS
 from snapcap.service.errors import InvalidOption, PromptTooLong
 

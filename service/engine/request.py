@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from snapcap.models.dataclass import dataclass
 from snapcap.service.engine.limits import Limits
 from snapcap.service.ipc.shared_pixels import FilledSlot
 from snapcap.warmup.runtime.slot_request import SamplingParams

@@ -1,8 +1,9 @@
 """Tracks a request on the device: the slots it needs, its tokens, and why they end. No torch."""
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from snapcap.models.dataclass import dataclass
 from snapcap.service.engine.request import CaptionRequest, FinishReason
 
 

@@ -2,11 +2,11 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from heapq import merge
 from itertools import chain
 from operator import attrgetter
 
+from snapcap.models.dataclass import dataclass
 from snapcap.service.engine.request import CaptionRequest
 
 

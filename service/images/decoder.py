@@ -1,9 +1,9 @@
 """Defines the protocol of image decoders, which threads and processes implement, with its inputs and outcomes."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
+from snapcap.models.dataclass import dataclass
 from snapcap.service.errors import DeadlineExceeded
 from snapcap.service.ipc.shared_pixels import FilledSlot
 from snapcap.service.memory.bodies import BodyAccount

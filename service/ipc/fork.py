@@ -9,7 +9,8 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+
+from snapcap.models.dataclass import dataclass
 
 _PR_SET_PDEATHSIG = 1
 

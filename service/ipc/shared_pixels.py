@@ -9,8 +9,9 @@ import mmap
 import os
 import tempfile
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from snapcap.models.dataclass import dataclass
 
 if TYPE_CHECKING:
     import numpy as np

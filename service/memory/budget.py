@@ -12,9 +12,9 @@ model's input size, 3 bytes a pixel; a connection holds a packet of 256 KiB, 64 
 import os
 import resource
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
+from snapcap.models.dataclass import dataclass
 from snapcap.warmup.machine.cgroups import MEMBERSHIP, MOUNTS, control_groups
 
 _FILES = ("memory.max", "memory.limit_in_bytes")  # of version 2 and 1

@@ -1,8 +1,8 @@
 """Defines the options of `snapcap caption`, and reads them into a job."""
 
 import argparse
-from dataclasses import dataclass
 
+from snapcap.models.dataclass import dataclass
 from snapcap.service.captioning.options import CaptionOptions, options_from_text
 from snapcap.service.config.reader import SettingsError
 

@@ -4,9 +4,10 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import FrameType
 
+from snapcap.models.dataclass import dataclass
 from snapcap.service.captioning.options import CaptionOptions
 from snapcap.service.offline.failure import Failure, OutputError, reason_of
 from snapcap.service.offline.feed import Asked, Feed, FeedResult

@@ -3,8 +3,9 @@
 import glob
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from snapcap.models.dataclass import dataclass
 from snapcap.service.offline.arguments import STDIN
 from snapcap.service.offline.failure import Failure, reason_of
 

@@ -3,8 +3,7 @@
 Finding, reading, captioning and writing all fail by these.
 """
 
-from dataclasses import dataclass
-
+from snapcap.models.dataclass import dataclass
 from snapcap.service.errors import ServiceError
 
 

@@ -9,11 +9,11 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from snapcap.models.dataclass import dataclass
 from snapcap.models.processing.image_error import ImageError
 from snapcap.service.captioning.model_defaults import Resolved
 from snapcap.service.engine.engine import Engine

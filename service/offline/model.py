@@ -1,8 +1,8 @@
 """Loads a model and runs its device thread where there is no server."""
 
 import threading
-from dataclasses import dataclass
 
+from snapcap.models.dataclass import dataclass
 from snapcap.service.captioning.model_defaults import ModelDefaults
 from snapcap.service.config.settings import Settings
 from snapcap.service.engine.device_thread import DeviceThread

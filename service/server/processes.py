@@ -14,10 +14,10 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from snapcap.models.dataclass import dataclass
 from snapcap.service.ipc.fork import ChildProcess, ForkError, fork_child, how_it_ended
 
 if TYPE_CHECKING:

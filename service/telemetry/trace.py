@@ -4,8 +4,10 @@ Trace Event Format: complete events ("X"), instants ("i") and names ("M"), in wh
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
+
+from snapcap.models.dataclass import dataclass
 
 _MARKS_TRACK = 0
 

@@ -4,8 +4,9 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
+
+from snapcap.models.dataclass import dataclass
 
 Factor = str | int | float | bool | None | list["Factor"]
 Factors = Mapping[str, Factor]

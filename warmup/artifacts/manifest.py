@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from datetime import datetime
 from typing import Any, cast
 
+from snapcap.models.dataclass import dataclass
 from snapcap.warmup.artifacts.envelope import ManifestError, load_object, open_payload, seal_payload
 from snapcap.warmup.artifacts.key import FactorError, Factors, artifact_key, canonical_json, check_factors
 from snapcap.warmup.artifacts.signing import Signer, Trust

@@ -3,9 +3,10 @@
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
+from snapcap.models.dataclass import dataclass
 from snapcap.warmup.artifacts.envelope import ManifestError, load_object, open_payload, seal_payload
 from snapcap.warmup.artifacts.key import Factors, artifact_key, canonical_json
 from snapcap.warmup.artifacts.manifest import (

@@ -6,10 +6,10 @@
 import hashlib
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from snapcap.models.dataclass import dataclass
 from snapcap.warmup.errors import os_error_text
 
 if TYPE_CHECKING:

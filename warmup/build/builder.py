@@ -14,11 +14,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from snapcap.models.dataclass import dataclass
 from snapcap.warmup.artifacts.manifest import Blob
 from snapcap.warmup.build.environment import checker_environment, compiler_environment
 from snapcap.warmup.build.folder import BuildFolder

@@ -1,10 +1,10 @@
 """Keeps a build's packages, each beside its record: what it is, and that it has passed its self-check."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from snapcap.models.dataclass import dataclass
 from snapcap.warmup.artifacts.manifest import Blob
 from snapcap.warmup.machine.files import make_folder, open_regular
 from snapcap.warmup.runtime.aoti.packages import InputSpecs

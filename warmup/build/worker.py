@@ -2,11 +2,11 @@
 
 import gc
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from snapcap.models.config import ModelConfig
+from snapcap.models.dataclass import dataclass
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.models.regions.table import Region
 from snapcap.warmup.machine.tasks import Task, serve_tasks

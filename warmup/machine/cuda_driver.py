@@ -4,8 +4,8 @@ Both are had while torch is being imported.
 """
 
 import ctypes
-from dataclasses import dataclass
 
+from snapcap.models.dataclass import dataclass
 from snapcap.warmup.machine.dynamic_library import open_library
 
 _MULTIPROCESSORS, _MAJOR, _MINOR = 16, 75, 76  # CUdevice_attribute

@@ -1,8 +1,10 @@
 """Holds what came of a start's search for artifacts. No torch, and nothing of the store."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
+
+from snapcap.models.dataclass import dataclass
 
 if TYPE_CHECKING:
     from snapcap.warmup.artifacts.key import Factors

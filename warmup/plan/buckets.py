@@ -1,10 +1,11 @@
 """Defines shape buckets: the batch sizes that are compiled, and which one a batch is padded to. No torch."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from snapcap.models.dataclass import dataclass
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class Bucket:
     """A compiled batch size: ``size`` rows, of which the last ones may be padding."""
 

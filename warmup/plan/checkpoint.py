@@ -1,10 +1,12 @@
 """Holds the checkpoint as the start has it before torch is imported. No torch."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from snapcap.models.dataclass import dataclass
 
 if TYPE_CHECKING:
     from snapcap.models.config import ModelConfig

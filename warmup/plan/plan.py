@@ -3,10 +3,10 @@
 The artifact key is made of it, so it is known while torch is still being imported.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 from snapcap.models.config import ModelConfig
+from snapcap.models.dataclass import dataclass
 from snapcap.models.text import Task
 from snapcap.warmup.artifacts.factors import build_factors, machine_factors
 from snapcap.warmup.artifacts.key import Factors

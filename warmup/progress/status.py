@@ -4,9 +4,10 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from snapcap.models.dataclass import dataclass
 from snapcap.warmup.progress.compile_events import CacheCounts, CompilerCounts, compiler_counts, torch_modules
 
 if TYPE_CHECKING:

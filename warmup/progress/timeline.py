@@ -5,8 +5,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+
+from snapcap.models.dataclass import dataclass
 
 PHASES = (
     "interpreter",

@@ -1,9 +1,9 @@
 """Holds a model that is on a device: regions, weights and buffers, whatever tensors they are. No torch."""
 
-from dataclasses import dataclass
 from typing import Generic
 
 from snapcap.models.config import ModelConfig
+from snapcap.models.dataclass import dataclass
 from snapcap.models.memory.memory import B
 from snapcap.models.regions.state.kv_cache import DecodeState
 from snapcap.models.regions.table import Region, Regions, region_inputs

@@ -6,12 +6,13 @@ nothing to copy when the engine moves between buckets. No torch: what tensors ar
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cached_property
 from typing import Any, Generic, NamedTuple
 
 import numpy as np
 
+from snapcap.models.dataclass import dataclass
 from snapcap.models.memory.memory import B
 from snapcap.models.regions.names import forced_end
 from snapcap.models.regions.table import ROWS, Component, RegionCall, Regions, layer_inputs
@@ -33,8 +34,7 @@ from snapcap.warmup.runtime.token_choice import Choice, TokenChoice
 
 
 class Callables(NamedTuple):
-    """What runs the regions of one component at one bucket, in their order, and in a decoder what chooses other
-    tokens than the most likely."""
+    """What runs a component's regions at a bucket, in their order, and a decoder's other choices of tokens."""
 
     regions: tuple[RegionCall, ...]
     choice: Choice | None = None

@@ -1,8 +1,8 @@
 """Defines what a request puts into its slot: a prompt, and how its tokens are chosen. No torch."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from snapcap.models.dataclass import dataclass
 from snapcap.models.text import EarlyStopping
 
 

@@ -12,12 +12,13 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 from urllib.parse import urlsplit
 from uuid import uuid4
 
+from snapcap.models.dataclass import dataclass
 from snapcap.warmup.machine.files import make_folder, open_regular, write_all
 from snapcap.warmup.options import S3Options
 from snapcap.warmup.s3.errors import S3Error, translated

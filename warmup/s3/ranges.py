@@ -3,9 +3,10 @@
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
+from snapcap.models.dataclass import dataclass
 from snapcap.warmup.s3.errors import ObjectChangedError, S3Error, is_transient, translated
 from snapcap.warmup.s3.replies import Connections
 

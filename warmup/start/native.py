@@ -8,9 +8,9 @@ import traceback
 from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from snapcap.models.dataclass import dataclass
 from snapcap.models.dimensions import MAX_BEAMS
 from snapcap.models.regions.names import ON_DEMAND
 from snapcap.models.weights.prepared.mapped import MappedWeights

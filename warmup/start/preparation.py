@@ -4,11 +4,12 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from snapcap.models.dataclass import dataclass
 from snapcap.warmup.artifacts.key import artifact_key
 from snapcap.warmup.checkpoints.patterns import CheckpointError
 from snapcap.warmup.checkpoints.resolve import resolve_checkpoint

@@ -1,8 +1,8 @@
 """Holds what a start has made: what serves. No torch."""
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from snapcap.models.dataclass import dataclass
 from snapcap.warmup.plan.artifacts import Artifacts
 from snapcap.warmup.plan.buckets import Bucket, BucketTable
 from snapcap.warmup.plan.checkpoint import Checkpoint

@@ -1,11 +1,11 @@
 """Warms a runner: puts every bucket on a backend, and runs each once through the callables that serve."""
 
 import logging
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from snapcap.models.dataclass import dataclass
 from snapcap.warmup.errors import StartError, first_line
 from snapcap.warmup.plan.buckets import Bucket, BucketTable
 from snapcap.warmup.progress.status import COMPONENTS, BucketState, ComponentName, StartupStatus

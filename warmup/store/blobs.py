@@ -4,10 +4,10 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
+from snapcap.models.dataclass import dataclass
 from snapcap.warmup.artifacts.manifest import Blob
 from snapcap.warmup.machine.files import make_folder, open_regular, sync
 

@@ -13,9 +13,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Literal
 
+from snapcap.models.dataclass import dataclass
 from snapcap.warmup.artifacts.envelope import MAX_ENVELOPE_BYTES, ManifestError, UntrustedError
 from snapcap.warmup.artifacts.factors import is_stale
 from snapcap.warmup.artifacts.key import Difference, Factors, nearest

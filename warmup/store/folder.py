@@ -9,10 +9,10 @@ import os
 import stat
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
+from snapcap.models.dataclass import dataclass
 from snapcap.warmup.artifacts.manifest import Blob
 from snapcap.warmup.errors import os_error_text
 from snapcap.warmup.machine.files import NotAFileError, make_folder, open_regular

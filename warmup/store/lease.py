@@ -15,10 +15,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, TypeGuard
 from uuid import uuid4
 
+from snapcap.models.dataclass import dataclass
 from snapcap.warmup.artifacts.key import canonical_json
 from snapcap.warmup.store.store import ArtifactStore, StoreError, lease_name
 

@@ -1,11 +1,11 @@
 """Publishes an artifact set: blobs first, the manifest last, so that a set is never there in part."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from snapcap.models.dataclass import dataclass
 from snapcap.warmup.artifacts.envelope import ManifestError
 from snapcap.warmup.artifacts.key import Factors, artifact_key
 from snapcap.warmup.artifacts.manifest import Manifest, seal

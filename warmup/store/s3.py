@@ -3,11 +3,12 @@
 import contextlib
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from snapcap.models.dataclass import dataclass
 from snapcap.warmup.options import S3Options
 from snapcap.warmup.s3 import ranges as s3_ranges
 from snapcap.warmup.s3.download import Download, client, download, split_uri

@@ -14,10 +14,10 @@ A store moves bytes. What they are worth is for ``warmup.store.fetch`` to check.
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from snapcap.models.dataclass import dataclass
 from snapcap.models.errors import UserError
 from snapcap.warmup.artifacts.manifest import Blob, is_digest
 

@@ -13,10 +13,11 @@ Run as ``python -m snapcap.warmup.store.worker``.
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_args
 
+from snapcap.models.dataclass import dataclass
 from snapcap.warmup.artifacts.key import Difference, Factors
 from snapcap.warmup.artifacts.signing import KeyFileError, Trust, load_signer
 from snapcap.warmup.errors import first_line

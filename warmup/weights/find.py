@@ -3,10 +3,10 @@
 import contextlib
 import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from snapcap.models.dataclass import dataclass
 from snapcap.models.weights.prepared.header import PreparedError
 from snapcap.models.weights.prepared.mapped import MappedWeights, map_weights
 from snapcap.warmup.plan.checkpoint import Checkpoint

@@ -6,9 +6,9 @@ files: a change of content, of a name or of a time gives another identity.
 
 import contextlib
 import hashlib
-from dataclasses import dataclass
 from pathlib import Path
 
+from snapcap.models.dataclass import dataclass
 from snapcap.models.weights.listing import weight_files
 from snapcap.warmup.machine.files import sync
 

@@ -5,10 +5,10 @@ import hashlib
 import os
 import shutil
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from snapcap.models.dataclass import dataclass
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.models.weights.prepared.header import PreparedError
 from snapcap.warmup.machine.files import locked_alone, make_folder, write_all

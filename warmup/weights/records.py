@@ -3,9 +3,10 @@
 import hashlib
 import json
 import re
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from pathlib import Path
 
+from snapcap.models.dataclass import dataclass
 from snapcap.warmup.artifacts.manifest import is_digest
 from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.store import WEIGHTS, DamagedError

@@ -10,10 +10,11 @@ Run as ``python -m snapcap.warmup.weights.worker``.
 """
 
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from snapcap.models.dataclass import dataclass
 from snapcap.warmup.machine.memory import first_for_the_oom_killer
 from snapcap.warmup.machine.tasks import Task, serve_tasks
 from snapcap.warmup.machine.worker import Worker, WorkerError

@@ -6,13 +6,13 @@ import multiprocessing
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerBase
 
+from snapcap.models.dataclass import dataclass
 from snapcap.models.demo.training.drawing import paint
 from snapcap.models.demo.training.scenes import scene_of
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 from PIL.Image import Image
 from transformers import AutoTokenizer, VisionEncoderDecoderModel, ViTImageProcessor
 
+from snapcap.models.dataclass import dataclass
 from snapcap.models.demo.training.drawing import paint
 from snapcap.models.demo.training.scenes import scene_of
 

@@ -12,8 +12,9 @@ thing   = article size texture? colour shape
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import product
+
+from snapcap.models.dataclass import dataclass
 
 SIZES = ("small", "large")
 TEXTURES = ("plain", "striped", "dotted", "checkered")  # "plain" is not said

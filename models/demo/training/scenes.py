@@ -5,12 +5,12 @@ Lengths are in units of a picture 96 wide and 96 high, whatever size it is paint
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 
+from snapcap.models.dataclass import dataclass
 from snapcap.models.demo.training import grammar
 from snapcap.models.demo.training.grammar import Thing
 

@@ -4,12 +4,13 @@ Allocated once, and only when the first request asks for them. No torch.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from functools import cached_property
 from typing import Any, Generic, Literal
 
 import numpy as np
 
+from snapcap.models.dataclass import dataclass
 from snapcap.models.dimensions import MAX_BEAMS
 from snapcap.models.memory.memory import B, CopySlots, Memory
 

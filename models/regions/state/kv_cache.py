@@ -4,13 +4,14 @@ Allocated once. A step of b rows works on the views ``[:b]``, so moving between 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cached_property
 from typing import Generic, NamedTuple
 
 import numpy as np
 
 from snapcap.models.config import ModelConfig
+from snapcap.models.dataclass import dataclass
 from snapcap.models.memory.memory import B, CopySlots, Memory, row_major
 
 SAMPLE_INPUTS = ("uniforms", "temperature", "top_k", "top_p")

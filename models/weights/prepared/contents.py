@@ -1,11 +1,12 @@
 """Lays out weights as a file of prepared weights holds them."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from snapcap.models.dataclass import dataclass
 from snapcap.models.weights.prepared.header import (
     ALIGNMENT,
     CHUNK_BYTES,

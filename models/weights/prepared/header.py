@@ -20,9 +20,9 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, BinaryIO
 
+from snapcap.models.dataclass import dataclass
 from snapcap.models.json_object import load_object
 from snapcap.models.memory.memory import row_major
 

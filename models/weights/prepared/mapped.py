@@ -3,9 +3,9 @@
 import hashlib
 import mmap
 import os
-from dataclasses import dataclass
 from typing import BinaryIO
 
+from snapcap.models.dataclass import dataclass
 from snapcap.models.weights.prepared.header import CHUNK_BYTES, Header, PreparedError, read_header
 
 

@@ -5,12 +5,13 @@ import io
 import math
 from collections.abc import Callable
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import TypeVar
 
 from starlette.requests import Request
 
+from snapcap.models.dataclass import dataclass
 from snapcap.service.api.bodies.multipart import Part, boundary_of, parse_multipart
 from snapcap.service.errors import BodyTimeout, ClientDisconnected, PayloadTooLarge, UnsupportedMediaType
 from snapcap.service.memory.bodies import BodyBudget, body_account, open_account

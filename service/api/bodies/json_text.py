@@ -7,9 +7,9 @@ meanwhile. So what makes it slow is counted before: strings, and what is outside
 import json
 import secrets
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
+from snapcap.models.dataclass import dataclass
 from snapcap.service.errors import InvalidJson, PayloadTooLarge
 
 # No text that is not an image's may be as long: a prompt of 10,000 characters fits with each of them escaped.

@@ -1,12 +1,12 @@
 """Parses a multipart/form-data body that is whole in memory: a bounded number of parts, in UTF-8 only."""
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from python_multipart import MultipartParser
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import parse_options_header
 
+from snapcap.models.dataclass import dataclass
 from snapcap.service.errors import InvalidMultipart, UnsupportedMediaType
 
 if TYPE_CHECKING:

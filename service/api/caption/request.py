@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 from concurrent.futures import Executor
-from dataclasses import dataclass
 
 from starlette.requests import Request
 
+from snapcap.models.dataclass import dataclass
 from snapcap.service.api.bodies.body import BodyLimits, read_body, read_multipart
 from snapcap.service.api.bodies.json_body import image_from_base64, json_object, read_json
 from snapcap.service.api.bodies.multipart import Part

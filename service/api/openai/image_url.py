@@ -7,9 +7,9 @@ the list, every address that its name has must be public, and `image_fetcher.py`
 import ipaddress
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from snapcap.models.dataclass import dataclass
 from snapcap.service.errors import ImageUrlRefused
 
 _PORTS = {"http": 80, "https": 443}

@@ -7,9 +7,9 @@ template does take instructions: the last text that a user has sent is one.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from snapcap.models.dataclass import dataclass
 from snapcap.service.api.bodies.json_body import image_from_base64
 from snapcap.service.errors import InvalidOption, MissingImage, TooManyImages
 

@@ -2,9 +2,9 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from snapcap.models.dataclass import dataclass
 from snapcap.service.api.bodies.json_body import json_object
 from snapcap.service.api.openai.messages import read_messages, text_of
 from snapcap.service.captioning.options import CaptionOptions, options_from_json

@@ -7,8 +7,9 @@ Opened as files, without a server, the pages find their parts beside them.
 import base64
 import hashlib
 import re
-from dataclasses import dataclass
 from pathlib import Path
+
+from snapcap.models.dataclass import dataclass
 
 _FOLDER = Path(__file__).parent / "static"
 _STYLE = re.compile(r'<link rel="stylesheet" href="([\w./]+)">')

@@ -5,10 +5,10 @@ elements as they are, each behind its length; that is what tritonclient sends un
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from snapcap.models.dataclass import dataclass
 from snapcap.service.api.bodies.json_body import image_from_base64, json_object, member_object
 from snapcap.service.captioning.options import NAMES, CaptionOptions, integer, options_from_json
 from snapcap.service.errors import (

@@ -2,8 +2,8 @@
 
 import socket
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from snapcap.models.dataclass import dataclass
 from snapcap.service.ipc.fork import ChildProcess, fork_child
 from snapcap.service.ipc.shared_pixels import SharedPixels
 from snapcap.warmup.machine.cpus import available_cpus

@@ -4,8 +4,9 @@ import os
 import signal
 import time
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from snapcap.models.dataclass import dataclass
 from snapcap.service.images.decoder import Done, EncodedImage
 from snapcap.service.images.processes.channel import WorkerChannel
 from snapcap.service.telemetry.reasons import Why

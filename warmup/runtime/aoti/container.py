@@ -12,8 +12,8 @@ import io
 import zipfile
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from snapcap.models.dataclass import dataclass
 from snapcap.warmup.machine.dynamic_library import open_library
 from snapcap.warmup.runtime.aoti.package_library import library_file
 from snapcap.warmup.store.blobs import VerifiedFile

@@ -4,12 +4,12 @@ import contextlib
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from snapcap.models.dataclass import dataclass
 from snapcap.warmup.runtime.aoti.cuda_runtime import CudaError, CudaRuntime, array_at
 from snapcap.warmup.runtime.aoti.libtorch import Libtorch
 from snapcap.warmup.runtime.aoti.native_cuda_tensors import NativeCudaMemory

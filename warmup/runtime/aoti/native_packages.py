@@ -3,8 +3,9 @@
 import ctypes
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from snapcap.models.dataclass import dataclass
 from snapcap.models.regions.table import Region, RegionCall
 from snapcap.warmup.runtime.aoti.container import AotiError, Container
 from snapcap.warmup.runtime.aoti.libtorch import Libtorch

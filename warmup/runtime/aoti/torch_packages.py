@@ -5,12 +5,12 @@ together.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from snapcap.models.dataclass import dataclass
 from snapcap.models.regions.functions import RegionFunction
 from snapcap.models.regions.table import Region
 from snapcap.warmup.runtime.aoti.container import AotiError, Container

@@ -2,9 +2,9 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Generic, Protocol
 
+from snapcap.models.dataclass import dataclass
 from snapcap.models.memory.memory import B
 from snapcap.models.regions.table import Region, RegionCall
 from snapcap.warmup.plan.buckets import Bucket

@@ -5,12 +5,12 @@ After the warm-up nothing is compiled any more: a call that no compiled graph fi
 
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from snapcap.models.dataclass import dataclass
 from snapcap.models.regions.functions import RegionFunction
 from snapcap.models.regions.fused.compiled import compiled_function
 from snapcap.models.regions.table import Region

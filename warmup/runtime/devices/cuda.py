@@ -1,13 +1,13 @@
 """Drives a CUDA device with torch: copies, events and graphs on the current stream."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from snapcap.models.dataclass import dataclass
 from snapcap.models.memory.torch_memory import TorchDeviceMemory
 from snapcap.warmup.runtime.devices.device import Captured, DeviceHealth, PendingTokens, Pixels
 

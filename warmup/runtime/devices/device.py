@@ -1,11 +1,11 @@
 """Defines what a runner asks of a device, and what it is given to wait for. No torch."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
+from snapcap.models.dataclass import dataclass
 from snapcap.models.memory.memory import B, Memory
 
 B_co = TypeVar("B_co", covariant=True)

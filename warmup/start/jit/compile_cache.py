@@ -12,10 +12,11 @@ import io
 import os
 import zipfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from snapcap.models.dataclass import dataclass
 from snapcap.warmup.machine.scratch import scratch_folder
 from snapcap.warmup.store.blobs import ChangedError
 

@@ -13,9 +13,9 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from dataclasses import dataclass
 from pathlib import Path
 
+from snapcap.models.dataclass import dataclass
 from snapcap.warmup.artifacts.model_manifest import CHUNK_BYTES, ModelManifest
 from snapcap.warmup.errors import os_error_text
 from snapcap.warmup.machine.files import locked_alone, make_folder, write_all

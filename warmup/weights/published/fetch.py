@@ -10,10 +10,10 @@ Nothing that is found in a store can fail a start: each failure is a result with
 import hashlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from snapcap.models.dataclass import dataclass
 from snapcap.warmup.artifacts.envelope import MAX_ENVELOPE_BYTES, ManifestError, UntrustedError
 from snapcap.warmup.artifacts.key import Factors, artifact_key, canonical_json
 from snapcap.warmup.artifacts.model_manifest import ModelManifest, open_model

@@ -12,11 +12,11 @@ import os
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
 
+from snapcap.models.dataclass import dataclass
 from snapcap.models.weights.prepared.header import PreparedError
 from snapcap.models.weights.prepared.mapped import map_weights
 from snapcap.warmup.artifacts.key import Factors, artifact_key

@@ -2,10 +2,10 @@
 
 import dataclasses
 import hashlib
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from snapcap.models.dataclass import dataclass
 from snapcap.warmup.artifacts.envelope import MAX_ENVELOPE_BYTES, ManifestError
 from snapcap.warmup.artifacts.key import artifact_key
 from snapcap.warmup.artifacts.manifest import Blob

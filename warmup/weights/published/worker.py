@@ -14,12 +14,12 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from snapcap.models.config import ModelConfig
+from snapcap.models.dataclass import dataclass
 from snapcap.warmup.artifacts.envelope import ManifestError
 from snapcap.warmup.artifacts.key import Factors
 from snapcap.warmup.artifacts.signing import Trust
