@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from snapcap.models.dataclass import dataclass
 from snapcap.service.cli.keygen import keygen
 from snapcap.service.config import reader, table
 from snapcap.service.config.settings import GROUPS, Settings
@@ -29,7 +30,7 @@ def test_no_option_is_declared_twice() -> None:
 
 
 def test_a_new_option_of_the_warm_up_is_one_field(monkeypatch: pytest.MonkeyPatch) -> None:
-    @dataclasses.dataclass(frozen=True)
+    @dataclass(frozen=True)
     class More(ComputeOptions):
         """Where and how the model runs."""
 
