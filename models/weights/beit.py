@@ -55,11 +55,11 @@ def _block(take: WeightSource, vision: BeitConfig, layer: int) -> WeightSet:
     query, value = (take.raw(f"{name}.{part}.bias", width) for part in ("query", "value"))
     return (
         *take.affine(f"{name}.norm1", width),
-        take.stacked(projections, width, width),
+        take.turned(take.stacked(projections, width, width)),
         take.place(torch.cat([query, torch.zeros_like(query), value])),
         *_scaled(take, f"{name}.out", f"{name}.scale1", vision, width),
         *take.affine(f"{name}.norm2", width),
-        *take.affine(f"{name}.fc1", inner, width),
+        *take.wide(f"{name}.fc1", inner, width),
         *_scaled(take, f"{name}.fc2", f"{name}.scale2", vision, inner),
     )
 
@@ -68,7 +68,7 @@ def _scaled(take: WeightSource, name: str, scale: str, vision: BeitConfig, input
     """A linear layer with the layer scale that follows it: λ (W x + b) = (λ W) x + λ b."""
     width = vision.hidden_size
     if not vision.layer_scale:
-        return take.affine(name, width, inputs)
+        return take.wide(name, width, inputs)
     factor = take.raw(scale, width)
     weight, bias = take.raw(f"{name}.weight", width, inputs), take.raw(f"{name}.bias", width)
-    return take.place(factor.unsqueeze(1) * weight), take.place(factor * bias)
+    return take.turned(take.place(factor.unsqueeze(1) * weight)), take.place(factor * bias)

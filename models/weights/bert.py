@@ -18,7 +18,7 @@ def cross_kv(take: WeightSource, decoder: BertConfig, inputs: int) -> WeightSet:
         f"decoder.layer.{layer}.cross_{part}" for layer in range(decoder.num_layers) for part in ("key", "value")
     ]
     weight = take.stacked([f"{name}.weight" for name in names], decoder.hidden_size, inputs)
-    return weight, take.stacked([f"{name}.bias" for name in names], decoder.hidden_size)
+    return take.turned(weight), take.stacked([f"{name}.bias" for name in names], decoder.hidden_size)
 
 
 def embed(take: WeightSource, decoder: BertConfig) -> WeightSet:

@@ -14,7 +14,7 @@ def cross_kv(take: WeightSource, decoder: Gpt2Config) -> WeightSet:
     width = decoder.hidden_size
     names = [f"decoder.h.{layer}.crossattention.c_attn" for layer in range(decoder.num_layers)]
     weight = torch.cat([take.raw(f"{name}.weight", width, 2 * width).t() for name in names])
-    return take.place(weight), take.stacked([f"{name}.bias" for name in names], 2 * width)
+    return take.turned(take.place(weight)), take.stacked([f"{name}.bias" for name in names], 2 * width)
 
 
 def embed(take: WeightSource, decoder: Gpt2Config) -> WeightSet:

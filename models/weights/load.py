@@ -130,7 +130,7 @@ def _decoder(take: WeightSource, config: ModelConfig) -> dict[str, tuple[WeightS
                 }
         case _:
             raise TypeError(type(decoder).__name__)
-    projection = take.affine("projection", decoder.hidden_size, outer) if config.projected else ()
+    projection = take.wide("projection", decoder.hidden_size, outer) if config.projected else ()
     norm = take.affine("encoder.norm", outer) if config.vision.final_norm else ()
     return {
         "encoder_after": ((*norm, *cross, *projection),),

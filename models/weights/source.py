@@ -52,6 +52,18 @@ class WeightSource:
         width = weight_shape[0] if bias is None else bias
         return self(f"{name}.weight", *weight_shape), self(f"{name}.bias", width)
 
+    def turned(self, placed: Tensor) -> Tensor:
+        """The weight [out, in] of a layer that many rows go through at once, as an encoder's: for a CPU in fp32 it
+        lies as [in, out], so that a product reads it from one end to the other without turning it around."""
+        if self.layout != "cpu" or placed.dtype != torch.float32:
+            return placed
+        return placed.t().contiguous().t()
+
+    def wide(self, name: str, outputs: int, inputs: int) -> WeightSet:
+        """``affine`` of such a layer."""
+        weight, bias = self.affine(name, outputs, inputs)
+        return self.turned(weight), bias
+
     def stacked(self, names: list[str], *shape: int) -> Tensor:
         """The tensors of these names, one under the other."""
         return self.place(torch.cat([self.raw(name, *shape) for name in names]))

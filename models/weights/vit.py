@@ -26,7 +26,7 @@ def patch(take: WeightSource, vision: VisionConfig, normalisation: Normalisation
     """The statistics of pixels, and what embeds a patch, as a matrix [width, 3 * height * breadth]."""
     width, (height, breadth) = vision.hidden_size, vision.patch_size
     weight = take.raw("encoder.patch.weight", width, 3, height, breadth).reshape(width, 3 * height * breadth)
-    return *statistics(take, normalisation), take.place(weight)
+    return *statistics(take, normalisation), take.turned(take.place(weight))
 
 
 def statistics(take: WeightSource, normalisation: Normalisation) -> WeightSet:
@@ -62,19 +62,19 @@ def block(take: WeightSource, vision: VisionConfig, layer: int) -> WeightSet:
     return (
         *take.affine(f"{name}.norm1", width),
         *_qkv(take, vision, name),
-        *take.affine(f"{name}.out", width, width),
+        *take.wide(f"{name}.out", width, width),
         *take.affine(f"{name}.norm2", width),
-        *take.affine(f"{name}.fc1", inner, width),
-        *take.affine(f"{name}.fc2", width, inner),
+        *take.wide(f"{name}.fc1", inner, width),
+        *take.wide(f"{name}.fc2", width, inner),
     )
 
 
 def _qkv(take: WeightSource, vision: VisionConfig, name: str) -> WeightSet:
     width = vision.hidden_size
     if vision.fused_qkv:
-        return take.affine(f"{name}.qkv", 3 * width, width)
+        return take.wide(f"{name}.qkv", 3 * width, width)
     projections = [f"{name}.{projection}" for projection in ("query", "key", "value")]
-    weight = take.stacked([f"{projection}.weight" for projection in projections], width, width)
+    weight = take.turned(take.stacked([f"{projection}.weight" for projection in projections], width, width))
     # Without qkv_bias the region adds zeros: one region for both, and the sum is exact.
     if not vision.qkv_bias:
         return weight, take.place(torch.zeros(3 * width))

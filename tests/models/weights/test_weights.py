@@ -237,6 +237,17 @@ def test_an_untied_head_is_its_own_and_must_be_there(make_captioner: Callable[..
         load(tmp_path)
 
 
+def test_what_many_rows_go_through_lies_turned_around_for_a_cpu_in_fp32(saved: Path) -> None:
+    """The CPU library reads it from one end to the other. What one row a request goes through lies as it did."""
+    sets = load(saved).sets
+    encoders = [*sets["encoder_block"], sets["encoder_before"][0][3:4], sets["encoder_after"][0]]
+    turned = [tensor for layer in encoders for tensor in layer if tensor.dim() == 2]
+    assert len(turned) == 4 * len(sets["encoder_block"]) + 3  # patches, cross-attention, what it reads through
+    assert all(tensor.t().is_contiguous() and not tensor.is_contiguous() for tensor in turned)
+    decoders = (*sets["decoder_before"], *sets["decoder_block"], *sets["decoder_after"])
+    assert all(tensor.is_contiguous() for layer in decoders for tensor in layer)
+
+
 def test_weights_are_converted_to_the_dtype_but_for_the_normalisation(saved: Path) -> None:
     weights = load(saved, torch.bfloat16).sets
     kinds = {tensor.dtype for tensor in weights["encoder_before"][0][3:]}
