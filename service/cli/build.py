@@ -10,9 +10,10 @@ from snapcap.service.cli.interrupt import Interrupted
 from snapcap.service.config.settings import Settings
 from snapcap.service.offline.progress import open_bar
 from snapcap.service.telemetry import logs
-from snapcap.warmup.build.builder import Builder, Built, Event
+from snapcap.warmup.build.builder import Builder
 from snapcap.warmup.build.release import publish_built, publish_weights, signer_of
 from snapcap.warmup.build.remote_cache import remote_cache_environment
+from snapcap.warmup.build.tasks import Built, Event
 from snapcap.warmup.errors import BuildError, StartError, one_line
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.artifacts import Artifacts
@@ -76,10 +77,11 @@ def _make(checkpoint: Checkpoint, plan: Plan, artifacts: Artifacts, options: Sta
     for entry, reason in built.failures.items():
         console.print(f"failed {entry}: {reason}", style="red", highlight=False, markup=False)
     if not built.complete:
-        console.print(
-            f"{len(built.failures)} of {len(built.failures) + len(built.files)} packages failed: nothing published"
-        )
+        count = len(built.failures) + len(built.input_specs)
+        console.print(f"{len(built.failures)} of {count} packages failed: nothing published")
         return 1
+    if built.no_library:
+        console.print(f"starts will load torch's libraries: {built.no_library}", highlight=False, markup=False)
     try:
         publication = publish_built(built, artifacts.factors, options, to_remote=True, found=artifacts.fetched)
     except StoreError as error:
@@ -88,7 +90,7 @@ def _make(checkpoint: Checkpoint, plan: Plan, artifacts: Artifacts, options: Sta
         if published is not None:
             console.print(f"{published.result}: {published.reason}", highlight=False, markup=False)
     if not artifacts.hit:
-        console.print(f"{len(built.files)} packages in {time.monotonic() - started:.0f} s")
+        console.print(f"{len(built.input_specs)} packages in {time.monotonic() - started:.0f} s")
     final = publication.remote or publication.local
     return 0 if final.done else 1
 

@@ -114,11 +114,13 @@ def _import_and_serve(serve: "Serve", end: socket.socket) -> int:
         from snapcap.warmup.machine.device_context import begin_device_context  # noqa: PLC0415
 
         begin_device_context(device)
-        begin_torch_libraries()
         handed: tuple[Any, ...] = receive_message(end, files)
     except EOFError:  # the command line was wrong, or the address is taken, as the parent says
         return 0
     settings, slots, origin = handed
+    compute = settings.compute
+    if compute.backend in ("eager", "jit") or compute.dtype == "bfloat16" or not settings.model.prepared_weights:
+        begin_torch_libraries()  # it is certain by now that they are needed
     from snapcap.service.ipc.shared_pixels import SharedPixels  # noqa: PLC0415
 
     return serve(settings, end, SharedPixels(slots, files[0]), origin, importing - origin)

@@ -1,7 +1,10 @@
-"""Compiled starts and servers that never import torch's Python module, and what they do where they need it."""
+"""Compiled starts and servers that never import torch's Python module, nor on a CPU load its libraries, and what
+they do where they need it."""
 
+import dataclasses
 import json
 import logging
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,10 @@ from support.servers.server_process import ServerProcess, descendants, python
 
 from snapcap.models.regions.names import ON_DEMAND
 from snapcap.models.regions.table import RegionCall
+from snapcap.warmup.artifacts.manifest import open_envelope, seal
+from snapcap.warmup.artifacts.signing import OWNER
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
+from snapcap.warmup.plan.artifacts import CPU_LIBRARY
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.runtime.aoti import native_packages
@@ -22,6 +28,7 @@ from snapcap.warmup.start import native
 from snapcap.warmup.start.start import load
 from snapcap.warmup.start.started import StartedModel
 from snapcap.warmup.store.blobs import VerifiedFile
+from snapcap.warmup.store.folder import FolderStore
 
 TESTS = Path(__file__).parent.parent
 PREPARED = {"SNAPCAP_PREPARED_WEIGHTS": "true"}
@@ -65,7 +72,32 @@ def test_no_process_of_a_server_imports_torch(built_cache: Path, samples: dict[P
         assert "import_torch" not in [phase["name"] for phase in startup["phases"]]
         assert server.metrics()["snapcap_torch_modules"] == 0
         for pid in (server.process.pid, *descendants(server.process.pid)):
-            assert "libtorch_python" not in Path(f"/proc/{pid}/maps").read_text()
+            assert "/libtorch" not in Path(f"/proc/{pid}/maps").read_text()
+
+
+def test_a_set_without_the_cpu_library_runs_on_libtorch(
+    built_cache: Path, samples: dict[Path, str], tmp_path: Path
+) -> None:
+    """As one has it of which a package does not run on the library. Torch's module is not imported for it."""
+    cache = tmp_path / "cache"
+    shutil.copytree(built_cache, cache)
+    store = FolderStore.open(cache / "store")
+    (name,) = (path.relative_to(store.root).as_posix() for path in (store.root / "manifests").iterdir())
+    found = open_envelope((store.root / name).read_bytes(), OWNER)
+    without = {entry: blob for entry, blob in found.entries.items() if entry != CPU_LIBRARY}
+    assert len(without) == len(found.entries) - 1
+    sealed = seal(dataclasses.replace(found, entries=without), None)
+    store.vouch(sealed)
+    (store.root / name).write_bytes(sealed)
+    with ServerProcess(
+        "--cache-dir", str(cache), "--buckets", "1,4", "--backend", "aot", "--strict", **PREPARED
+    ) as server:
+        server.wait_ready()
+        path, caption = next(iter(samples.items()))
+        assert server.caption(path)["caption"] == caption
+        assert server.startup()["torch_modules"] == 0
+        maps = [Path(f"/proc/{pid}/maps").read_text() for pid in descendants(server.process.pid)]
+        assert any("/libtorch_cpu" in mapped for mapped in maps)
 
 
 def test_a_server_that_has_torch_says_so(built_cache: Path) -> None:
@@ -87,9 +119,10 @@ def test_packages_are_opened_in_the_order_in_which_buckets_are_warmed(
     """So the first bucket runs while those of the others are still being opened."""
     digests: list[str] = []
 
-    def opened(package: VerifiedFile, device: str) -> Container:
+    def opened(package: VerifiedFile, device: str, standalone: bool) -> Container:
+        assert standalone
         digests.append(package.blob.digest)
-        return open_container(package, device)
+        return open_container(package, device, standalone)
 
     open_container = Container.open
     monkeypatch.setattr(native.Container, "open", opened)
@@ -109,8 +142,8 @@ class Broken:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._patch = monkeypatch.setattr
 
-    def libtorch(self) -> None:
-        """It lacks a function."""
+    def functions(self) -> None:
+        """Of the CPU library, or of libtorch: there is one less."""
 
         def init(_: Libtorch, __: int, ___: int | None = None) -> None:
             raise AotiError("this libtorch is of another version")
@@ -143,7 +176,7 @@ class Broken:
         self._patch("snapcap.warmup.runtime.model.check_weights", check)
 
 
-@pytest.mark.parametrize("part", ["libtorch", "first_run", "weights"])
+@pytest.mark.parametrize("part", ["functions", "first_run", "weights"])
 def test_what_does_not_work_without_torch_starts_with_it(
     part: str, built_cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -153,6 +186,18 @@ def test_what_does_not_work_without_torch_starts_with_it(
     assert isinstance(model.model, LoadedModel)
     assert model.compiled
     assert "the start needs torch's module after all" in [record.message for record in caplog.records]
+
+
+def test_where_the_cpu_library_cannot_be_opened_packages_run_on_libtorch(
+    built_cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def opened(_: VerifiedFile) -> int:
+        raise AotiError("the CPU library cannot be opened: it is of another system")
+
+    monkeypatch.setattr(native, "open_cpu_library", opened)
+    model = started(built_cache)
+    assert not isinstance(model.model, LoadedModel)
+    assert [record.message for record in caplog.records] == ["packages run on libtorch"]
 
 
 def test_a_package_that_cannot_be_opened_when_it_is_called_is_run_eager(

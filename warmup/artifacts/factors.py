@@ -75,9 +75,12 @@ def region_source_hash(regions: Path | None = None) -> str:
     Args:
         regions: the folder, if it is not the installed one.
     """
-    folder = regions or package_folder("snapcap.models.regions")
+    return _source_hash(regions or package_folder("snapcap.models.regions"), "*.py")
+
+
+def _source_hash(folder: Path, *patterns: str) -> str:
     digest = hashlib.sha256()
-    for file in sorted(folder.rglob("*.py")):
+    for file in sorted(file for pattern in patterns for file in folder.rglob(pattern)):
         source = file.read_bytes().replace(b"\r\n", b"\n")
         digest.update(b"%s %d\n%s" % (file.relative_to(folder).as_posix().encode(), len(source), source))
     return digest.hexdigest()
@@ -105,6 +108,9 @@ def build_factors(
         "kind": kind,
         "source.regions": region_source_hash(),
     }
+    if kind == "aot" and factors.get("device.type") == "cpu":
+        sources = package_folder("snapcap.warmup.runtime.aoti") / "cpp"
+        factors["source.cpu_library"] = _source_hash(sources, "*.cpp", "*.h", "*.txt")
     if kind == "jit":
         # Its artifacts are pickles of this Python, and torch finds them by this compiler. A package knows neither.
         factors["python"] = f"{sys.version_info.major}.{sys.version_info.minor}"

@@ -1,8 +1,10 @@
 """Builds every region at every bucket: compiled and checked by worker processes, in parallel and resumable.
 
-    compilers ─▶ packages ─▶ checkers ─▶ kept beside their records ─▶ (all done) ─▶ manifest
+    compilers ─▶ packages ────┐
+    compiler ─▶ CPU library ──┴▶ checkers ─▶ kept beside their records ─▶ (all done) ─▶ manifest
 
-A check is short beside a compilation, so a few checkers serve all compilers, which go on meanwhile.
+A check is short beside a compilation, so a few checkers serve all compilers, which go on meanwhile. The CPU library
+(`runtime.aoti.cpu_library`) is in the set where every package runs on it.
 
 The parent imports no torch. What is done lies in the build folder of its key: a second build of the same key does
 nothing, and an interrupted one goes on where it was.
@@ -14,101 +16,50 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import field
 from functools import partial
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from snapcap.models.dataclass import dataclass
 from snapcap.warmup.artifacts.manifest import Blob
 from snapcap.warmup.build.environment import checker_environment, compiler_environment
 from snapcap.warmup.build.folder import BuildFolder
+from snapcap.warmup.build.library_worker import LibraryJob
+from snapcap.warmup.build.tasks import Built, Event, Progress, Task, tasks_of
 from snapcap.warmup.build.worker import BuildJob
 from snapcap.warmup.errors import BuildError, os_error_text
 from snapcap.warmup.machine.cpus import available_cpus
-from snapcap.warmup.machine.cxx import require_compiler
+from snapcap.warmup.machine.cxx import find_compiler, require_compiler
 from snapcap.warmup.machine.scratch import scratch_folder
 from snapcap.warmup.machine.worker import Worker, WorkerError, WorkerTimeoutError
 from snapcap.warmup.options import BUILD_TIMEOUT
+from snapcap.warmup.plan.artifacts import CPU_LIBRARY
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.progress.status import ComponentName
 from snapcap.warmup.runtime.aoti.packages import InputSpecs
 from snapcap.warmup.store.blobs import VerifiedFile
 
-EventKind = Literal["kept", "compiled", "built", "failed"]
-
 _COMPILER = "snapcap.warmup.build.compile_worker"
 _CHECKER = "snapcap.warmup.build.check_worker"
+_LIBRARY_COMPILER = "snapcap.warmup.build.library_worker"
 _COMPILERS_A_CHECKER = 4
 _LOOK_S = 0.5  # a signal that the system gives to another thread is seen by this one when it does not wait
 _ENDING_S = 5.0  # for threads to find that their workers have been ended
 
 
 @dataclass(frozen=True)
-class Task:
-    """One package to make. Without one that is called ``on_demand`` the set is used all the same."""
-
-    entry: str
-    region: str
-    component: ComponentName
-    size: int
-    on_demand: bool = False
-
-
-@dataclass(frozen=True)
 class _Compiled:
-    """A package that is to be checked."""
+    """A package that is to be checked; one of an earlier run, which is ``kept``, on the CPU library alone."""
 
     task: Task
     seconds: float
     specs: InputSpecs
+    kept: VerifiedFile | None = None
 
 
 # What checkers take; None ends the one that takes it.
 _Checks: TypeAlias = queue.SimpleQueue[_Compiled | None]
-
-
-@dataclass(frozen=True)
-class Event:
-    """What happened to a package. ``kept``: it was there; ``built``: compiled and checked."""
-
-    kind: EventKind
-    task: Task
-    seconds: float = 0.0
-    error: str = ""
-
-
-@dataclass(frozen=True)
-class Built:
-    """What a build made: files and their input specs by entry name, and what failed and why; ``complete`` when
-    everything is there that every start needs."""
-
-    files: Mapping[str, VerifiedFile]
-    input_specs: Mapping[str, InputSpecs]
-    failures: Mapping[str, str]
-    complete: bool
-
-
-@dataclass
-class _Progress:
-    files: dict[str, VerifiedFile] = field(default_factory=dict)
-    input_specs: dict[str, InputSpecs] = field(default_factory=dict)
-    failures: dict[str, str] = field(default_factory=dict)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    moved: float = field(default_factory=time.monotonic)  # when something was made last, or failed by itself
-
-
-def tasks_of(checkpoint: Checkpoint, plan: Plan) -> list[Task]:
-    """Every package of the set, smallest buckets first."""
-    from snapcap.models.regions.table import build_regions  # noqa: PLC0415  imports torch, which a server has by now
-    from snapcap.warmup.runtime.aoti.packages import entry_names  # noqa: PLC0415
-
-    regions = build_regions(checkpoint.config)
-    return [
-        Task(entry, region.name, region.component, bucket.size, region.on_demand)
-        for region, bucket, entry in entry_names(regions, plan.buckets)
-    ]
 
 
 class Builder:
@@ -131,6 +82,7 @@ class Builder:
         given up."""
         job = BuildJob(checkpoint.folder, plan, folder)
         self._worker = partial(Worker, job=job, nice=nice)
+        self._library_worker = partial(Worker, _LIBRARY_COMPILER, LibraryJob(folder), nice=nice)
         self._timeout = timeout
         self._workers: list[Worker] = []
         self._tasks = tasks_of(checkpoint, plan)
@@ -139,8 +91,9 @@ class Builder:
         self._on_event = on_event
         self._environment = dict(environment or {})
         self._device_type = plan.device_type
+        self._standalone = plan.may_be_standalone
         self._stopped = threading.Event()
-        self._progress = _Progress()
+        self._progress = Progress()
 
     @property
     def tasks(self) -> list[Task]:
@@ -167,24 +120,37 @@ class Builder:
             BuildError: there is no compiler, or the folder cannot be written.
         """
         missing: queue.SimpleQueue[Task] = queue.SimpleQueue()
-        count = 0
+        count, kept = 0, list[_Compiled]()
         for task in self._tasks:
-            if (kept := self._folder.recorded(task.entry)) is not None:
-                self._done(task, *kept)
+            if (found := self._folder.recorded(task.entry)) is not None:
+                self._done(task, *found)
+                kept.append(_Compiled(task, 0.0, found[1], found[0]))
                 self._on_event(Event("kept", task))
             else:
                 missing.put(task)
                 count += 1
         if count:
             require_compiler()
+        progress = self._progress
+        if self._standalone and (found := self._folder.recorded(CPU_LIBRARY)) is not None:
+            progress.library = found[0]
+        unchecked = [each for each in kept if self._standalone and not self._runs_on_library(each.task.entry)]
+        if count or (unchecked and find_compiler() is not None):
             try:
                 self._folder.make()
             except OSError as error:
                 raise BuildError(f"cannot write to {self._folder.path}: {os_error_text(error)}") from error
-            self._make(missing, count)
+            self._make(missing, count, unchecked)
         files, specs = self.made()
         needed = {task.entry for task in self._tasks if not task.on_demand}
-        return Built(files, specs, dict(self._progress.failures), complete=needed <= files.keys())
+        library = progress.library if all(map(self._runs_on_library, files)) else None
+        reason = "" if library else progress.no_library
+        return Built(files, specs, dict(progress.failures), needed <= files.keys(), library, reason)
+
+    def _runs_on_library(self, entry: str) -> bool:
+        """Whether a package has passed on the library that there is."""
+        library = self._progress.library
+        return library is not None and self._progress.passed_on.get(entry) == library.blob.digest
 
     def stop(self) -> None:
         """End the workers' processes; ``run`` returns with what is done."""
@@ -194,8 +160,10 @@ class Builder:
         for worker in self._workers:
             worker.stop()
 
-    def _make(self, missing: "queue.SimpleQueue[Task]", packages: int) -> None:
+    def _make(self, missing: "queue.SimpleQueue[Task]", packages: int, unchecked: list[_Compiled]) -> None:
         checks: _Checks = queue.SimpleQueue()
+        for each in unchecked:
+            checks.put(each)
         checking: list[Future[None]] = []
         compiling: list[Future[None]] = []
         self._progress.moved = time.monotonic()
@@ -203,14 +171,17 @@ class Builder:
             more = (scratch, self._device_type, packages, self._environment)
             count = min(self._compilers, packages)
             compilers = [self._worker(_COMPILER, environment=compiler_environment(*more)) for _ in range(count)]
-            count = -(-count // _COMPILERS_A_CHECKER)
+            count = max(1, -(-count // _COMPILERS_A_CHECKER))
             checkers = [self._worker(_CHECKER, environment=checker_environment(scratch)) for _ in range(count)]
-            self._workers = [*compilers, *checkers]  # all, before the first is asked, so that none escapes `stop`
+            libraries = [self._library_worker(environment={"TMPDIR": str(scratch)})]
+            # All, before the first is asked, so that none escapes `stop`.
+            self._workers = [*compilers, *checkers, *libraries]
             pool = ThreadPoolExecutor(len(self._workers), thread_name_prefix="build")
             try:
-                checking += [pool.submit(self._check_all, checker, checks) for checker in checkers]
+                library = pool.submit(self._compile_library, *libraries)
+                checking += [pool.submit(self._check_all, checker, checks, library) for checker in checkers]
                 compiling += [pool.submit(self._compile_all, each, missing, checks) for each in compilers]
-                self._watch(compiling)
+                self._watch([*compiling, library])
                 for _ in checking:
                     checks.put(None)
                 self._watch(checking)
@@ -220,7 +191,7 @@ class Builder:
                     checks.put(None)
                 # One that waits for something else than its worker, as for a disk that is gone, is left to itself.
                 pool.shutdown(wait=False, cancel_futures=True)
-                ended = wait([*compiling, *checking], _ENDING_S).done
+                ended = wait([*compiling, *checking, library], _ENDING_S).done
         for thread in ended:
             thread.result()  # or one that broke would leave packages out that nobody misses
 
@@ -254,18 +225,53 @@ class Builder:
                     self._tell(Event("compiled", task, compiled["seconds"]))
                     checks.put(_Compiled(task, compiled["seconds"], compiled["inputs"]))
 
-    def _check_all(self, checker: Worker, checks: _Checks) -> None:
+    def _compile_library(self, compiler: Worker) -> None:
+        """Where it is wanted and not there. Without it the packages are as good."""
+        if not self._standalone or self._progress.library is not None:
+            return
+        with compiler:
+            try:
+                compiled = compiler.ask({}, self._timeout)
+                blob = Blob(compiled["digest"], compiled["size"])
+                self._progress.library = self._folder.record(CPU_LIBRARY, [], blob)
+            except (WorkerError, OSError) as error:
+                self._progress.no_library = f"it cannot be compiled: {error}"
+
+    def _check_all(self, checker: Worker, checks: _Checks, library: "Future[None]") -> None:
         """Until it is told that nothing more will come."""
         with checker:
             while (compiled := checks.get()) is not None and not self._stopped.is_set():
-                task = compiled.task
-                with self._failing(task, "self-check"):
-                    checked = checker.ask({"region": task.region, "size": task.size}, self._timeout)
-                    blob = Blob(checked["digest"], checked["size"])
-                    with self._failing(task, "record"):
-                        package = self._folder.record(task.entry, compiled.specs, blob)
-                        self._done(task, package, compiled.specs)
-                        self._tell(Event("built", task, compiled.seconds))
+                with self._failing(compiled.task, "self-check"):
+                    self._check(compiled, checker, library)
+
+    def _check(self, compiled: _Compiled, checker: Worker, library: "Future[None]") -> None:
+        task, asked = compiled.task, {"region": compiled.task.region, "size": compiled.task.size}
+        if compiled.kept is None:
+            checked = checker.ask(asked, self._timeout)
+            blob = Blob(checked["digest"], checked["size"])
+        else:
+            blob = compiled.kept.blob
+        library.result()
+        passed_on = self._checked_on_library(task, asked, checker)
+        with self._failing(task, "record"):
+            package = self._folder.record(task.entry, compiled.specs, blob, passed_on)
+            self._done(task, package, compiled.specs, passed_on)
+            if compiled.kept is None:
+                self._tell(Event("built", task, compiled.seconds))
+
+    def _checked_on_library(self, task: Task, asked: dict[str, Any], checker: Worker) -> str:
+        """The digest of the CPU library, if a package runs on it. One that does not is as good on libtorch."""
+        library = self._progress.library
+        if library is None:
+            return ""
+        try:
+            checker.ask({**asked, "on": "library"}, self._timeout)
+        except WorkerError as error:
+            if self._stopped.is_set():
+                raise  # which says nothing of the package
+            self._progress.no_library = f"{task.entry} does not run on it: {error}"
+            return ""
+        return library.blob.digest
 
     @contextlib.contextmanager
     def _failing(self, task: Task, stage: str) -> Iterator[None]:
@@ -285,7 +291,8 @@ class Builder:
             self._progress.moved = time.monotonic()
         self._on_event(event)
 
-    def _done(self, task: Task, package: VerifiedFile, specs: InputSpecs) -> None:
+    def _done(self, task: Task, package: VerifiedFile, specs: InputSpecs, passed_on: str) -> None:
         with self._progress.lock:
             self._progress.files[task.entry] = package
+            self._progress.passed_on[task.entry] = passed_on
             self._progress.input_specs[task.entry] = specs

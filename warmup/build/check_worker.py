@@ -1,7 +1,9 @@
 """Checks packages in a fresh process: opens each as a server would and compares it with eager.
 
-    stdin   the job, then {"region": …, "size": …} a line
+    stdin   the job, then {"region": …, "size": …} or {"region": …, "size": …, "on": "library"} a line
     stdout  {"entry": …, "difference": …, "digest": …, "size": …} or {"error": …} a line
+
+"on" the CPU library a package is run as where torch's libraries are not loaded.
 
 It runs with AOTI_RUNTIME_CHECK_INPUTS=1, so a package also has to accept what it is given. A package that crashes
 takes this process along, and nothing else.
@@ -16,24 +18,30 @@ import torch
 from torch import Tensor
 
 from snapcap.models.dimensions import MAX_BEAMS
+from snapcap.models.regions.functions import RegionFunction
 from snapcap.models.regions.state.kv_cache import TEXTS
 from snapcap.models.regions.table import Region
 from snapcap.warmup.build.worker import serve_regions
+from snapcap.warmup.plan.artifacts import CPU_LIBRARY
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.plan.plan import Plan
+from snapcap.warmup.runtime.aoti.container import Container
+from snapcap.warmup.runtime.aoti.cpu_library import open_cpu_library
+from snapcap.warmup.runtime.aoti.libtorch import Libtorch
+from snapcap.warmup.runtime.aoti.native_packages import NativePackages
+from snapcap.warmup.runtime.aoti.tensors import over_tensor, tensor_over
 from snapcap.warmup.runtime.aoti.torch_packages import open_package
 from snapcap.warmup.runtime.compare import CheckError, compare_call
 from snapcap.warmup.runtime.loaded_model import LoadedModel
 from snapcap.warmup.store.blobs import VerifiedFile
 
 
-def check(model: LoadedModel, region: Region, bucket: Bucket, package: VerifiedFile) -> float:
-    """Compare a package with the region's function; returns the largest relative difference.
+def check(model: LoadedModel, region: Region, bucket: Bucket, run: RegionFunction) -> float:
+    """Compare a package's function with the region's; returns the largest relative difference.
 
     Raises:
         CheckError: they differ by more than the dtype explains.
     """
-    run = open_package(package, model.device)
     # As a start on a GPU does before it has anything else.
     run(*(torch.zeros_like(tensor) for tensor in model.inputs(region, bucket)))
     worst = 0.0
@@ -134,13 +142,36 @@ def _sampling(rows: int, generator: torch.Generator) -> dict[str, Tensor]:
     }
 
 
-def answer(model: LoadedModel, _plan: Plan, region: Region, bucket: Bucket, path: Path) -> dict[str, Any]:
-    package = VerifiedFile.of(path)
-    try:
-        return {"difference": check(model, region, bucket, package), **asdict(package.blob)}
-    except CheckError as error:
-        raise RuntimeError(f"differs from eager: {error}") from error
+class _Checker:
+    """Opens the CPU library once."""
+
+    def __init__(self) -> None:
+        self._library: Libtorch | None = None
+
+    def answer(
+        self, model: LoadedModel, plan: Plan, region: Region, bucket: Bucket, path: Path, on: str = "libtorch"
+    ) -> dict[str, Any]:
+        package = VerifiedFile.of(path)
+        try:
+            run = open_package(package, model.device) if on == "libtorch" else self._on_library(package, plan)
+            return {"difference": check(model, region, bucket, run), **asdict(package.blob)}
+        except CheckError as error:
+            raise RuntimeError(f"differs from eager: {error}") from error
+
+    def _on_library(self, package: VerifiedFile, plan: Plan) -> RegionFunction:
+        """A package's function of torch's tensors, on the CPU library of the build."""
+        if self._library is None:
+            library = package.path.parent / Path(CPU_LIBRARY).name
+            self._library = Libtorch(open_cpu_library(VerifiedFile.of(library)))
+            self._library.set_num_threads(plan.threads)
+        libtorch = self._library
+        call = NativePackages(libtorch, standalone=True).function(Container.open(package, "cpu", standalone=True))
+
+        def run(*inputs: Tensor) -> Tensor:
+            return tensor_over(call(*(over_tensor(libtorch, tensor) for tensor in inputs)))
+
+        return run
 
 
 if __name__ == "__main__":
-    sys.exit(serve_regions(answer))
+    sys.exit(serve_regions(_Checker().answer))

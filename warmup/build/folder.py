@@ -23,20 +23,22 @@ class BuildFolder:
         """Raises OSError."""
         make_folder(self.path)
 
-    def record(self, entry: str, specs: InputSpecs, checked: Blob) -> VerifiedFile:
+    def record(self, entry: str, specs: InputSpecs, checked: Blob, library: str = "") -> VerifiedFile:
         """Note that a package has passed as what it was when it was checked; without that it counts as not made.
+        ``library``: the digest of the CPU library that it has passed on as well.
 
         Raises:
             OSError: the record cannot be written.
         """
         path = self.path / entry
         temporary = path.with_suffix(".json.part")
-        temporary.write_text(json.dumps({"digest": checked.digest, "size": checked.size, "signature": specs}))
+        record = {"digest": checked.digest, "size": checked.size, "signature": specs, "library": library}
+        temporary.write_text(json.dumps(record))
         temporary.replace(path.with_suffix(".json"))
         return VerifiedFile(path, checked)
 
-    def recorded(self, entry: str) -> tuple[VerifiedFile, InputSpecs] | None:
-        """A package of an earlier run and its specs, if it is still what was checked then."""
+    def recorded(self, entry: str) -> tuple[VerifiedFile, InputSpecs, str] | None:
+        """What was recorded of a package by an earlier run, if it is still what was checked then."""
         path = self.path / entry
         try:
             with open_regular(path.with_suffix(".json")) as file:
@@ -44,6 +46,6 @@ class BuildFolder:
             package = VerifiedFile.of(path)
             if package.blob != Blob(record["digest"], record["size"]):
                 return None
-            return package, record["signature"]
+            return package, record["signature"], str(record["library"])
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None

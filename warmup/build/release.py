@@ -11,9 +11,10 @@ from snapcap.warmup.artifacts.envelope import MAX_ENVELOPE_BYTES
 from snapcap.warmup.artifacts.key import Factors
 from snapcap.warmup.artifacts.manifest import Manifest, seal
 from snapcap.warmup.artifacts.signing import KeyFileError, Signer, load_signer
-from snapcap.warmup.build.builder import Built
+from snapcap.warmup.build.tasks import Built
 from snapcap.warmup.errors import StartError, one_line
 from snapcap.warmup.options import StartOptions
+from snapcap.warmup.plan.artifacts import CPU_LIBRARY
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.progress.status import StartupStatus
@@ -62,10 +63,11 @@ def publish_built(
         StoreError: a store cannot be opened as configured.
         OSError: a built file cannot be read.
     """
-    files = {name: file.path for name, file in built.files.items()}
+    entries = dict(built.files) if built.library is None else {**built.files, CPU_LIBRARY: built.library}
+    files = {name: file.path for name, file in entries.items()}
     manifest = dataclasses.replace(
         new_manifest("aot", factors, files, snapcap_version(), {"signatures": dict(built.input_specs)}),
-        entries={name: file.blob for name, file in built.files.items()},  # what was checked, and nothing else
+        entries={name: file.blob for name, file in entries.items()},  # what was checked, and nothing else
     )
     if found.result == "hit":
         local = Published("exists", found.reason)

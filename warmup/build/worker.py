@@ -8,7 +8,6 @@ from typing import Any
 from snapcap.models.config import ModelConfig
 from snapcap.models.dataclass import dataclass
 from snapcap.models.processing.transform import ImageTransform
-from snapcap.models.regions.table import Region
 from snapcap.warmup.machine.tasks import Task, serve_tasks
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.plan.plan import Plan
@@ -16,8 +15,8 @@ from snapcap.warmup.runtime.aoti.packages import entry_name
 from snapcap.warmup.runtime.devices.torch_settings import open_device
 from snapcap.warmup.runtime.loaded_model import LoadedModel, load_model
 
-# What is done with a region at a bucket: its package's path -> members of the answer.
-Work = Callable[[LoadedModel, Plan, Region, Bucket, Path], dict[str, Any]]
+# What is done with a region at a bucket: its package's path, and what else the task says -> members of the answer.
+Work = Callable[..., dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -40,10 +39,10 @@ def serve_regions(work: Work) -> int:
         regions = {region.name: region for region in model.regions}
 
         def answer(task: dict[str, Any]) -> dict[str, Any]:
-            region, bucket = regions[task["region"]], Bucket(task["size"])
+            region, bucket = regions[task.pop("region")], Bucket(task.pop("size"))
             entry = entry_name(region.name, bucket.size)
             try:
-                return {"entry": entry, **work(model, job.plan, region, bucket, job.folder / entry)}
+                return {"entry": entry, **work(model, job.plan, region, bucket, job.folder / entry, **task)}
             finally:
                 gc.collect()
                 gc.freeze()

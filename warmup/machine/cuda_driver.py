@@ -53,6 +53,15 @@ def cuda_device_count() -> int:
     return count.value
 
 
+def has_cuda_driver() -> bool:
+    """Whether the driver's library is here; it is loaded, and not initialised."""
+    try:
+        open_library(LIBRARY)
+    except OSError:
+        return False
+    return True
+
+
 def open_context(index: int) -> None:
     """Make the context of ``cuda:index`` that torch is going to use. It stays until the process ends.
 

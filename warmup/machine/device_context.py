@@ -7,14 +7,15 @@ import contextlib
 import ctypes
 import threading
 
-from snapcap.warmup.machine.cuda_driver import CudaDriverError, open_context
+from snapcap.warmup.machine import installation
+from snapcap.warmup.machine.cuda_driver import CudaDriverError, has_cuda_driver, open_context
 from snapcap.warmup.machine.installation import MachineError, resolve_device
-from snapcap.warmup.machine.torch_libraries import load_torch_libraries
+from snapcap.warmup.machine.torch_libraries import begin_torch_libraries, load_torch_libraries
 
 
 def begin_device_context(device: str) -> None:
     """Make the context that torch is going to use and open the runtime, on a thread; a second one waits for the
-    first in the driver.
+    first in the driver. Where there may be a GPU, torch's libraries are loaded beside it.
 
     ``device`` is as in the options; for a CPU there is nothing to do. What is wrong with a driver or a device is
     for those to report who use it.
@@ -24,6 +25,10 @@ def begin_device_context(device: str) -> None:
 
 def _open(device: str) -> None:
     with contextlib.suppress(CudaDriverError, MachineError, AttributeError):
+        built_for_cuda = device != "auto" or installation.torch_version().cuda is not None
+        if device == "cpu" or not built_for_cuda or not has_cuda_driver():
+            return
+        begin_torch_libraries()
         kind, _, index = resolve_device(device).partition(":")
         if kind == "cuda":
             open_context(int(index or 0))

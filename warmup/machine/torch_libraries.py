@@ -54,16 +54,10 @@ def load_torch_libraries() -> int | None:
     waits for it, also without the lock. Returns the handle of libtorch. Without these libraries, or on another
     system, nothing happens and it is None: importing torch reports what is wrong.
     """
-    # Read when libgomp is loaded. By default its threads spin while they wait for each other, and where a CPU is
-    # shared with HTTP, decoding or a build, the one that is waited for is the one that does not run: an encode of
-    # 20 ms took 800 ms. So they sleep, but after some tens of microseconds, in which most waits of a decode step
-    # end: it is 2.7 × as fast (benchmarks/README.md). Who has set one of both has the other as libgomp makes it.
-    if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
-        os.environ.update(OMP_WAIT_POLICY="PASSIVE", GOMP_SPINCOUNT="1000")
-    torch = find_spec("torch")
-    if os.name != "posix" or torch is None or not torch.submodule_search_locations:
+    let_threads_sleep()
+    folder = _library_folder()
+    if os.name != "posix" or folder is None:
         return None
-    folder = Path(torch.submodule_search_locations[0]) / "lib"
     # The linker loads one library at a time. The driver's first: it is initialised while torch's are loaded.
     with contextlib.suppress(OSError):
         open_library(cuda_driver.LIBRARY)
@@ -74,3 +68,28 @@ def load_torch_libraries() -> int | None:
         return open_library(folder / "libtorch.so")
     except OSError:
         return None
+
+
+def let_threads_sleep() -> None:
+    """Set how the threads of an operation wait for each other, before libgomp is loaded."""
+    # By default libgomp's threads spin while they wait for each other, and where a CPU is
+    # shared with HTTP, decoding or a build, the one that is waited for is the one that does not run: an encode of
+    # 20 ms took 800 ms. So they sleep, but after some tens of microseconds, in which most waits of a decode step
+    # end: it is 2.7 × as fast (benchmarks/README.md). Who has set one of both has the other as libgomp makes it.
+    if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
+        os.environ.update(OMP_WAIT_POLICY="PASSIVE", GOMP_SPINCOUNT="1000")
+
+
+def open_libgomp() -> None:
+    """Load libgomp as torch brings it along, for libraries that name it: the system may have none."""
+    folder = _library_folder()
+    if folder is not None:
+        with contextlib.suppress(OSError):
+            open_library(folder / "libgomp.so.1")
+
+
+def _library_folder() -> Path | None:
+    torch = find_spec("torch")
+    if torch is None or not torch.submodule_search_locations:
+        return None
+    return Path(torch.submodule_search_locations[0]) / "lib"

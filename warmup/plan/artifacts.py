@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from snapcap.warmup.store.fetch import Fetched
 
 
+CPU_LIBRARY = "aot/cpu_library.so"  # the entry that packages run on where torch's libraries are not loaded
+
+
 @dataclass(frozen=True)
 class Artifacts:
     """The key this start looked for, and what came of it."""

@@ -61,6 +61,11 @@ class Plan:
         """
         return self.mode(component) == "max-autotune"
 
+    @property
+    def may_be_standalone(self) -> bool:
+        """Whether its packages may run on the CPU library, where libtorch is not loaded."""
+        return self.device_type == "cpu" and self.dtype == "float32"
+
     def factors(self, config: ModelConfig, kind: Kind) -> Factors:
         """The named factors of the artifact key for this plan on this machine.
 

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from snapcap.models.errors import UserError
-from snapcap.warmup.build.builder import Builder, Built, Event
+from snapcap.warmup.build.builder import Builder
 from snapcap.warmup.build.release import publish_built, report
 from snapcap.warmup.build.remote_cache import remote_cache_environment
+from snapcap.warmup.build.tasks import Built, Event
 from snapcap.warmup.errors import BuildError
 from snapcap.warmup.machine.cpus import all_but_one
 from snapcap.warmup.machine.cxx import require_compiler
@@ -185,6 +186,8 @@ class BackgroundBuild:
         if not built.complete:
             entry, reason = next(iter(built.failures.items()))
             raise BuildError(f"{len(built.failures)} packages failed, the first is {entry}: {reason}")
+        if built.no_library:
+            _logger.warning("no CPU library", extra={"fields": {"reason": built.no_library}})
         self._publish(built, publishing)
 
     def _on_event(self, event: Event, builder: Builder) -> None:

@@ -18,12 +18,13 @@ from snapcap.warmup.errors import StartError, first_line
 from snapcap.warmup.machine.cpus import available_cpus
 from snapcap.warmup.machine.torch_libraries import load_torch_libraries
 from snapcap.warmup.options import StartOptions
-from snapcap.warmup.plan.artifacts import Artifacts
+from snapcap.warmup.plan.artifacts import CPU_LIBRARY, Artifacts
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.runtime.aoti.container import AotiError, CaptureError, Container
+from snapcap.warmup.runtime.aoti.cpu_library import open_cpu_library
 from snapcap.warmup.runtime.aoti.packages import region_of
 from snapcap.warmup.start.preparation import Preparation
 from snapcap.warmup.start.started import StartedModel
@@ -141,19 +142,22 @@ def _start(found: Found, options: StartOptions, timeline: Timeline, status: Star
 
     plan, artifacts = found.plan, found.artifacts
     now = options.before_ready(plan.table.buckets)
+    entries = artifacts.fetched.entries
     with timeline.phase("load_libraries"):
-        library = load_torch_libraries()
+        library = _cpu_library(entries.get(CPU_LIBRARY))
+        standalone = library is not None
+        library = library or load_torch_libraries()
     if library is None:
         raise AotiError("torch's libraries cannot be loaded")
     # Mapped on other threads: what is there can run.
     least, most = _OPENERS
     openers = max(least, min(available_cpus() // 2, most))
     with ThreadPoolExecutor(openers, thread_name_prefix="snapcap-packages") as pool:
-        opening = _open_packages(artifacts.fetched.entries, plan.device, pool, timeline)
+        opening = _open_packages(entries, plan.device, standalone, pool, timeline)
         config = found.checkpoint.config
         with ExitStack() as beside:
             with timeline.phase("device_init"):
-                device, memory, packages = _open_device(library, plan, opening, beside)
+                device, memory, packages = _open_device(library, plan, standalone, opening, beside)
             with timeline.phase("load_weights"):
                 regions = build_regions(config)
                 check_weights(found.mapped, regions)
@@ -164,7 +168,7 @@ def _start(found: Found, options: StartOptions, timeline: Timeline, status: Star
         runner = Runner(model, device)
         warmer = Warmer(runner, plan.table, status, timeline, options.compute.strict)
         status.expect(plan.buckets, plan.device, plan.dtype)
-        backend = AotBackend(artifacts.fetched.entries, artifacts.input_specs, model, packages)
+        backend = AotBackend(entries, artifacts.input_specs, model, packages)
         warmer.warm(now, backend)
     with timeline.phase("self_test"):
         self_test(runner, plan.table.buckets[0])
@@ -172,14 +176,29 @@ def _start(found: Found, options: StartOptions, timeline: Timeline, status: Star
     return StartedModel(found.checkpoint, plan, model, runner, warmer, artifacts, cold, found.weights.result)
 
 
+def _cpu_library(library: "VerifiedFile | None") -> int | None:
+    """The handle of the CPU library, where the set has it and this machine can open it."""
+    if library is None:
+        return None
+    try:
+        return open_cpu_library(library)
+    except AotiError as error:
+        _logger.warning("packages run on libtorch", extra={"fields": {"reason": str(error)}})
+        return None
+
+
 def _open_packages(
-    packages: "Mapping[str, VerifiedFile]", device: str, pool: ThreadPoolExecutor, timeline: Timeline
+    packages: "Mapping[str, VerifiedFile]",
+    device: str,
+    standalone: bool,
+    pool: ThreadPoolExecutor,
+    timeline: Timeline,
 ) -> "Mapping[str, Future[Container]]":
     """By entry, what is being opened for every caption: the smallest buckets first, as they are run."""
     began = timeline.now()
-    entries = [entry for entry in packages if region_of(entry)[0] not in ON_DEMAND]
+    entries = [entry for entry in packages if entry != CPU_LIBRARY and region_of(entry)[0] not in ON_DEMAND]
     opening = {
-        entry: pool.submit(Container.open, packages[entry], device)
+        entry: pool.submit(Container.open, packages[entry], device, standalone)
         for entry in sorted(entries, key=lambda entry: region_of(entry)[1])
     }
 
@@ -192,10 +211,11 @@ def _open_packages(
 
 
 def _open_device(
-    library: int, plan: Plan, opening: "Mapping[str, Future[Container]]", beside: ExitStack
+    library: int, plan: Plan, standalone: bool, opening: "Mapping[str, Future[Container]]", beside: ExitStack
 ) -> "tuple[Device[NativeTensor], NativeMemory | NativeCudaMemory, NativePackages]":
     """What the plan's device is driven with, on this thread; its memory; and what opens packages for it.
-    ``beside``: waits for what loads meanwhile."""
+    ``library``: libtorch, or the CPU library where the start is ``standalone``. ``beside``: waits for what loads
+    meanwhile."""
     from snapcap.warmup.runtime.aoti.libtorch import Libtorch  # noqa: PLC0415
     from snapcap.warmup.runtime.aoti.native_packages import NativePackages  # noqa: PLC0415
 
@@ -206,7 +226,7 @@ def _open_device(
         libtorch = Libtorch(library)
         libtorch.set_num_threads(plan.threads)
         host = NativeMemory(libtorch)
-        return CpuDevice(host), host, NativePackages(libtorch, opening=opening)
+        return CpuDevice(host), host, NativePackages(libtorch, opening=opening, standalone=standalone)
     from snapcap.warmup.runtime.aoti.cublas import loading_cublas  # noqa: PLC0415
     from snapcap.warmup.runtime.aoti.cuda_runtime import CudaRuntime  # noqa: PLC0415
     from snapcap.warmup.runtime.aoti.native_cuda import NativeCudaDevice  # noqa: PLC0415

@@ -13,8 +13,9 @@ from snapcap.models.dataclass import dataclass
 from snapcap.warmup.artifacts.key import artifact_key
 from snapcap.warmup.checkpoints.patterns import CheckpointError
 from snapcap.warmup.checkpoints.resolve import resolve_checkpoint
+from snapcap.warmup.machine.torch_libraries import begin_torch_libraries
 from snapcap.warmup.options import Kind, StartOptions
-from snapcap.warmup.plan.artifacts import Artifacts
+from snapcap.warmup.plan.artifacts import CPU_LIBRARY, Artifacts
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.plan import Plan, make_plan
 from snapcap.warmup.progress.status import StartupStatus
@@ -109,6 +110,8 @@ class _Work:
             config, plan = self.planned.result()
             with self.timeline.phase("fetch_artifacts"):
                 found = find_artifacts(config, plan, options, options.kind, self.fetcher)
+            if CPU_LIBRARY not in found.fetched.entries:
+                begin_torch_libraries()
             self.status.fetched(found)
             return found
         finally:
@@ -145,6 +148,8 @@ class _Work:
         options = self.options
         config = read_config(folder, options.store_folder)
         plan = make_plan(config, options)
+        if not plan.may_be_standalone:
+            begin_torch_libraries()
         self.planned.set_result((config, plan))
         return Checkpoint.of(options.model.source, folder, config, options.images.max_pixels), plan
 

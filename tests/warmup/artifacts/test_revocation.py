@@ -9,8 +9,8 @@ import pytest
 from snapcap.warmup.artifacts.key import artifact_key
 from snapcap.warmup.artifacts.manifest import Manifest, seal
 from snapcap.warmup.artifacts.signing import OWNER, Signer, Trust, generate_key, load_signer
-from snapcap.warmup.build.builder import Built
 from snapcap.warmup.build.release import publish_built, publish_jit
+from snapcap.warmup.build.tasks import Built
 from snapcap.warmup.options import ModelOptions, S3Options, StartOptions, StoreOptions
 from snapcap.warmup.start.jit.compile_cache import PAYLOAD
 from snapcap.warmup.store.blobs import VerifiedFile

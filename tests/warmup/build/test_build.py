@@ -10,11 +10,14 @@ from typing import Any, ClassVar
 
 import pytest
 
-from snapcap.warmup.build.builder import Builder, Event
+from snapcap.warmup.build.builder import Builder
 from snapcap.warmup.build.environment import compiler_environment
+from snapcap.warmup.build.library_worker import LibraryJob
+from snapcap.warmup.build.tasks import Event
 from snapcap.warmup.build.worker import BuildJob
 from snapcap.warmup.machine.worker import WorkerError, WorkerTimeoutError
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
+from snapcap.warmup.plan.artifacts import CPU_LIBRARY
 from snapcap.warmup.plan.plan import make_plan
 from snapcap.warmup.start.preparation import read_checkpoint
 from snapcap.warmup.store.blobs import describe
@@ -25,12 +28,15 @@ class FakeWorker:
 
     write = True
     crash = ""
+    library = "library"  # its content; empty: it cannot be compiled
+    needs_libtorch = ""  # this package does not run on the library
     hang: tuple[str, ...] = ()  # these are never compiled
 
+    on_library: ClassVar[list[str]] = []  # what was run on it
     environments: ClassVar[dict[str, dict[str, str]]] = {}
     compilers: ClassVar[list[dict[str, str]]] = []
 
-    def __init__(self, module: str, job: BuildJob, environment: Mapping[str, str], nice: int) -> None:
+    def __init__(self, module: str, job: BuildJob | LibraryJob, environment: Mapping[str, str], nice: int) -> None:
         self.module, self.folder = module, job.folder
         self.environments[module] = dict(environment)
         if module == "snapcap.warmup.build.compile_worker":
@@ -42,8 +48,15 @@ class FakeWorker:
     def __exit__(self, *_: object) -> None: ...
 
     def ask(self, task: Mapping[str, Any], limit: float) -> dict[str, Any]:
+        if self.module == "snapcap.warmup.build.library_worker":
+            return self._compile_library()
         entry = f"aot/{task['region']}.b{task['size']}.pt2"
         if self.module == "snapcap.warmup.build.check_worker":
+            if "on" in task:
+                self.on_library.append(entry)
+                if entry == self.needs_libtorch:
+                    raise WorkerError("undefined symbol: aoti_torch_cpu_conv")
+                return {"entry": entry}
             if entry == self.crash:
                 raise WorkerError("ended with signal 11")
             return {"entry": entry, "difference": 0.0, **asdict(describe(self.folder / entry))}
@@ -56,6 +69,16 @@ class FakeWorker:
             path.write_bytes(entry.encode())
         return {"entry": entry, "inputs": [["float32", [1], [1]]], "seconds": 1.0}
 
+    def _compile_library(self) -> dict[str, Any]:
+        if not self.library:
+            raise WorkerError("the compiler ended with 1")
+        path = self.folder / CPU_LIBRARY
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self.library)
+        return asdict(describe(path))
+
+    def kill(self) -> None: ...
+
     def stop(self) -> None: ...
 
 
@@ -64,6 +87,7 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """``build(device, timeout, write=True, …)`` -> a builder of the demo's bucket 1, its events, its folder."""
 
     def make(device: str = "cpu", timeout: float = 60, **behaviour: Any) -> tuple[Builder, list[Event], Path]:
+        behaviour.setdefault("on_library", [])
         monkeypatch.setattr("snapcap.warmup.build.builder.Worker", type("Worker", (FakeWorker,), behaviour))
         monkeypatch.setattr("snapcap.warmup.build.builder.require_compiler", lambda: "g++")
         options = StartOptions(ModelOptions(cache_dir=tmp_path), ComputeOptions(buckets=(1,)))
@@ -84,10 +108,70 @@ def test_all_packages_are_made_and_a_second_run_keeps_them(build: Any) -> None:
     built = builder.run()
     assert built.complete
     assert set(built.files) == {task.entry for task in builder.tasks} == set(built.input_specs)
-    assert [event.kind for event in events].count("built") == len(builder.tasks) == 7
+    assert [event.kind for event in events].count("built") == len(builder.tasks) == 9
     again, events, _ = build(write=False)
     assert again.run().complete
     assert {event.kind for event in events} == {"kept"}
+
+
+def test_the_cpu_library_is_in_a_set_whose_packages_all_run_on_it(build: Any) -> None:
+    checked: list[str] = []
+    builder, _, folder = build(on_library=checked)
+    built = builder.run()
+    assert built.complete
+    assert built.library is not None
+    assert built.library.path == folder / CPU_LIBRARY
+    assert sorted(checked) == sorted(task.entry for task in builder.tasks) == sorted(built.input_specs)
+    assert built.no_library == ""
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"),
+    [
+        ({"needs_libtorch": "aot/encoder_block.b1.pt2"}, "aot/encoder_block.b1.pt2 does not run on it: undefined"),
+        ({"library": ""}, "it cannot be compiled: the compiler ended with 1"),
+    ],
+)
+def test_a_set_without_the_cpu_library_is_as_complete(build: Any, behaviour: dict[str, Any], reason: str) -> None:
+    built = build(**behaviour)[0].run()
+    assert built.complete
+    assert not built.failures
+    assert built.library is None
+    assert built.no_library.startswith(reason)
+
+
+@pytest.mark.parametrize("before", ["", "library"])
+def test_no_library_is_in_a_set_but_that_which_all_packages_were_run_on(build: Any, before: str) -> None:
+    """Packages of an earlier run are run on it, and are not compiled again."""
+    _, _, folder = build(library=before)
+    build(library=before)[0].run()
+    (folder / CPU_LIBRARY).with_suffix(".json").unlink(missing_ok=True)
+    checked: list[str] = []
+    builder, events, folder = build(library="another", on_library=checked)
+    built = builder.run()
+    assert {event.kind for event in events} == {"kept"}
+    assert built.library is not None
+    assert built.library.path.read_text() == "another"
+    assert sorted(checked) == sorted(built.input_specs)
+
+
+def test_a_library_check_that_a_stop_ends_is_made_again(build: Any) -> None:
+    """What ended it says nothing of the package."""
+    stopping: list[Builder] = []
+
+    def ask(self: FakeWorker, task: Mapping[str, Any], limit: float) -> dict[str, Any]:
+        if "on" in task:
+            stopping[0].stop()
+            raise WorkerError("ended with signal 9")
+        return FakeWorker.ask(self, task, limit)
+
+    builder, _, _ = build(ask=ask)
+    stopping.append(builder)
+    builder.run()
+    again, _, _ = build()
+    built = again.run()
+    assert built.complete
+    assert built.library is not None
 
 
 def test_a_package_that_is_not_where_it_should_be_is_a_failure(build: Any) -> None:
@@ -220,9 +304,12 @@ def test_more_variables_are_for_the_compilers_alone(build: Any) -> None:
 
 def test_few_packages_are_made_without_a_precompiled_header(build: Any, tmp_path: Path) -> None:
     """It takes as long as two or three of them."""
-    builder, _, _ = build()
+    builder, _, folder = build()
+    builder.run()
+    for region in ("encoder_before", "encoder_after"):
+        (folder / "aot" / f"{region}.b1.json").unlink()
     FakeWorker.compilers.clear()
-    assert len(builder.run().files) == 7
+    assert len(build()[0].run().files) == 9
     more = compiler_environment(tmp_path, "cpu", 8, {})
     chosen = [each["TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS"] for each in (*FakeWorker.compilers, more)]
     assert {*chosen[:-1]} == {"0"}

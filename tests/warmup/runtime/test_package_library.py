@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.servers.server_process import python
 
-from snapcap.warmup.runtime.aoti.package_library import library_file
+from snapcap.warmup.runtime.aoti.package_library import CPU_LIBRARY_SONAME, library_file, package_content
 from snapcap.warmup.runtime.aoti.packages import PackageError
 from snapcap.warmup.runtime.aoti.torch_packages import open_package
 from snapcap.warmup.store.blobs import VerifiedFile
@@ -47,9 +47,9 @@ def test_a_package_is_opened_and_run_without_a_temporary_folder(
 def test_two_libraries_are_never_taken_for_each_other(tmp_path: Path) -> None:
     """The dynamic linker knows a library by its name, which is that of a descriptor."""
     code = "import ctypes, sys; from pathlib import Path\n"
-    code += "from snapcap.warmup.runtime.aoti.package_library import library_file\n"
+    code += "from snapcap.warmup.runtime.aoti.package_library import library_file, package_content\n"
     code += "for path in map(Path, sys.argv[1:]):\n"
-    code += "    with library_file(path) as name: print(ctypes.CDLL(name).answer())\n"
+    code += "    with library_file(package_content(path)) as name: print(ctypes.CDLL(name).answer())\n"
     packages = []
     for answer in (1, 2):
         library = tmp_path / f"{answer}.so"
@@ -71,7 +71,7 @@ def test_where_there_is_no_file_in_memory_a_temporary_one_is_gone_afterwards(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr(os, "memfd_create", forbidden)
     package = packed(tmp_path / "a.pt2", a__so=b"library")
-    with library_file(package) as name:
+    with library_file(package_content(package)) as name:
         assert Path(name).read_bytes() == b"library"
     assert list(tmp_path.iterdir()) == [package]
 
@@ -90,3 +90,18 @@ def test_a_package_that_cannot_be_opened_is_named_and_leaves_nothing(
     with pytest.raises(PackageError, match=r"broken\.pt2 cannot be opened: File is not a zip file"):
         open_package(VerifiedFile.of(package), CPU)
     assert list(tmp_path.iterdir()) == [package]
+
+
+def test_a_package_is_made_to_link_the_cpu_library_in_the_place_of_torchs(tmp_path: Path) -> None:
+    """And is the same otherwise: every other name in it has the place that it had."""
+    library = b"\0libtorch.so\0libtorch_cpu.so\0libc10.so\0libm.so.6\0mylibtorch.so\0libtorch.so.1\0"
+    package = packed(tmp_path / "a.pt2", a__so=library)
+    assert package_content(package) == library
+    standalone = package_content(package, standalone=True)
+    assert len(standalone) == len(library)
+    ours = CPU_LIBRARY_SONAME.encode()
+    assert [name for name in standalone.split(b"\0") if name] == [
+        *(ours, ours, ours),
+        *(b"libm.so.6", b"mylibtorch.so", b"libtorch.so.1"),
+    ]
+    assert standalone.index(b"libm") == library.index(b"libm")

@@ -96,8 +96,8 @@ def test_compiled_choices_are_those_of_eager_regions(
     recorded = {name: kept for name in names if (kept := BuildFolder(path).recorded(name)) is not None}
     assert recorded.keys() == set(names)
     compiled = torch_backend(
-        {name: package for name, (package, _) in recorded.items()},
-        {name: specs for name, (_, specs) in recorded.items()},
+        {name: package for name, (package, _, _) in recorded.items()},
+        {name: specs for name, (_, specs, _) in recorded.items()},
         demo_model,
     )
     length, drawn = demo_model.state.cache_length, np.random.default_rng(3)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from snapcap.models.dataclass import dataclass
 from snapcap.warmup.machine.dynamic_library import open_library
-from snapcap.warmup.runtime.aoti.package_library import library_file
+from snapcap.warmup.runtime.aoti.package_library import library_file, package_content
 from snapcap.warmup.store.blobs import VerifiedFile
 
 
@@ -38,14 +38,17 @@ class Container:
     handle: ctypes.c_void_p
 
     @classmethod
-    def open(cls, package: VerifiedFile, device: str) -> "Container":
+    def open(cls, package: VerifiedFile, device: str, standalone: bool = False) -> "Container":
         """Map the library of a package, and make its model on a device, as ``cuda:0``.
+
+        Args:
+            standalone: on the CPU library, which has been opened, and not on libtorch.
 
         Raises:
             AotiError: the file has changed since it was verified, is no package, or needs more than this interface.
         """
         try:
-            with library_file(io.BytesIO(package.read())) as name:
+            with library_file(package_content(io.BytesIO(package.read()), standalone)) as name:
                 library = ctypes.CDLL(name, handle=open_library(name))
             create = library.AOTInductorModelContainerCreateWithDevice
             _ = library.AOTInductorModelContainerRunSingleThreaded  # missed now, not by a run

@@ -1,4 +1,4 @@
-"""Calls the functions that libtorch exports to packages, without torch's Python module.
+"""Calls the functions that libtorch exports to packages, or the CPU library in its place.
 
 The names are those of torch/csrc/inductor/aoti_torch/c/shim.h, which are kept stable, as packages of earlier
 versions of torch have to work; and of ATen/Parallel.h, `at::set_num_threads`, by its name in the library.
@@ -38,7 +38,8 @@ class Libtorch:
     """
 
     def __init__(self, library: int, cuda: int | None = None) -> None:
-        """``library``: the handle of libtorch; ``cuda``: the index of the GPU that tensors are on, if any.
+        """``library``: the handle of libtorch, or of the CPU library; ``cuda``: the index of the GPU that tensors
+        are on, if any.
 
         Raises:
             AotiError: this version has not all of the functions.
@@ -55,6 +56,7 @@ class Libtorch:
             self._device = int(functions[f"aoti_torch_device_type_{kind}"]()), cuda or 0  # type and index
         except AttributeError as error:
             raise AotiError(f"this libtorch is of another version: {error}") from error
+        self.threads: int | None = None  # as they were set
         self._functions = functions
         self._names = {code: name for name, code in self._dtypes.items()}
         # Called for every input of every run.
@@ -63,6 +65,7 @@ class Libtorch:
 
     def set_num_threads(self, count: int) -> None:
         """Of what the calling thread computes."""
+        self.threads = count
         self._set_num_threads(_Int(count))
 
     def over(self, address: int, dtype: str, shape: Sequence[int], strides: Sequence[int]) -> int:

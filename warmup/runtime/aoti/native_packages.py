@@ -21,18 +21,19 @@ class NativePackages:
     """The `Packages` of tensors without torch, through the C interface.
 
     ``device``: "cpu", or as "cuda:0". ``stream``: of a GPU, that of the device thread. ``opening``: by entry, what
-    another thread opens meanwhile.
+    another thread opens meanwhile. ``standalone``: ``libtorch`` is the CPU library in its place.
     """
 
     libtorch: Libtorch
     device: str = "cpu"
     stream: int | None = None
     opening: "Mapping[str, Future[Container]]" = field(default_factory=dict)
+    standalone: bool = False
 
     def open(self, entry: str, package: VerifiedFile) -> RegionCall:
         try:
             future = self.opening.get(entry)
-            container = Container.open(package, self.device) if future is None else future.result()
+            container = self._opened(package) if future is None else future.result()
         except AotiError as error:
             raise PackageError(f"{entry} cannot be opened: {error}") from error
         return self.function(container)
@@ -58,12 +59,22 @@ class NativePackages:
 
     def eager(self, region: Region) -> RegionCall:
         """torch's module is imported for it: late, but nobody's request is lost."""
-        from snapcap.warmup.runtime.aoti.tensors import handle_of, tensor_of  # noqa: PLC0415
+        import torch  # noqa: PLC0415
 
-        function = region.function
+        from snapcap.warmup.runtime.aoti import tensors  # noqa: PLC0415
 
-        def call(*inputs: NativeTensor) -> NativeTensor:
-            output = function(*(tensor_of(self.libtorch.another(tensor.handle)) for tensor in inputs))
-            return NativeTensor(self.libtorch, handle_of(output))
+        if self.libtorch.threads is not None:
+            torch.set_num_threads(self.libtorch.threads)
+        function, libtorch = region.function, self.libtorch
 
-        return call
+        def on_host(*inputs: NativeTensor) -> NativeTensor:
+            return tensors.over_tensor(libtorch, function(*map(tensors.tensor_over, inputs)))
+
+        def on_gpu(*inputs: NativeTensor) -> NativeTensor:
+            handles = [libtorch.another(tensor.handle) for tensor in inputs]
+            return NativeTensor(libtorch, tensors.handle_of(function(*map(tensors.tensor_of, handles))))
+
+        return on_host if self.stream is None else on_gpu
+
+    def _opened(self, package: VerifiedFile) -> Container:
+        return Container.open(package, self.device, self.standalone)

@@ -1,4 +1,4 @@
-"""Extracts the shared library of a package into a file in memory, which the dynamic linker can load.
+"""Puts shared libraries, that of a package above all, into files in memory, which the dynamic linker can load.
 
 torch's own loader unpacks a package into a folder below the temporary one, and leaves it there when its process is
 killed. Here nothing is made that somebody would have to find again to remove it.
@@ -18,17 +18,38 @@ _MODELS = f"/data/aotinductor/{MODEL_NAME}/"
 _METADATA = "_metadata.json"
 
 
-@contextlib.contextmanager
-def library_file(package: Path | IO[bytes]) -> Iterator[str]:
-    """The name under which the library of a package can be loaded, inside the block; once loaded it stays usable.
+# What packages for a CPU link, and what the CPU library (`cpu_library`) calls itself.
+_TORCH = (b"libtorch_cpu.so", b"libtorch.so", b"libc10.so")
+CPU_LIBRARY_SONAME = "snapcap"
 
-    ``package``: the package's file, or its content, opened for reading.
+
+def package_content(package: Path | IO[bytes], standalone: bool = False) -> bytes:
+    """The shared library of a package.
+
+    Args:
+        package: its file, or its content, opened for reading.
+        standalone: with the CPU library in the place of torch's, under a name that is no longer than theirs.
 
     Raises:
         OSError: it is not one library, or calls operators that only Python's dispatcher has.
         zipfile.BadZipFile, zlib.error: it is no package, or a damaged one.
     """
     content = _library(package)
+    if not standalone:
+        return content
+    for name in _TORCH:
+        ours = CPU_LIBRARY_SONAME.encode().ljust(len(name), b"\0")
+        content = content.replace(b"\0" + name + b"\0", b"\0" + ours + b"\0")
+    return content
+
+
+@contextlib.contextmanager
+def library_file(content: bytes) -> Iterator[str]:
+    """The name under which a library can be loaded, inside the block; once loaded it stays usable.
+
+    Raises:
+        OSError: there is no room for it.
+    """
     try:
         descriptor = os.memfd_create("snapcap-package", os.MFD_CLOEXEC)
     except (AttributeError, OSError):  # another system than Linux, or one that forbids it

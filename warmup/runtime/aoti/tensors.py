@@ -1,13 +1,19 @@
 """Converts torch's tensors to the handles of AOTInductor's C interface, and back.
 
-An AtenTensorHandle belongs to whoever has it: to the one that it is given to, once it is given away.
+An AtenTensorHandle belongs to whoever has it: to the one that it is given to, once it is given away. Those of
+libtorch are torch's own tensors; on a CPU a tensor can also lie over the memory of another, whichever library has
+made it.
 """
 
 import ctypes
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from snapcap.warmup.runtime.aoti.container import Container
+from snapcap.warmup.runtime.aoti.libtorch import Libtorch
+from snapcap.warmup.runtime.aoti.native_tensors import NativeTensor
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,3 +54,19 @@ def handle_of(tensor: "Tensor") -> int:
     (capsule,) = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors([tensor])
     handle: int = _unpack(capsule, None)
     return handle
+
+
+def tensor_over(tensor: NativeTensor) -> "Tensor":
+    """torch's tensor over the memory of one of a CPU, which it keeps. Imports torch."""
+    import torch  # noqa: PLC0415
+
+    dtype = getattr(torch, tensor.spec[0])
+    made = torch.from_numpy(np.asarray(tensor.array))
+    return made if made.dtype == dtype else made.view(dtype)
+
+
+def over_tensor(libtorch: Libtorch, tensor: "Tensor") -> NativeTensor:
+    """A tensor over the memory of one of torch's on the CPU, which it keeps."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    handle = libtorch.over(tensor.data_ptr(), dtype, tensor.shape, tensor.stride())
+    return NativeTensor(libtorch, handle, owner=tensor)

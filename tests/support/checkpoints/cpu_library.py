@@ -1,0 +1,42 @@
+"""Compiles the CPU library as a build does, and a program that calls its vector functions."""
+
+import subprocess
+from pathlib import Path
+
+from snapcap.warmup.build.library_worker import LibraryJob, compiler_options, start
+from snapcap.warmup.machine.cxx import require_compiler
+from snapcap.warmup.plan.artifacts import CPU_LIBRARY
+from snapcap.warmup.runtime.aoti.cpu_library import SOURCES
+
+_EVERY = """
+#include "vector.h"
+using namespace snapcap;
+#define JOIN(a, b, c) a##b##c
+#define NAME(name, width) JOIN(Sleef_##name##f, width, _u10)
+#if defined(__AVX512F__)
+#define WIDTH 16
+#elif defined(__AVX2__)
+#define WIDTH 8
+#else
+#define WIDTH 4
+#endif
+#define EVERY(name)                                                                         \\
+  extern "C" Vector NAME(name, WIDTH)(Vector);                                              \\
+  extern "C" __attribute__((visibility("default"))) void every_##name(const float* from, float* to, int count) { \\
+    for (int i = 0; i < count; i += kWidth) store(to + i, NAME(name, WIDTH)(load(from + i))); \\
+  }
+EVERY(exp) EVERY(log) EVERY(sin) EVERY(cos) EVERY(tanh) EVERY(erf)
+"""
+
+
+def compiled_library(folder: Path, program: str = "") -> Path:
+    """The library in a folder, or a ``program`` that has its functions and calls them."""
+    if not program:
+        start(LibraryJob(folder))({})
+        return folder / CPU_LIBRARY
+    source, made = folder / f"{program}.cpp", folder / f"{program}.so"
+    source.write_text(_EVERY)
+    sources = [str(source), str(SOURCES / "functions.cpp")]
+    command = [require_compiler(), *compiler_options(), f"-I{SOURCES}", "-o", str(made), *sources]
+    subprocess.run(command, check=True, timeout=120)
+    return made

@@ -1,0 +1,66 @@
+"""Compiles the CPU library in a worker process, which a build can end.
+
+stdin   the job, then {} a line
+stdout  {"digest": …, "size": …} or {"error": …} a line
+"""
+
+import os
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from snapcap.models.dataclass import dataclass
+from snapcap.warmup.errors import BuildError
+from snapcap.warmup.machine.cxx import require_compiler
+from snapcap.warmup.machine.tasks import Task, serve_tasks
+from snapcap.warmup.plan.artifacts import CPU_LIBRARY
+from snapcap.warmup.runtime.aoti.cpu_library import SOURCES
+from snapcap.warmup.runtime.aoti.package_library import CPU_LIBRARY_SONAME
+from snapcap.warmup.store.blobs import describe
+
+
+@dataclass(frozen=True)
+class LibraryJob:
+    """The folder of a build's packages."""
+
+    folder: Path
+
+
+def compiler_options() -> list[str]:
+    """Those that the artifact key is made of beside the sources: for the processor that it is compiled on, as the
+    key's `cpu.isa` has it, and as packages are."""
+    return (SOURCES / "options.txt").read_text().split()
+
+
+def start(job: LibraryJob) -> Task:
+    """What compiles the library into that folder, whole or not at all."""
+
+    def compile_library(_: dict[str, Any]) -> dict[str, Any]:
+        path = job.folder / CPU_LIBRARY
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        command = [
+            require_compiler(),
+            *compiler_options(),
+            f"-Wl,-soname,{CPU_LIBRARY_SONAME}",
+            "-o",
+            str(temporary),
+        ]
+        try:
+            done = subprocess.run(  # noqa: S603  the compiler that compiles packages too
+                [*command, *map(str, sorted(SOURCES.glob("*.cpp")))], capture_output=True, text=True, check=False
+            )
+            if done.returncode != 0:
+                raise BuildError(f"the compiler ended with {done.returncode}: {done.stderr.strip()[-1000:]}")
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return asdict(describe(path))
+
+    return compile_library
+
+
+if __name__ == "__main__":
+    sys.exit(serve_tasks(LibraryJob, start))

@@ -1,0 +1,96 @@
+// Defines vectors of the widest width that the processor has, and the exponential function of them.
+
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace snapcap {
+
+#if defined(__AVX512F__)
+constexpr int kWidth = 16;
+#elif defined(__AVX2__)
+constexpr int kWidth = 8;
+#else
+constexpr int kWidth = 4;
+#endif
+
+typedef float Vector __attribute__((vector_size(4 * kWidth)));
+typedef int32_t Integers __attribute__((vector_size(4 * kWidth)));
+
+inline Vector load(const float* from) {
+  Vector vector;
+  std::memcpy(&vector, from, sizeof vector);
+  return vector;
+}
+
+inline void store(float* to, Vector vector) { std::memcpy(to, &vector, sizeof vector); }
+
+// A vector from memory that stays in a register: without it the compiler loads one again for each of its uses.
+inline Vector load_once(const float* from) {
+  Vector vector = load(from);
+#if defined(__x86_64__)
+  __asm__("" : "+v"(vector));
+#endif
+  return vector;
+}
+
+inline Vector all_of(float value) { return Vector{} + value; }
+
+typedef float Four __attribute__((vector_size(16)));
+
+inline Four folded(Vector vector) {
+  Four parts[kWidth / 4];
+  std::memcpy(parts, &vector, sizeof parts);
+  for (int part = 1; part < kWidth / 4; ++part) parts[0] += parts[part];
+  return parts[0];
+}
+
+inline float sum_of(Vector vector) {
+  const Four four = folded(vector);
+  return (four[0] + four[2]) + (four[1] + four[3]);
+}
+
+#if defined(__clang__)
+#define SNAPCAP_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else  // GCC has that from version 12 on
+#define SNAPCAP_SHUFFLE(a, b, ...) __builtin_shuffle(a, b, Places{__VA_ARGS__})
+#endif
+
+// The sum of each of four vectors, as `sum_of` adds them.
+inline Four sums_of(Vector first, Vector second, Vector third, Vector fourth) {
+  typedef int32_t Places __attribute__((vector_size(16), unused));
+  const Four a = folded(first), b = folded(second), c = folded(third), d = folded(fourth);
+  const Four ab = SNAPCAP_SHUFFLE(a, b, 0, 4, 1, 5) + SNAPCAP_SHUFFLE(a, b, 2, 6, 3, 7);
+  const Four cd = SNAPCAP_SHUFFLE(c, d, 0, 4, 1, 5) + SNAPCAP_SHUFFLE(c, d, 2, 6, 3, 7);
+  return SNAPCAP_SHUFFLE(ab, cd, 0, 1, 4, 5) + SNAPCAP_SHUFFLE(ab, cd, 2, 3, 6, 7);
+}
+
+// e^x to within one unit in the last place: x = n ln 2 + r with |r| <= ln 2 / 2, and a polynomial for e^r, whose
+// coefficients are those of Cephes' expf (Moshier, 1989). Results below the smallest normal number are 0.
+inline Vector exp(Vector x) {
+  const Vector bounded = x > 89.0f ? all_of(89.0f) : (x < -88.0f ? all_of(-88.0f) : x);
+  const Vector shifted = bounded * 1.44269504088896341f + 12582912.0f;  // 1.5 * 2^23 rounds to an integer
+  const Vector n = shifted - 12582912.0f;
+  Vector r = bounded - n * 0.693359375f;
+  r = r + n * 2.12194440e-4f;
+  Vector y = all_of(1.9875691500e-4f);
+  y = y * r + 1.3981999507e-3f;
+  y = y * r + 8.3334519073e-3f;
+  y = y * r + 4.1665795894e-2f;
+  y = y * r + 1.6666665459e-1f;
+  y = y * r + 5.0000001201e-1f;
+  y = y * (r * r) + r + 1.0f;
+  // In two factors, as 2^128 is no number.
+  const Integers whole = __builtin_convertvector(n, Integers);
+  const Integers half = whole >> 1;
+  const Integers first = (half + 127) << 23, second = (whole - half + 127) << 23;
+  Vector a, b;
+  std::memcpy(&a, &first, sizeof a);
+  std::memcpy(&b, &second, sizeof b);
+  y = y * a * b;
+  y = x < -87.3365447504f ? all_of(0.0f) : y;
+  return x != x ? x : y;
+}
+
+}  // namespace snapcap
