@@ -122,7 +122,7 @@ class EngineClient:
         self._closing = True
         self._channel.close()
         self._image_decoder.close()
-        self._waiter.join(0 if self._stalled else _END_S)
+        self._waiter.join(_STACKS_S if self._stalled else _END_S)
         self._signal(signal.SIGKILL)
         self._waiter.join(_END_S)  # a driver may hold up its end, though not that of this process
 

@@ -87,7 +87,7 @@ def test_a_step_that_never_ends_ends_the_server_and_the_log_has_where_it_stands(
         assert waiting.result()[0] == 503
     assert server.process.wait(PATIENCE) == 1
     assert sentence(server).startswith("the engine has not gone on for 2 s, while requests wait")
-    assert "in decode_step" in server.log(), "the stacks of its threads"
+    assert "in decode_step" in server.log(), f"the stacks of its threads: {server.log()}"
 
 
 def test_an_engine_that_works_or_idles_is_left_alone(server: FaultyServer, sample: Path) -> None:
