@@ -94,13 +94,16 @@ def inductor_options(mode: str, device_type: str) -> dict[str, InductorOption]:
     """Options for ``torch._inductor`` by their dotted names; the same for aot and jit.
 
     ``max-autotune`` benchmarks GEMM templates against the libraries' kernels. On cuda, kernels are embedded in the
-    package, so that a server starts no compiler and needs no cache folder.
+    package, so that a server starts no compiler and needs no cache folder; and the columns of a product are not
+    padded. Inductor would decide that by a stopwatch, and a padded product's rows lie further apart: the next
+    package, which was compiled for rows without padding, reads them shifted.
     """
     options: dict[str, InductorOption] = {}
     if mode == "max-autotune":
         options["max_autotune"] = True
     if device_type == "cuda":
         options["aot_inductor.embed_kernel_binary"] = True
+        options["shape_padding"] = False
         # Every builder would make one of its own.
         options["aot_inductor.precompile_headers"] = False
     return options

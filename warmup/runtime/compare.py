@@ -30,15 +30,18 @@ def compare_call(
     """Call both on copies of the same inputs; compare the results and everything they wrote in place.
 
     Integers (tokens, positions, slots) must be equal, but for a token whose logit is as good as the eager one's.
+    The result must be contiguous: the next region's code is compiled for that.
 
     Returns:
         The largest relative difference.
 
     Raises:
-        CheckError: a difference is larger than the dtype explains.
+        CheckError: a difference is larger than the dtype explains, or the result has gaps.
     """
     theirs, ours = [t.clone() for t in inputs], [t.clone() for t in inputs]
     reference, result = expected(*theirs), actual(*ours)
+    if not result.is_contiguous():
+        raise CheckError(f"output {list(result.shape)} is not contiguous: its strides are {list(result.stride())}")
     pairs = [("output", result, reference)]
     pairs += [(f"input {i}", a, b) for i, (a, b) in enumerate(zip(ours, theirs, strict=True))]
     worst = 0.0
