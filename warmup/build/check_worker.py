@@ -22,6 +22,7 @@ from snapcap.models.regions.functions import RegionFunction
 from snapcap.models.regions.state.kv_cache import TEXTS
 from snapcap.models.regions.table import Region
 from snapcap.warmup.build.worker import serve_regions
+from snapcap.warmup.machine.cpus import whole_cpus
 from snapcap.warmup.plan.artifacts import CPU_LIBRARY
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.plan.plan import Plan
@@ -153,17 +154,17 @@ class _Checker:
     ) -> dict[str, Any]:
         package = VerifiedFile.of(path)
         try:
-            run = open_package(package, model.device) if on == "libtorch" else self._on_library(package, plan)
+            run = open_package(package, model.device) if on == "libtorch" else self._on_library(package)
             return {"difference": check(model, region, bucket, run), **asdict(package.blob)}
         except CheckError as error:
             raise RuntimeError(f"differs from eager: {error}") from error
 
-    def _on_library(self, package: VerifiedFile, plan: Plan) -> RegionFunction:
+    def _on_library(self, package: VerifiedFile) -> RegionFunction:
         """A package's function of torch's tensors, on the CPU library of the build."""
         if self._library is None:
             library = package.path.parent / Path(CPU_LIBRARY).name
             self._library = Libtorch(open_cpu_library(VerifiedFile.of(library)))
-            self._library.set_num_threads(plan.threads)
+            self._library.set_num_threads(whole_cpus())
         libtorch = self._library
         call = NativePackages(libtorch, standalone=True).function(Container.open(package, "cpu", standalone=True))
 

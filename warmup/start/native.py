@@ -15,7 +15,7 @@ from snapcap.models.dimensions import MAX_BEAMS
 from snapcap.models.regions.names import ON_DEMAND
 from snapcap.models.weights.prepared.mapped import MappedWeights
 from snapcap.warmup.errors import StartError, first_line
-from snapcap.warmup.machine.cpus import available_cpus
+from snapcap.warmup.machine.cpus import available_cpus, whole_cpus
 from snapcap.warmup.machine.torch_libraries import load_torch_libraries
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.artifacts import CPU_LIBRARY, Artifacts
@@ -157,7 +157,8 @@ def _start(found: Found, options: StartOptions, timeline: Timeline, status: Star
         config = found.checkpoint.config
         with ExitStack() as beside:
             with timeline.phase("device_init"):
-                device, memory, packages = _open_device(library, plan, standalone, opening, beside)
+                threads = (options.compute.threads or whole_cpus()) if standalone else plan.threads
+                device, memory, packages = _open_device(library, plan, threads, standalone, opening, beside)
             with timeline.phase("load_weights"):
                 regions = build_regions(config)
                 check_weights(found.mapped, regions)
@@ -211,11 +212,16 @@ def _open_packages(
 
 
 def _open_device(
-    library: int, plan: Plan, standalone: bool, opening: "Mapping[str, Future[Container]]", beside: ExitStack
+    library: int,
+    plan: Plan,
+    threads: int,
+    standalone: bool,
+    opening: "Mapping[str, Future[Container]]",
+    beside: ExitStack,
 ) -> "tuple[Device[NativeTensor], NativeMemory | NativeCudaMemory, NativePackages]":
     """What the plan's device is driven with, on this thread; its memory; and what opens packages for it.
-    ``library``: libtorch, or the CPU library where the start is ``standalone``. ``beside``: waits for what loads
-    meanwhile."""
+    ``library``: libtorch, or the CPU library where the start is ``standalone``; ``threads``: that it may take on a
+    CPU. ``beside``: waits for what loads meanwhile."""
     from snapcap.warmup.runtime.aoti.libtorch import Libtorch  # noqa: PLC0415
     from snapcap.warmup.runtime.aoti.native_packages import NativePackages  # noqa: PLC0415
 
@@ -224,9 +230,10 @@ def _open_device(
         from snapcap.warmup.runtime.devices.cpu import CpuDevice  # noqa: PLC0415
 
         libtorch = Libtorch(library)
-        libtorch.set_num_threads(plan.threads)
+        libtorch.set_num_threads(threads)
         host = NativeMemory(libtorch)
-        return CpuDevice(host), host, NativePackages(libtorch, opening=opening, standalone=standalone)
+        packages = NativePackages(libtorch, opening=opening, standalone=standalone, threads=plan.threads)
+        return CpuDevice(host), host, packages
     from snapcap.warmup.runtime.aoti.cublas import loading_cublas  # noqa: PLC0415
     from snapcap.warmup.runtime.aoti.cuda_runtime import CudaRuntime  # noqa: PLC0415
     from snapcap.warmup.runtime.aoti.native_cuda import NativeCudaDevice  # noqa: PLC0415

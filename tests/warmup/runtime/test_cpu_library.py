@@ -3,6 +3,7 @@
 import ctypes
 import math
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -262,3 +263,27 @@ def test_elementary_functions_are_as_exact_as_those_of_sleef(handle: int, tmp_pa
         assert torch.equal(ours[theirs.isinf()], theirs[theirs.isinf()]), name
         errors = ((ours.double() - exact).abs() / exact.abs())[finite]
         assert errors.max() <= 1.5 * 2**-23, (name, errors.max())
+
+
+def test_products_of_several_callers_at_once_are_those_of_one_thread(handle: int) -> None:
+    """One of them has the helpers, the others go without; nobody waits for anybody."""
+    libtorch, functions = Libtorch(handle), ctypes.CDLL(None, handle=handle)
+
+    def products(seed: int, turns: int) -> list[Tensor]:
+        left, right = laid_out((130, 192), "rows", seed), laid_out((192, 384), "rows", seed + 1)
+        made = [torch.full((130, 384), math.nan) for _ in range(turns)]
+        handles = [over_tensor(libtorch, each) for each in (left, right, *made)]
+        given = [Handle(each.handle) for each in handles]
+        assert all(functions.aoti_torch_cpu_mm_out(out, *given[:2]) == 0 for out in given[2:])
+        return made
+
+    libtorch.set_num_threads(1)
+    expected = [products(seed, 1)[0] for seed in range(4)]
+    libtorch.set_num_threads(4)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda seed: products(seed, 200), range(4)))
+    finally:
+        libtorch.set_num_threads(1)
+    for made, alone in zip(found, expected, strict=True):
+        assert all(torch.equal(each, alone) for each in made)

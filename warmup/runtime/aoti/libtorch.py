@@ -56,7 +56,6 @@ class Libtorch:
             self._device = int(functions[f"aoti_torch_device_type_{kind}"]()), cuda or 0  # type and index
         except AttributeError as error:
             raise AotiError(f"this libtorch is of another version: {error}") from error
-        self.threads: int | None = None  # as they were set
         self._functions = functions
         self._names = {code: name for name, code in self._dtypes.items()}
         # Called for every input of every run.
@@ -64,8 +63,7 @@ class Libtorch:
         self.delete = functions.aoti_torch_delete_tensor_object
 
     def set_num_threads(self, count: int) -> None:
-        """Of what the calling thread computes."""
-        self.threads = count
+        """Of what the calling thread computes; the CPU library takes them as far as they have a CPU."""
         self._set_num_threads(_Int(count))
 
     def over(self, address: int, dtype: str, shape: Sequence[int], strides: Sequence[int]) -> int:

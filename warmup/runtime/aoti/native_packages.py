@@ -21,7 +21,8 @@ class NativePackages:
     """The `Packages` of tensors without torch, through the C interface.
 
     ``device``: "cpu", or as "cuda:0". ``stream``: of a GPU, that of the device thread. ``opening``: by entry, what
-    another thread opens meanwhile. ``standalone``: ``libtorch`` is the CPU library in its place.
+    another thread opens meanwhile. ``standalone``: ``libtorch`` is the CPU library in its place. ``threads``: of
+    torch's operations on a CPU, where one of its regions is run late.
     """
 
     libtorch: Libtorch
@@ -29,6 +30,7 @@ class NativePackages:
     stream: int | None = None
     opening: "Mapping[str, Future[Container]]" = field(default_factory=dict)
     standalone: bool = False
+    threads: int | None = None
 
     def open(self, entry: str, package: VerifiedFile) -> RegionCall:
         try:
@@ -63,8 +65,8 @@ class NativePackages:
 
         from snapcap.warmup.runtime.aoti import tensors  # noqa: PLC0415
 
-        if self.libtorch.threads is not None:
-            torch.set_num_threads(self.libtorch.threads)
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
         function, libtorch = region.function, self.libtorch
 
         def on_host(*inputs: NativeTensor) -> NativeTensor:

@@ -5,11 +5,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <exception>
 #include <limits>
 #include <memory>
 
 #include "matrix.h"
+#include "team.h"
 #include "tensor.h"
 #include "vector.h"
 
@@ -37,8 +37,7 @@ Weights exponentials(float* scores, int64_t count, int64_t width, const float* m
     const Vector score = load(scores + i);
     most = score > most ? score : most;
   }
-  float largest = lowest;
-  for (int lane = 0; lane < kWidth; ++lane) largest = std::max(largest, most[lane]);
+  const float largest = largest_of(most);
   if (largest == lowest) {  // nothing may be seen: torch's result is 0
     std::fill(scores, scores + width, 0.0f);
     return {lowest, 0};
@@ -110,19 +109,10 @@ struct Attention {
 };
 
 void attend(const Attention& attention) {
-  const int64_t heads = attention.query.sizes[1], jobs = attention.query.sizes[0] * heads;
-  const int threads = thread_count();
-  std::exception_ptr failure;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-  for (int64_t job = 0; job < jobs; ++job) {
-    try {
-      attention.run(job / heads, job % heads);
-    } catch (...) {
-#pragma omp critical
-      failure = std::current_exception();
-    }
-  }
-  if (failure) std::rethrow_exception(failure);
+  const Tensor &query = attention.query, &key = attention.key;
+  const int64_t heads = query.sizes[1], jobs = query.sizes[0] * heads;
+  const int64_t work = 2 * query.count() * key.sizes[2];
+  share_out(jobs, thread_count(), work, [&](int64_t job) { attention.run(job / heads, job % heads); });
 }
 
 }  // namespace

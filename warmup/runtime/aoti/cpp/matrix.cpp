@@ -7,11 +7,11 @@
 #include "matrix.h"
 
 #include <algorithm>
-#include <exception>
 #include <memory>
 #include <new>
 #include <utility>
 
+#include "team.h"
 #include "tensor.h"
 #include "vector.h"
 
@@ -29,9 +29,11 @@ constexpr int kTileVectors = 2;
 constexpr int64_t kPanelColumns = kTileVectors * kWidth;
 constexpr int64_t kDepth = 384;  // of a panel, which then is 48 KiB at most
 constexpr int64_t kFewRows = 8;  // that nothing is packed for
-constexpr int64_t kSmall = 1 << 18;  // multiplications that a second thread is not worth waking for
+constexpr int64_t kPartRows = 128;  // at most, of what a thread takes, so that none has much to do when others end
 
 int64_t ceiling(int64_t count, int64_t each) { return (count + each - 1) / each; }
+
+int64_t work_of(const Product& product) { return product.rows * product.columns * product.depth; }
 
 // What a tile's sums become: scaled and added to, or added to what is there, of a panel before.
 struct Target {
@@ -86,15 +88,19 @@ struct Target {
   }
 };
 
-// left [kRows, depth], rows `left_step` apart; right: `depth` rows of kVectors vectors, `right_step` apart.
-template <int kRows, int kVectors>
+// left [kRows, depth], rows `left_step` apart; right: `depth` rows of kVectors vectors, `right_step` apart, which are
+// packed into `panel` on the way if there is one.
+template <int kRows, int kVectors, bool kPacks = false>
 inline void tile(const float* left, int64_t left_step, const float* right, int64_t right_step, int64_t depth,
-                 Vector (&sums)[kRows][kVectors]) {
+                 Vector (&sums)[kRows][kVectors], float* panel = nullptr) {
   for (int i = 0; i < kRows; ++i)
     for (int j = 0; j < kVectors; ++j) sums[i][j] = Vector{};
   for (int64_t k = 0; k < depth; ++k, ++left, right += right_step) {
     Vector b[kVectors];
-    for (int j = 0; j < kVectors; ++j) b[j] = load_once(right + j * kWidth);
+    for (int j = 0; j < kVectors; ++j) {
+      b[j] = load_once(right + j * kWidth);
+      if (kPacks) store(panel + (k * kVectors + j) * kWidth, b[j]);
+    }
     for (int i = 0; i < kRows; ++i) {
       const float a = left[i * left_step];
       for (int j = 0; j < kVectors; ++j) sums[i][j] += a * b[j];
@@ -119,11 +125,6 @@ template <int kVectors>
 void pack(const Matrix& right, int64_t k, int64_t depth, int64_t column, int64_t columns, float* panel) {
   constexpr int64_t kColumns = kVectors * kWidth;
   const float* from = right.data + k * right.row_step + column * right.column_step;
-  if (right.column_step == 1 && columns == kColumns) {
-    for (int64_t i = 0; i < depth; ++i)
-      for (int j = 0; j < kVectors; ++j) store(panel + i * kColumns + j * kWidth, load(from + i * right.row_step + j * kWidth));
-    return;
-  }
   int64_t begun = 0;
   if (right.row_step == 1 && columns == kColumns) {
     // Turned around, a square of kWidth columns at a time, so that what is read and written stays in the cache.
@@ -141,15 +142,18 @@ void pack(const Matrix& right, int64_t k, int64_t depth, int64_t column, int64_t
   }
 }
 
-template <int kVectors>
+// The result's rows from `row` on: of a panel that is packed, or of whole rows of the right matrix, which it packs.
+template <int kVectors, bool kPacks>
 struct PanelTile {
   template <int kRows>
   struct Of {
     static void run(const Target& target, int64_t row, int64_t k, int64_t depth, int64_t column, int64_t columns,
-                    const float* panel) {
-      const Matrix& left = target.product.left;
+                    float* panel) {
+      const Matrix &left = target.product.left, &right = target.product.right;
+      const float* from = kPacks ? right.data + k * right.row_step + column : panel;
       Vector sums[kRows][kVectors];
-      tile<kRows, kVectors>(left.data + row * left.row_step + k, left.row_step, panel, kVectors * kWidth, depth, sums);
+      tile<kRows, kVectors, kPacks>(left.data + row * left.row_step + k, left.row_step, from,
+                                    kPacks ? right.row_step : kVectors * kWidth, depth, sums, panel);
       target.put_tile<kRows, kVectors>(row, column, columns, sums);
     }
   };
@@ -162,21 +166,24 @@ void multiply_panel(const Product& product, int64_t begin, int64_t end, int64_t 
   const int64_t tiles = ceiling(end - begin, kTileRows);
   for (int64_t k = 0; k < product.depth; k += kDepth) {
     const int64_t depth = std::min(kDepth, product.depth - k);
-    pack<kVectors>(product.right, k, depth, column, columns, panel);
+    const bool packs = product.right.column_step == 1 && columns == kVectors * kWidth;
+    if (!packs) pack<kVectors>(product.right, k, depth, column, columns, panel);
     const Target target{product, k == 0};
     for (int64_t each = 0; each < tiles; ++each) {  // as many rows each as the others, or one more
       const int64_t row = begin + (end - begin) * each / tiles, after = begin + (end - begin) * (each + 1) / tiles;
-      with_rows<PanelTile<kVectors>::template Of, kTileRows>(after - row, target, row, k, depth, column, columns, panel);
+      if (packs && each == 0) {
+        with_rows<PanelTile<kVectors, true>::template Of, kTileRows>(after - row, target, row, k, depth, column, columns, panel);
+      } else {
+        with_rows<PanelTile<kVectors, false>::template Of, kTileRows>(after - row, target, row, k, depth, column, columns, panel);
+      }
     }
   }
 }
 
 void multiply_panels(const Product& product, int threads) {
   const int64_t panels = ceiling(product.columns, kPanelColumns);
-  const int64_t parts = threads == 1 ? 1 : std::clamp<int64_t>(ceiling(3 * threads, panels), 1, ceiling(product.rows, kTileRows));
-  std::exception_ptr failure;  // of a thread that had no memory for its panel
-#pragma omp parallel for schedule(dynamic) num_threads(threads) if (threads > 1)
-  for (int64_t job = 0; job < panels * parts; ++job) try {
+  const int64_t parts = threads == 1 ? 1 : ceiling(product.rows, std::min(kPartRows, ceiling(product.rows * panels, 3 * threads)));
+  share_out(panels * parts, threads, work_of(product), [&](int64_t job) {
     const int64_t column = job / parts * kPanelColumns, part = job % parts;
     const int64_t columns = std::min(kPanelColumns, product.columns - column);
     const int64_t begin = product.rows * part / parts, end = product.rows * (part + 1) / parts;
@@ -185,11 +192,7 @@ void multiply_panels(const Product& product, int threads) {
     } else {
       multiply_panel<kTileVectors>(product, begin, end, column, columns);
     }
-  } catch (...) {
-#pragma omp critical
-    failure = std::current_exception();
-  }
-  if (failure) std::rethrow_exception(failure);
+  });
 }
 
 // Few rows, and a right matrix whose rows are contiguous, as GPT-2 stores weights: all of its depth for some columns.
@@ -200,18 +203,17 @@ struct Wide {
   static void run(const Product& product, int threads) {
     constexpr int64_t kColumns = kVectors * kWidth;
     const int64_t blocks = ceiling(product.columns, kColumns);
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (int64_t block = 0; block < blocks; ++block) {
+    share_out(blocks, threads, work_of(product), [&](int64_t block) {
       const int64_t column = block * kColumns, columns = std::min(kColumns, product.columns - column);
       const Target target{product, true};
       if (columns == kColumns) {
         columns_of<kVectors>(target, column, columns);
-        continue;
+        return;
       }
       int64_t done = 0;
       for (; done + kWidth <= columns; done += kWidth) columns_of<1>(target, column + done, kWidth);
       for (; done < columns; ++done) column_of(target, column + done);
-    }
+    });
   }
 
   template <int kOf>
@@ -269,13 +271,15 @@ struct DeepTile {
 
 void multiply_deep(const Product& product, int threads) {
   const int64_t blocks = ceiling(product.columns, kDeepColumns), tiles = ceiling(product.rows, kDeepRows);
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-  for (int64_t block = 0; block < blocks; ++block) {
-    for (int64_t each = 0; each < tiles; ++each) {
-      const int64_t row = product.rows * each / tiles, after = product.rows * (each + 1) / tiles;
-      with_rows<DeepTile, kDeepRows>(after - row, product, row, block * kDeepColumns);
+  const int64_t each_job = 32 / kDeepColumns, jobs = ceiling(blocks, each_job);
+  share_out(jobs, threads, work_of(product), [&](int64_t job) {
+    for (int64_t block = job * each_job; block < std::min(blocks, (job + 1) * each_job); ++block) {
+      for (int64_t each = 0; each < tiles; ++each) {
+        const int64_t row = product.rows * each / tiles, after = product.rows * (each + 1) / tiles;
+        with_rows<DeepTile, kDeepRows>(after - row, product, row, block * kDeepColumns);
+      }
     }
-  }
+  });
 }
 
 // The same product, of a left matrix whose rows are contiguous.
@@ -312,7 +316,6 @@ void multiply(const Product& given, int threads) {
   if (given.rows == 0 || given.columns == 0) return;
   require(given.depth > 0, "a product of matrices without depth is not served");
   const Product product = with_rows_contiguous(given);
-  if (product.rows * product.columns * product.depth < kSmall) threads = 1;
   if (product.right.column_step == 1 && product.rows <= kFewRows) {
     with_rows<Wide, kFewRows>(product.rows, product, threads);
   } else if (product.right.row_step == 1 && product.rows <= kFewRows) {

@@ -1,8 +1,7 @@
 // Multiplies tensors: torch's operators addmm, mm, bmm and baddbmm, under the names that packages call.
 
-#include <exception>
-
 #include "matrix.h"
+#include "team.h"
 #include "tensor.h"
 
 using namespace snapcap;
@@ -58,21 +57,11 @@ void multiply_tensors(const Tensor& out, const Tensor& left, const Tensor& right
     multiply(product, threads);
   };
   const int threads = thread_count();
-  if (batch < threads || rows * columns * depth * batch < (1 << 18)) {
-    for (int64_t index = 0; index < batch; ++index) one(index, batch < threads ? threads : 1);
-    return;
+  if (batch < threads) {
+    for (int64_t index = 0; index < batch; ++index) one(index, threads);
+  } else {
+    share_out(batch, threads, rows * columns * depth * batch, [&](int64_t index) { one(index, 1); });
   }
-  std::exception_ptr failure;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-  for (int64_t index = 0; index < batch; ++index) {
-    try {
-      one(index, 1);
-    } catch (...) {
-#pragma omp critical
-      failure = std::current_exception();
-    }
-  }
-  if (failure) std::rethrow_exception(failure);
 }
 
 }  // namespace

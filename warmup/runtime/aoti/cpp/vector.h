@@ -51,6 +51,15 @@ inline float sum_of(Vector vector) {
   return (four[0] + four[2]) + (four[1] + four[3]);
 }
 
+inline float largest_of(Vector vector) {
+  Four parts[kWidth / 4];
+  std::memcpy(parts, &vector, sizeof parts);
+  for (int part = 1; part < kWidth / 4; ++part) parts[0] = parts[part] > parts[0] ? parts[part] : parts[0];
+  const Four four = parts[0];
+  const float first = four[0] > four[1] ? four[0] : four[1], second = four[2] > four[3] ? four[2] : four[3];
+  return first > second ? first : second;
+}
+
 #if defined(__clang__)
 #define SNAPCAP_SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else  // GCC has that from version 12 on
