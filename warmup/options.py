@@ -124,7 +124,7 @@ class ComputeOptions:
     threads: int = option(
         "threads",
         0,
-        "CPU threads of one operation (intra-op); 0: one for each CPU, but with a small encoder for one less",
+        "CPU threads of one operation (intra-op); 0: one for each CPU, one less with a small encoder on libtorch",
         parse=parse_int(0, 1024),
         metavar="N",
     )

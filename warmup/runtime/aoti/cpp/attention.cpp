@@ -112,7 +112,7 @@ void attend(const Attention& attention) {
   const Tensor &query = attention.query, &key = attention.key;
   const int64_t heads = query.sizes[1], jobs = query.sizes[0] * heads;
   const int64_t work = 2 * query.count() * key.sizes[2];
-  share_out(jobs, thread_count(), work, [&](int64_t job) { attention.run(job / heads, job % heads); });
+  share_out(jobs, helpers_for(thread_count(), work), [&](int64_t job) { attention.run(job / heads, job % heads); });
 }
 
 }  // namespace

@@ -27,10 +27,10 @@ using snapcap::Vector;
   }
 
 SNAPCAP_C Vector SNAPCAP_NAME(exp, SNAPCAP_WIDTH, u10)(Vector x) { return snapcap::exp(x); }
+SNAPCAP_C Vector SNAPCAP_NAME(tanh, SNAPCAP_WIDTH, u10)(Vector x) { return snapcap::tanh(x); }
 SNAPCAP_EACH(log, u10)
 SNAPCAP_EACH(log1p, u10)
 SNAPCAP_EACH(expm1, u10)
-SNAPCAP_EACH(tanh, u10)
 SNAPCAP_EACH(erf, u10)
 SNAPCAP_EACH(sin, u10)
 SNAPCAP_EACH(sin, u35)

@@ -103,7 +103,7 @@ inline void tile(const float* left, int64_t left_step, const float* right, int64
     }
     for (int i = 0; i < kRows; ++i) {
       const float a = left[i * left_step];
-      for (int j = 0; j < kVectors; ++j) sums[i][j] += a * b[j];
+      for (int j = 0; j < kVectors; ++j) sums[i][j] = fused(a, b[j], sums[i][j]);
     }
   }
 }
@@ -182,8 +182,10 @@ void multiply_panel(const Product& product, int64_t begin, int64_t end, int64_t 
 
 void multiply_panels(const Product& product, int threads) {
   const int64_t panels = ceiling(product.columns, kPanelColumns);
-  const int64_t parts = threads == 1 ? 1 : ceiling(product.rows, std::min(kPartRows, ceiling(product.rows * panels, 3 * threads)));
-  share_out(panels * parts, threads, work_of(product), [&](int64_t job) {
+  const int helpers = helpers_for(threads, work_of(product));
+  const int64_t most = std::max<int64_t>(product.rows / kTileRows, 1);
+  const int64_t parts = helpers == 0 ? 1 : std::min(std::max(ceiling(3 * (helpers + 1), panels), ceiling(product.rows, kPartRows)), most);
+  share_out(panels * parts, helpers, [&](int64_t job) {
     const int64_t column = job / parts * kPanelColumns, part = job % parts;
     const int64_t columns = std::min(kPanelColumns, product.columns - column);
     const int64_t begin = product.rows * part / parts, end = product.rows * (part + 1) / parts;
@@ -203,7 +205,7 @@ struct Wide {
   static void run(const Product& product, int threads) {
     constexpr int64_t kColumns = kVectors * kWidth;
     const int64_t blocks = ceiling(product.columns, kColumns);
-    share_out(blocks, threads, work_of(product), [&](int64_t block) {
+    share_out(blocks, helpers_for(threads, work_of(product)), [&](int64_t block) {
       const int64_t column = block * kColumns, columns = std::min(kColumns, product.columns - column);
       const Target target{product, true};
       if (columns == kColumns) {
@@ -256,7 +258,7 @@ struct DeepTile {
       for (int j = 0; j < kDeepColumns; ++j) b[j] = load_once(right[j] + k);
       for (int i = 0; i < kRows; ++i) {
         const Vector a = load_once(left + i * product.left.row_step + k);
-        for (int j = 0; j < kDeepColumns; ++j) sums[i][j] += a * b[j];
+        for (int j = 0; j < kDeepColumns; ++j) sums[i][j] = fused(a, b[j], sums[i][j]);
       }
     }
     const Target target{product, true};
@@ -272,7 +274,7 @@ struct DeepTile {
 void multiply_deep(const Product& product, int threads) {
   const int64_t blocks = ceiling(product.columns, kDeepColumns), tiles = ceiling(product.rows, kDeepRows);
   const int64_t each_job = 32 / kDeepColumns, jobs = ceiling(blocks, each_job);
-  share_out(jobs, threads, work_of(product), [&](int64_t job) {
+  share_out(jobs, helpers_for(threads, work_of(product)), [&](int64_t job) {
     for (int64_t block = job * each_job; block < std::min(blocks, (job + 1) * each_job); ++block) {
       for (int64_t each = 0; each < tiles; ++each) {
         const int64_t row = product.rows * each / tiles, after = product.rows * (each + 1) / tiles;

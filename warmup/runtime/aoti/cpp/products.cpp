@@ -60,7 +60,7 @@ void multiply_tensors(const Tensor& out, const Tensor& left, const Tensor& right
   if (batch < threads) {
     for (int64_t index = 0; index < batch; ++index) one(index, threads);
   } else {
-    share_out(batch, threads, rows * columns * depth * batch, [&](int64_t index) { one(index, 1); });
+    share_out(batch, helpers_for(threads, rows * columns * depth * batch), [&](int64_t index) { one(index, 1); });
   }
 }
 

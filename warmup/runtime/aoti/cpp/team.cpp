@@ -5,8 +5,10 @@
 #include <condition_variable>
 #include <exception>
 #include <mutex>
-#include <system_error>
 #include <thread>
+#include <utility>
+
+#include <pthread.h>
 
 namespace snapcap {
 namespace {
@@ -25,7 +27,6 @@ class Team {
     }
     hire(helpers);
     loop_ = loop;
-    failure_ = nullptr;
     ended_.store(0, std::memory_order_relaxed);
     passes_.store(static_cast<uint64_t>(loop.count) << kBits);
     if (sleeping_.load() > 0) {
@@ -35,7 +36,7 @@ class Team {
     while (take()) {
     }
     wait_for(loop.count);
-    if (failure_) std::rethrow_exception(failure_);
+    if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   }
 
  private:
@@ -84,7 +85,7 @@ class Team {
   void hire(int helpers) {
     try {
       for (; hired_ < helpers; ++hired_) std::thread([this] { help(); }).detach();
-    } catch (const std::system_error&) {  // no more threads for this process: it goes without
+    } catch (const std::exception&) {  // this process can have no more: it goes without
       hired_ = helpers;
     }
   }
@@ -116,8 +117,12 @@ class Team {
 }  // namespace
 
 void share(const Loop& loop, int helpers) {
-  static Team& team = *new Team;  // never destroyed: its helpers outlive what ends a process
-  team.run(loop, helpers);
+  // Never destroyed, as its helpers outlive what ends a process; a forked process has none of them.
+  static std::atomic<Team*> team = [] {
+    pthread_atfork(nullptr, nullptr, [] { team = new Team; });
+    return new Team;
+  }();
+  team.load()->run(loop, helpers);
 }
 
 }  // namespace snapcap

@@ -1,9 +1,18 @@
-// Defines vectors of the widest width that the processor has, and the exponential function of them.
+// Defines vectors of the widest width that the processor has, and functions of them.
+//
+// Where a product and a sum are rounded once, `fused` says so: left to the compiler (-ffp-contract), a result would
+// depend on which of its ways through this code computes it, and so on the number of threads.
 
 #pragma once
 
 #include <cstdint>
 #include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
 
 namespace snapcap {
 
@@ -35,7 +44,22 @@ inline Vector load_once(const float* from) {
   return vector;
 }
 
-inline Vector all_of(float value) { return Vector{} + value; }
+inline Vector all_of(float value) { return value - Vector{}; }  // of which the compiler knows that it is the value
+
+// a * b + c, rounded once where the processor can.
+inline Vector fused(Vector a, Vector b, Vector c) {
+#if defined(__AVX512F__)
+  return (Vector)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__) && defined(__AVX2__)
+  return (Vector)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+  return (Vector)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+  return a * b + c;
+#endif
+}
+
+inline Vector fused(float a, Vector b, Vector c) { return fused(all_of(a), b, c); }
 
 typedef float Four __attribute__((vector_size(16)));
 
@@ -79,17 +103,16 @@ inline Four sums_of(Vector first, Vector second, Vector third, Vector fourth) {
 // coefficients are those of Cephes' expf (Moshier, 1989). Results below the smallest normal number are 0.
 inline Vector exp(Vector x) {
   const Vector bounded = x > 89.0f ? all_of(89.0f) : (x < -88.0f ? all_of(-88.0f) : x);
-  const Vector shifted = bounded * 1.44269504088896341f + 12582912.0f;  // 1.5 * 2^23 rounds to an integer
+  const Vector shifted = fused(1.44269504088896341f, bounded, all_of(12582912.0f));  // 1.5 * 2^23 rounds to an integer
   const Vector n = shifted - 12582912.0f;
-  Vector r = bounded - n * 0.693359375f;
-  r = r + n * 2.12194440e-4f;
-  Vector y = all_of(1.9875691500e-4f);
-  y = y * r + 1.3981999507e-3f;
-  y = y * r + 8.3334519073e-3f;
-  y = y * r + 4.1665795894e-2f;
-  y = y * r + 1.6666665459e-1f;
-  y = y * r + 5.0000001201e-1f;
-  y = y * (r * r) + r + 1.0f;
+  Vector r = fused(n, all_of(-0.693359375f), bounded);
+  r = fused(n, all_of(2.12194440e-4f), r);
+  Vector y = fused(1.9875691500e-4f, r, all_of(1.3981999507e-3f));
+  y = fused(y, r, all_of(8.3334519073e-3f));
+  y = fused(y, r, all_of(4.1665795894e-2f));
+  y = fused(y, r, all_of(1.6666665459e-1f));
+  y = fused(y, r, all_of(5.0000001201e-1f));
+  y = fused(y, r * r, r) + 1.0f;
   // In two factors, as 2^128 is no number.
   const Integers whole = __builtin_convertvector(n, Integers);
   const Integers half = whole >> 1;
@@ -100,6 +123,19 @@ inline Vector exp(Vector x) {
   y = y * a * b;
   y = x < -87.3365447504f ? all_of(0.0f) : y;
   return x != x ? x : y;
+}
+
+// tanh(x) to within two units in the last place, with the two formulas and the polynomial of Cephes' tanhf.
+inline Vector tanh(Vector x) {
+  const Vector size = x < 0.0f ? -x : x;
+  const Vector far = 1.0f - 2.0f / (exp(size + size) + 1.0f);
+  const Vector square = x * x;
+  Vector y = fused(-5.70498872745e-3f, square, all_of(2.06390887954e-2f));
+  y = fused(y, square, all_of(-5.37397155531e-2f));
+  y = fused(y, square, all_of(1.33314422036e-1f));
+  y = fused(y, square, all_of(-3.33332819422e-1f));
+  const Vector near = fused(y * square, x, x);
+  return size < 0.625f ? near : (x < 0.0f ? -far : far);
 }
 
 }  // namespace snapcap
