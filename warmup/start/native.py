@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from snapcap.models.dataclass import dataclass
@@ -157,8 +158,10 @@ def _start(found: Found, options: StartOptions, timeline: Timeline, status: Star
         config = found.checkpoint.config
         with ExitStack() as beside:
             with timeline.phase("device_init"):
-                threads = (options.compute.threads or whole_cpus()) if standalone else plan.threads
-                device, memory, packages = _open_device(library, plan, threads, standalone, opening, beside)
+                # The CPU library's helpers hold nobody up. But a batch comes of several clients, whose next images
+                # are decoded meanwhile.
+                alone = (options.compute.threads or whole_cpus()) if standalone else plan.threads
+                device, memory, packages = _open_device(library, plan, alone, standalone, opening, beside)
             with timeline.phase("load_weights"):
                 regions = build_regions(config)
                 check_weights(found.mapped, regions)
@@ -214,14 +217,14 @@ def _open_packages(
 def _open_device(
     library: int,
     plan: Plan,
-    threads: int,
+    lone_threads: int,
     standalone: bool,
     opening: "Mapping[str, Future[Container]]",
     beside: ExitStack,
 ) -> "tuple[Device[NativeTensor], NativeMemory | NativeCudaMemory, NativePackages]":
     """What the plan's device is driven with, on this thread; its memory; and what opens packages for it.
-    ``library``: libtorch, or the CPU library where the start is ``standalone``; ``threads``: that it may take on a
-    CPU. ``beside``: waits for what loads meanwhile."""
+    ``library``: libtorch, or the CPU library where the start is ``standalone``; ``lone_threads``: of an
+    operation on a CPU for one row. ``beside``: waits for what loads meanwhile."""
     from snapcap.warmup.runtime.aoti.libtorch import Libtorch  # noqa: PLC0415
     from snapcap.warmup.runtime.aoti.native_packages import NativePackages  # noqa: PLC0415
 
@@ -230,9 +233,11 @@ def _open_device(
         from snapcap.warmup.runtime.devices.cpu import CpuDevice  # noqa: PLC0415
 
         libtorch = Libtorch(library)
-        libtorch.set_num_threads(threads)
+        libtorch.set_num_threads(plan.threads)
         host = NativeMemory(libtorch)
-        packages = NativePackages(libtorch, opening=opening, standalone=standalone, threads=plan.threads)
+        packages = NativePackages(libtorch, "cpu", None, opening, standalone, plan.threads)
+        if lone_threads != plan.threads:
+            packages = replace(packages, lone_threads=lone_threads)
         return CpuDevice(host), host, packages
     from snapcap.warmup.runtime.aoti.cublas import loading_cublas  # noqa: PLC0415
     from snapcap.warmup.runtime.aoti.cuda_runtime import CudaRuntime  # noqa: PLC0415

@@ -10,7 +10,7 @@ from snapcap.models.regions.table import Region, RegionCall
 from snapcap.warmup.runtime.aoti.container import AotiError, Container
 from snapcap.warmup.runtime.aoti.libtorch import Libtorch
 from snapcap.warmup.runtime.aoti.native_tensors import NativeTensor
-from snapcap.warmup.runtime.aoti.packages import PackageError
+from snapcap.warmup.runtime.aoti.packages import PackageError, region_of
 from snapcap.warmup.store.blobs import VerifiedFile
 
 _HANDLE_BYTES = ctypes.sizeof(ctypes.c_void_p)
@@ -22,7 +22,7 @@ class NativePackages:
 
     ``device``: "cpu", or as "cuda:0". ``stream``: of a GPU, that of the device thread. ``opening``: by entry, what
     another thread opens meanwhile. ``standalone``: ``libtorch`` is the CPU library in its place. ``threads``: of
-    torch's operations on a CPU, where one of its regions is run late.
+    an operation on a CPU; ``lone_threads``: of one at a bucket of one row, where that is another number.
     """
 
     libtorch: Libtorch
@@ -31,6 +31,7 @@ class NativePackages:
     opening: "Mapping[str, Future[Container]]" = field(default_factory=dict)
     standalone: bool = False
     threads: int | None = None
+    lone_threads: int | None = None
 
     def open(self, entry: str, package: VerifiedFile) -> RegionCall:
         try:
@@ -38,10 +39,13 @@ class NativePackages:
             container = self._opened(package) if future is None else future.result()
         except AotiError as error:
             raise PackageError(f"{entry} cannot be opened: {error}") from error
-        return self.function(container)
+        if self.lone_threads is None:
+            return self.function(container)
+        return self.function(container, self.lone_threads if region_of(entry)[1] == 1 else self.threads)
 
-    def function(self, container: Container) -> RegionCall:
+    def function(self, container: Container, threads: int | None = None) -> RegionCall:
         """What a package does, as a function of its inputs. They stay the caller's, unlike those of a container.
+        ``threads``: that it runs on, if others run on another number.
 
         Raises:
             AotiError: it fails when it is called.
@@ -49,6 +53,8 @@ class NativePackages:
         libtorch, duplicate, stream = self.libtorch, self.libtorch.duplicate, self.stream
 
         def call(*inputs: NativeTensor) -> NativeTensor:
+            if threads is not None:
+                libtorch.set_num_threads(threads)
             given = (ctypes.c_void_p * len(inputs))()
             place = ctypes.addressof(given)
             for tensor in inputs:
