@@ -7,11 +7,11 @@ import contextlib
 import importlib
 import os
 import threading
-from importlib.util import find_spec
 from pathlib import Path
 
 from snapcap.warmup.machine import cuda_driver
 from snapcap.warmup.machine.dynamic_library import open_library
+from snapcap.warmup.machine.installation import MachineError, package_folder
 
 # Of all that a compiled start imports, what has compiled parts.
 COMPILED = (
@@ -55,8 +55,11 @@ def load_torch_libraries() -> int | None:
     system, nothing happens and it is None: importing torch reports what is wrong.
     """
     let_threads_sleep()
-    folder = _library_folder()
-    if os.name != "posix" or folder is None:
+    if os.name != "posix":
+        return None
+    try:
+        folder = _library_folder()
+    except MachineError:
         return None
     # The linker loads one library at a time. The driver's first: it is initialised while torch's are loaded.
     with contextlib.suppress(OSError):
@@ -82,14 +85,9 @@ def let_threads_sleep() -> None:
 
 def open_libgomp() -> None:
     """Load libgomp as torch brings it along, for libraries that name it: the system may have none."""
-    folder = _library_folder()
-    if folder is not None:
-        with contextlib.suppress(OSError):
-            open_library(folder / "libgomp.so.1")
+    with contextlib.suppress(MachineError, OSError):
+        open_library(_library_folder() / "libgomp.so.1")
 
 
-def _library_folder() -> Path | None:
-    torch = find_spec("torch")
-    if torch is None or not torch.submodule_search_locations:
-        return None
-    return Path(torch.submodule_search_locations[0]) / "lib"
+def _library_folder() -> Path:
+    return package_folder("torch") / "lib"

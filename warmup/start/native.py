@@ -8,7 +8,6 @@ import traceback
 from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from snapcap.models.dataclass import dataclass
@@ -235,9 +234,7 @@ def _open_device(
         libtorch = Libtorch(library)
         libtorch.set_num_threads(plan.threads)
         host = NativeMemory(libtorch)
-        packages = NativePackages(libtorch, "cpu", None, opening, standalone, plan.threads)
-        if lone_threads != plan.threads:
-            packages = replace(packages, lone_threads=lone_threads)
+        packages = NativePackages(libtorch, "cpu", None, opening, standalone, plan.threads, lone_threads)
         return CpuDevice(host), host, packages
     from snapcap.warmup.runtime.aoti.cublas import loading_cublas  # noqa: PLC0415
     from snapcap.warmup.runtime.aoti.cuda_runtime import CudaRuntime  # noqa: PLC0415

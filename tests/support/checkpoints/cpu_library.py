@@ -1,13 +1,18 @@
-"""Compiles the CPU library as a build does, and a program that calls its vector functions."""
+"""Compiles the CPU library as a build does, and a program that calls its vector functions; makes tensors for them."""
 
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
+
+import torch
+from torch import Tensor
 
 from snapcap.warmup.build.library_worker import LibraryJob, compiler_options, start
 from snapcap.warmup.machine.cxx import require_compiler
 from snapcap.warmup.plan.artifacts import CPU_LIBRARY
 from snapcap.warmup.runtime.aoti.cpu_library import SOURCES
 
+LAYOUTS = ("rows", "columns", "apart")
 _EVERY = """
 #include "vector.h"
 using namespace snapcap;
@@ -40,3 +45,13 @@ def compiled_library(folder: Path, program: str = "") -> Path:
     command = [require_compiler(), *compiler_options(), f"-I{SOURCES}", "-o", str(made), *sources]
     subprocess.run(command, check=True, timeout=120)
     return made
+
+
+def laid_out(shape: Sequence[int], layout: str, seed: int = 0) -> Tensor:
+    """Random numbers: ``rows``, ``columns`` (the last two dimensions turned around) or ``apart`` (with gaps)."""
+    generator = torch.Generator().manual_seed(seed)
+    if layout == "columns":
+        return torch.randn(*shape[:-2], shape[-1], shape[-2], generator=generator).mT
+    if layout == "apart":
+        return torch.randn(*shape[:-1], 2 * shape[-1] + 3, generator=generator)[..., 1 : 2 * shape[-1] + 1 : 2]
+    return torch.randn(*shape, generator=generator)

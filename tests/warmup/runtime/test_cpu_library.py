@@ -2,10 +2,7 @@
 
 import ctypes
 import math
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +11,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.checkpoints.cpu_library import compiled_library
+from support.checkpoints.cpu_library import LAYOUTS, compiled_library, laid_out
 from torch import Tensor
 
 from snapcap.warmup.runtime.aoti.container import AotiError
-from snapcap.warmup.runtime.aoti.cpu_library import open_cpu_library
 from snapcap.warmup.runtime.aoti.libtorch import Libtorch
 from snapcap.warmup.runtime.aoti.native_tensors import NativeTensor
 from snapcap.warmup.runtime.aoti.tensors import over_tensor, tensor_over
-from snapcap.warmup.store.blobs import VerifiedFile
 
 Double, Handle = ctypes.c_double, ctypes.c_void_p
-
-
-@pytest.fixture(scope="module")
-def handle(tmp_path_factory: pytest.TempPathFactory) -> int:
-    return open_cpu_library(VerifiedFile.of(compiled_library(tmp_path_factory.mktemp("library"))))
 
 
 @pytest.fixture(scope="module", params=[1, 3], ids=["one_thread", "three_threads"])
@@ -50,22 +40,11 @@ def library(handle: int, request: pytest.FixtureRequest) -> Iterator[Any]:
     libtorch.set_num_threads(1)
 
 
-def laid_out(shape: Sequence[int], layout: str, seed: int = 0) -> Tensor:
-    """Random numbers: ``rows``, ``columns`` (the last two dimensions turned around) or ``apart`` (with gaps)."""
-    generator = torch.Generator().manual_seed(seed)
-    if layout == "columns":
-        return torch.randn(*shape[:-2], shape[-1], shape[-2], generator=generator).mT
-    if layout == "apart":
-        return torch.randn(*shape[:-1], 2 * shape[-1] + 3, generator=generator)[..., 1 : 2 * shape[-1] + 1 : 2]
-    return torch.randn(*shape, generator=generator)
-
-
 def close(ours: Tensor, theirs: Tensor, depth: int = 1) -> None:
     """As two sums of so many numbers of about 1 that are added in another order."""
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6 * math.sqrt(depth) * 8, equal_nan=True)
 
 
-LAYOUTS = ("rows", "columns", "apart")
 SIZES = st.one_of(st.integers(1, 40), st.sampled_from((63, 64, 65, 97, 129)))
 
 
@@ -265,100 +244,3 @@ def test_elementary_functions_are_as_exact_as_those_of_sleef(handle: int, tmp_pa
         assert torch.equal(ours[theirs.isinf()], theirs[theirs.isinf()]), name
         errors = ((ours.double() - exact).abs() / exact.abs())[finite]
         assert errors.max() <= 1.5 * 2**-23, (name, errors.max())
-
-
-@settings(deadline=None, max_examples=60)
-@given(
-    rows=st.integers(1, 200),
-    columns=st.integers(100, 300),
-    depth=st.sampled_from((200, 384, 800)),
-    layout=st.sampled_from(LAYOUTS),
-    added=st.sampled_from(("rows", "columns")),
-    factors=st.sampled_from(((1.0, 1.0), (0.3, 1.0), (0.3, -1.7))),
-)
-def test_products_are_the_same_to_the_last_bit_with_any_number_of_threads(
-    handle: int, rows: int, columns: int, depth: int, layout: str, added: str, factors: tuple[float, float]
-) -> None:
-    libtorch, functions = Libtorch(handle), ctypes.CDLL(None, handle=handle)
-    given_ = (
-        laid_out((rows, columns), added, 1),
-        laid_out((rows, depth), "rows", 2),
-        laid_out((depth, columns), layout, 3),
-    )
-    found = []
-    for threads in (1, 2, 16):
-        libtorch.set_num_threads(threads)
-        out = torch.full((rows, columns), math.nan)
-        handles = [over_tensor(libtorch, each) for each in (out, *given_)]
-        arguments = [Handle(each.handle) for each in handles]
-        assert functions.aoti_torch_cpu_addmm_out(*arguments, *map(Double, factors)) == 0
-        found.append(out)
-    libtorch.set_num_threads(1)
-    assert all(torch.equal(each, found[0]) for each in found)
-
-
-FORKED = """
-import os, signal, sys, torch
-from pathlib import Path
-from snapcap.warmup.runtime.aoti.cpu_library import open_cpu_library
-from snapcap.warmup.runtime.aoti.libtorch import Libtorch
-from snapcap.warmup.runtime.aoti.tensors import over_tensor
-from snapcap.warmup.store.blobs import VerifiedFile
-import ctypes
-
-handle = open_cpu_library(VerifiedFile.of(Path(sys.argv[1])))
-libtorch, functions = Libtorch(handle), ctypes.CDLL(None, handle=handle)
-libtorch.set_num_threads(4)
-
-def product() -> None:
-    tensors = [over_tensor(libtorch, torch.ones(shape)) for shape in ((200, 300), (200, 400), (400, 300))]
-    for _ in range(50):
-        assert functions.aoti_torch_cpu_mm_out(*(ctypes.c_void_p(each.handle) for each in tensors)) == 0
-
-product()
-children = []
-for _ in range(20):
-    child = os.fork()
-    if child == 0:
-        signal.alarm(30)
-        product()
-        os._exit(0)
-    children.append(child)
-    product()
-print([os.waitpid(child, 0)[1] for child in children])
-"""
-
-
-def test_a_process_that_forks_has_helpers_of_its_own(tmp_path: Path) -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", FORKED, str(compiled_library(tmp_path))],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert run.stdout == f"{[0] * 20}\n", run.stderr
-
-
-def test_products_of_several_callers_at_once_are_those_of_one_thread(handle: int) -> None:
-    """One of them has the helpers, the others go without; nobody waits for anybody."""
-    libtorch, functions = Libtorch(handle), ctypes.CDLL(None, handle=handle)
-
-    def products(seed: int, turns: int) -> list[Tensor]:
-        left, right = laid_out((130, 192), "rows", seed), laid_out((192, 384), "rows", seed + 1)
-        made = [torch.full((130, 384), math.nan) for _ in range(turns)]
-        handles = [over_tensor(libtorch, each) for each in (left, right, *made)]
-        given = [Handle(each.handle) for each in handles]
-        assert all(functions.aoti_torch_cpu_mm_out(out, *given[:2]) == 0 for out in given[2:])
-        return made
-
-    libtorch.set_num_threads(1)
-    expected = [products(seed, 1)[0] for seed in range(4)]
-    libtorch.set_num_threads(4)
-    try:
-        with ThreadPoolExecutor(4) as pool:
-            found = list(pool.map(lambda seed: products(seed, 200), range(4)))
-    finally:
-        libtorch.set_num_threads(1)
-    for made, alone in zip(found, expected, strict=True):
-        assert all(torch.equal(each, alone) for each in made)

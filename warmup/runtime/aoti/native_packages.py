@@ -22,7 +22,7 @@ class NativePackages:
 
     ``device``: "cpu", or as "cuda:0". ``stream``: of a GPU, that of the device thread. ``opening``: by entry, what
     another thread opens meanwhile. ``standalone``: ``libtorch`` is the CPU library in its place. ``threads``: of
-    an operation on a CPU; ``lone_threads``: of one at a bucket of one row, where that is another number.
+    an operation on a CPU; ``lone_threads``: of one at a bucket of one row.
     """
 
     libtorch: Libtorch
@@ -39,7 +39,7 @@ class NativePackages:
             container = self._opened(package) if future is None else future.result()
         except AotiError as error:
             raise PackageError(f"{entry} cannot be opened: {error}") from error
-        if self.lone_threads is None:
+        if self.lone_threads == self.threads:  # as they are set already
             return self.function(container)
         return self.function(container, self.lone_threads if region_of(entry)[1] == 1 else self.threads)
 

@@ -9,8 +9,6 @@ import ctypes
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from snapcap.warmup.runtime.aoti.container import Container
 from snapcap.warmup.runtime.aoti.libtorch import Libtorch
 from snapcap.warmup.runtime.aoti.native_tensors import NativeTensor
@@ -61,7 +59,7 @@ def tensor_over(tensor: NativeTensor) -> "Tensor":
     import torch  # noqa: PLC0415
 
     dtype = getattr(torch, tensor.spec[0])
-    made = torch.from_numpy(np.asarray(tensor.array))
+    made = torch.from_numpy(tensor.array)
     return made if made.dtype == dtype else made.view(dtype)
 
 

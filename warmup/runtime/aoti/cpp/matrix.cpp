@@ -241,6 +241,7 @@ struct Wide {
 // Few rows, and a right matrix whose columns are contiguous, as torch stores a linear layer: sums over the depth, of
 // some columns at a time, which are in the cache when the next rows come.
 constexpr int64_t kDeepColumns = 4;
+constexpr int64_t kDeepBlocks = 8;  // of so many columns, of what a thread takes
 constexpr int kDeepRows = 4;
 
 template <int kRows>
@@ -273,9 +274,9 @@ struct DeepTile {
 
 void multiply_deep(const Product& product, int threads) {
   const int64_t blocks = ceiling(product.columns, kDeepColumns), tiles = ceiling(product.rows, kDeepRows);
-  const int64_t each_job = 32 / kDeepColumns, jobs = ceiling(blocks, each_job);
+  const int64_t jobs = ceiling(blocks, kDeepBlocks);
   share_out(jobs, helpers_for(threads, work_of(product)), [&](int64_t job) {
-    for (int64_t block = job * each_job; block < std::min(blocks, (job + 1) * each_job); ++block) {
+    for (int64_t block = job * kDeepBlocks; block < std::min(blocks, (job + 1) * kDeepBlocks); ++block) {
       for (int64_t each = 0; each < tiles; ++each) {
         const int64_t row = product.rows * each / tiles, after = product.rows * (each + 1) / tiles;
         with_rows<DeepTile, kDeepRows>(after - row, product, row, block * kDeepColumns);

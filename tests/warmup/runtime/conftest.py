@@ -1,0 +1,12 @@
+"""Compiles the CPU library once for the tests of a file."""
+
+import pytest
+from support.checkpoints.cpu_library import compiled_library
+
+from snapcap.warmup.runtime.aoti.cpu_library import open_cpu_library
+from snapcap.warmup.store.blobs import VerifiedFile
+
+
+@pytest.fixture(scope="module")
+def handle(tmp_path_factory: pytest.TempPathFactory) -> int:
+    return open_cpu_library(VerifiedFile.of(compiled_library(tmp_path_factory.mktemp("library"))))
