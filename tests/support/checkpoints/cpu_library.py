@@ -1,4 +1,4 @@
-"""Compiles the CPU library as a build does, and a program that calls its vector functions; makes tensors for them."""
+"""Compiles the CPU library as a build does, and a program of its vector functions; makes tensors to give it."""
 
 import subprocess
 from collections.abc import Sequence
