@@ -133,6 +133,9 @@ def serve_captions(
     from snapcap.service.telemetry import logs  # noqa: PLC0415
 
     logs.configure(settings.log.format, settings.log.level)
+    from snapcap.warmup.start.published import begin_fetcher  # noqa: PLC0415
+
+    fetcher = begin_fetcher(settings)  # whose process imports for longer than this one
     from snapcap.service.server.engine_process.run import serve_engine  # noqa: PLC0415
 
-    return serve_engine(settings, end, pixels, origin, importing)
+    return serve_engine(settings, end, pixels, origin, importing, fetcher)

@@ -12,7 +12,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from snapcap.warmup.machine.own_imports import child_environment, python_module
@@ -48,17 +48,18 @@ class Worker:
     def __init__(
         self,
         module: str,
-        job: "DataclassInstance",
+        job: "DataclassInstance | Callable[[], DataclassInstance]",
         environment: Mapping[str, str] | None = None,
         nice: int = 0,
     ) -> None:
-        """``python -m module``, which calls ``serve_tasks``. ``environment``: variables added to this process's.
-        ``nice`` lowers its priority (0 to 19)."""
+        """``python -m module``, which calls ``serve_tasks``. ``job``: or what makes it, when the process is to
+        begin. ``environment``: variables added to this process's. ``nice`` lowers its priority (0 to 19)."""
         self._module = module
-        self._job = to_json(job)
+        self._job = job if callable(job) else lambda: job
         self._environment = dict(environment or {})
         self._nice = nice
         self._process: subprocess.Popen[str] | None = None
+        self._begun = False  # the process has heard of the job
         # Of what follows, and of reaping: a number that is free may be another's soon.
         self._lock = threading.Lock()
         self._stopped = False
@@ -78,21 +79,27 @@ class Worker:
         """Whether there is a process, which the next task goes to."""
         return self._process is not None
 
+    def launch(self) -> None:
+        """Have the process import what it needs, if none runs, before there is a job for it. Does not wait."""
+        if self._process is None:
+            with contextlib.suppress(WorkerError):  # said again when it is started
+                self._spawn()
+
     def start(self, limit: float) -> None:
         """Start the process, if none runs, and have it prepare for the job, within ``limit`` seconds.
 
         Raises:
             WorkerError: as ``ask``.
         """
-        process = self._process
-        if process is not None:
-            if not _has_ended(process.pid):
-                return
+        if self._process is not None and _has_ended(self._process.pid):
             self._end()  # while it had nothing to do
+        if self._process is not None and self._begun:
+            return
         with self._within(limit):
-            process = self._spawn()
+            process = self._process or self._spawn()
             try:
-                self._exchange(process, self._job)
+                self._exchange(process, to_json(self._job()))
+                self._begun = True
             except WorkerError:
                 self._end()  # one that could not begin does nothing
                 raise
@@ -162,7 +169,7 @@ class Worker:
                 )
             except OSError as error:
                 raise WorkerError(f"cannot start {self._module}: {error.strerror}") from None
-            self._process = process
+            self._process, self._begun = process, False
         if self._nice:
             with contextlib.suppress(OSError):  # it has ended
                 own = os.getpriority(os.PRIO_PROCESS, 0)

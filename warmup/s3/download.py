@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -61,6 +61,7 @@ def client(options: S3Options) -> "S3Client":
         S3Error: the options name a profile or an endpoint that cannot be.
     """
     from botocore.config import Config  # noqa: PLC0415
+    from botocore.loaders import create_loader  # noqa: PLC0415
     from botocore.session import Session  # noqa: PLC0415
 
     config = Config(
@@ -75,6 +76,10 @@ def client(options: S3Options) -> "S3Client":
     )
     with translated("S3"):
         session = Session(profile=options.profile)
+        # Which services there are takes it a walk through a thousand folders of descriptions.
+        loader: Any = create_loader(session.get_config_variable("data_path"))
+        loader.list_available_services = lambda type_name: ["s3"]
+        session.register_component("data_loader", loader)
         made = session.create_client("s3", options.region, endpoint_url=options.endpoint_url, config=config)
         s3 = cast("S3Client", made)
         bound_replies(s3, options.deadline)

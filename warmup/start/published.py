@@ -1,6 +1,6 @@
 """Begins to fetch a published model before a start can say what of it, and ends that behind the start.
 
-The engine process imports it before all that takes longer, and so it imports little.
+The engine process imports it before all else, and so it imports little.
 """
 
 import atexit
@@ -25,9 +25,13 @@ def begin_fetcher(options: StartOptions) -> "ModelFetcher | None":
     try:
         if not may_be_published(options):
             return None
-        from snapcap.warmup.weights.published.fetcher import ModelFetcher  # noqa: PLC0415  of no other start
+        from snapcap.warmup.weights.published.launch import fetcher_worker  # noqa: PLC0415  of no other start
 
-        fetcher = ModelFetcher(options)
+        worker = fetcher_worker(options)
+        worker.launch()
+        from snapcap.warmup.weights.published.fetcher import ModelFetcher  # noqa: PLC0415  while it imports
+
+        fetcher = ModelFetcher(options, worker)
         fetcher.begin()
     except Exception:
         _logger.exception("the store is not asked for weights")

@@ -24,6 +24,7 @@ from snapcap.warmup.artifacts.manifest import Manifest, open_envelope
 from snapcap.warmup.artifacts.signing import OWNER, Trust
 from snapcap.warmup.store.blobs import VerifiedFile
 from snapcap.warmup.store.folder import FolderStore
+from snapcap.warmup.store.packs import bring_blobs
 from snapcap.warmup.store.store import (
     MANIFESTS,
     ArtifactStore,
@@ -162,13 +163,14 @@ class _Transfer:
 
     def _download(self, remote: ArtifactStore, manifest: Manifest) -> None:
         """Every blob that is not at hand becomes part of the folder, if it is what the manifest says."""
-        missing = {blob_name(blob): blob for blob in manifest.entries.values() if self.local.verified(blob) is None}
-        sizes = {name: blob.size for name, blob in missing.items()}
+        blobs = set(manifest.entries.values())
+        missing = {blob for blob in blobs if self.local.verified(blob) is None}
         with self.local.scratch() as folder:
-            for name, path in remote.download(sizes, folder, self.until):
-                self.bytes_fetched += sizes[name]
-                if not self.local.adopt(path, missing[name]):
-                    raise DamagedError(f"{remote.location}/{name} is damaged: its content is not that of its name")
+            for blob, path in bring_blobs(remote, blobs, missing, folder, self.until):
+                self.bytes_fetched += blob.size
+                if not self.local.adopt(path, blob):
+                    where = f"{remote.location}/{blob_name(blob)}"
+                    raise DamagedError(f"{where} is damaged: its content is not that of its name")
 
     def _missing(self, *stores: tuple[ArtifactStore, Trust]) -> _FailedError:
         """Why there is no manifest: nothing comes near, or something does that other software made."""

@@ -52,6 +52,7 @@ class FolderStore:
     """A folder whose owner alone may write to it; everything that is in it may be run. See ``open``."""
 
     root: Path
+    is_remote = False
 
     @classmethod
     def open(cls, root: Path) -> "FolderStore":
@@ -87,10 +88,8 @@ class FolderStore:
             StoreRefusedError: others may write to the file.
         """
         with self.opened(name) as file:
-            if file is None:
-                return None
-            data = file.read(limit + 1)
-        return Stored(data, _version(data))
+            data = None if file is None else file.read(limit + 1)
+        return None if data is None else Stored(data, _version(data))
 
     @contextlib.contextmanager
     def opened(self, name: str) -> Iterator[io.BufferedReader | None]:

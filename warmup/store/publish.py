@@ -12,7 +12,8 @@ from snapcap.warmup.artifacts.manifest import Manifest, seal
 from snapcap.warmup.artifacts.signing import Signer
 from snapcap.warmup.options import Kind
 from snapcap.warmup.store.blobs import describe
-from snapcap.warmup.store.store import ArtifactStore, StoreDeniedError, StoreError, blob_name, manifest_name
+from snapcap.warmup.store.packs import upload_blobs
+from snapcap.warmup.store.store import ArtifactStore, StoreDeniedError, StoreError, manifest_name
 
 
 @dataclass(frozen=True)
@@ -91,8 +92,7 @@ def _upload(store: ArtifactStore, manifest: Manifest, files: Mapping[str, Path],
     for name, blob in manifest.entries.items():
         if name not in files or describe(files[name]) != blob:
             raise ManifestError(f"the file of {name} is not the one that the manifest was made of; build again")
-        if replace or store.size(blob_name(blob)) != blob.size:
-            store.upload(blob_name(blob), files[name])
+    upload_blobs(store, {blob: files[name] for name, blob in manifest.entries.items()}, replace)
 
 
 def _exists(store: ArtifactStore, manifest: Manifest) -> Published:

@@ -52,6 +52,7 @@ class S3Store:
     s3: "S3Client"
     bucket: str
     prefix: str
+    is_remote = True
     _conditional: list[bool] = field(default_factory=list)  # what the canary found, once it has flown
     _canary: threading.Lock = field(default_factory=threading.Lock)
 

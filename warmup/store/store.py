@@ -2,6 +2,7 @@
 
     manifests/<key>.json        written last: an artifact set is there when its manifest is
     blobs/sha256/<digest>       immutable
+    blobs/packs/<digest>        of a remote store only: the small blobs of one set (store/packs.py)
     leases/<key>.json           who is building the set
     built/<digest>              of a folder only: the envelopes that its owner made there
     models/<key>.json           the small files and prepared weights of a model, by digest
@@ -69,6 +70,11 @@ class ArtifactStore(Protocol):
     @property
     def location(self) -> str:
         """Where it is, for people."""
+        ...
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether each request costs a round trip."""
         ...
 
     def read(self, name: str, limit: int) -> Stored | None:
@@ -149,6 +155,11 @@ def lease_name(key: str) -> str:
 def blob_name(blob: Blob) -> str:
     """Where a content is."""
     return f"blobs/sha256/{_checked(blob.digest)}"
+
+
+def pack_name(digest: str) -> str:
+    """Where the pack of a set is; ``digest``: of its blobs' digests."""
+    return f"blobs/packs/{_checked(digest)}"
 
 
 def is_name(name: str) -> bool:

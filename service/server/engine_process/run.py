@@ -42,18 +42,24 @@ if TYPE_CHECKING:
     from snapcap.service.engine.scheduler import Scheduler
     from snapcap.warmup.plan.checkpoint import Checkpoint
     from snapcap.warmup.start.started import StartedModel
+    from snapcap.warmup.weights.published.fetcher import ModelFetcher
 
 _USAGE_S = 1.0
 _logger = logging.getLogger("snapcap.start")
 
 
 def serve_engine(
-    settings: Settings, end: socket.socket, pixels: SharedPixels, origin: float, importing: float
+    settings: Settings,
+    end: socket.socket,
+    pixels: SharedPixels,
+    origin: float,
+    importing: float,
+    fetcher: "ModelFetcher | None" = None,
 ) -> int:
     """Serve requests until the socket is closed. `origin`: the moment of exec, the zero of the timeline;
-    `importing`: since when this process imports, in seconds after that."""
+    `importing`: since when this process imports, in seconds after that; `fetcher`: who asks for the model."""
     print_stacks_on_signal()
-    process = _EngineProcess(settings, BlockingChannel(end), pixels, Timeline(origin), importing)
+    process = _EngineProcess(settings, BlockingChannel(end), pixels, Timeline(origin), importing, fetcher)
     process.run()
     return 0
 
@@ -66,8 +72,10 @@ class _EngineProcess:
         pixels: SharedPixels,
         timeline: Timeline,
         importing: float,
+        fetcher: "ModelFetcher | None",
     ) -> None:
         self._settings = settings
+        self._fetcher = fetcher
         self._channel = channel
         self._pixels = pixels
         self._timeline = timeline
@@ -94,10 +102,7 @@ class _EngineProcess:
     def _begin(self) -> None:
         try:
             with self._timeline.phase("import_engine", self._importing):
-                from snapcap.warmup.start.published import begin_fetcher  # noqa: PLC0415  what fails is for the log
-
-                fetcher = begin_fetcher(self._settings)  # whose process imports for as long as this one
-                from snapcap.service.engine.device_thread import DeviceThread  # noqa: PLC0415
+                from snapcap.service.engine.device_thread import DeviceThread  # noqa: PLC0415  what fails is for the log
             DeviceThread(
                 self._settings,
                 self._timeline,
@@ -108,7 +113,7 @@ class _EngineProcess:
                 self._rehearse,
                 on_checkpoint=self._found,
                 turn_ended=self._server.turns.end,
-                fetcher=fetcher,
+                fetcher=self._fetcher,
             ).start()
         except Exception as error:
             self._failed(error)

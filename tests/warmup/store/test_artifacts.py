@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.checkpoints.packs import delete_pack
 
 from snapcap.warmup.artifacts.envelope import seal_payload
 from snapcap.warmup.artifacts.key import ABSENT, Difference, Factors, artifact_key, canonical_json
@@ -20,7 +21,7 @@ from snapcap.warmup.store.fetch import Fetched, fetch
 from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.publish import new_manifest, publish
 from snapcap.warmup.store.s3 import S3Store
-from snapcap.warmup.store.store import ArtifactStore, blob_name, manifest_name
+from snapcap.warmup.store.store import ArtifactStore, StoreError, blob_name, manifest_name
 
 
 def get(remote: ArtifactStore | None, local: FolderStore, trust: Trust, factors: Factors) -> Fetched:
@@ -109,6 +110,7 @@ def test_a_flipped_byte_in_a_blob(
     remote: ArtifactStore, local: FolderStore, trust: Trust, manifest: Manifest, name: str
 ) -> None:
     blob = manifest.entries[name]
+    delete_pack(remote, manifest.entries.values())
     flip(remote, blob_name(blob), blob.size // 2)
     assert_failed(get(remote, local, trust, manifest.factors), "corrupt", blob.digest)
     assert local.read(manifest_name(manifest.key), 10) is None
@@ -119,6 +121,7 @@ def test_a_blob_that_is_missing_or_cut(
     remote: ArtifactStore, local: FolderStore, trust: Trust, manifest: Manifest, files: dict[str, Path]
 ) -> None:
     name = blob_name(manifest.entries["blocks.pt2"])
+    delete_pack(remote, manifest.entries.values())
     remote.write(name, files["blocks.pt2"].read_bytes()[:-1])
     assert_failed(get(remote, local, trust, manifest.factors), "corrupt", name)
     remote.write(name, files["blocks.pt2"].read_bytes() + b"!")
@@ -134,9 +137,18 @@ def test_a_half_written_upload_is_no_set(
     manifest: Manifest,
     files: dict[str, Path],
     signer: Signer,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (files["more/head.pt2"]).unlink()
-    assert publish(store, manifest, files, signer).result == "error"
+    upload = store.upload
+
+    def fail(name: str, source: Path) -> None:
+        if name == blob_name(manifest.entries["more/head.pt2"]):
+            raise StoreError("the network is gone")
+        upload(name, source)
+
+    with monkeypatch.context() as patching:
+        patching.setattr(type(store), "upload", lambda _, *given: fail(*given))
+        assert publish(store, manifest, files, signer).result == "error"
     assert store.size(blob_name(manifest.entries["blocks.pt2"])) is not None
     assert_failed(get(store, local, trust, manifest.factors), "miss")
 

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from support.checkpoints.packs import delete_pack
 
 from snapcap.warmup.artifacts.manifest import Blob, Manifest, open_envelope, seal
 from snapcap.warmup.artifacts.signing import OWNER, Signer, Trust
@@ -58,6 +59,7 @@ def test_a_corrupt_set_can_be_replaced(
     signer: Signer,
     trust: Trust,
 ) -> None:
+    delete_pack(remote, manifest.entries.values())
     remote.write(blob_name(manifest.entries["blocks.pt2"]), b"damage" * 1000)
     assert get(remote, local, trust, manifest).result == "corrupt"
     assert publish(remote, manifest, files, signer, replace=True).result == "published"

@@ -23,6 +23,7 @@ from snapcap.warmup.errors import first_line
 from snapcap.warmup.machine.files import make_folder
 from snapcap.warmup.store.blobs import ChangedError, VerifiedFile, commit
 from snapcap.warmup.store.folder import FolderStore
+from snapcap.warmup.store.packs import bring_blobs
 from snapcap.warmup.store.store import (
     MODEL_FILES,
     WEIGHTS,
@@ -167,12 +168,11 @@ def _is_of(found: FoundModel, identity: "Future[Identity]") -> bool:
 
 def _bring_files(source: ArtifactStore, local: FolderStore, manifest: ModelManifest, until: float) -> None:
     folder = _files_folder(local, manifest)
-    sizes = {blob_name(blob): blob.size for blob in manifest.files.values()}
+    blobs = set(manifest.files.values())
     with local.scratch() as scratch:
-        brought = dict(source.download(sizes, scratch, until))
+        brought = dict(bring_blobs(source, blobs, blobs, scratch, until))
         for name, blob in manifest.files.items():
-            path = brought[blob_name(blob)]
-            data = VerifiedFile(path, blob).read()
+            data = VerifiedFile(brought[blob], blob).read()
             copy = scratch / f"{blob.digest}.copy"  # two names may have one content
             copy.write_bytes(data)
             make_folder(folder)

@@ -46,8 +46,8 @@ from snapcap.warmup.weights.published.fetch import (
     local_model,
     weights_at_hand,
 )
+from snapcap.warmup.weights.published.launch import fetcher_worker
 from snapcap.warmup.weights.published.source import model_factors_of
-from snapcap.warmup.weights.published.worker import MODULE, ModelJob
 
 FINISH_S = 600.0
 _logger = logging.getLogger("snapcap.weights")
@@ -65,9 +65,10 @@ class ModelFetcher:
     """One model on its way: ``describe``, then ``packages`` and ``weights``, in this order as the worker answers
     one at a time, and ``close``, which ends it. Thread-safe."""
 
-    def __init__(self, options: StartOptions) -> None:
+    def __init__(self, options: StartOptions, worker: Worker | None = None) -> None:
+        """``worker``: of ``fetcher_worker``, if its process was launched already."""
         self._options = options
-        self._worker = Worker(MODULE, self._job)
+        self._worker = worker or fetcher_worker(options)
         self._lock = threading.Lock()
         self._unfinished = False
         self._end = time.monotonic() + options.store.deadline + GRACE  # of all that is before the weights
@@ -76,15 +77,10 @@ class ModelFetcher:
         """Have the worker start, which imports for longer than whoever asks has to prepare. Does not wait."""
 
         def start() -> None:
-            with self._lock, contextlib.suppress(WorkerError):  # said again when it is asked
+            with self._lock, contextlib.suppress(Exception):  # said again when it is asked
                 self._worker.start(self._end - time.monotonic())
 
         threading.Thread(target=start, name="snapcap-fetcher", daemon=True).start()
-
-    @property
-    def _job(self) -> ModelJob:
-        job = StoreJob.of(self._options, "", {})
-        return ModelJob(job.store, job.s3, job.folder.absolute(), self._options.model.source)
 
     @cached_property
     def _factors(self) -> Factors:

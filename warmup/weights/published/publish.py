@@ -19,6 +19,7 @@ from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.store.blobs import describe
 from snapcap.warmup.store.folder import FolderStore
+from snapcap.warmup.store.packs import upload_blobs
 from snapcap.warmup.store.publish import Published
 from snapcap.warmup.store.store import (
     WEIGHTS,
@@ -90,9 +91,8 @@ def publish_model(store: ArtifactStore, model: ModelFiles, signer: Signer | None
         envelope = seal_model(manifest, signer)
         if _is_there(store, manifest, trust):
             return Published("exists", f"{size} are in {store.location} already")
-        for name, blob in manifest.files.items():
-            if isinstance(store, FolderStore) or store.size(blob_name(blob)) != blob.size:
-                store.upload(blob_name(blob), model.files[name])
+        files = {blob: model.files[name] for name, blob in manifest.files.items()}
+        upload_blobs(store, files, replace=not store.is_remote)
         _write_weights(store, model)
         if isinstance(store, FolderStore):
             store.vouch(envelope)

@@ -43,8 +43,6 @@ from snapcap.warmup.weights.published.fetch import (
 from snapcap.warmup.weights.published.prune import mark_used, prune_models
 from snapcap.warmup.weights.published.source import current_identity
 
-MODULE = "snapcap.warmup.weights.published.worker"
-
 
 @dataclass(frozen=True)
 class ModelJob:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.checkpoints.packs import delete_pack
 from support.checkpoints.published import FACTORS, IDENTITY
 
 from snapcap.warmup.artifacts.key import artifact_key
@@ -161,6 +162,7 @@ def test_damage_in_the_store_is_named(
 ) -> None:
     manifest = put(store, small)
     blob = blob_name(manifest.files["tokenizer.json"])
+    delete_pack(store, manifest.files.values())
     match damage:
         case "manifest":
             stored = store.read(model_name(manifest.key), 1 << 20)

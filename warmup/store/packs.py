@@ -1,0 +1,124 @@
+"""Packs the small files of a set into one object: from S3 a start waits for requests more than for bytes.
+
+    blobs/packs/<digest of the blobs' digests>     the contents, one after the other, in the order of their digests
+
+A pack is a copy. Where there is none, or not as it should be, the blobs come one by one. What comes out of it has
+the content of its name, as it was looked at while it was cut; what else comes is for the caller to verify.
+"""
+
+import hashlib
+import logging
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+
+from snapcap.models.dataclass import dataclass
+from snapcap.warmup.artifacts.manifest import Blob
+from snapcap.warmup.errors import os_error_text
+from snapcap.warmup.machine.files import open_regular
+from snapcap.warmup.machine.scratch import scratch_folder
+from snapcap.warmup.store.store import ArtifactStore, DamagedError, StoreError, blob_name, pack_name
+
+SMALL_BYTES = 8 * 1024 * 1024  # what comes in one request anyway (warmup/s3/download.py)
+_MOST_BYTES = 256 * 1024 * 1024
+_logger = logging.getLogger("snapcap.store")
+
+
+@dataclass(frozen=True)
+class Pack:
+    """Distinct blobs of at most 8 MiB, in the order of their digests."""
+
+    blobs: tuple[Blob, ...]
+
+    @classmethod
+    def of(cls, blobs: Iterable[Blob]) -> "Pack | None":
+        """The pack of a set that has these blobs; None where it would spare no request, or have over 256 MiB."""
+        small = {blob for blob in blobs if blob.size <= SMALL_BYTES}
+        pack = cls(tuple(sorted(small, key=lambda blob: (blob.digest, blob.size))))
+        return pack if len(small) > 1 and pack.size <= _MOST_BYTES else None
+
+    @property
+    def name(self) -> str:
+        digests = "".join(f"{blob.digest} {blob.size}\n" for blob in self.blobs)
+        return pack_name(hashlib.sha256(digests.encode()).hexdigest())
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return sum(blob.size for blob in self.blobs)
+
+    def write(self, files: Mapping[Blob, Path], target: Path) -> None:
+        """Make the pack of its blobs' files. Raises OSError."""
+        with target.open("xb") as pack:
+            for blob in self.blobs:
+                with open_regular(files[blob]) as file:
+                    pack.write(file.read(blob.size))
+
+    def cut(self, source: Path, folder: Path) -> Iterator[tuple[Blob, Path]]:
+        """Files in an existing folder, of the blobs whose content is what it should be. Raises OSError."""
+        with open_regular(source) as pack:
+            for blob in self.blobs:
+                content = pack.read(blob.size)
+                if hashlib.sha256(content).hexdigest() == blob.digest:
+                    path = folder / f"{blob.digest}.blob"
+                    path.write_bytes(content)
+                    yield blob, path
+
+
+def upload_blobs(store: ArtifactStore, files: Mapping[Blob, Path], replace: bool = False) -> None:
+    """Write the files of a set, and their pack where a request costs a round trip.
+
+    Args:
+        replace: also what is there with the right size.
+
+    Raises:
+        StoreError, OSError: the store or a file cannot be used.
+    """
+
+    def upload(name: str, size: int, path: Path) -> None:
+        if replace or store.size(name) != size:
+            store.upload(name, path)
+
+    for blob, path in files.items():
+        upload(blob_name(blob), blob.size, path)
+    pack = Pack.of(files) if store.is_remote else None
+    if pack is not None:
+        with scratch_folder("snapcap-pack-") as folder:
+            pack.write(files, folder / "pack")
+            upload(pack.name, pack.size, folder / "pack")
+
+
+def bring_blobs(
+    store: ArtifactStore, blobs: Iterable[Blob], missing: Collection[Blob], folder: Path, deadline: float
+) -> Iterator[tuple[Blob, Path]]:
+    """Bring blobs into an existing folder, and yield each one's file when it is whole.
+
+    Args:
+        blobs: all of the set, by which its pack is found. missing: those to bring.
+        deadline: the moment of ``time.monotonic()`` to give up at.
+
+    Raises:
+        DamagedError: one is missing or of another size.
+        StoreError: the store cannot be read.
+    """
+    left = {blob_name(blob): blob for blob in missing}
+    pack = Pack.of(blobs) if store.is_remote else None
+    if pack is not None and left.keys() >= {blob_name(blob) for blob in pack.blobs}:
+        for blob, path in _unpacked(store, pack, folder, deadline):
+            del left[blob_name(blob)]
+            yield blob, path
+    for name, path in store.download({name: blob.size for name, blob in left.items()}, folder, deadline):
+        yield left[name], path
+
+
+def _unpacked(store: ArtifactStore, pack: Pack, folder: Path, deadline: float) -> Iterator[tuple[Blob, Path]]:
+    try:
+        packs = [path for _, path in store.download({pack.name: pack.size}, folder, deadline)]
+    except DamagedError as error:
+        _logger.info("files are fetched one by one", extra={"fields": {"reason": str(error)}})
+        return
+    try:
+        for path in packs:
+            yield from pack.cut(path, folder)
+            path.unlink()
+    except OSError as error:
+        raise StoreError(f"{folder}: {os_error_text(error)}") from error
