@@ -16,7 +16,14 @@ from snapcap.warmup.artifacts.manifest import Blob
 from snapcap.warmup.errors import os_error_text
 from snapcap.warmup.machine.files import open_regular
 from snapcap.warmup.machine.scratch import scratch_folder
-from snapcap.warmup.store.store import ArtifactStore, DamagedError, StoreError, blob_name, pack_name
+from snapcap.warmup.store.store import (
+    ArtifactStore,
+    DamagedError,
+    StoreDeniedError,
+    StoreError,
+    blob_name,
+    pack_name,
+)
 
 SMALL_BYTES = 8 * 1024 * 1024  # what comes in one request anyway (warmup/s3/download.py)
 _MOST_BYTES = 256 * 1024 * 1024
@@ -113,7 +120,7 @@ def bring_blobs(
 def _unpacked(store: ArtifactStore, pack: Pack, folder: Path, deadline: float) -> Iterator[tuple[Blob, Path]]:
     try:
         packs = [path for _, path in store.download({pack.name: pack.size}, folder, deadline)]
-    except DamagedError as error:
+    except (DamagedError, StoreDeniedError) as error:  # S3 denies what is missing to who may not list
         _logger.info("files are fetched one by one", extra={"fields": {"reason": str(error)}})
         return
     try:

@@ -16,7 +16,7 @@ from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.packs import SMALL_BYTES, Pack
 from snapcap.warmup.store.publish import publish
 from snapcap.warmup.store.s3 import S3Store
-from snapcap.warmup.store.store import blob_name
+from snapcap.warmup.store.store import StoreDeniedError, blob_name
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_a_set_comes_in_one_object(
     assert fetched.bytes_fetched == manifest.total_bytes
 
 
-@pytest.mark.parametrize("damage", ["missing", "shorter", "longer", "one file", "all"])
+@pytest.mark.parametrize("damage", ["missing", "denied", "shorter", "longer", "one file", "all"])
 def test_without_a_right_pack_files_come_one_by_one(
     damage: str,
     published: S3Store,
@@ -81,6 +81,7 @@ def test_without_a_right_pack_files_come_one_by_one(
     trust: Trust,
     asked: list[str],
     contents: dict[str, bytes],
+    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     pack = pack_of(manifest)
@@ -91,6 +92,16 @@ def test_without_a_right_pack_files_come_one_by_one(
     match damage:
         case "missing":
             published.delete(pack.name)
+        case "denied":
+            download = S3Store.download
+
+            def denied(store: S3Store, sizes: Any, *rest: Any) -> Any:
+                if pack.name in sizes:
+                    asked.extend(sizes)
+                    raise StoreDeniedError("access is denied")
+                return download(store, sizes, *rest)
+
+            monkeypatch.setattr(S3Store, "download", denied)
         case "shorter":
             published.write(pack.name, stored.data[:-1])
         case "longer":
@@ -107,7 +118,7 @@ def test_without_a_right_pack_files_come_one_by_one(
     if damage == "one file":
         one_by_one = {blob_name(damaged)}
     assert set(asked) - {blob_name(Blob(hashlib.sha256().hexdigest(), 0))} == {pack.name} | one_by_one
-    assert ("one by one" in caplog.text) is (damage in ("missing", "shorter", "longer"))
+    assert ("one by one" in caplog.text) is (damage in ("missing", "denied", "shorter", "longer"))
 
 
 def test_a_file_that_is_wrong_in_both_is_no_hit(
