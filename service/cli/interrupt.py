@@ -35,7 +35,8 @@ class Interrupted(BaseException):
 @contextmanager
 def interruptible(grace_s: float = 10.0) -> Iterator[None]:
     """Raise ``Interrupted`` in the block at the first signal, and end what this process has started when it leaves
-    the block. A second signal, or ``grace_s`` seconds, end the process at once. Main thread only."""
+    the block. A second signal, or ``grace_s`` seconds, end the process at once, and so does the first one while
+    this thread imports torch. Main thread only."""
     _adopt_orphans()
     seen: list[int] = []
 
@@ -45,9 +46,12 @@ def interruptible(grace_s: float = 10.0) -> Iterator[None]:
             os.write(2, _SHOW_CURSOR)  # a progress bar hides it
         os._exit(128 + number)
 
-    def handle(number: int, _frame: FrameType | None) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
         if seen:
             cut_short(seen[0])
+        if _imports_torch(frame):  # whose C++ aborts when Python raises below it; and nothing is made by then
+            os.write(2, f"snapcap: {Interrupted(number)}\n".encode())
+            cut_short(number)
         seen.append(number)
         timer = threading.Timer(grace_s, cut_short, (number,))
         timer.daemon = True
@@ -63,6 +67,15 @@ def interruptible(grace_s: float = 10.0) -> Iterator[None]:
         else:
             for number, handler in zip(_NUMBERS, before, strict=True):
                 signal.signal(number, handler)
+
+
+def _imports_torch(frame: FrameType | None) -> bool:
+    """Whether the module's own code is being run by what runs in this frame."""
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "torch":
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _adopt_orphans() -> None:

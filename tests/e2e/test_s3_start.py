@@ -137,7 +137,9 @@ def test_a_second_build_of_what_is_published_compiles_and_writes_nothing(remote:
 def flip_a_byte(remote: Remote, tmp_path: Path) -> tuple[str, ...]:
     remote = remote.copy()
     s3 = client(S3Options(endpoint_url=remote.endpoint, region="us-east-1"))
-    listed = s3.list_objects_v2(Bucket=remote.bucket, Prefix="snapcap/blobs/")["Contents"]
+    for pack in s3.list_objects_v2(Bucket=remote.bucket, Prefix="snapcap/blobs/packs/")["Contents"]:
+        s3.delete_object(Bucket=remote.bucket, Key=pack["Key"])  # or it would stand in for the blob
+    listed = s3.list_objects_v2(Bucket=remote.bucket, Prefix="snapcap/blobs/sha256/")["Contents"]
     name = listed[0]["Key"]
     body = bytearray(s3.get_object(Bucket=remote.bucket, Key=name)["Body"].read())
     body[len(body) // 2] ^= 1
