@@ -91,9 +91,10 @@ class Worker:
         Raises:
             WorkerError: as ``ask``.
         """
-        if self._process is not None and _has_ended(self._process.pid):
+        process = self._process  # which another thread may take away by ``stop``
+        if process is not None and _has_ended(process.pid):
             self._end()  # while it had nothing to do
-        if self._process is not None and self._begun:
+        elif process is not None and self._begun:
             return
         with self._within(limit):
             process = self._process or self._spawn()

@@ -16,6 +16,7 @@ from snapcap.warmup.artifacts.manifest import Blob
 from snapcap.warmup.errors import os_error_text
 from snapcap.warmup.machine.files import open_regular
 from snapcap.warmup.machine.scratch import scratch_folder
+from snapcap.warmup.s3.download import PART_BYTES
 from snapcap.warmup.store.store import (
     ArtifactStore,
     DamagedError,
@@ -25,21 +26,20 @@ from snapcap.warmup.store.store import (
     pack_name,
 )
 
-SMALL_BYTES = 8 * 1024 * 1024  # what comes in one request anyway (warmup/s3/download.py)
 _MOST_BYTES = 256 * 1024 * 1024
 _logger = logging.getLogger("snapcap.store")
 
 
 @dataclass(frozen=True)
 class Pack:
-    """Distinct blobs of at most 8 MiB, in the order of their digests."""
+    """Distinct blobs of at most 8 MiB, each of which would come in one request, in the order of their digests."""
 
     blobs: tuple[Blob, ...]
 
     @classmethod
     def of(cls, blobs: Iterable[Blob]) -> "Pack | None":
         """The pack of a set that has these blobs; None where it would spare no request, or have over 256 MiB."""
-        small = {blob for blob in blobs if blob.size <= SMALL_BYTES}
+        small = {blob for blob in blobs if blob.size <= PART_BYTES}
         pack = cls(tuple(sorted(small, key=lambda blob: (blob.digest, blob.size))))
         return pack if len(small) > 1 and pack.size <= _MOST_BYTES else None
 
@@ -81,17 +81,17 @@ def upload_blobs(store: ArtifactStore, files: Mapping[Blob, Path], replace: bool
         StoreError, OSError: the store or a file cannot be used.
     """
 
-    def upload(name: str, size: int, path: Path) -> None:
-        if replace or store.size(name) != size:
-            store.upload(name, path)
+    def is_wanted(name: str, size: int) -> bool:
+        return replace or store.size(name) != size
 
     for blob, path in files.items():
-        upload(blob_name(blob), blob.size, path)
+        if is_wanted(blob_name(blob), blob.size):
+            store.upload(blob_name(blob), path)
     pack = Pack.of(files) if store.is_remote else None
-    if pack is not None:
+    if pack is not None and is_wanted(pack.name, pack.size):
         with scratch_folder("snapcap-pack-") as folder:
             pack.write(files, folder / "pack")
-            upload(pack.name, pack.size, folder / "pack")
+            store.upload(pack.name, folder / "pack")
 
 
 def bring_blobs(
@@ -119,13 +119,11 @@ def bring_blobs(
 
 def _unpacked(store: ArtifactStore, pack: Pack, folder: Path, deadline: float) -> Iterator[tuple[Blob, Path]]:
     try:
-        packs = [path for _, path in store.download({pack.name: pack.size}, folder, deadline)]
+        ((_, path),) = store.download({pack.name: pack.size}, folder, deadline)
     except (DamagedError, StoreDeniedError) as error:  # S3 denies what is missing to who may not list
         _logger.info("files are fetched one by one", extra={"fields": {"reason": str(error)}})
         return
     try:
-        for path in packs:
-            yield from pack.cut(path, folder)
-            path.unlink()
+        yield from pack.cut(path, folder)
     except OSError as error:
         raise StoreError(f"{folder}: {os_error_text(error)}") from error

@@ -54,7 +54,7 @@ def serve_engine(
     pixels: SharedPixels,
     origin: float,
     importing: float,
-    fetcher: "ModelFetcher | None" = None,
+    fetcher: "ModelFetcher | None",
 ) -> int:
     """Serve requests until the socket is closed. `origin`: the moment of exec, the zero of the timeline;
     `importing`: since when this process imports, in seconds after that; `fetcher`: who asks for the model."""

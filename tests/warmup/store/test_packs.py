@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,16 @@ import pytest
 
 from snapcap.warmup.artifacts.manifest import Blob, Manifest
 from snapcap.warmup.artifacts.signing import Signer, Trust
+from snapcap.warmup.s3.download import PART_BYTES
 from snapcap.warmup.store import packs
 from snapcap.warmup.store.fetch import Fetched, fetch
 from snapcap.warmup.store.folder import FolderStore
-from snapcap.warmup.store.packs import SMALL_BYTES, Pack
+from snapcap.warmup.store.packs import Pack
 from snapcap.warmup.store.publish import publish
 from snapcap.warmup.store.s3 import S3Store
 from snapcap.warmup.store.store import StoreDeniedError, blob_name
+
+Get = Callable[[], Fetched]
 
 
 @pytest.fixture
@@ -39,18 +42,21 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def pack_of(manifest: Manifest) -> Pack:
-    pack = Pack.of(manifest.entries.values())
-    assert pack is not None
-    return pack
+@pytest.fixture
+def pack(manifest: Manifest) -> Pack:
+    of = Pack.of(manifest.entries.values())
+    assert of is not None
+    return of
+
+
+@pytest.fixture
+def get(published: S3Store, local: FolderStore, manifest: Manifest, trust: Trust) -> Get:
+    """Fetches the set that is published."""
+    return lambda: fetch(published, local, manifest.key, manifest.factors, trust, 60)
 
 
 def blobs_of(contents: Iterable[bytes]) -> list[Blob]:
     return [Blob(hashlib.sha256(content).hexdigest(), len(content)) for content in contents]
-
-
-def get(store: S3Store, local: FolderStore, manifest: Manifest, trust: Trust) -> Fetched:
-    return fetch(store, local, manifest.key, manifest.factors, trust, 60)
 
 
 def assert_whole(fetched: Fetched, contents: dict[str, bytes]) -> None:
@@ -59,16 +65,11 @@ def assert_whole(fetched: Fetched, contents: dict[str, bytes]) -> None:
 
 
 def test_a_set_comes_in_one_object(
-    published: S3Store,
-    local: FolderStore,
-    manifest: Manifest,
-    trust: Trust,
-    asked: list[str],
-    contents: dict[str, bytes],
+    get: Get, pack: Pack, manifest: Manifest, asked: list[str], contents: dict[str, bytes]
 ) -> None:
-    fetched = get(published, local, manifest, trust)
+    fetched = get()
     assert_whole(fetched, contents)
-    assert asked == [pack_of(manifest).name]
+    assert asked == [pack.name]
     assert fetched.bytes_fetched == manifest.total_bytes
 
 
@@ -76,15 +77,14 @@ def test_a_set_comes_in_one_object(
 def test_without_a_right_pack_files_come_one_by_one(
     damage: str,
     published: S3Store,
-    local: FolderStore,
+    get: Get,
+    pack: Pack,
     manifest: Manifest,
-    trust: Trust,
     asked: list[str],
     contents: dict[str, bytes],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    pack = pack_of(manifest)
     stored = published.read(pack.name, 1 << 20)
     assert stored is not None
     damaged = manifest.entries["blocks.pt2"]
@@ -111,7 +111,7 @@ def test_without_a_right_pack_files_come_one_by_one(
         case _:
             published.write(pack.name, b"!" * len(stored.data))
     with caplog.at_level(logging.INFO, "snapcap.store"):
-        fetched = get(published, local, manifest, trust)
+        fetched = get()
     assert_whole(fetched, contents)
     assert fetched.bytes_fetched == manifest.total_bytes
     one_by_one = {blob_name(blob) for blob in pack.blobs if blob.size}
@@ -122,32 +122,31 @@ def test_without_a_right_pack_files_come_one_by_one(
 
 
 def test_a_file_that_is_wrong_in_both_is_no_hit(
-    published: S3Store, local: FolderStore, manifest: Manifest, trust: Trust
+    published: S3Store, local: FolderStore, get: Get, pack: Pack, manifest: Manifest
 ) -> None:
     blob = manifest.entries["blocks.pt2"]
-    published.write(pack_of(manifest).name, b"!" * pack_of(manifest).size)
+    published.write(pack.name, b"!" * pack.size)
     published.write(blob_name(blob), b"!" * blob.size)
-    fetched = get(published, local, manifest, trust)
+    fetched = get()
     assert fetched.result == "corrupt"
     assert blob.digest in fetched.reason
     assert not local.path(blob_name(blob)).exists()
 
 
 def test_what_is_here_already_is_not_brought_again(
-    published: S3Store, local: FolderStore, manifest: Manifest, trust: Trust, asked: list[str]
+    local: FolderStore, get: Get, manifest: Manifest, asked: list[str]
 ) -> None:
-    get(published, local, manifest, trust)
+    get()
     blob = manifest.entries["blocks.pt2"]
     local.delete(blob_name(blob))
     asked.clear()
-    assert get(published, local, manifest, trust).bytes_fetched == blob.size
+    assert get().bytes_fetched == blob.size
     assert asked == [blob_name(blob)]
 
 
 def test_a_replaced_set_has_a_right_pack_again(
-    published: S3Store, local: FolderStore, manifest: Manifest, files: dict[str, Path], signer: Signer, trust: Trust
+    published: S3Store, pack: Pack, manifest: Manifest, files: dict[str, Path], signer: Signer
 ) -> None:
-    pack = pack_of(manifest)
     before = published.read(pack.name, 1 << 20)
     published.write(pack.name, b"!" * pack.size)
     assert publish(published, manifest, files, signer, replace=True).result == "published"
@@ -162,20 +161,18 @@ def test_a_folder_has_no_pack(local: FolderStore, manifest: Manifest, files: dic
     assert not local.path("blobs/packs").exists()
 
 
-def test_a_disk_that_is_full_is_an_error(
-    published: S3Store, local: FolderStore, manifest: Manifest, trust: Trust, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_is_full_is_an_error(get: Get, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "write_bytes", refuse)
-    fetched = get(published, local, manifest, trust)
+    fetched = get()
     assert (fetched.result, "No space left" in fetched.reason) == ("error", True)
 
 
 def test_only_what_spares_requests_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     one, other, empty = blobs_of([b"one", b"other", b""])
-    large = Blob("f" * 64, SMALL_BYTES + 1)
+    large = Blob("f" * 64, PART_BYTES + 1)
     assert Pack.of([]) is None
     assert Pack.of([one, one, large]) is None
     pack = Pack.of([one, other, large, empty, other])
