@@ -19,6 +19,7 @@ from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.artifacts import Artifacts
 from snapcap.warmup.plan.checkpoint import Checkpoint
 from snapcap.warmup.plan.plan import Plan, make_plan
+from snapcap.warmup.plan.room import fitted, free_for_another
 from snapcap.warmup.progress.status import StartupStatus
 from snapcap.warmup.progress.timeline import Timeline
 from snapcap.warmup.start.preparation import find_artifacts, read_checkpoint
@@ -53,6 +54,8 @@ def _build(options: StartOptions) -> int:
     checkpoint = read_checkpoint(options)
     _ = checkpoint.tokenizer  # without one the artifacts would be of no use
     plan = make_plan(checkpoint.config, options)
+    plan = fitted(checkpoint, plan, free_for_another(plan))
+    options = replace(options, compute=replace(options.compute, buckets=plan.buckets))
     artifacts = find_artifacts(checkpoint.config, plan, options, options.kind)
     console = Console(stderr=True, soft_wrap=not sys.stderr.isatty())  # a log keeps each sentence in one line
     console.print(f"key {artifacts.key}", highlight=False)
@@ -164,6 +167,7 @@ def _compile(
             on_event=show,
             environment=environment,
             timeout=options.store.build_timeout,
+            device_memory=free_for_another(plan),
         )
         progress.update(bar, total=len(builder.tasks))
         try:

@@ -10,6 +10,7 @@ from snapcap.service.telemetry import logs
 from snapcap.warmup.artifacts.key import ABSENT, describe_model
 from snapcap.warmup.errors import one_line
 from snapcap.warmup.plan.plan import make_plan
+from snapcap.warmup.plan.room import fitted, free_for_another
 from snapcap.warmup.start.preparation import find_artifacts, read_checkpoint
 from snapcap.warmup.weights.published.fetch import NotFetchedError
 from snapcap.warmup.weights.published.fetcher import ModelFetcher
@@ -22,6 +23,7 @@ def explain(settings: Settings, show_all: bool) -> int:
     try:
         checkpoint = read_checkpoint(settings)
         plan = make_plan(checkpoint.config, settings)
+        plan = fitted(checkpoint, plan, free_for_another(plan))
         artifacts = find_artifacts(checkpoint.config, plan, settings, settings.kind)
     except Exception as error:
         print(f"snapcap: {one_line(error)}", file=sys.stderr)

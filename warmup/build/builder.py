@@ -6,15 +6,17 @@
 A check is short beside a compilation, so a few checkers serve all compilers, which go on meanwhile. The CPU library
 (`runtime.aoti.cpu_library`) is in the set where every package runs on it.
 
+A piece of work on a GPU begins when its memory is free (`room`). A package that ran out of memory all the same is
+made again when all workers have ended, alone.
+
 The parent imports no torch. What is done lies in the build folder of its key: a second build of the same key does
 nothing, and an interrupted one goes on where it was.
 """
 
 import contextlib
-import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from pathlib import Path
@@ -25,16 +27,19 @@ from snapcap.warmup.artifacts.manifest import Blob
 from snapcap.warmup.build.environment import checker_environment, compiler_environment
 from snapcap.warmup.build.folder import BuildFolder
 from snapcap.warmup.build.library_worker import LibraryJob
+from snapcap.warmup.build.room import Room, WorkQueue
 from snapcap.warmup.build.tasks import Built, Event, Progress, Task, tasks_of
 from snapcap.warmup.build.worker import BuildJob
 from snapcap.warmup.errors import BuildError, os_error_text
 from snapcap.warmup.machine.cpus import available_cpus
 from snapcap.warmup.machine.cxx import find_compiler, require_compiler
+from snapcap.warmup.machine.memory import free_memory
 from snapcap.warmup.machine.scratch import scratch_folder
 from snapcap.warmup.machine.worker import Worker, WorkerError, WorkerTimeoutError
 from snapcap.warmup.options import BUILD_TIMEOUT
 from snapcap.warmup.plan.artifacts import CPU_LIBRARY
 from snapcap.warmup.plan.checkpoint import Checkpoint
+from snapcap.warmup.plan.memory import PROCESS_BYTES, checkpoint_bytes, gib
 from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.progress.status import ComponentName
 from snapcap.warmup.runtime.aoti.packages import InputSpecs
@@ -44,6 +49,9 @@ _COMPILER = "snapcap.warmup.build.compile_worker"
 _CHECKER = "snapcap.warmup.build.check_worker"
 _LIBRARY_COMPILER = "snapcap.warmup.build.library_worker"
 _COMPILERS_A_CHECKER = 4
+_HOST_BYTES = 3 << 29  # of a worker and the compiler that it calls, in this computer's memory
+# How torch, the driver and cuBLAS say it, and how Linux ends a process where the computer has too little.
+_OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "ended with signal 9")
 _LOOK_S = 0.5  # a signal that the system gives to another thread is seen by this one when it does not wait
 _ENDING_S = 5.0  # for threads to find that their workers have been ended
 
@@ -58,8 +66,7 @@ class _Compiled:
     kept: VerifiedFile | None = None
 
 
-# What checkers take; None ends the one that takes it.
-_Checks: TypeAlias = queue.SimpleQueue[_Compiled | None]
+_Checks: TypeAlias = WorkQueue[_Compiled]
 
 
 class Builder:
@@ -75,11 +82,12 @@ class Builder:
         on_event: Callable[[Event], None] = lambda _event: None,
         environment: Mapping[str, str] | None = None,
         timeout: float = BUILD_TIMEOUT,
+        device_memory: int | None = None,
     ) -> None:
-        """``folder``: where packages and their records are kept. ``workers``: compilers at once, 0 one a CPU.
-        ``on_event`` is called from the workers' threads. ``environment``: more variables for the compilers.
+        """``folder``: where packages and their records are kept. ``workers``: compilers at once at most, 0 one a
+        CPU. ``on_event`` is called from the workers' threads. ``environment``: more variables for the compilers.
         ``timeout``: seconds in which a worker must have answered; a build that makes nothing in twice that time is
-        given up."""
+        given up. ``device_memory``: bytes of the GPU that the build may take; None where memory is no limit."""
         job = BuildJob(checkpoint.folder, plan, folder)
         self._worker = partial(Worker, job=job, nice=nice)
         self._library_worker = partial(Worker, _LIBRARY_COMPILER, LibraryJob(folder), nice=nice)
@@ -87,7 +95,11 @@ class Builder:
         self._workers: list[Worker] = []
         self._tasks = tasks_of(checkpoint, plan)
         self._folder = BuildFolder(folder)
-        self._compilers = min(workers or available_cpus(), len(self._tasks))
+        self._device_memory = device_memory
+        self._weights = checkpoint_bytes(checkpoint.folder, plan.dtype)
+        self._most = workers or available_cpus()
+        self._retries: list[Task] = []
+        self._alone = False
         self._on_event = on_event
         self._environment = dict(environment or {})
         self._device_type = plan.device_type
@@ -119,28 +131,29 @@ class Builder:
         Raises:
             BuildError: there is no compiler, or the folder cannot be written.
         """
-        missing: queue.SimpleQueue[Task] = queue.SimpleQueue()
-        count, kept = 0, list[_Compiled]()
+        missing, kept = list[Task](), list[_Compiled]()
         for task in self._tasks:
             if (found := self._folder.recorded(task.entry)) is not None:
                 self._done(task, *found)
                 kept.append(_Compiled(task, 0.0, found[1], found[0]))
                 self._on_event(Event("kept", task))
             else:
-                missing.put(task)
-                count += 1
-        if count:
+                missing.append(task)
+        if missing:
             require_compiler()
         progress = self._progress
         if self._standalone and (found := self._folder.recorded(CPU_LIBRARY)) is not None:
             progress.library = found[0]
         unchecked = [each for each in kept if self._standalone and not self._runs_on_library(each.task.entry)]
-        if count or (unchecked and find_compiler() is not None):
+        if missing or (unchecked and find_compiler() is not None):
             try:
                 self._folder.make()
             except OSError as error:
                 raise BuildError(f"cannot write to {self._folder.path}: {os_error_text(error)}") from error
-            self._make(missing, count, unchecked)
+            self._make(missing, unchecked, *self._workers_that_fit(missing))
+            self._alone = True
+            while self._retries and not self._stopped.is_set():
+                self._make([self._retries.pop(0)], [], 1, 1)
         files, specs = self.made()
         needed = {task.entry for task in self._tasks if not task.on_demand}
         library = progress.library if all(map(self._runs_on_library, files)) else None
@@ -155,45 +168,72 @@ class Builder:
     def stop(self) -> None:
         """End the workers' processes; ``run`` returns with what is done."""
         self._stopped.set()
+        self._end_workers()
+
+    def _end_workers(self) -> None:
         for worker in self._workers:
             worker.kill()
         for worker in self._workers:
             worker.stop()
 
-    def _make(self, missing: "queue.SimpleQueue[Task]", packages: int, unchecked: list[_Compiled]) -> None:
-        checks: _Checks = queue.SimpleQueue()
+    def _workers_that_fit(self, missing: Sequence[Task]) -> tuple[int, int]:
+        """How many compilers and checkers run at once: one a CPU, as far as the memory of this computer and of the
+        GPU has room for them beside the piece of work that needs most."""
+        largest = max((task.need for task in missing), default=0)
+        for compilers in range(min(self._most, len(missing)), 1, -1):
+            checkers = -(-compilers // _COMPILERS_A_CHECKER)
+            processes = compilers + checkers
+            on_host = processes * _HOST_BYTES + checkers * self._weights
+            on_device = processes * PROCESS_BYTES + largest
+            if on_host <= free_memory() and (self._device_memory is None or on_device <= self._device_memory):
+                return compilers, checkers
+        return 1, 1
+
+    def _make(self, missing: Sequence[Task], unchecked: Sequence[_Compiled], compilers: int, checkers: int) -> None:
+        room = Room(self._room_beside(compilers + checkers))
+        checks: _Checks = WorkQueue(room, lambda compiled: compiled.task.need)
+        packages: WorkQueue[Task] = WorkQueue(room, lambda task: task.need)
         for each in unchecked:
             checks.put(each)
+        for task in missing:
+            packages.put(task)
+        packages.close()
         checking: list[Future[None]] = []
         compiling: list[Future[None]] = []
         self._progress.moved = time.monotonic()
         with scratch_folder("snapcap-build-") as scratch:
-            more = (scratch, self._device_type, packages, self._environment)
-            count = min(self._compilers, packages)
-            compilers = [self._worker(_COMPILER, environment=compiler_environment(*more)) for _ in range(count)]
-            count = max(1, -(-count // _COMPILERS_A_CHECKER))
-            checkers = [self._worker(_CHECKER, environment=checker_environment(scratch)) for _ in range(count)]
+            more = (scratch, self._device_type, len(missing), self._environment)
+            compile_workers = [
+                self._worker(_COMPILER, environment=compiler_environment(*more)) for _ in range(compilers)
+            ]
+            check_workers = [
+                self._worker(_CHECKER, environment=checker_environment(scratch)) for _ in range(checkers)
+            ]
             libraries = [self._library_worker(environment={"TMPDIR": str(scratch)})]
             # All, before the first is asked, so that none escapes `stop`.
-            self._workers = [*compilers, *checkers, *libraries]
+            self._workers = [*compile_workers, *check_workers, *libraries]
             pool = ThreadPoolExecutor(len(self._workers), thread_name_prefix="build")
             try:
                 library = pool.submit(self._compile_library, *libraries)
-                checking += [pool.submit(self._check_all, checker, checks, library) for checker in checkers]
-                compiling += [pool.submit(self._compile_all, each, missing, checks) for each in compilers]
+                checking += [pool.submit(self._check_all, each, checks, library) for each in check_workers]
+                compiling += [pool.submit(self._compile_all, each, packages, checks) for each in compile_workers]
                 self._watch([*compiling, library])
-                for _ in checking:
-                    checks.put(None)
+                checks.close()
                 self._watch(checking)
             finally:
-                self.stop()
-                for _ in checking:
-                    checks.put(None)
+                self._end_workers()
+                packages.abandon()
+                checks.abandon()
                 # One that waits for something else than its worker, as for a disk that is gone, is left to itself.
                 pool.shutdown(wait=False, cancel_futures=True)
                 ended = wait([*compiling, *checking, library], _ENDING_S).done
         for thread in ended:
-            thread.result()  # or one that broke would leave packages out that nobody misses
+            thread.result()  # otherwise a broken build could publish an incomplete set unnoticed
+
+    def _room_beside(self, processes: int) -> int | None:
+        if self._device_memory is None:
+            return None
+        return max(0, self._device_memory - processes * PROCESS_BYTES)
 
     def _watch(self, threads: "list[Future[None]]") -> None:
         """Wait for threads to end, as long as they make something."""
@@ -212,18 +252,17 @@ class Builder:
                 if task.entry not in self._progress.files:
                     self._progress.failures.setdefault(task.entry, reason)
 
-    def _compile_all(self, compiler: Worker, missing: "queue.SimpleQueue[Task]", checks: _Checks) -> None:
+    def _compile_all(self, compiler: Worker, packages: WorkQueue[Task], checks: _Checks) -> None:
         """Until nothing is left to compile."""
         with compiler:
             while not self._stopped.is_set():
-                try:
-                    task = missing.get_nowait()
-                except queue.Empty:
-                    return
-                with self._failing(task, "compile"):
-                    compiled = compiler.ask({"region": task.region, "size": task.size}, self._timeout)
-                    self._tell(Event("compiled", task, compiled["seconds"]))
-                    checks.put(_Compiled(task, compiled["seconds"], compiled["inputs"]))
+                with packages.taken() as task:
+                    if task is None:
+                        return
+                    with self._failing(task, "compile"):
+                        compiled = compiler.ask({"region": task.region, "size": task.size}, self._timeout)
+                        self._tell(Event("compiled", task, compiled["seconds"]))
+                        checks.put(_Compiled(task, compiled["seconds"], compiled["inputs"]))
 
     def _compile_library(self, compiler: Worker) -> None:
         """Where it is wanted and not there. Without it the packages are as good."""
@@ -238,11 +277,14 @@ class Builder:
                 self._progress.no_library = f"it cannot be compiled: {error}"
 
     def _check_all(self, checker: Worker, checks: _Checks, library: "Future[None]") -> None:
-        """Until it is told that nothing more will come."""
+        """Until nothing more will come."""
         with checker:
-            while (compiled := checks.get()) is not None and not self._stopped.is_set():
-                with self._failing(compiled.task, "self-check"):
-                    self._check(compiled, checker, library)
+            while not self._stopped.is_set():
+                with checks.taken() as compiled:
+                    if compiled is None:
+                        return
+                    with self._failing(compiled.task, "self-check"):
+                        self._check(compiled, checker, library)
 
     def _check(self, compiled: _Compiled, checker: Worker, library: "Future[None]") -> None:
         task, asked = compiled.task, {"region": compiled.task.region, "size": compiled.task.size}
@@ -282,9 +324,22 @@ class Builder:
             if self._stopped.is_set():
                 return
             reason = f"{stage}: {error}"
+            if any(words in reason for words in _OUT_OF_MEMORY):
+                if not self._alone:
+                    with self._progress.lock:
+                        self._retries.append(task)
+                    return
+                reason = f"{reason}; {self._lacking(task)}"
             with self._progress.lock:
                 self._progress.failures[task.entry] = reason
             self._tell(Event("failed", task, error=reason), moved=not isinstance(error, WorkerTimeoutError))
+
+    def _lacking(self, task: Task) -> str:
+        """Advice for a package that does not fit even when it is made alone."""
+        fitting = [str(size) for size in sorted({each.size for each in self._tasks if each.size < task.size})]
+        advice = f"build with --buckets {','.join(fitting)}" if fitting else "a larger GPU is needed"
+        free = "" if self._device_memory is None else f", and {gib(self._device_memory)} were free"
+        return f"it ran alone and needs up to {gib(task.need + PROCESS_BYTES)}{free}: {advice}"
 
     def _tell(self, event: Event, moved: bool = True) -> None:
         if moved:

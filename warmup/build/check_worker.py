@@ -18,14 +18,16 @@ import torch
 from torch import Tensor
 
 from snapcap.models.dimensions import MAX_BEAMS
+from snapcap.models.memory.memory import Spec
 from snapcap.models.regions.functions import RegionFunction
 from snapcap.models.regions.state.kv_cache import TEXTS
 from snapcap.models.regions.table import Region
-from snapcap.warmup.build.worker import serve_regions
+from snapcap.models.weights.sets import Weights
+from snapcap.models.weights.source import WeightSet
+from snapcap.warmup.build.worker import Workbench, empty, serve_regions
 from snapcap.warmup.machine.cpus import whole_cpus
 from snapcap.warmup.plan.artifacts import CPU_LIBRARY
 from snapcap.warmup.plan.buckets import Bucket
-from snapcap.warmup.plan.plan import Plan
 from snapcap.warmup.runtime.aoti.container import Container
 from snapcap.warmup.runtime.aoti.cpu_library import open_cpu_library
 from snapcap.warmup.runtime.aoti.libtorch import Libtorch
@@ -33,27 +35,45 @@ from snapcap.warmup.runtime.aoti.native_packages import NativePackages
 from snapcap.warmup.runtime.aoti.tensors import over_tensor, tensor_over
 from snapcap.warmup.runtime.aoti.torch_packages import open_package
 from snapcap.warmup.runtime.compare import CheckError, compare_call
-from snapcap.warmup.runtime.loaded_model import LoadedModel
+from snapcap.warmup.runtime.devices.torch_settings import DTYPES
+from snapcap.warmup.runtime.model import Model
 from snapcap.warmup.store.blobs import VerifiedFile
 
 
-def check(model: LoadedModel, region: Region, bucket: Bucket, run: RegionFunction) -> float:
+def check(
+    model: Model[Any],
+    layer: WeightSet,
+    region: Region,
+    bucket: Bucket,
+    run: RegionFunction,
+    device: torch.device,
+) -> float:
     """Compare a package's function with the region's; returns the largest relative difference.
+
+    Args:
+        model: says which inputs the region takes at the bucket.
+        layer: the weights of one layer of the region, on any device.
 
     Raises:
         CheckError: they differ by more than the dtype explains.
     """
-    # As a start on a GPU does before it has anything else.
-    run(*(torch.zeros_like(tensor) for tensor in model.inputs(region, bucket)))
+    run(*(empty(spec, device).zero_() for spec in _specs(model, region, bucket)))  # as a start on a GPU begins
+    dtype = DTYPES[model.state.dtype]
     worst = 0.0
     for padding in (False, True):
-        inputs = example_inputs(model, region, bucket, padding)
-        worst = max(worst, compare_call(region.function, run, inputs, model.dtype))
+        inputs = example_inputs(model, layer, region, bucket, padding, device)
+        worst = max(worst, compare_call(region.function, run, inputs, dtype))
     return worst
 
 
-def example_inputs(model: LoadedModel, region: Region, bucket: Bucket, padding: bool) -> tuple[Tensor, ...]:
-    """Random activations and caches, with rows of different ages, and the weights of the last layer.
+def _specs(model: Model[Any], region: Region, bucket: Bucket) -> list[Spec]:
+    return [model.state.memory.spec(buffer) for buffer in model.inputs(region, bucket)]
+
+
+def example_inputs(
+    model: Model[Any], layer: WeightSet, region: Region, bucket: Bucket, padding: bool, device: torch.device
+) -> tuple[Tensor, ...]:
+    """Random activations and caches on ``device``, with rows of different ages, and the weights of a ``layer``.
 
     With ``padding`` all rows but the first are what padding rows are: at the cache's end, or in the scratch slot,
     and there all alike, since which of several writes to one slot wins is nobody's promise.
@@ -96,7 +116,7 @@ def example_inputs(model: LoadedModel, region: Region, bucket: Bucket, padding: 
         return drawn
 
     names = region.input_names
-    own = model.inputs(region, bucket)[: len(names)]
+    specs = _specs(model, region, bucket)
 
     def example(name: str, tensor: Tensor) -> Tensor:
         if name in drawn:
@@ -104,12 +124,14 @@ def example_inputs(model: LoadedModel, region: Region, bucket: Bucket, padding: 
         return integers(name, tensor.shape) if tensor.dtype == torch.int64 else random_like(name, tensor)
 
     # With the strides it has when serving: a package knows no others.
-    examples = [
-        torch.empty_like(tensor).copy_(example(name, tensor)) for name, tensor in zip(names, own, strict=True)
-    ]
+    examples = []
+    for name, spec in zip(names, specs[: len(names)], strict=True):
+        tensor = empty(spec, device)
+        examples.append(tensor.copy_(example(name, tensor)))
     if padding and region.component == "encoder" and bucket.size > 1:
         examples[0][1:] = examples[0][1]
-    return (*examples, *model.weights.of(region)[-1])
+    weights = [empty(spec, device) for spec in specs[len(names) :]]
+    return (*examples, *(placed.copy_(weight) for placed, weight in zip(weights, layer, strict=True)))
 
 
 def example_groups(rows: int, most: int, generator: torch.Generator) -> dict[str, Tensor]:
@@ -144,18 +166,25 @@ def _sampling(rows: int, generator: torch.Generator) -> dict[str, Tensor]:
 
 
 class _Checker:
-    """Opens the CPU library once."""
+    """Reads the weights and opens the CPU library once, when a package needs them first."""
 
     def __init__(self) -> None:
         self._library: Libtorch | None = None
+        self._weights: Weights[Tensor] | None = None
 
     def answer(
-        self, model: LoadedModel, plan: Plan, region: Region, bucket: Bucket, path: Path, on: str = "libtorch"
+        self, bench: Workbench, region: Region, bucket: Bucket, path: Path, on: str = "libtorch"
     ) -> dict[str, Any]:
+        if self._weights is None:
+            self._weights = bench.host_weights()
         package = VerifiedFile.of(path)
         try:
-            run = open_package(package, model.device) if on == "libtorch" else self._on_library(package)
-            return {"difference": check(model, region, bucket, run), **asdict(package.blob)}
+            run = open_package(package, bench.device) if on == "libtorch" else self._on_library(package)
+            layer = self._weights.of(region)[-1]
+            return {
+                "difference": check(bench.model, layer, region, bucket, run, bench.device),
+                **asdict(package.blob),
+            }
         except CheckError as error:
             raise RuntimeError(f"differs from eager: {error}") from error
 

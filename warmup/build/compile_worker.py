@@ -14,16 +14,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from snapcap.models.regions.functions import RegionFunction
 from snapcap.models.regions.fused.compiled import compiled_function
 from snapcap.models.regions.table import Region
 from snapcap.warmup.build.environment import skip_vector_tests
-from snapcap.warmup.build.worker import serve_regions
+from snapcap.warmup.build.worker import Workbench, empty, serve_regions
 from snapcap.warmup.plan.buckets import Bucket
-from snapcap.warmup.plan.plan import Plan, inductor_options
+from snapcap.warmup.plan.plan import inductor_options
 from snapcap.warmup.runtime.aoti.packages import is_whole, slim
-from snapcap.warmup.runtime.loaded_model import LoadedModel
 
 # Inductor writes into its cache folder in place, and may take a file from there that another build on this machine
 # is writing. By the next attempt that is done.
@@ -41,17 +41,20 @@ class _RegionModule(torch.nn.Module):
         return self._function(*inputs)
 
 
-def compile_region(model: LoadedModel, region: Region, bucket: Bucket, plan: Plan, path: Path) -> None:
+def compile_region(bench: Workbench, region: Region, bucket: Bucket, path: Path) -> None:
     """Export a region for a bucket's shapes and write its package.
 
+    The inputs are fake tensors, which take no memory: Inductor makes those of a kernel when it tries that kernel.
     Export admits no graph break: what it cannot trace is an error that shows the line.
     """
     import torch._inductor  # noqa: PLC0415  seconds, and only ever here
 
+    plan = bench.job.plan
     skip_vector_tests(plan.device_type)
     torch.backends.cuda.enable_cudnn_sdp(plan.takes_cudnn_attention(region.component))
-    inputs = model.inputs(region, bucket)
-    program = torch.export.export(_RegionModule(compiled_function(region, model.device, model.dtype)), inputs)
+    with FakeTensorMode():
+        inputs = tuple(empty(spec, bench.device) for spec in bench.model.inputs(region, bucket))
+    program = torch.export.export(_RegionModule(compiled_function(region, bench.device, bench.dtype)), inputs)
     options = inductor_options(plan.mode(region.component), plan.device_type)
     if not torch._inductor.config.cpp_cache_precompile_headers:  # the variable does not speak for packages
         options["aot_inductor.precompile_headers"] = False
@@ -64,12 +67,12 @@ def compile_region(model: LoadedModel, region: Region, bucket: Bucket, plan: Pla
     temporary.replace(path)  # whole or not at all: an interrupted build keeps what is done
 
 
-def build(model: LoadedModel, plan: Plan, region: Region, bucket: Bucket, path: Path) -> dict[str, Any]:
+def build(bench: Workbench, region: Region, bucket: Bucket, path: Path) -> dict[str, Any]:
     """Write a package; answers how long it took and which inputs it was built for."""
     path.parent.mkdir(parents=True, exist_ok=True)
     started = time.monotonic()
-    compile_region(model, region, bucket, plan, path)
-    return {"inputs": model.input_specs(region, bucket), "seconds": time.monotonic() - started}
+    compile_region(bench, region, bucket, path)
+    return {"inputs": bench.model.input_specs(region, bucket), "seconds": time.monotonic() - started}
 
 
 if __name__ == "__main__":

@@ -18,13 +18,17 @@ EventKind = Literal["kept", "compiled", "built", "failed"]
 
 @dataclass(frozen=True)
 class Task:
-    """One package to make. Without one that is called ``on_demand`` the set is used all the same."""
+    """One package to make. Without one that is called ``on_demand`` the set is used all the same.
+
+    ``need``: bytes of device memory that compiling or checking it takes at most, beside its process.
+    """
 
     entry: str
     region: str
     component: ComponentName
     size: int
     on_demand: bool = False
+    need: int = 0
 
 
 @dataclass(frozen=True)
@@ -67,11 +71,18 @@ class Progress:
 
 def tasks_of(checkpoint: Checkpoint, plan: Plan) -> list[Task]:
     """Every package of the set, smallest buckets first."""
-    from snapcap.models.regions.table import build_regions  # noqa: PLC0415  imports torch, which a server has by now
+    from snapcap.warmup.plan.memory import MemoryPlan, checkpoint_bytes  # noqa: PLC0415  of no compiled start
     from snapcap.warmup.runtime.aoti.packages import entry_names  # noqa: PLC0415
 
-    regions = build_regions(checkpoint.config)
+    weights, memory = checkpoint_bytes(checkpoint.folder, plan.dtype), MemoryPlan(checkpoint.config, plan)
     return [
-        Task(entry, region.name, region.component, bucket.size, region.on_demand)
-        for region, bucket, entry in entry_names(regions, plan.buckets)
+        Task(
+            entry,
+            region.name,
+            region.component,
+            bucket.size,
+            region.on_demand,
+            memory.package(region, bucket.size, weights),
+        )
+        for region, bucket, entry in entry_names(memory.regions, plan.buckets)
     ]

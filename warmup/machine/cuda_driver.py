@@ -62,7 +62,7 @@ def has_cuda_driver() -> bool:
     return True
 
 
-def open_context(index: int) -> None:
+def open_context(index: int) -> ctypes.c_void_p:
     """Make the context of ``cuda:index`` that torch is going to use. It stays until the process ends.
 
     Raises:
@@ -72,6 +72,20 @@ def open_context(index: int) -> None:
     device, context = ctypes.c_int(), ctypes.c_void_p()
     driver.call("cuDeviceGet", ctypes.byref(device), index)
     driver.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+    return context
+
+
+def free_device_memory(index: int) -> int:
+    """Bytes of ``cuda:index`` that no process has taken, once this one has its context there, which it makes.
+
+    Raises:
+        CudaDriverError: as ``open_context``.
+    """
+    context, driver = open_context(index), _Driver()
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    driver.call("cuCtxSetCurrent", context)
+    driver.call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+    return free.value
 
 
 class _Driver:

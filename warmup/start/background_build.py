@@ -19,6 +19,8 @@ from snapcap.warmup.machine.cpus import all_but_one
 from snapcap.warmup.machine.cxx import require_compiler
 from snapcap.warmup.options import StartOptions
 from snapcap.warmup.plan.buckets import Bucket
+from snapcap.warmup.plan.memory import PROCESS_BYTES, MemoryPlan, gib
+from snapcap.warmup.plan.room import free_here
 from snapcap.warmup.progress.status import COMPONENTS, ComponentName, StartupStatus
 from snapcap.warmup.runtime.aoti.torch_packages import torch_backend
 from snapcap.warmup.runtime.backends.base import Backend
@@ -174,6 +176,7 @@ class BackgroundBuild:
             on_event=lambda event: self._on_event(event, builder),
             environment=remote_cache_environment(options.store.remote_cache, loaded.plan.device),
             timeout=options.store.build_timeout,
+            device_memory=self._memory_beside(),
         )
         self._builder = builder
         if self._stopped.is_set():  # before there was a builder to stop
@@ -189,6 +192,24 @@ class BackgroundBuild:
         if built.no_library:
             _logger.warning("no CPU library", extra={"fields": {"reason": built.no_library}})
         self._publish(built, publishing)
+
+    def _memory_beside(self) -> int | None:
+        """Bytes of the GPU that a build may take, less what this server may still need.
+
+        Raises:
+            BuildError: too little is left for one compiler and one checker.
+        """
+        loaded = self._loaded
+        free = free_here(loaded.plan)
+        if free is None:
+            return None
+        reserved = MemoryPlan(loaded.checkpoint.config, loaded.plan).swap
+        if free - reserved < 2 * PROCESS_BYTES:
+            raise BuildError(
+                f"the GPU has {gib(free)} free, of which this server may need {gib(reserved)}: too little to build "
+                f"beside it; run `snapcap build --model {self._options.model.source}` before the server starts"
+            )
+        return free - reserved
 
     def _on_event(self, event: Event, builder: Builder) -> None:
         """Called by the builder's threads. Swaps a bucket of a component when its last package is there."""

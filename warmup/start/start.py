@@ -19,6 +19,7 @@ import logging
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from snapcap.models.weights.listing import WeightsError
@@ -64,6 +65,43 @@ def load(
         CheckpointError, ConfigError, WeightsError: the model cannot be served.
         StartError: a setting does not fit, or the start is strict and not what was asked for.
     """
+    try:
+        return _load(options, timeline, status, on_checkpoint, fetcher)
+    except _SmallerPlanError as error:  # which has another key, and so other artifacts
+        compute = replace(options.compute, buckets=error.buckets)
+        return _load(replace(options, compute=compute), timeline, status, lambda _: None, None)
+
+
+class _SmallerPlanError(Exception):
+    """The device has no room for the largest buckets."""
+
+    def __init__(self, buckets: tuple[int, ...]) -> None:
+        super().__init__(f"buckets {buckets} fit")
+        self.buckets = buckets
+
+
+def _require_room(preparation: Preparation) -> None:
+    """Raises:
+    _SmallerPlanError: the plan needs more memory than its GPU has free.
+    """
+    checkpoint, plan, weights = preparation.model.result()
+    if plan.device_type == "cpu":
+        return
+    from snapcap.warmup.plan.room import fitted, free_here  # noqa: PLC0415  of a GPU alone
+
+    prepared = 0 if weights.mapped is None else len(weights.mapped.memory)
+    kept = fitted(checkpoint, plan, free_here(plan), prepared).buckets
+    if kept != plan.buckets:
+        raise _SmallerPlanError(kept)
+
+
+def _load(
+    options: StartOptions,
+    timeline: Timeline,
+    status: StartupStatus,
+    on_checkpoint: Callable[[Checkpoint], object],
+    fetcher: "ModelFetcher | None",
+) -> StartedModel:
     with contextlib.ExitStack() as scope:
         # A thread that waits for Python's lock asks for it after this many seconds, of 0.005. What runs beside the
         # import of torch asks hundreds of times.
@@ -81,12 +119,14 @@ def load(
             if isinstance(found, str):
                 reason = found
             else:
+                _require_room(preparation)
                 started = start_without_torch(found, options, timeline, status)
                 if started is not None:
                     return started
                 reason = "what there is does not work, as the log says"
             importing = _begin_import(reason, pool, timeline)
         importing.result()
+        _require_room(preparation)
         return _load_with_torch(preparation, options, timeline, status)
 
 

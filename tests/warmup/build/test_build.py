@@ -1,11 +1,13 @@
 """The builder over workers that only say they compile: what they leave out must not look made."""
 
 import os
+import shutil
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import pytest
@@ -31,6 +33,8 @@ class FakeWorker:
     library = "library"  # its content; empty: it cannot be compiled
     needs_libtorch = ""  # this package does not run on the library
     hang: tuple[str, ...] = ()  # these are never compiled
+    runs_out: Mapping[str, int] = MappingProxyType({})  # how often each of these runs out of memory
+    ran_out: ClassVar[list[str]] = []
 
     on_library: ClassVar[list[str]] = []  # what was run on it
     environments: ClassVar[dict[str, dict[str, str]]] = {}
@@ -51,6 +55,9 @@ class FakeWorker:
         if self.module == "snapcap.warmup.build.library_worker":
             return self._compile_library()
         entry = f"aot/{task['region']}.b{task['size']}.pt2"
+        if self.ran_out.count(entry) < self.runs_out.get(entry, 0):
+            self.ran_out.append(entry)
+            raise WorkerError("CUDA out of memory. Tried to allocate 2.25 GiB.")
         if self.module == "snapcap.warmup.build.check_worker":
             if "on" in task:
                 self.on_library.append(entry)
@@ -86,8 +93,11 @@ class FakeWorker:
 def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """``build(device, timeout, write=True, …)`` -> a builder of the demo's bucket 1, its events, its folder."""
 
-    def make(device: str = "cpu", timeout: float = 60, **behaviour: Any) -> tuple[Builder, list[Event], Path]:
+    def make(
+        device: str = "cpu", timeout: float = 60, device_memory: int | None = None, **behaviour: Any
+    ) -> tuple[Builder, list[Event], Path]:
         behaviour.setdefault("on_library", [])
+        behaviour.setdefault("ran_out", [])
         monkeypatch.setattr("snapcap.warmup.build.builder.Worker", type("Worker", (FakeWorker,), behaviour))
         monkeypatch.setattr("snapcap.warmup.build.builder.require_compiler", lambda: "g++")
         options = StartOptions(ModelOptions(cache_dir=tmp_path), ComputeOptions(buckets=(1,)))
@@ -96,7 +106,14 @@ def build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         plan = replace(make_plan(checkpoint.config, options), device=device)
         folder, more = tmp_path / "b", {"MORE": "1"}
         builder = Builder(
-            checkpoint, plan, folder, workers=2, on_event=events.append, environment=more, timeout=timeout
+            checkpoint,
+            plan,
+            folder,
+            workers=2,
+            on_event=events.append,
+            environment=more,
+            timeout=timeout,
+            device_memory=device_memory,
         )
         return builder, events, folder
 
@@ -334,3 +351,38 @@ def test_compilers_for_a_gpu_have_cache_folders_of_their_own_which_end_with_them
     assert builder.run().complete
     assert len(seen) == len(FakeWorker.compilers) == 2
     assert not any(folder.exists() for folder in seen)
+
+
+BLOCK = "aot/encoder_block.b1.pt2"
+
+
+@pytest.mark.parametrize("memory", [None, 1 << 30, 100 << 30])
+def test_a_package_that_runs_out_of_memory_is_made_again_alone(build: Any, memory: int | None) -> None:
+    builder, events, _ = build("cuda:0", device_memory=memory, runs_out={BLOCK: 1})
+    built = builder.run()
+    assert built.complete
+    assert not built.failures
+    assert not [event for event in events if event.kind == "failed"]
+    assert [event.task.entry for event in events if event.kind == "built"][-1] == BLOCK
+
+
+def test_a_package_that_does_not_fit_an_empty_card_says_what_it_needs(build: Any) -> None:
+    builder, events, _ = build("cuda:0", device_memory=1 << 30, runs_out={BLOCK: 2})
+    built = builder.run()
+    assert not built.complete
+    assert list(built.failures) == [BLOCK]
+    reason = built.failures[BLOCK]
+    assert reason.startswith(
+        "compile: CUDA out of memory. Tried to allocate 2.25 GiB.; it ran alone and needs up to "
+    )
+    assert reason.endswith("GiB, and 1.0 GiB were free: a larger GPU is needed")
+    assert [event.kind for event in events].count("built") == len(builder.tasks) - 1
+
+
+def test_a_small_card_has_fewer_workers(build: Any) -> None:
+    """Each process takes a context of the card, whether it works or waits."""
+    for memory, compilers in ((None, 2), (100 << 30, 2), (1 << 30, 1)):
+        environments: list[dict[str, str]] = []
+        build("cuda:0", device_memory=memory, compilers=environments)[0].run()
+        assert len(environments) == compilers
+        shutil.rmtree(build()[2])

@@ -44,7 +44,7 @@ def test_what_cannot_be_opened_stays_eager_and_says_so_once(
     entries = {} if damage == "not in the set" else {ENTRY: package}
     run = torch_backend(entries, specs, demo_model).callable(region, FOUR)
     assert caplog.records == []
-    inputs = example_inputs(demo_model, region, FOUR, padding=False)
+    inputs = example_inputs(demo_model, (), region, FOUR, False, demo_model.device)
     with caplog.at_level(logging.ERROR), torch.no_grad():
         assert [compare_call(region.function, run, inputs, demo_model.dtype) for _ in range(2)] == [0.0, 0.0]
     (record,) = caplog.records
@@ -63,7 +63,7 @@ def test_a_package_is_opened_from_the_bytes_that_were_verified(
     package, specs = VerifiedFile.of(path), {ENTRY: demo_model.input_specs(region, FOUR)}
     opened = torch_backend({ENTRY: package}, specs, demo_model).callable(region, FOUR)
     late = torch_backend({ENTRY: package}, specs, demo_model).callable(region, FOUR)
-    inputs = example_inputs(demo_model, region, FOUR, padding=False)
+    inputs = example_inputs(demo_model, (), region, FOUR, False, demo_model.device)
     with torch.no_grad():
         assert compare_call(region.function, opened, inputs, demo_model.dtype) < 1e-4
         with zipfile.ZipFile(path, "a") as archive:
