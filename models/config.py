@@ -135,12 +135,12 @@ def _with_template(config: ModelConfig, markup: ImageMarkup, folder: Path, chat_
             config.decoder.n_positions,
             f"an image takes {config.prefix_length} positions and leaves none for text",
         )
-    length = min(config.generation.max_length, positions)
-    return replace(
-        config,
-        decoder=replace(config.decoder, n_positions=positions),
-        generation=replace(config.generation, start_id=chat.start_id, max_length=length),
-    )
+    read = config.generation
+    # transformers counts the template and the image's placeholders; one token is generated whatever the length is.
+    length = max(read.max_length - config.prefix_length, 2) if read.counts_prompt else read.max_length
+    # The first token of a caption is never that of the text, so none is forced.
+    generation = replace(read, start_id=chat.start_id, max_length=min(length, positions), forced_bos_id=None)
+    return replace(config, decoder=replace(config.decoder, n_positions=positions), generation=generation)
 
 
 def _named(value: Any) -> Any:

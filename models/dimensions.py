@@ -10,6 +10,8 @@ from snapcap.models.names import Names
 from snapcap.models.text import GenerationConfig, ImageMarkup, RopeConfig, Task
 
 MAX_BEAMS = 8  # of one request; what each row bears in mind for its group grows with it
+# Of a checkpoint: sequences of several tokens whose last one is made more or less likely, and tokens of each.
+MAX_PHRASES, MAX_PHRASE_TOKENS = 128, 8
 
 
 @dataclass(frozen=True, kw_only=True)

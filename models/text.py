@@ -51,20 +51,36 @@ class ChatIds:
     strips: bool = False
 
 
+class TokenBias(NamedTuple):
+    """A number that is added to a token's score, where it is the last of ``ids`` and the others are before it."""
+
+    ids: tuple[int, ...]
+    bias: float
+
+
 @dataclass(frozen=True)
 class GenerationConfig:
     """Special token ids, and the default length: ``max_length`` counts the start token, as in transformers.
 
-    The other fields are a model's defaults of the options of these names, and what it forces:
+    The other fields are a model's defaults of the options of these names, what it forces, and what else it says of
+    its tokens:
 
+    counts_prompt: ``max_length`` counts the prompt too.
+    image_id: the placeholder of an image's tokens, where they stand in the text before a row's own.
     forced_bos_id: the first token of every caption that continues no prompt.
     forced_eos_id: a caption that is as long as it may be has this as its last token.
+    suppressed, suppressed_first: tokens that no caption has, or none as its first.
+    end_growth: after so many tokens, by what factor ends become likelier with each.
+    renormalises: a beam adds up log-probabilities among the tokens that are left.
+    not_done: settings of the checkpoint that would change captions and are not done, as ``field = value``.
     """
 
     start_id: int
     eos_ids: tuple[int, ...]
     pad_id: int
     max_length: int
+    counts_prompt: bool = False
+    image_id: int | None = None
     forced_bos_id: int | None = None
     forced_eos_id: int | None = None
     num_beams: int = 1
@@ -72,6 +88,19 @@ class GenerationConfig:
     early_stopping: EarlyStopping = False
     no_repeat_ngram_size: int = 0
     repetition_penalty: float = 1.0
+    min_length: int = 0
+    min_new_tokens: int | None = None
+    suppressed: tuple[int, ...] = ()
+    suppressed_first: tuple[int, ...] = ()
+    biases: tuple[TokenBias, ...] = ()
+    end_growth: tuple[int, float] | None = None
+    renormalises: bool = False
+    not_done: tuple[str, ...] = ()
+
+    @property
+    def biased(self) -> bool:
+        """The checkpoint changes scores, whatever a request says."""
+        return bool(self.suppressed or self.suppressed_first or self.biases or self.end_growth)
 
 
 class Task(NamedTuple):

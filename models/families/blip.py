@@ -3,13 +3,14 @@
 The class is `BlipForConditionalGeneration`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from snapcap.models.dimensions import BertConfig, Parts, VisionConfig
 from snapcap.models.families.generation import padding
 from snapcap.models.families.parts.bert import head_names, layer_names
 from snapcap.models.families.parts.vit import dimensions
+from snapcap.models.families.settings import all_named, given_settings
 from snapcap.models.fields import Fields
 from snapcap.models.names import Names
 from snapcap.models.text import DEFAULT_NEW_TOKENS, GenerationConfig
@@ -34,8 +35,9 @@ NAMES = Names(
 )
 
 
-def read(config: Fields, _generation: Mapping[str, Any]) -> Parts:
-    """``generation_config.json`` has no part in it: transformers generates with the text decoder's configuration.
+def read(config: Fields, generation: Mapping[str, Any]) -> Parts:
+    """``generation_config.json`` has no part in it: transformers generates with the text decoder's configuration,
+    and of that with special tokens alone.
 
     Raises:
         ConfigError: a field has a value that is not supported.
@@ -48,7 +50,7 @@ def read(config: Fields, _generation: Mapping[str, Any]) -> Parts:
     return Parts(
         VisionConfig(family="blip", **vision, fused_qkv=True),
         decoder,
-        _generation_of(text, decoder.vocab_size, decoder.n_positions),
+        _generation_of(text, decoder.vocab_size, decoder.n_positions, (generation, config.values, text.values)),
         NAMES,
     )
 
@@ -72,7 +74,9 @@ def _decoder(fields: Fields, tied_head: bool) -> BertConfig:
     )
 
 
-def _generation_of(text: Fields, vocab_size: int, positions: int) -> GenerationConfig:
+def _generation_of(
+    text: Fields, vocab_size: int, positions: int, sources: Sequence[Mapping[str, Any]]
+) -> GenerationConfig:
     """As `BlipForConditionalGeneration.generate`: it starts with ``bos_token_id``, [DEC], in place of a prompt's
     [CLS], ends with ``sep_token_id``, and gives 20 new tokens, whatever lengths the files name."""
     specials = Fields({"bos_token_id": 30522, "sep_token_id": 102, "pad_token_id": 0, **text.values}, text.prefix)
@@ -82,4 +86,5 @@ def _generation_of(text: Fields, vocab_size: int, positions: int) -> GenerationC
         eos_ids=(end,),
         pad_id=padding(specials.values["pad_token_id"], end, vocab_size),
         max_length=min(DEFAULT_NEW_TOKENS + 1, positions),
+        not_done=all_named(given_settings(sources)),
     )

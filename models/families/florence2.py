@@ -5,11 +5,10 @@ The class is `Florence2ForConditionalGeneration`. Checkpoints have one of two la
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from math import prod
 from typing import Any
 
-from snapcap.models.dimensions import MAX_BEAMS, DavitConfig, DavitStage, Florence2Config, Parts
+from snapcap.models.dimensions import DavitConfig, DavitStage, Florence2Config, Parts
 from snapcap.models.families.generation import read_generation
 from snapcap.models.fields import MOST, MOST_LAYERS, Fields
 from snapcap.models.names import Names, Rule
@@ -260,26 +259,7 @@ def _decoder(fields: Fields, config: Fields) -> Florence2Config:
 def _generation(
     generation: Mapping[str, Any], config: Fields, text: Fields, decoder: Florence2Config
 ) -> GenerationConfig:
-    """transformers' order for special tokens and lengths. The other settings are ``generation_config.json``'s or,
-    where there is no such file, those of ``config.json`` and its text part."""
+    """transformers' rules, with its defaults of special tokens; a length of ours where the files name none."""
     specials = {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1, "decoder_start_token_id": 2}
-    sources = (generation, config.values, text.values, {**specials, "max_length": _NEW_TOKENS + 1})
-    read = read_generation(sources, decoder, start=("decoder_start_token_id", "bos_token_id"))
-    settings = generation or {**text.values, **config.values}
-    given = Fields({field: value for field, value in settings.items() if value is not None})
-    early = given.values.get("early_stopping")
-    if not (early is None or isinstance(early, bool) or early == "never"):
-        raise given.error("early_stopping", early, 'true, false or "never" is expected')
-    return replace(
-        read,
-        forced_bos_id=_forced(given, "forced_bos_token_id", decoder),
-        forced_eos_id=_forced(given, "forced_eos_token_id", decoder),
-        num_beams=given.whole("num_beams", 1, least=1, most=MAX_BEAMS),
-        length_penalty=given.number("length_penalty", 1.0),
-        early_stopping=early or False,
-        no_repeat_ngram_size=given.whole("no_repeat_ngram_size", 0),
-    )
-
-
-def _forced(given: Fields, field: str, decoder: Florence2Config) -> int | None:
-    return None if given.values.get(field) is None else given.token(field, decoder.vocab_size)
+    sources, start = (generation, config.values, text.values), ("decoder_start_token_id", "bos_token_id")
+    return read_generation(sources, decoder, start, specials, _NEW_TOKENS)

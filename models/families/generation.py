@@ -1,28 +1,39 @@
-"""Reads special tokens and lengths from where transformers looks for them, for every family that uses its rules."""
+"""Reads special tokens, lengths and settings from where transformers looks for them, by its rules."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from snapcap.models.dimensions import DecoderConfig
+from snapcap.models.families.settings import given_settings, read_settings
 from snapcap.models.fields import ConfigError, Fields, is_whole
 from snapcap.models.text import DEFAULT_NEW_TOKENS, GenerationConfig
 
 
 def read_generation(
-    sources: Sequence[Mapping[str, Any]], decoder: DecoderConfig, start: Sequence[str]
+    sources: Sequence[Mapping[str, Any]],
+    decoder: DecoderConfig,
+    start: Sequence[str],
+    defaults: Mapping[str, Any] = MappingProxyType({}),
+    new_tokens: int | None = None,
 ) -> GenerationConfig:
-    """The first source that has a field goes.
+    """Read special tokens from the first source that has them, and lengths and settings as `given_settings` does.
 
     Args:
+        sources: ``generation_config.json``, then the objects of ``config.json`` in their order.
         start: the fields that name the first token, in their order.
+        defaults: transformers' special tokens, where no source has them.
+        new_tokens: what a family generates where ``generation_config.json`` names no length. transformers' 20 would
+            cut its captions, and stands in many a ``config.json``.
 
     Raises:
         ConfigError: a field has a value that is not supported.
     """
+    given = given_settings(sources)
 
     def look_up(*fields: str) -> Any:
         for field in fields:
-            for source in sources:
+            for source in (*sources, defaults):
                 if source.get(field) is not None:
                     return source[field]
         return None
@@ -35,11 +46,14 @@ def read_generation(
             if not is_whole(token) or not 0 <= token < decoder.vocab_size:
                 raise ConfigError(field, token, f"a token id below vocab_size {decoder.vocab_size} is expected")
     pad = look_up("pad_token_id")
+    length, counts_prompt = _max_length(given if new_tokens is None else sources[0], new_tokens)
     return GenerationConfig(
         start_id=start_id,
         eos_ids=eos_ids,
         pad_id=padding(pad, (eos_ids or (start_id,))[0], decoder.vocab_size),
-        max_length=min(_max_length(look_up), decoder.n_positions),
+        max_length=min(length, decoder.n_positions),
+        counts_prompt=counts_prompt,
+        **read_settings(given, eos_ids, decoder.vocab_size),
     )
 
 
@@ -48,11 +62,11 @@ def padding(given: object, other: int, vocab_size: int) -> int:
     return given if is_whole(given) and 0 <= given < vocab_size else other
 
 
-def _max_length(look_up: Callable[..., Any]) -> int:
-    """Tokens with the first one."""
-    lengths = Fields({field: look_up(field) for field in ("max_new_tokens", "max_length")})
-    if lengths.values["max_new_tokens"] is not None:
-        return lengths.positive_int("max_new_tokens") + 1
-    if lengths.values["max_length"] is not None:
-        return lengths.positive_int("max_length")
-    return DEFAULT_NEW_TOKENS + 1
+def _max_length(given: Mapping[str, Any], new_tokens: int | None) -> tuple[int, bool]:
+    """Tokens with the first one; and whether those of a prompt are among them."""
+    lengths = Fields(given)
+    if given.get("max_new_tokens") is not None:
+        return lengths.positive_int("max_new_tokens") + 1, False
+    if given.get("max_length") is not None:
+        return lengths.positive_int("max_length"), True
+    return (new_tokens or DEFAULT_NEW_TOKENS) + 1, False

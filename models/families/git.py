@@ -45,7 +45,7 @@ def read(config: Fields, generation: Mapping[str, Any]) -> Parts:
     return Parts(
         ClipConfig(family="git", **vision),
         decoder,
-        read_generation((generation, config.values, defaults), decoder, start=("bos_token_id",)),
+        read_generation((generation, config.values), decoder, ("bos_token_id",), defaults),
         NAMES,
         projected=True,
     )

@@ -6,6 +6,7 @@ is not done.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from snapcap.models.dimensions import LlamaConfig, Parts, SiglipConfig
@@ -20,6 +21,7 @@ _ARCHITECTURES = ("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGene
 # Where a checkpoint names no length: an answer is a sentence or several, and ends by itself.
 _NEW_TOKENS = 128
 _VISION_DEFAULTS = {"hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32}
+_IMAGE_ID = 128257  # transformers' default
 _AROUND, _GLOBAL, _IMAGE = "<fake_token_around_image>", "<global-img>", "<image>"
 
 NAMES = Names(
@@ -46,11 +48,12 @@ def read(config: Fields, generation: Mapping[str, Any]) -> Parts:
     given = Fields({"rms_norm_eps": 1e-5, **text.values}, text.prefix)
     tied = config.switch("tie_word_embeddings", False)
     decoder = LlamaConfig(**llama.dimensions(given, tied_head=tied))
-    sources = (generation, config.values, text.values, {"bos_token_id": 1, "max_new_tokens": _NEW_TOKENS})
+    sources = (generation, config.values, text.values)
+    read = read_generation(sources, decoder, ("bos_token_id",), {"bos_token_id": 1}, _NEW_TOKENS)
     return Parts(
         _vision(config),
         decoder,
-        read_generation(sources, decoder, start=("bos_token_id",)),
+        replace(read, image_id=config.whole("image_token_id", _IMAGE_ID)),
         NAMES,
         projected=True,
         markup=ImageMarkup(_IMAGE, before=f"{_AROUND}{_GLOBAL}", after=_AROUND),

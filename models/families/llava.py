@@ -5,6 +5,7 @@ those behind it are not run; which one, and whether the first token is left out,
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from snapcap.models.dimensions import ClipConfig, LlavaConfig, Parts, SiglipConfig, VisionConfig
@@ -42,19 +43,16 @@ def read(config: Fields, generation: Mapping[str, Any]) -> Parts:
     config.architecture(_ARCHITECTURE)
     vision = _vision(config)
     decoder = _decoder(config)
-    sources = (
-        generation,
-        config.values,
-        config.section("text_config").values,
-        {"bos_token_id": 1, "eos_token_id": 2, "max_new_tokens": _NEW_TOKENS},
-    )
+    sources = (generation, config.values, config.section("text_config").values)
+    read = read_generation(sources, decoder, ("bos_token_id",), {"bos_token_id": 1, "eos_token_id": 2}, _NEW_TOKENS)
+    image = _image_token(config, decoder.vocab_size)
     return Parts(
         vision,
         decoder,
-        read_generation(sources, decoder, start=("bos_token_id",)),
+        replace(read, image_id=image),
         _names(vision),
         projected=True,
-        markup=ImageMarkup(_image_token(config, decoder.vocab_size)),
+        markup=ImageMarkup(image),
     )
 
 

@@ -32,13 +32,13 @@ RegionFunction = Callable[..., Tensor]
 
 def region_functions(config: ModelConfig) -> Mapping[str, RegionFunction]:
     """By region name; no tensor is touched."""
-    vision, forces_end = config.vision, isinstance(config.decoder, Florence2Config)
+    vision = config.vision
     return {
         **(_davit(vision) if isinstance(vision, DavitConfig) else _vit(vision)),
         "encoder_after": partial(cross_kv.cross_kv, eps=vision.layer_norm_eps if vision.final_norm else None),
         **_decoder(config.decoder),
         **_prefix(config),
-        names.PENALTIES: partial(penalise, forces_end=True) if forces_end else penalise,
+        names.PENALTIES: penalise,
         names.SAMPLING: sample,
         names.BEAMS: beam_search.select,
     }

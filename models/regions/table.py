@@ -28,6 +28,7 @@ from snapcap.models.regions import names
 from snapcap.models.regions import weight_names as weights
 from snapcap.models.regions.state.beams import PENALISE_INPUTS, SELECT_INPUTS, BeamState
 from snapcap.models.regions.state.kv_cache import SAMPLE_INPUTS, TEXTS, DecodeState
+from snapcap.models.regions.state.rules import RULE_INPUTS, TokenRules
 
 if TYPE_CHECKING:
     from snapcap.models.regions.functions import RegionFunction
@@ -231,7 +232,7 @@ def _choice(config: ModelConfig) -> tuple[Region, Region, Region]:
 
     scores = ("logits", "normalised", *ROWS, "ends", "key_cache", "value_cache")
     return (
-        region(names.PENALTIES, "logits", *ROWS, *PENALISE_INPUTS),
+        region(names.PENALTIES, "logits", *ROWS, *RULE_INPUTS, *PENALISE_INPUTS),
         region(names.SAMPLING, "logits", *ROWS, *SAMPLE_INPUTS, "sequences"),
         region(names.BEAMS, *scores, *SELECT_INPUTS),
     )
@@ -252,10 +253,10 @@ def region_inputs(region: Region, config: ModelConfig, state: DecodeState[B], ro
     memory = state.memory
     if region.on_demand:
         vocabulary = config.decoder.vocab_size
-        logits, ends = memory.zeros("float32", (rows, vocabulary)), memory.zeros("bool", (vocabulary,))
+        logits, rules = memory.zeros("float32", (rows, vocabulary)), TokenRules.allocate(vocabulary, memory)
         beams = BeamState.allocate(state.slots, state.cache_length, memory)
-        scores = (logits, memory.view(ends, slice(1))) if region.name == names.BEAMS else (logits,)
-        return (*scores, *choice_inputs(region.name, state, beams, ends, rows))
+        scores = (logits, memory.view(rules.ends, slice(1))) if region.name == names.BEAMS else (logits,)
+        return (*scores, *choice_inputs(region.name, state, beams, rules, rows))
     own = dict(zip(ROWS, state.rows(ROWS, rows), strict=True))
     own["slots"] = memory.zeros("int64", (rows,))
     memory.write(own["slots"], range(rows), np.arange(rows))
@@ -284,15 +285,16 @@ def layer_inputs(region: Region, state: DecodeState[B], rows: int, own: Mapping[
     return [tuple(({**own, **cache})[name] for name in region.input_names[1:]) for cache in caches]
 
 
-def choice_inputs(name: str, state: DecodeState[B], beams: BeamState[B], ends: B, rows: int) -> tuple[B, ...]:
-    """What a region that chooses tokens takes after the scores of ``rows``; ``ends`` [V] bool, as
-    `beam_search.select` has it. Views of the buffers."""
+def choice_inputs(
+    name: str, state: DecodeState[B], beams: BeamState[B], rules: TokenRules[B], rows: int
+) -> tuple[B, ...]:
+    """What a region that chooses tokens takes after the scores of ``rows``: views of the buffers."""
     own = state.rows(ROWS, rows)
     match name:
         case names.PENALTIES:
-            return (*own, *beams.inputs(PENALISE_INPUTS, rows))
+            return (*own, *rules.inputs, *beams.inputs(PENALISE_INPUTS, rows))
         case names.SAMPLING:
             return (*own, *state.rows(SAMPLE_INPUTS, rows), beams.sequences)
         case names.BEAMS:
-            return (*own, ends, state.key, state.value, *beams.inputs(SELECT_INPUTS, rows))
+            return (*own, rules.ends, state.key, state.value, *beams.inputs(SELECT_INPUTS, rows))
     raise ValueError(name)

@@ -107,6 +107,11 @@ class Captioner:
         return () if self._model is None else self._model.defaults.tasks
 
     @property
+    def settings_not_done(self) -> tuple[str, ...]:
+        """Settings of the checkpoint that would change captions and are not done, once it is attached."""
+        return () if self._model is None else self._model.defaults.not_done
+
+    @property
     def takes_instructions(self) -> bool:
         """Whether the model's prompts say what to do; else they are the beginning of the caption."""
         return self._model is not None and self._model.tokenizer.takes_instructions

@@ -17,7 +17,15 @@ if TYPE_CHECKING:
     from snapcap.service.engine.limits import Limits
 
 # What a checkpoint may set, and a request overrides.
-_DEFAULTED = ("num_beams", "length_penalty", "early_stopping", "no_repeat_ngram_size", "repetition_penalty")
+_DEFAULTED = (
+    "num_beams",
+    "length_penalty",
+    "early_stopping",
+    "no_repeat_ngram_size",
+    "repetition_penalty",
+    "min_length",
+    "min_new_tokens",
+)
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,9 @@ class ModelDefaults:
         self._bos = () if config is None else _begin(config.generation)
         self._defaults = SamplingParams() if config is None else _params(config.generation)
         self._plain = self._defaults == SamplingParams()
+        # transformers counts the template and the image's placeholders, where there is a template.
+        self._before = 0 if config is None or config.chat is None else config.prefix_length
+        self.not_done = () if config is None else config.generation.not_done
         self._task = self._known(task) if task else next(iter(self._texts), "")
 
     @property
@@ -59,6 +70,10 @@ class ModelDefaults:
         text_ids = self._texts[task] if task else ()
         prompt_ids = self._prompt_ids(options.prompt)
         params = options.sampling if self._plain else self._params(options, limits, live)
+        if params.min_length:
+            least = max(params.min_length - self._before - 1 - len(prompt_ids), 0)
+            given = params.min_new_tokens
+            params = replace(params, min_length=0, min_new_tokens=least if given is None else given)
         limits.check(len(prompt_ids), None if options.clamp else params.max_new_tokens, params.num_beams)
         return Resolved(prompt_ids, text_ids, params)
 
@@ -72,7 +87,7 @@ class ModelDefaults:
 
     def _params(self, options: CaptionOptions, limits: "Limits", live: bool) -> SamplingParams:
         defaults = {name: getattr(self._defaults, name) for name in _DEFAULTED if name not in options.named}
-        params = replace(options.sampling, **defaults)
+        params = replace(options.sampling, biased=self._defaults.biased, **defaults)
         if "num_beams" in options.named:
             return params
         # Beams that nobody asked for stand back where they cannot be, or not so many.
@@ -110,4 +125,5 @@ def _begin(generation: "GenerationConfig") -> tuple[int, ...]:
 
 
 def _params(generation: "GenerationConfig") -> SamplingParams:
-    return SamplingParams(**{name: getattr(generation, name) for name in _DEFAULTED})
+    defaults = {name: getattr(generation, name) for name in _DEFAULTED}
+    return SamplingParams(biased=generation.biased, **defaults)

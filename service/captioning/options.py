@@ -56,6 +56,8 @@ class _Range:
 
 _RANGES: dict[str, _Range] = {
     "max_new_tokens": _Range(int, 1, 65536),
+    "min_new_tokens": _Range(int, 0, 65536),
+    "min_length": _Range(int, 0, 65536),
     "temperature": _Range(float, 0, 2),
     "top_k": _Range(int, 0, 2**31 - 1),
     "top_p": _Range(float, 0, 1, above=True),
@@ -71,6 +73,8 @@ _HELP: dict[str, str] = {
     "task": "What the model is asked to do, such as `detailed_caption`, for models that have tasks: `tasks` of "
     "/startup lists them. The default is the first of these.",
     "max_new_tokens": "Tokens to generate at most. The default is the model's.",
+    "min_new_tokens": "Tokens to generate at least, as far as `max_new_tokens` allows.",
+    "min_length": "The same, but counted as transformers does: with the start token and the prompt.",
     "temperature": "0 takes the most likely token each time; above 0 samples.",
     "top_k": "Sample among the k most likely tokens only; 0 is all of them.",
     "top_p": "Sample among the most likely tokens that together reach this probability only.",

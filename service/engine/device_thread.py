@@ -133,6 +133,7 @@ def limits(loaded: StartedModel, options: StartOptions) -> Limits:
         default_new_tokens=options.model.max_new_tokens or max(generation.max_length - 1, 1),
         eos_ids=frozenset(generation.eos_ids),
         max_beams=min(MAX_BEAMS, loaded.plan.table.largest.size),
-        forced_end=generation.forced_eos_id is not None,
+        forced_end=generation.forced_eos_id in generation.eos_ids,
+        default_counts_prompt=generation.counts_prompt and not options.model.max_new_tokens,
         prompt_read=decoder.text_tokens if decoder.reads_prompt else 0,
     )

@@ -10,7 +10,7 @@ class Limits:
     """What the caches hold: positions a row (the start token takes the first), tokens generated when a request
     names no number, the ends, and the beams that one request may have: each takes a slot. `forced_end`: a caption
     that is as long as it may be ends with a token of its own. `prompt_read`: a prompt's first tokens, as many, are
-    read with the image."""
+    read with the image. `default_counts_prompt`: the tokens of a prompt are among `default_new_tokens`."""
 
     cache_length: int
     default_new_tokens: int
@@ -18,6 +18,7 @@ class Limits:
     max_beams: int = MAX_BEAMS
     forced_end: bool = False
     prompt_read: int = 0
+    default_counts_prompt: bool = False
 
     @property
     def max_prompt_tokens(self) -> int:
@@ -46,12 +47,13 @@ class Limits:
 
     def new_tokens(self, prompt_tokens: int, wanted: int | None) -> int:
         """Tokens to generate: what is wanted, or the default, as far as the cache reaches."""
-        return min(wanted or self.default_new_tokens, self._room(prompt_tokens))
+        counted = prompt_tokens if self.default_counts_prompt else 0
+        return min(wanted or max(self.default_new_tokens - counted, 1), self._room(prompt_tokens))
 
-    def prefilled(self, prompt_tokens: int, *, penalised: bool) -> int:
+    def prefilled(self, prompt_tokens: int) -> int:
         """How many of the start token and the prompt are read with the image: all but the last, which a step begins
-        with. None where steps look at the tokens so far, as they note those that they make."""
-        return 0 if penalised else min(prompt_tokens, self.prompt_read)
+        with."""
+        return min(prompt_tokens, self.prompt_read)
 
     def _room(self, prompt_tokens: int) -> int:
         # As transformers' max_length, which also counts the start token. One token more would have no position

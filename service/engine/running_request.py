@@ -27,7 +27,7 @@ class RunningRequest:
     slots: int = field(init=False)
     samples: bool = field(init=False)
     searches: bool = field(init=False)
-    penalised: bool = field(init=False)  # its tokens so far bear on its next
+    penalised: bool = field(init=False)  # its scores are changed
     total: int = field(init=False)  # steps until its last token at most
 
     def __post_init__(self) -> None:

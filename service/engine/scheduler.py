@@ -149,7 +149,7 @@ class Scheduler:
     def _admitted(self, entry: Waiting, now: float) -> RunningRequest:
         request, limits = entry.request, self.limits
         prompt = len(request.prompt_ids)
-        prefilled = limits.prefilled(prompt, penalised=request.params.penalised)
+        prefilled = limits.prefilled(prompt)
         return RunningRequest(
             request=request,
             limit=limits.new_tokens(prompt, request.params.max_new_tokens),

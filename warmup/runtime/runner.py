@@ -89,7 +89,7 @@ class Runner(Generic[B]):
         self._encode: dict[Bucket, _EncodePlan[B]] = {}
         self._step: dict[Bucket, _StepPlan[B]] = {}
         self._readback = device.readback(self.state.tokens)
-        self._choice = TokenChoice(self.state, self.config.generation, self.config.decoder.vocab_size)
+        self._choice = TokenChoice(self.state, self.config)
 
     def bind(self, component: Component, bucket: Bucket, callables: Callables) -> None:
         """Run a component's bucket with these callables from now on."""
@@ -205,8 +205,11 @@ class Runner(Generic[B]):
             forced[place, 1 : 1 + len(row.prompt)] = row.prompt
             if generation.forced_bos_id is not None and not row.prompt:
                 forced[place, 1] = generation.forced_bos_id  # it counts as generated
-            if generation.forced_eos_id is not None and row.params.searches:
-                forced[place, len(row.prompt) + row.new_tokens] = forced_end(generation.forced_eos_id)
+            end = generation.forced_eos_id
+            if end is not None and row.params.searches:
+                forced[place, len(row.prompt) + row.new_tokens] = forced_end(end)
+            elif end is not None and end not in generation.eos_ids:  # a lone row stops before an end
+                forced[place, len(row.prompt) + row.new_tokens] = end
         put("tokens", np.array([row.begun(generation.start_id)[row.prefilled] for row in rows]))
         put("positions", np.array([row.prefilled for row in rows]))
         put("forced", forced)

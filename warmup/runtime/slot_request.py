@@ -12,8 +12,9 @@ class SamplingParams:
 
     ``max_new_tokens`` None is the model's default; ``seed`` None draws one. ``num_beams`` above 1 is a beam search,
     which takes as many slots; the fields after it are transformers' options of these names. ``repetition_penalty``
-    1 and ``no_repeat_ngram_size`` 0 change nothing. ``fewer_beams``: nobody asked for so many, and while fewer rows
-    are warm the search has as many beams as those.
+    1 and ``no_repeat_ngram_size`` 0 change nothing. ``min_length`` counts what transformers counts, and is turned
+    into ``min_new_tokens`` where the prompt is known. ``fewer_beams``: nobody asked for so many, and while fewer
+    rows are warm the search has as many beams as those. ``biased``: the model's rules of its tokens hold.
     """
 
     max_new_tokens: int | None = None
@@ -26,7 +27,10 @@ class SamplingParams:
     early_stopping: EarlyStopping = False
     no_repeat_ngram_size: int = 0
     repetition_penalty: float = 1.0
+    min_length: int = 0
+    min_new_tokens: int | None = None
     fewer_beams: bool = False
+    biased: bool = False
 
     @property
     def samples(self) -> bool:
@@ -38,8 +42,9 @@ class SamplingParams:
 
     @property
     def penalised(self) -> bool:
-        """Scores are changed by the tokens that are there already."""
-        return self.repetition_penalty != 1 or self.no_repeat_ngram_size > 0
+        """Scores are changed before a token is chosen by them."""
+        penalties = self.repetition_penalty != 1 or self.no_repeat_ngram_size > 0
+        return penalties or self.biased or bool(self.min_new_tokens)
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,15 @@ from typing import Generic, NamedTuple
 
 import numpy as np
 
+from snapcap.models.config import ModelConfig
 from snapcap.models.dimensions import MAX_BEAMS
 from snapcap.models.memory.memory import B
 from snapcap.models.memory.row_moves import RowMoves
 from snapcap.models.regions.names import BEAMS, PENALTIES, SAMPLING
-from snapcap.models.regions.state.beams import BeamState
+from snapcap.models.regions.state.beams import BeamState, RowStart
 from snapcap.models.regions.state.kv_cache import DecodeState
+from snapcap.models.regions.state.rules import TokenRules
 from snapcap.models.regions.table import RegionCall, choice_inputs
-from snapcap.models.text import GenerationConfig
 from snapcap.warmup.runtime.slot_request import Needs, SlotRequest
 
 
@@ -31,10 +32,10 @@ class TokenChoice(Generic[B]):
     What only beams and penalties need is allocated when a row asks for them first; until then it costs nothing.
     """
 
-    def __init__(self, state: DecodeState[B], generation: GenerationConfig, vocabulary: int) -> None:
+    def __init__(self, state: DecodeState[B], config: ModelConfig) -> None:
         self._state = state
-        self._generation = generation
-        self._vocabulary = vocabulary
+        self._config = config
+        self._generation = config.generation
         self._used = False
         self._views: dict[tuple[str, int], tuple[B, ...]] = {}
 
@@ -46,9 +47,19 @@ class TokenChoice(Generic[B]):
         return BeamState.allocate(state.slots, state.cache_length, state.memory)
 
     @cached_property
-    def _ends(self) -> B:
-        """[V] bool: the tokens that end a hypothesis."""
-        return self._flags(np.isin(np.arange(self._vocabulary), self._generation.eos_ids))
+    def _rules(self) -> TokenRules[B]:
+        """What the checkpoint says of its tokens."""
+        config, generation = self._config, self._generation
+        rules = TokenRules.allocate(config.decoder.vocab_size, self._state.memory)
+        image = () if generation.image_id is None else (generation.image_id,)
+        rules.write(
+            ends=generation.eos_ids,
+            before=(*config.prefix, *image),
+            biases=dict(generation.biases),
+            suppressed=generation.suppressed,
+            suppressed_first=generation.suppressed_first,
+        )
+        return rules
 
     @cached_property
     def _normalised(self) -> tuple[B, B]:
@@ -63,14 +74,23 @@ class TokenChoice(Generic[B]):
 
     def start(self, first_slot: int, rows: Sequence[SlotRequest]) -> None:
         """Requests take the slots from the first one on, a slot each."""
-        params = [row.params for row in rows]
-        if self._used or any(each.penalised or each.searches for each in params):
-            self.beams.start(
-                range(first_slot, first_slot + len(rows)),
-                self._generation.start_id,
-                [each.repetition_penalty for each in params],
-                [each.no_repeat_ngram_size for each in params],
-            )
+        if self._used or any(row.params.penalised or row.params.searches for row in rows):
+            self.beams.start(range(first_slot, first_slot + len(rows)), [self._row_start(row) for row in rows])
+
+    def _row_start(self, row: SlotRequest) -> RowStart:
+        generation, params = self._generation, row.params
+        begun = row.begun(generation.start_id)
+        # A first token that is forced is not chosen; it counts as generated.
+        forced = generation.forced_bos_id is not None and not row.prompt
+        return RowStart(
+            begun=begun,
+            first=len(begun) + forced,
+            penalised=params.penalised,
+            penalty=params.repetition_penalty,
+            ngrams=params.no_repeat_ngram_size,
+            least=len(begun) + (params.min_new_tokens or 0),
+            end_growth=generation.end_growth,
+        )
 
     def group(self, slots: Sequence[int], row: SlotRequest) -> None:
         """What the first of these slots holds is the others' too; together they are a search."""
@@ -100,7 +120,8 @@ class TokenChoice(Generic[B]):
         if needs.penalties:
             scores = choice.penalties(logits, *self._inputs(PENALTIES, rows))
         if needs.beams:
-            inputs = (scores, self._normalised[needs.penalties], *self._inputs(BEAMS, rows))
+            normalised = needs.penalties and not self._generation.renormalises
+            inputs = (scores, self._normalised[normalised], *self._inputs(BEAMS, rows))
             most, ends = min(MAX_BEAMS, rows), len(self._generation.eos_ids)
             if ends <= most:
                 parents: B = choice.beams(*inputs)
@@ -128,5 +149,5 @@ class TokenChoice(Generic[B]):
         """What a region takes after the scores. They are the same at every step, so that a CPU need not make the
         views again."""
         if (region, rows) not in self._views:
-            self._views[region, rows] = choice_inputs(region, self._state, self.beams, self._ends, rows)
+            self._views[region, rows] = choice_inputs(region, self._state, self.beams, self._rules, rows)
         return self._views[region, rows]

@@ -147,6 +147,9 @@ class _Work:
 
         options = self.options
         config = read_config(folder, options.store_folder)
+        if config.generation.not_done:
+            fields = {"settings": ", ".join(config.generation.not_done)}
+            _logger.warning("generation settings of the checkpoint are not done", extra={"fields": fields})
         plan = make_plan(config, options)
         if not plan.may_be_standalone:
             begin_torch_libraries()

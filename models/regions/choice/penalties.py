@@ -1,7 +1,7 @@
-"""Penalises tokens that a row already holds, in its scores, before a token is chosen.
+"""Changes the scores of a row's tokens, by those that it holds and by rules, before one is chosen.
 
-As transformers' processors of the same names, but for rows of different lengths, each with its own setting: shapes
-are fixed, so that a CUDA graph holds all of it.
+As transformers' processors of the same names, and in their order, but for rows of different lengths, each with its
+own setting: shapes are fixed, so that a CUDA graph holds all of it.
 """
 
 import torch
@@ -9,43 +9,66 @@ from torch import Tensor
 
 from snapcap.models.regions.names import forced_end
 
+_NEVER = float("-inf")
+
 
 def penalise(
     logits: Tensor,  # [b, V] fp32
     tokens: Tensor,  # [b] int64: the greedy choice or the prompt's token; replaced where a row is penalised
     positions: Tensor,  # [b] int64: already that of `tokens`
-    forced: Tensor,  # [b, L] int64, -1 where generation is free
-    penalty: Tensor,  # [b] fp32, as all that follow what `BeamState` says; read
+    forced: Tensor,  # [b, L] int64: -1 where generation is free, `names.forced_end` where it must end
+    ends: Tensor,  # [V] bool, as all that follow what `TokenRules` says; read
+    before: Tensor,  # [V] bool; read
+    biases: Tensor,  # [3, V] fp32; read
+    phrases: Tensor,  # [P, K] int64; read
+    phrase_biases: Tensor,  # [P] fp32; read
+    penalised: Tensor,  # [b] bool, as all that follow what `BeamState` says; read
+    penalty: Tensor,  # [b] fp32; read
     ngrams: Tensor,  # [b] int64; read
+    endings: Tensor,  # [b, L] fp32; read
+    firsts: Tensor,  # [b] int64; read
     inside: Tensor,  # [b, M] bool; read
     sequences: Tensor,  # [2, slots, L + 1] int64: the rows' tokens; this one is added
-    *,
-    forces_end: bool = False,
 ) -> Tensor:  # [b, V] fp32
-    """Scores with both penalties of each row, and the most likely token by these.
+    """Scores as each row's settings and the checkpoint's rules leave them, and the most likely token by these.
 
     transformers changes the log-probabilities of a beam and the logits of a lone row, and so does this. A beam's
     token is left to `beam_search.select`.
-
-    Args:
-        forces_end: ``forced`` may have `names.forced_end` of a token, which then is the only one to choose.
     """
     searched = inside[:, :1]
     scores = torch.where(searched, logits.log_softmax(dim=-1), logits)
     held = sequences[0, : len(tokens), :-1]
-    penalise_repetition(scores, held, positions, penalty)
+    scores = scores + biases_of(held, positions, biases[0], phrases, phrase_biases)
+    penalise_repetition(scores, held, positions, penalty, before)
     ban_repeated_ngrams(scores, held, positions, ngrams)
     at = positions.unsqueeze(1)
+    scores = torch.where(ends, end_scores(scores, endings.gather(1, at)), scores)
     prompt = forced.gather(1, at)
-    if forces_end:
-        vocabulary = torch.arange(scores.shape[1], device=scores.device)
-        only = torch.where(forced_end(vocabulary) == prompt, 0.0, float("-inf"))
-        scores = torch.where(prompt < -1, only, scores)
-    free = prompt.squeeze(1) < 0
-    chosen = free & ((penalty != 1) | (ngrams > 0)) & ~searched.squeeze(1)
+    vocabulary = torch.arange(scores.shape[1], device=scores.device)
+    only = torch.where(forced_end(vocabulary) == prompt, 0.0, _NEVER)
+    scores = torch.where(prompt < -1, only, scores)
+    scores = scores + biases[1] + torch.where(at == firsts.unsqueeze(1), biases[2], 0.0)
+    chosen = (prompt.squeeze(1) < 0) & penalised & ~searched.squeeze(1)
     tokens.copy_(torch.where(chosen, scores.argmax(dim=-1), tokens))
     sequences[0, : len(tokens)].scatter_(1, at, tokens.unsqueeze(1))
     return scores
+
+
+def biases_of(
+    sequences: Tensor,  # [b, L] int64: the row's tokens from the start token on
+    lengths: Tensor,  # [b] int64: how many of these there are
+    single: Tensor,  # [V] fp32
+    phrases: Tensor,  # [P, K] int64
+    phrase_biases: Tensor,  # [P] fp32
+) -> Tensor:  # [b, V] fp32
+    """What is added to each token's score: its own bias, and that of every phrase which it would complete."""
+    before = phrases[:, :-1]
+    padded = torch.nn.functional.pad(sequences, (before.shape[1], 0), value=-1)
+    places = torch.arange(before.shape[1], device=sequences.device)
+    suffix = padded.gather(1, lengths.unsqueeze(1) + places)  # the row's last K - 1 tokens
+    complete = ((before == suffix.unsqueeze(1)) | (before < 0)).all(dim=-1)
+    added = torch.where(complete, phrase_biases, 0.0)
+    return single.expand(len(sequences), -1).scatter_add(1, phrases[:, -1].expand(len(sequences), -1), added)
 
 
 def penalise_repetition(
@@ -53,14 +76,20 @@ def penalise_repetition(
     sequences: Tensor,  # [b, L] int64: the row's tokens from the start token on
     lengths: Tensor,  # [b] int64, at least 1: how many of these there are
     penalty: Tensor,  # [b] fp32 above 0; 1 changes nothing
+    before: Tensor,  # [V] bool: the tokens in the text before these
 ) -> None:
     """Make every token that a row holds less likely (Keskar et al., 2019, section 4.1): a positive score is
     divided by the penalty, a negative one multiplied."""
     places = torch.arange(sequences.shape[1], device=sequences.device)
     held = torch.where(places < lengths.unsqueeze(1), sequences, sequences[:, :1])
     found, penalty = scores.gather(1, held), penalty.unsqueeze(1)
+    scores.copy_(torch.where(before, _less_likely(scores, penalty), scores))
     # A token that is held twice is written twice, with the same value.
-    scores.scatter_(1, held, torch.where(found < 0, found * penalty, found / penalty))
+    scores.scatter_(1, held, _less_likely(found, penalty))
+
+
+def _less_likely(scores: Tensor, penalty: Tensor) -> Tensor:
+    return torch.where(scores < 0, scores * penalty, scores / penalty)
 
 
 def ban_repeated_ngrams(
@@ -80,6 +109,13 @@ def ban_repeated_ngrams(
     same = ((before == suffix.unsqueeze(1)) | ~compared.unsqueeze(1)).all(dim=-1)
     complete = (places >= sizes.unsqueeze(1) - 1) & (places < lengths.unsqueeze(1))
     banned = same & complete & (sizes > 0).unsqueeze(1)
-    bound = torch.where(banned, float("-inf"), float("inf"))
+    bound = torch.where(banned, _NEVER, float("inf"))
     # Places past the end hold anything that is a token; their bound is +inf, which changes nothing.
     scores.scatter_reduce_(1, sequences, bound, "amin")
+
+
+def end_scores(scores: Tensor, ending: Tensor) -> Tensor:
+    """The scores [b, V] that tokens have as ends: -inf where ``ending`` [b, 1] is, else by so much of their size
+    more. An excluded token stays excluded."""
+    grown = scores + torch.where(scores.isfinite(), scores.abs() * ending, 0.0)
+    return torch.where(ending == _NEVER, _NEVER, grown)

@@ -14,7 +14,7 @@ from snapcap.models.dataclass import dataclass
 from snapcap.models.dimensions import MAX_BEAMS
 from snapcap.models.memory.memory import B, CopySlots, Memory
 
-PENALISE_INPUTS = ("penalty", "ngrams", "inside", "sequences")
+PENALISE_INPUTS = ("penalised", "penalty", "ngrams", "endings", "firsts", "inside", "sequences")
 SELECT_INPUTS = (
     "members",
     "inside",
@@ -27,6 +27,31 @@ SELECT_INPUTS = (
     "sequences",
     "outcomes",
 )
+
+
+@dataclass(frozen=True)
+class RowStart:
+    """How a row's tokens are chosen. ``begun``: those that it has. ``first``: the position of the first that is
+    chosen. ``least``: the position before which no end comes. ``end_growth``: after how many tokens, and by what
+    factor, ends become likelier with each."""
+
+    begun: Sequence[int]
+    first: int
+    penalised: bool = False
+    penalty: float = 1.0
+    ngrams: int = 0
+    least: int = 0
+    end_growth: tuple[int, float] | None = None
+
+    def endings(self, cache_length: int) -> "np.ndarray[Any, Any]":
+        """[L] fp32, as `BeamState` has it."""
+        table = np.zeros(cache_length, np.float32)
+        if self.end_growth is not None:
+            start, factor = self.end_growth
+            begin = min(start + len(self.begun), cache_length)
+            table[begin:] = [_power(factor, steps) - 1 for steps in range(cache_length - begin)]
+        table[: self.least] = float("-inf")
+        return table
 
 
 @dataclass(frozen=True)
@@ -50,8 +75,11 @@ class BeamState(Generic[B]):
     finished: B  # [slots] fp32: score of the finished hypothesis of the row's rank; -inf without one
     sequences: B  # [2, slots, L + 1] int64: the rows' tokens, and finished hypotheses, whose last is their length
     outcomes: B  # [slots, L + 1] int64: the best hypothesis, last its length, which is 0 until the search ends
+    penalised: B  # [slots] bool: a token is chosen by the scores that the settings below, or a checkpoint, change
     penalty: B  # [slots] fp32: of repetition; 1 is none
     ngrams: B  # [slots] int64: size of the n-grams that must not repeat; 0 is none
+    endings: B  # [slots, L] fp32: by position, how much of its size an end's score grows by; -inf: no end comes
+    firsts: B  # [slots] int64: position of the first token that is chosen
     # The groups by slot, on the host: so a move needs not look on the device whose members have moved.
     _groups: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
@@ -80,8 +108,11 @@ class BeamState(Generic[B]):
             finished=real(slots),
             sequences=whole(2, slots, cache_length + 1),
             outcomes=whole(slots, cache_length + 1),
+            penalised=memory.zeros("bool", (slots,)),
             penalty=real(slots),
             ngrams=whole(slots),
+            endings=real(slots, cache_length),
+            firsts=whole(slots),
         )
         everywhere = range(slots)
         memory.write(state.divisors, everywhere, np.ones((slots, 2, cache_length), np.float32))
@@ -95,15 +126,20 @@ class BeamState(Generic[B]):
             for name in names
         )
 
-    def start(self, slots: range, start_id: int, penalties: Sequence[float], ngrams: Sequence[int]) -> None:
-        """Rows at their first token, greedy or sampled, each with its penalties."""
+    def start(self, slots: range, rows: "Sequence[RowStart]") -> None:
+        """Rows at their first token, greedy or sampled, each with its settings."""
         for slot in slots:
             self._groups.pop(slot, None)
         self._write("inside", slots, np.zeros((len(slots), self._beams), np.bool_))
-        self._write("penalty", slots, np.array(penalties, np.float32))
-        self._write("ngrams", slots, np.array(ngrams, np.int64))
-        first = self.memory.view(self.sequences, 0, slice(None), 0)
-        self.memory.write(first, slots, np.full(len(slots), start_id))
+        self._write("penalised", slots, np.array([row.penalised for row in rows]))
+        self._write("penalty", slots, np.array([row.penalty for row in rows], np.float32))
+        self._write("ngrams", slots, np.array([row.ngrams for row in rows]))
+        self._write("firsts", slots, np.array([row.first for row in rows]))
+        self._write("endings", slots, np.stack([row.endings(self.cache_length) for row in rows]))
+        held = np.zeros((len(rows), self.cache_length + 1), np.int64)
+        for place, row in enumerate(rows):
+            held[place, : len(row.begun)] = row.begun
+        self.memory.write(self.memory.view(self.sequences, 0), slots, held)
 
     def group(
         self,
@@ -185,9 +221,9 @@ def _divisors(
     return np.array([now, later], np.float32)
 
 
-def _power(length: int, exponent: float) -> float:
-    """Within what fp32 can divide a score by."""
+def _power(base: float, exponent: float) -> float:
+    """Within what fp32 can divide or multiply a score by."""
     try:
-        return min(max(float(length**exponent), 1e-30), 1e30)
+        return min(max(float(base**exponent), 1e-30), 1e30)
     except OverflowError:
         return 1e30

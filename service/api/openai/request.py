@@ -17,6 +17,9 @@ _EXAMPLE = '{"model": "…", "messages": [{"role": "user", "content": [{"type": 
 OPTIONS: Mapping[str, str] = {
     "max_tokens": "max_new_tokens",
     "max_completion_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "min_new_tokens": "min_new_tokens",
+    "min_length": "min_length",
     "temperature": "temperature",
     "top_p": "top_p",
     "top_k": "top_k",

@@ -78,6 +78,9 @@ class Startup(BaseModel):
     model: str | None = Field(description="The model, once it is loaded.")
     family: str | None = Field(description="Its `model_type`, as transformers calls it.")
     takes_instructions: bool = Field(description="A prompt is an instruction, and not the beginning of a caption.")
+    settings_not_done: list[str] = Field(
+        description="Settings of the checkpoint's `generation_config.json` that would change captions, and do not."
+    )
     tasks: list[str] = Field(
         description="What `task` of a request may be, the default first; none: one task alone."
     )

@@ -36,6 +36,7 @@ def startup_routes(
             "family": captioner.model_family,
             "tasks": [*captioner.tasks],
             "takes_instructions": captioner.takes_instructions,
+            "settings_not_done": [*captioner.settings_not_done],
             "now": _seconds(timeline.now()),
             "marks": {name: _seconds(moment) for name, moment in marks.items()},
             "phases": [

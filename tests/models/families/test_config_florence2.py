@@ -129,7 +129,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     ),
     "positions": ({}, {"max_position_embeddings": 512}, "text_config.max_position_embeddings = 512"),
     "norms before": ({}, {"normalize_before": True}, "text_config.normalize_before = True"),
-    "beams": ({}, {"num_beams": 9}, "num_beams = 9"),
+    "beams": ({}, {"num_beams": 0}, "num_beams = 0"),
     "what is forced": ({}, {"forced_bos_token_id": 99999}, "forced_bos_token_id = 99999"),
 }
 

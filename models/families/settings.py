@@ -1,0 +1,203 @@
+"""Reads what a checkpoint sets of generation beside special tokens and lengths, and names what of it is not done.
+
+The fields are those of transformers' `GenerationConfig`. A field that changes no caption is passed over.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from typing import Any
+
+from snapcap.models.dimensions import MAX_BEAMS, MAX_PHRASE_TOKENS, MAX_PHRASES
+from snapcap.models.fields import ConfigError, Fields, is_whole
+from snapcap.models.text import EarlyStopping, TokenBias
+
+_MOST_SHOWN = 60  # characters of a value in a warning
+# The values with which a field does nothing. Fields of sampling count where `do_sample` is true alone.
+_DONE: Mapping[str, tuple[Any, ...]] = {
+    "num_beams": (1,),
+    "length_penalty": (1,),
+    "early_stopping": (False,),
+    "no_repeat_ngram_size": (0,),
+    "repetition_penalty": (1,),
+    "min_length": (0,),
+    "min_new_tokens": (0,),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "suppress_tokens": ([],),
+    "begin_suppress_tokens": ([],),
+    "bad_words_ids": ([],),
+    "sequence_bias": ([], {}),
+    "exponential_decay_length_penalty": (),
+    "renormalize_logits": (False,),
+}
+_NOT_DONE: Mapping[str, tuple[Any, ...]] = {
+    "do_sample": (False,),
+    "constraints": ([],),
+    "diversity_penalty": (0,),
+    "dola_layers": (),
+    "encoder_no_repeat_ngram_size": (0,),
+    "encoder_repetition_penalty": (1,),
+    "force_words_ids": ([],),
+    "guidance_scale": (1,),
+    "max_time": (),
+    "num_beam_groups": (1,),
+    "penalty_alpha": (0,),
+    "stop_strings": ([], ""),
+    "token_healing": (False,),
+    "watermarking_config": ({},),
+}
+_SAMPLING: Mapping[str, tuple[Any, ...]] = {
+    "temperature": (1,),
+    "top_k": (0,),
+    "top_p": (1,),
+    "min_p": (0,),
+    "top_h": (),
+    "typical_p": (1,),
+    "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,),
+}
+# What transformers' own default is, which BLIP has whatever its files say.
+_LENGTHS: Mapping[str, tuple[Any, ...]] = {"max_length": (20,), "max_new_tokens": (20,)}
+
+
+def given_settings(sources: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The fields that transformers generates with: those of ``generation_config.json``, which is the first source,
+    or, where there is none, those of the other sources, of which the first that has a field goes."""
+    first, *others = sources
+    merged: dict[str, Any] = {}
+    for source in [first] if first else others:
+        merged = {name: value for name, value in source.items() if value is not None} | merged
+    return merged
+
+
+def read_settings(given: Mapping[str, Any], eos_ids: Sequence[int], vocab_size: int) -> dict[str, Any]:
+    """The fields of `text.GenerationConfig` beside special tokens and lengths.
+
+    Raises:
+        ConfigError: a field has a value that means nothing.
+    """
+    fields = Fields(given)
+    early: EarlyStopping = given.get("early_stopping", False)
+    if not (isinstance(early, bool) or early == "never"):
+        raise fields.error("early_stopping", early, 'true, false or "never" is expected')
+    beams = fields.whole("num_beams", 1, least=1)
+    forced_eos = given.get("forced_eos_token_id")
+    ends = forced_eos if isinstance(forced_eos, list) else [] if forced_eos is None else [forced_eos]
+    biases, too_many = _biases(fields, eos_ids, vocab_size)
+    not_done = [*too_many]
+    not_done += ["num_beams"] if beams > MAX_BEAMS else []
+    not_done += ["forced_eos_token_id"] if len(ends) > 1 else []
+    return {
+        "forced_bos_id": _token(fields, "forced_bos_token_id", given.get("forced_bos_token_id"), vocab_size),
+        "forced_eos_id": _token(fields, "forced_eos_token_id", ends[0] if len(ends) == 1 else None, vocab_size),
+        "num_beams": min(beams, MAX_BEAMS),
+        "length_penalty": fields.number("length_penalty", 1.0),
+        "early_stopping": early,
+        "no_repeat_ngram_size": fields.whole("no_repeat_ngram_size", 0),
+        "repetition_penalty": fields.positive_number("repetition_penalty", 1.0),
+        "min_length": fields.whole("min_length", 0),
+        "min_new_tokens": None if given.get("min_new_tokens") is None else fields.whole("min_new_tokens"),
+        "suppressed": _tokens(fields, "suppress_tokens", vocab_size),
+        "suppressed_first": _tokens(fields, "begin_suppress_tokens", vocab_size),
+        "biases": biases,
+        "end_growth": _end_growth(fields),
+        "renormalises": fields.switch("renormalize_logits", False),
+        "not_done": tuple(_shown(name, given[name]) for name in (*_changing(given, _NOT_DONE), *not_done))
+        + _sampled(given),
+    }
+
+
+def all_named(given: Mapping[str, Any]) -> tuple[str, ...]:
+    """Every field that would change a caption, of a family that generates without any."""
+    changing = _changing(given, {**_DONE, **_NOT_DONE, **_LENGTHS})
+    return (*(_shown(name, given[name]) for name in changing), *_sampled(given))
+
+
+def _sampled(given: Mapping[str, Any]) -> tuple[str, ...]:
+    sampling = _SAMPLING if given.get("do_sample") else {}
+    return tuple(_shown(name, given[name]) for name in _changing(given, sampling))
+
+
+def _changing(given: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> list[str]:
+    """The fields of ``neutral`` that have another value."""
+    return [name for name in neutral if given.get(name) is not None and given[name] not in neutral[name]]
+
+
+def _shown(name: str, value: Any) -> str:
+    text = repr(value)
+    return f"{name} = {text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + '…'}"
+
+
+def _token(fields: Fields, name: str, value: Any, vocab_size: int) -> int | None:
+    return None if value is None else Fields({name: value}, fields.prefix).token(name, vocab_size)
+
+
+def _tokens(fields: Fields, name: str, vocab_size: int) -> tuple[int, ...]:
+    """A list of tokens, without those that the model has not, which some files write as -1."""
+    value = fields.values.get(name, [])
+    if not isinstance(value, list) or not all(is_whole(token) for token in value):
+        raise fields.error(name, value, "a list of token ids is expected")
+    return tuple(token for token in value if 0 <= token < vocab_size)
+
+
+def _biases(
+    fields: Fields, eos_ids: Sequence[int], vocab_size: int
+) -> tuple[tuple[TokenBias, ...], tuple[str, ...]]:
+    """What ``sequence_bias`` and ``bad_words_ids`` add to scores, and which of both has more sequences of several
+    tokens than are done, or longer ones. transformers takes an end token alone out of the latter."""
+    lists = {
+        "sequence_bias": _sequence_biases(fields),
+        "bad_words_ids": [(ids, float("-inf")) for ids in _lists(fields, "bad_words_ids")],
+    }
+    lists["bad_words_ids"] = [each for each in lists["bad_words_ids"] if each[0] not in [[end] for end in eos_ids]]
+    biases: list[TokenBias] = []
+    too_many: list[str] = []
+    room = MAX_PHRASES
+    for name, pairs in lists.items():
+        checked = {tuple(_known(fields, name, ids, vocab_size)): bias for ids, bias in pairs}
+        long = [ids for ids in checked if len(ids) > 1]
+        fits = len(long) <= room and all(len(ids) <= MAX_PHRASE_TOKENS for ids in long)
+        room -= len(long) if fits else 0
+        too_many += [] if fits else [name]
+        biases += [TokenBias(ids, bias) for ids, bias in checked.items() if fits or len(ids) == 1]
+    return tuple(biases), tuple(too_many)
+
+
+def _sequence_biases(fields: Fields) -> list[tuple[list[Any], float]]:
+    value = fields.values.get("sequence_bias") or []
+    why = "a list of [token ids, number] is expected"
+    if not isinstance(value, list):
+        raise fields.error("sequence_bias", value, why)
+    pairs = []
+    for each in value:
+        if not (isinstance(each, list) and len(each) == 2 and isinstance(each[0], list)):
+            raise fields.error("sequence_bias", each, why)
+        ids, bias = each
+        if not (is_whole(bias) or isinstance(bias, float)) or not (isfinite(bias) or bias == float("-inf")):
+            raise fields.error("sequence_bias", each, why)
+        pairs.append((ids, float(bias)))
+    return pairs
+
+
+def _lists(fields: Fields, name: str) -> list[list[Any]]:
+    value = fields.values.get(name, [])
+    if not isinstance(value, list) or not all(isinstance(ids, list) for ids in value):
+        raise fields.error(name, value, "a list of lists of token ids is expected")
+    return value
+
+
+def _known(fields: Fields, name: str, ids: list[Any], vocab_size: int) -> list[int]:
+    if not ids or not all(is_whole(token) and 0 <= token < vocab_size for token in ids):
+        raise ConfigError(fields.prefix + name, ids, f"token ids below vocab_size {vocab_size} are expected")
+    return ids
+
+
+def _end_growth(fields: Fields) -> tuple[int, float] | None:
+    name = "exponential_decay_length_penalty"
+    value = fields.values.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) != 2:
+        raise fields.error(name, value, "[tokens, factor] is expected")
+    pair = Fields({"tokens": value[0], "factor": value[1]}, f"{fields.prefix}{name}: ")
+    return pair.whole("tokens"), pair.positive_number("factor")
