@@ -18,6 +18,7 @@ _SAMPLING = {
     "early_stopping": ("WHEN", "beam search: true, false or never, as in transformers"),
     "no_repeat_ngram_size": ("N", "no N tokens come twice in this order; 0: they may"),
     "repetition_penalty": ("P", "above 1 makes tokens that are there already less likely"),
+    "min_new_tokens": ("N", "generate N tokens at least"),
 }
 
 
