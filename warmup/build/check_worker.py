@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from snapcap.models.dimensions import MAX_BEAMS
+from snapcap.models.dimensions import MAX_BEAMS, MAX_PHRASE_TOKENS, MAX_PHRASES
 from snapcap.models.memory.memory import Spec
 from snapcap.models.regions.functions import RegionFunction
 from snapcap.models.regions.state.kv_cache import TEXTS
@@ -85,11 +85,12 @@ def example_inputs(
         drawn = example_groups(bucket.size, min(MAX_BEAMS, model.state.slots), generator)
         drawn |= _scores_apart(bucket.size, vocabulary, generator) | _sampling(bucket.size, generator)
         drawn |= {"normalised": torch.tensor([padding]), "ngrams": torch.arange(bucket.size) % 4}
+        drawn |= _rules(length, vocabulary, bucket.size, generator)
 
     def random_like(name: str, tensor: Tensor) -> Tensor:
         if tensor.dtype == torch.uint8:
             return torch.randint(0, 256, tensor.shape, generator=generator, dtype=torch.uint8)
-        if name == "ends":
+        if name in ("ends", "before", "penalised"):
             return torch.rand(tensor.shape, generator=generator) < 0.1
         if name == "uniforms":
             return torch.rand(tensor.shape, generator=generator)
@@ -152,6 +153,20 @@ def _scores_apart(rows: int, vocabulary: int, generator: torch.Generator) -> dic
     order = torch.rand(rows, vocabulary, generator=generator).argsort(dim=1)
     scores = torch.randint(-8, 0, (rows,), generator=generator) / 4 + torch.arange(rows) / (16 * rows)
     return {"logits": order / -16, "scores": scores}
+
+
+def _rules(length: int, vocabulary: int, rows: int, generator: torch.Generator) -> dict[str, Tensor]:
+    """Phrases that end in tokens of their own, half of which are complete behind any token; endings that are grown
+    or excluded; and rows of which some choose their first token."""
+    phrases = torch.full((MAX_PHRASES, MAX_PHRASE_TOKENS), -1)
+    phrases[:, -1] = torch.arange(MAX_PHRASES) % vocabulary
+    phrases[::2, -2] = torch.randint(0, vocabulary, (MAX_PHRASES // 2,), generator=generator)
+    endings = torch.rand(rows, length, generator=generator)
+    return {
+        "phrases": phrases,
+        "endings": torch.where(endings < 0.3, float("-inf"), endings),
+        "firsts": torch.randint(0, length, (rows,), generator=generator),
+    }
 
 
 def _sampling(rows: int, generator: torch.Generator) -> dict[str, Tensor]:

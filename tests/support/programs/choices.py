@@ -33,7 +33,7 @@ KINDS: dict[str, list[SamplingParams]] = {
         SamplingParams(),
         SamplingParams(temperature=0.8, top_k=20, top_p=0.9),
     ],
-    "penalised": [SamplingParams(repetition_penalty=1.5), SamplingParams(no_repeat_ngram_size=2)],
+    "penalised": [SamplingParams(repetition_penalty=1.5), SamplingParams(no_repeat_ngram_size=2, min_new_tokens=8)],
     "searched": [SamplingParams(num_beams=4)],
     "groups": [SamplingParams(num_beams=2), SamplingParams(num_beams=2, early_stopping=True, length_penalty=2.0)],
     "everything": [

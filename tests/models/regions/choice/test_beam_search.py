@@ -10,7 +10,7 @@ import torch
 
 from snapcap.models.memory.torch_memory import TorchHostMemory
 from snapcap.models.regions.choice.beam_search import select
-from snapcap.models.regions.state.beams import SELECT_INPUTS, BeamState
+from snapcap.models.regions.state.beams import SELECT_INPUTS, BeamState, RowStart
 
 VOCABULARY, LENGTH, SLOTS = 41, 16, 12
 START = 0
@@ -82,7 +82,7 @@ class Device:
 
     def put(self, prompt: tuple[int, ...], slots: list[int], asked: Asked | None) -> None:
         for slot in slots:
-            self.state.start(range(slot, slot + 1), START, [1.0], [0])
+            self.state.start(range(slot, slot + 1), [RowStart((START,), 1)])
             self.tokens[slot], self.positions[slot], self.forced[slot] = START, 0, -1
             self.forced[slot, 1 : 1 + len(prompt)] = torch.tensor(prompt, dtype=torch.int64)
         if asked is not None:
