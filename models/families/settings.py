@@ -3,12 +3,13 @@
 The fields are those of transformers' `GenerationConfig`. A field that changes no caption is passed over.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any
 
 from snapcap.models.dimensions import MAX_BEAMS, MAX_PHRASE_TOKENS, MAX_PHRASES
-from snapcap.models.fields import ConfigError, Fields, is_whole
+from snapcap.models.fields import Fields, is_whole
 from snapcap.models.text import EarlyStopping, TokenBias
 
 _MOST_SHOWN = 60  # characters of a value in a warning
@@ -124,7 +125,7 @@ def _changing(given: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) 
 
 
 def _shown(name: str, value: Any) -> str:
-    text = repr(value)
+    text = json.dumps(value, ensure_ascii=False)
     return f"{name} = {text if len(text) <= _MOST_SHOWN else text[:_MOST_SHOWN] + '…'}"
 
 
@@ -145,22 +146,17 @@ def _biases(
 ) -> tuple[tuple[TokenBias, ...], tuple[str, ...]]:
     """What ``sequence_bias`` and ``bad_words_ids`` add to scores, and which of both has more sequences of several
     tokens than are done, or longer ones. transformers takes an end token alone out of the latter."""
-    lists = {
-        "sequence_bias": _sequence_biases(fields),
-        "bad_words_ids": [(ids, float("-inf")) for ids in _lists(fields, "bad_words_ids")],
-    }
-    lists["bad_words_ids"] = [each for each in lists["bad_words_ids"] if each[0] not in [[end] for end in eos_ids]]
-    biases: list[TokenBias] = []
+    biased = {_known(fields, "sequence_bias", ids, vocab_size): bias for ids, bias in _sequence_biases(fields)}
+    banned = {_known(fields, "bad_words_ids", ids, vocab_size) for ids in _lists(fields, "bad_words_ids")}
+    banned -= {(end,) for end in eos_ids}
+    added: dict[tuple[int, ...], float] = {}
     too_many: list[str] = []
-    room = MAX_PHRASES
-    for name, pairs in lists.items():
-        checked = {tuple(_known(fields, name, ids, vocab_size)): bias for ids, bias in pairs}
-        long = [ids for ids in checked if len(ids) > 1]
-        fits = len(long) <= room and all(len(ids) <= MAX_PHRASE_TOKENS for ids in long)
-        room -= len(long) if fits else 0
+    for name, biases in (("sequence_bias", biased), ("bad_words_ids", dict.fromkeys(banned, float("-inf")))):
+        long = {ids for ids in (*added, *biases) if len(ids) > 1}
+        fits = len(long) <= MAX_PHRASES and all(len(ids) <= MAX_PHRASE_TOKENS for ids in long)
         too_many += [] if fits else [name]
-        biases += [TokenBias(ids, bias) for ids, bias in checked.items() if fits or len(ids) == 1]
-    return tuple(biases), tuple(too_many)
+        added |= {ids: bias for ids, bias in biases.items() if fits or len(ids) == 1}
+    return tuple(TokenBias(ids, bias) for ids, bias in added.items()), tuple(too_many)
 
 
 def _sequence_biases(fields: Fields) -> list[tuple[list[Any], float]]:
@@ -186,10 +182,10 @@ def _lists(fields: Fields, name: str) -> list[list[Any]]:
     return value
 
 
-def _known(fields: Fields, name: str, ids: list[Any], vocab_size: int) -> list[int]:
+def _known(fields: Fields, name: str, ids: list[Any], vocab_size: int) -> tuple[int, ...]:
     if not ids or not all(is_whole(token) and 0 <= token < vocab_size for token in ids):
-        raise ConfigError(fields.prefix + name, ids, f"token ids below vocab_size {vocab_size} are expected")
-    return ids
+        raise fields.error(name, ids, f"token ids below vocab_size {vocab_size} are expected")
+    return tuple(ids)
 
 
 def _end_growth(fields: Fields) -> tuple[int, float] | None:

@@ -16,6 +16,7 @@ from support.parity.references import chat_pixels, chat_prompt, florence2_ids
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.dimensions import MAX_PHRASES
+from snapcap.models.fields import ConfigError
 from snapcap.models.processing.tokenizer import Tokenizer
 from snapcap.service.captioning.model_defaults import ModelDefaults
 from snapcap.service.captioning.options import CaptionOptions, options_from_json
@@ -220,7 +221,7 @@ def test_a_request_names_its_own_least_length(checkpoint: Checkpoint) -> None:
 
 
 NOT_DONE: dict[str, tuple[dict[str, Any], str]] = {
-    "sampling": ({"do_sample": True, "temperature": 0.6, "top_p": 1.0}, "do_sample = True, temperature = 0.6"),
+    "sampling": ({"do_sample": True, "temperature": 0.6, "top_p": 1.0}, "do_sample = true, temperature = 0.6"),
     "guidance": ({"guidance_scale": 3.0}, "guidance_scale = 3.0"),
     "contrastive": ({"penalty_alpha": 0.6, "top_k": 4}, "penalty_alpha = 0.6"),
     "groups": (
@@ -232,7 +233,7 @@ NOT_DONE: dict[str, tuple[dict[str, Any], str]] = {
         {"encoder_no_repeat_ngram_size": 2, "encoder_repetition_penalty": 1.1},
         "encoder_no_repeat_ngram_size = 2, encoder_repetition_penalty = 1.1",
     ),
-    "stops": ({"stop_strings": ["."], "max_time": 2.0}, "max_time = 2.0, stop_strings = ['.']"),
+    "stops": ({"stop_strings": ["."], "max_time": 2.0}, 'max_time = 2.0, stop_strings = ["."]'),
     "watermark": ({"watermarking_config": {"greenlist_ratio": 0.3}}, "watermarking_config = "),
     "beams": ({"num_beams": 12}, "num_beams = 12"),
     "two forced ends": ({"forced_eos_token_id": [2, 5]}, "forced_eos_token_id = [2, 5]"),
@@ -242,6 +243,52 @@ NOT_DONE: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a long bad word": ({"bad_words_ids": [[5] * 9]}, "bad_words_ids = [[5, 5, "),
 }
+
+
+MEANINGLESS: dict[str, Any] = {
+    "min_length": -1,
+    "min_new_tokens": 2.5,
+    "repetition_penalty": 0,
+    "no_repeat_ngram_size": "3",
+    "num_beams": 0,
+    "early_stopping": "soon",
+    "suppress_tokens": 5,
+    "begin_suppress_tokens": [True],
+    "bad_words_ids": [[5], [10**6]],
+    "sequence_bias": {"(5,)": 1.0},
+    "forced_bos_token_id": -7,
+    "forced_eos_token_id": [10**6],
+    "exponential_decay_length_penalty": [3],
+    "renormalize_logits": 1,
+}
+
+
+@pytest.mark.parametrize("field", MEANINGLESS)
+def test_a_value_that_means_nothing_is_refused_by_name(field: str, demo_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes((demo_folder / "config.json").read_bytes())
+    given = json.loads((demo_folder / "generation_config.json").read_text())
+    (tmp_path / "generation_config.json").write_text(json.dumps(given | {field: MEANINGLESS[field]}))
+    with pytest.raises(ConfigError, match=f"unsupported {field}"):
+        ModelConfig.from_folder(tmp_path)
+
+
+def test_settings_of_config_json_hold_where_there_is_no_file_of_their_own(
+    make_captioner: Any, tmp_path: Path
+) -> None:
+    """As transformers looks for them: the top goes before the decoder's part."""
+    make_captioner({}, {}).save_pretrained(tmp_path)
+    given = json.loads((tmp_path / "generation_config.json").read_text())
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {**given, "min_length": 7, "num_beams": None}
+    config["decoder"] |= {"min_length": 3, "num_beams": 2, "do_sample": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    generation = ModelConfig.from_folder(tmp_path).generation
+    assert (generation.min_length, generation.num_beams, generation.not_done) == (0, 1, ())
+    (tmp_path / "generation_config.json").unlink()
+    generation = ModelConfig.from_folder(tmp_path).generation
+    theirs = transformers.VisionEncoderDecoderModel.from_pretrained(tmp_path).generation_config
+    assert (generation.min_length, generation.num_beams) == (theirs.min_length, theirs.num_beams) == (7, 2)
+    assert generation.not_done == ("do_sample = true",)
 
 
 @pytest.mark.parametrize("name", NOT_DONE)
