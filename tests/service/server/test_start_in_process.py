@@ -1,14 +1,17 @@
 """The start within one process, as in a replica of Ray's."""
 
 import asyncio
+import json
+import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from starlette.testclient import TestClient
 
 from snapcap.service.api.app import Services
 from snapcap.service.captioning.options import CaptionOptions
@@ -61,6 +64,39 @@ def test_captions_are_served_once_it_is_ready(tmp_path: Path, exits: ExitStack, 
     assert {"ready", "first_caption"} <= services.timeline.marks().keys()
     assert services.registry.get_sample_value("snapcap_queue_depth") == 0
     assert not started.stopped.is_set()
+
+
+def test_a_checkpoints_settings_hold_and_what_is_not_done_is_named_once(
+    tmp_path: Path,
+    demo_folder: Path,
+    exits: ExitStack,
+    samples: dict[Path, str],
+    new_client: Callable[[Services], TestClient],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    path = next(iter(samples))
+    model = tmp_path / "model"
+    shutil.copytree(demo_folder, model)
+    file = model / "generation_config.json"
+    given = {"min_length": 25, "do_sample": True, "stop_strings": ["."]}
+    file.write_text(json.dumps(json.loads(file.read_text()) | given))
+    started = Started(settings(tmp_path, str(model)), exits)
+    warnings = [record for record in caplog.records if "not done" in record.message]
+    named = ["do_sample = true", 'stop_strings = ["."]']
+    assert [record.__dict__["fields"]["settings"] for record in warnings] == [", ".join(named)]
+    client = new_client(started.services)
+    assert client.get("/startup").json()["settings_not_done"] == named
+
+    def tokens(**options: int) -> int:
+        headers = {"Content-Type": "image/png"}
+        reply = client.post("/v1/caption", params=options, content=path.read_bytes(), headers=headers)
+        return int(reply.json()["tokens"])
+
+    plain = len(samples[path].split())
+    assert plain < 20
+    assert tokens() >= 24, "with the start token as many as transformers counts"
+    assert tokens(min_length=0) < 20
+    assert tokens(min_length=0, min_new_tokens=22) >= 22
 
 
 def test_a_device_thread_that_hangs_fails_the_replica(
