@@ -84,7 +84,7 @@ def _generation_of(
     return GenerationConfig(
         start_id=specials.token("bos_token_id", vocab_size),
         eos_ids=(end,),
-        pad_id=padding(specials.values["pad_token_id"], end, vocab_size),
+        pad_id=padding(specials.values["pad_token_id"], end, vocab_size, f"{text.prefix}pad_token_id"),
         max_length=min(DEFAULT_NEW_TOKENS + 1, positions),
         not_done=all_named(given_settings(sources)),
     )

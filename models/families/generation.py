@@ -40,8 +40,9 @@ def read_generation(
 
     eos = look_up("eos_token_id")
     eos_ids = tuple(eos) if isinstance(eos, list) else (() if eos is None else (eos,))
-    start_id = look_up(*start)
-    for field, ids in ((start[0], (start_id,)), ("eos_token_id", eos_ids)):
+    start_field = next((field for field in start if look_up(field) is not None), start[0])
+    start_id = look_up(start_field)
+    for field, ids in ((start_field, (start_id,)), ("eos_token_id", eos_ids)):
         for token in ids:
             if not is_whole(token) or not 0 <= token < decoder.vocab_size:
                 raise ConfigError(field, token, f"a token id below vocab_size {decoder.vocab_size} is expected")
@@ -57,9 +58,15 @@ def read_generation(
     )
 
 
-def padding(given: object, other: int, vocab_size: int) -> int:
-    """The id of padding; `other` where there is none, which some files write as -1."""
-    return given if is_whole(given) and 0 <= given < vocab_size else other
+def padding(given: object, other: int, vocab_size: int, field: str = "pad_token_id") -> int:
+    """The id of padding; `other` where there is none, which some files write as -1.
+
+    Raises:
+        ConfigError: the model has no token of this id. ``field``: the name of the id in the error.
+    """
+    if is_whole(given) and given >= vocab_size:
+        raise ConfigError(field, given, f"a token id below vocab_size {vocab_size} is expected")
+    return given if is_whole(given) and given >= 0 else other
 
 
 def _max_length(given: Mapping[str, Any], new_tokens: int | None) -> tuple[int, bool]:

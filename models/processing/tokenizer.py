@@ -73,6 +73,10 @@ class Tokenizer:
             return self._chat.ids(text)
         return tuple(self.encode(text)) if text else ()
 
+    def token(self, number: int) -> str:
+        """The text of one token, as the tokenizer's files have it; "" where there is no such token."""
+        return str(self._backend.id_to_token(number) or "")
+
     def caption(self, prompt_ids: Sequence[int], tokens: Sequence[int]) -> str:
         """The caption of generated tokens, with the prompt that it begins with."""
         return self.decode([*self._begun(prompt_ids), *tokens])

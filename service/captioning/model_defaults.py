@@ -1,5 +1,6 @@
 """Resolves what a request leaves to the model: its task, the options that a checkpoint sets, and their tokens."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -45,10 +46,13 @@ class ModelDefaults:
         """`config` None: a model that leaves everything to the request. `task`: the server's default; "" is the
         model's.
 
-        Raises ConfigError: a task does not fit the encoder; InvalidOption, UnsupportedOption: there is no such."""
+        Raises ConfigError: a task does not fit the encoder, or its text or the default instruction has a token that
+        the model does not have; InvalidOption, UnsupportedOption: there is no such task."""
         self._tokenizer = tokenizer
+        self._rows = None if config is None else config.decoder.vocab_size
         self.family = None if config is None else config.family  # transformers' `model_type`
         self._texts = {} if config is None else _task_texts(tokenizer, config)
+        self._unasked = self._instruction()
         self._bos = () if config is None else _begin(config.generation)
         self._defaults = SamplingParams() if config is None else _params(config.generation)
         self._plain = self._defaults == SamplingParams()
@@ -77,13 +81,30 @@ class ModelDefaults:
         limits.check(len(prompt_ids), None if options.clamp else params.max_new_tokens, params.num_beams)
         return Resolved(prompt_ids, text_ids, params)
 
+    def _instruction(self) -> tuple[int, ...]:
+        """The ids of a request without a prompt: the default instruction's, of a model that takes instructions.
+
+        Raises ConfigError."""
+        ids = self._tokenizer.prompt_ids("")
+        beyond = _beyond(self._tokenizer, ids, self._rows)
+        if beyond:
+            from snapcap.models.fields import ConfigError  # noqa: PLC0415  with a checkpoint only
+
+            raise ConfigError("tokenizer", "", f"the default instruction cannot be read: {beyond}")
+        return ids
+
     def _prompt_ids(self, prompt: str) -> tuple[int, ...]:
         """What follows the start token: the beginning of the caption, or an instruction. Raises InvalidOption."""
+        if not prompt:
+            return self._unasked
         try:
             ids = self._tokenizer.prompt_ids(prompt)
         except PromptError as error:
             raise InvalidOption("prompt", str(error)) from None
-        return (*self._bos, *ids) if prompt else ids
+        beyond = _beyond(self._tokenizer, ids, self._rows)
+        if beyond:
+            raise InvalidOption("prompt", f"hold only tokens that the model has: {beyond}")
+        return (*self._bos, *ids)
 
     def _params(self, options: CaptionOptions, limits: "Limits", live: bool) -> SamplingParams:
         defaults = {name: getattr(self._defaults, name) for name in _DEFAULTED if name not in options.named}
@@ -116,8 +137,22 @@ def _task_texts(tokenizer: "Tokenizer", config: "ModelConfig") -> dict[str, tupl
         ids = (*_begin(generation), *tokenizer.encode(task.text), *generation.eos_ids[:1])
         if len(ids) > most:
             raise ConfigError("tokenizer", task.name, f"its text has {len(ids)} tokens, the encoder takes {most}")
+        beyond = _beyond(tokenizer, ids, config.decoder.vocab_size)
+        if beyond:
+            raise ConfigError("tokenizer", task.name, f"its text cannot be read: {beyond}")
         texts[task.name] = ids
     return texts
+
+
+def _beyond(tokenizer: "Tokenizer", ids: Sequence[int], rows: int | None) -> str:
+    """Names a token that the tokenizer knows and the model has no row for; "" where there is none.
+
+    A tokenizer may have tokens that were added to it and not to the model. For such a token the device would read
+    past its tables, and all requests of the batch would fail."""
+    if rows is None or max(ids, default=0) < rows:
+        return ""
+    number = max(ids)
+    return f"the tokenizer's {tokenizer.token(number)[:64]!r} is token {number}, and the model has {rows} tokens"
 
 
 def _begin(generation: "GenerationConfig") -> tuple[int, ...]:

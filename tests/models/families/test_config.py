@@ -166,6 +166,11 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
     "no start": ({"decoder_start_token_id": ...}, "decoder_start_token_id = None"),
     "start true": ({"decoder_start_token_id": True}, "decoder_start_token_id = True"),
     "end above the vocabulary": ({"eos_token_id": 50256}, "eos_token_id = 50256"),
+    "padding above the vocabulary": ({"generation": {"pad_token_id": 97}}, "pad_token_id = 97"),
+    "the start is another field's": (
+        {"decoder_start_token_id": ..., "generation": {"bos_token_id": 98}},
+        "bos_token_id = 98",
+    ),
     "one of several ends": ({"eos_token_id": [2, "</s>"]}, "eos_token_id = '</s>'"),
     "max_length": ({"generation": {"max_length": "long"}}, "max_length = 'long'"),
     "max_length zero": ({"generation": {"max_length": 0}}, "max_length = 0"),
@@ -235,6 +240,9 @@ def test_generation_fields_that_are_missing_are_derived(write: Write) -> None:
     generation = ModelConfig.from_folder(write(decoder={"bos_token_id": 5}, **top)).generation
     assert (generation.start_id, generation.eos_ids, generation.pad_id, generation.max_length) == (5, (), 5, 21)
     assert ModelConfig.from_folder(write()).generation.pad_id == 2  # the end token
+    assert (
+        ModelConfig.from_folder(write(generation={"pad_token_id": -1})).generation.pad_id == 2
+    )  # as some say none
 
 
 @pytest.mark.parametrize(

@@ -209,6 +209,10 @@ REFUSALS: dict[str, tuple[dict[str, Any], str]] = {
         changed(BLIP_BASE, {"text_config": {"bos_token_id": 30524}}),
         "text_config.bos_token_id = 30524",
     ),
+    "blip padding": (
+        changed(BLIP_BASE, {"text_config": {"pad_token_id": 30524}}),
+        "text_config.pad_token_id = 30524",
+    ),
     "blip end": (changed(BLIP_BASE, {"text_config": {"sep_token_id": None}}), "text_config.sep_token_id = None"),
     "blip tie": (changed(BLIP_BASE, {"tie_word_embeddings": "yes"}), "tie_word_embeddings = 'yes'"),
     "swin": (pair({"model_type": "swin"}, {"model_type": "gpt2"}), "encoder.model_type = 'swin'"),

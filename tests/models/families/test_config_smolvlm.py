@@ -79,6 +79,11 @@ def test_smolvlm_256m_as_on_the_hub(folder: Path) -> None:
     assert decoder.n_positions == 8192 - 69
     assert (generation.start_id, generation.eos_ids, generation.pad_id) == (PREFIX[-2], (49279, 2), 2)
     assert generation.max_length == 129, "transformers' 20 would cut a sentence"
+    (folder / "generation_config.json").unlink()
+    other = read(
+        folder, {"pad_token_id": 128002}, pad_token_id=2
+    )  # the first is transformers' default, and no token
+    assert other.generation.pad_id == 2
     assert [(region.name, region.layers) for region in build_regions(config)][:8] == [
         ("encoder_before", 1),
         ("encoder_block", 12),

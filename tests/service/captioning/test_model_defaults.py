@@ -1,10 +1,14 @@
 """What a request leaves to the model: its task, and the options that the checkpoint sets."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
+from support.checkpoints import random_captioners
+from support.checkpoints.chat_files import write_chat_files
 from support.checkpoints.florence2_files import SENTENCES, write_florence2
 
 from snapcap.models.config import ModelConfig
@@ -93,6 +97,30 @@ def test_beams_that_nobody_asked_for_stand_back(defaults: ModelDefaults) -> None
 def test_a_prompt_stands_behind_the_forced_token(folder: Path, defaults: ModelDefaults) -> None:
     ids = defaults.resolve(asked(prompt="What"), LIMITS).prompt_ids
     assert ids == (0, *Tokenizer.from_folder(folder).encode("What"))
+
+
+def test_a_task_with_a_token_that_the_model_has_not_is_refused_at_the_start(folder: Path, tmp_path: Path) -> None:
+    """As where a tokenizer has learned a word more than the model."""
+    backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    backend.add_tokens([" shown"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(
+        ConfigError, match=r"= 'detailed_caption': .*' shown' is token 360, and the model has 360 to"
+    ):
+        ModelDefaults(Tokenizer.from_folder(tmp_path), ModelConfig.from_folder(folder))
+
+
+def test_an_instruction_with_a_token_that_the_model_has_not_is_refused_at_the_start(tmp_path: Path) -> None:
+    write_chat_files(tmp_path)
+    random_captioners.smolvlm().save_pretrained(tmp_path)
+    config = ModelConfig.from_folder(tmp_path)
+    tokenizer = Tokenizer.from_folder(tmp_path, config.chat)
+    most = max(tokenizer.prompt_ids(""))
+    smaller = replace(config, decoder=replace(config.decoder, vocab_size=most))
+    with pytest.raises(
+        ConfigError, match=rf"the default instruction cannot be read: .* is token {most}, and the mod"
+    ):
+        ModelDefaults(tokenizer, smaller)
 
 
 def test_a_tokenizer_that_cuts_the_sentences_to_pieces_is_refused(folder: Path, tmp_path: Path) -> None:
