@@ -11,6 +11,14 @@ class PromptError(ValueError):
     """A request's text that a model cannot take; the message goes after "must", as in "not begin with a space"."""
 
 
+class TokenizerFailed(PromptError):  # noqa: N818  the name says what happened
+    """The tokenizer's library failed at a text. ``cause``: the failure in the library's words, for the log."""
+
+    def __init__(self, cause: str) -> None:
+        super().__init__("be text that the model's tokenizer can read; the tokenizer failed at this text")
+        self.cause = cause
+
+
 def suggestion(word: str, known: Iterable[str]) -> str:
     """ "; did you mean X?", or nothing when no known word is close."""
     import difflib  # noqa: PLC0415 - of mistakes only: each process of a server imports this module

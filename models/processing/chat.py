@@ -8,10 +8,10 @@ from pathlib import Path
 
 import tokenizers
 
-from snapcap.models.errors import PromptError
+from snapcap.models.errors import PromptError, TokenizerFailed
 from snapcap.models.fields import ConfigError
 from snapcap.models.processing.chat_template import read_template
-from snapcap.models.processing.tokenizer_files import read_backend, special_tokens
+from snapcap.models.processing.tokenizer_files import encoded, read_backend, special_tokens
 from snapcap.models.text import ChatIds, ImageMarkup
 
 DEFAULT_INSTRUCTION = "Can you describe this image?"
@@ -22,8 +22,16 @@ def read_chat(folder: Path, markup: ImageMarkup) -> ChatIds:
     """What the template and the tokenizer of a checkpoint make of a message.
 
     Raises:
-        ConfigError: there is none of either, or they do not fit what is computed once for all messages.
+        ConfigError: there is none of either, they do not fit what is computed once for all messages, or the
+            tokenizer's library fails at the template's text.
     """
+    try:
+        return _read_chat(folder, markup)
+    except TokenizerFailed as error:
+        raise _refused(f"the tokenizer failed at its text ({error.cause})") from None
+
+
+def _read_chat(folder: Path, markup: ImageMarkup) -> ChatIds:
     backend, _ = read_backend(folder)
     image = _placeholder(backend, markup)
     template = read_template(folder)
@@ -101,7 +109,7 @@ class ChatEncoder:
 
 
 def _ids(backend: tokenizers.Tokenizer, text: str) -> list[int]:
-    return list(backend.encode(text, add_special_tokens=False).ids)
+    return list(encoded(backend, text).ids)
 
 
 def _with_bos(backend: tokenizers.Tokenizer, text: str, bos: str | None) -> list[int]:
@@ -110,7 +118,7 @@ def _with_bos(backend: tokenizers.Tokenizer, text: str, bos: str | None) -> list
     plain = _ids(backend, text)
     if bos is not None and text.startswith(bos):
         return plain
-    whole = list(backend.encode(text).ids)
+    whole = list(encoded(backend, text, add_special_tokens=True).ids)
     added = len(whole) - len(plain)
     if whole[added:] != plain:
         raise _refused("the tokenizer puts a token after every text")
@@ -120,8 +128,8 @@ def _with_bos(backend: tokenizers.Tokenizer, text: str, bos: str | None) -> list
 def _specials(backend: tokenizers.Tokenizer, text: str) -> list[tuple[int, int]]:
     """Where the added tokens of a text stand, from and to."""
     added = backend.get_added_tokens_decoder()
-    encoded = backend.encode(text, add_special_tokens=False)
-    return [span for token, span in zip(encoded.ids, encoded.offsets, strict=True) if token in added]
+    tokens = encoded(backend, text)
+    return [span for token, span in zip(tokens.ids, tokens.offsets, strict=True) if token in added]
 
 
 def _cut_last(backend: tokenizers.Tokenizer, text: str) -> tuple[str, str]:

@@ -9,7 +9,7 @@ import tokenizers
 from tokenizers import decoders
 
 from snapcap.models.processing.text_stream import INCOMPLETE, ByteLevelStream, WordStream
-from snapcap.models.processing.tokenizer_files import read_backend
+from snapcap.models.processing.tokenizer_files import encoded, failure, read_backend
 from snapcap.models.text import ChatIds
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class Tokenizer:
         default instruction's, of a model that takes instructions.
 
         Raises:
-            PromptError: the text is none that the model can take.
+            PromptError: the text is none that the model can take; TokenizerFailed where the library fails at it.
         """
         if self._chat is not None:
             return self._chat.ids(text)
@@ -82,8 +82,8 @@ class Tokenizer:
         return self.decode([*self._begun(prompt_ids), *tokens])
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without the special tokens a tokenizer may put around it."""
-        return list(self._backend.encode(text, add_special_tokens=False).ids)
+        """The ids of a text, without the special tokens a tokenizer may put around it. Raises TokenizerFailed."""
+        return list(encoded(self._backend, text).ids)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids as transformers' ``decode(ids, skip_special_tokens=True)`` gives it, then stripped."""
@@ -107,11 +107,19 @@ class Tokenizer:
     def _text(self, ids: list[int]) -> str:
         text = None if self._pieces is None else self._pieces.text(ids)
         if text is None:
-            text = str(self._backend.decode(ids, skip_special_tokens=True))
+            text = _decoded(self._backend, ids)
         if self._clean_up and _MAY_NEED_CLEAN_UP(text):
             for spaced, clean in _CLEAN_UP:
                 text = text.replace(spaced, clean)
         return text
+
+
+def _decoded(backend: tokenizers.Tokenizer, ids: list[int]) -> str:
+    """Raises RuntimeError: the library fails at these tokens."""
+    try:
+        return str(backend.decode(ids, skip_special_tokens=True))
+    except BaseException as error:
+        raise RuntimeError(f"the tokenizer failed to make text of a caption's tokens ({failure(error)})") from None
 
 
 def _chat_encoder(backend: tokenizers.Tokenizer, chat: ChatIds) -> "ChatEncoder":
@@ -134,8 +142,8 @@ class _Pieces(dict[int, str]):
         self._first: dict[int, str] = {}  # the text of a token that follows none
 
     def __missing__(self, token: int) -> str:
-        first = self._first[token] = str(self._backend.decode([token], skip_special_tokens=True))
-        both = str(self._backend.decode([token, token], skip_special_tokens=True))
+        first = self._first[token] = _decoded(self._backend, [token])
+        both = _decoded(self._backend, [token, token])
         self[token] = both.removeprefix(first)
         return self[token]
 

@@ -1,5 +1,6 @@
 """Reads a checkpoint's tokenizer files: `tokenizer.json`, or the slow ones of three families."""
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -7,6 +8,7 @@ from typing import Any, TypeVar
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
+from snapcap.models.errors import TokenizerFailed
 from snapcap.models.fields import ConfigError, json_or_empty
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
@@ -33,6 +35,7 @@ _DEFAULTS: dict[str, dict[str, str]] = {
         "mask_token": "<mask>",
     },
 }
+_MOST_GROWTH = 16  # of a decoder's text; a space for "▁" makes it shorter
 _ROBERTA_DECODERS = ("roberta", "trocr")
 T = TypeVar("T")
 
@@ -51,6 +54,7 @@ def read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
         # A length or padding that training left in the file must not cut or pad a prompt.
         backend.no_truncation()
         backend.no_padding()
+        _check_decoder(backend)
     else:
         name = _slow_class(folder, config)
         backend = _bert(folder, config) if name == "BertTokenizer" else _byte_level(folder, config)
@@ -59,6 +63,29 @@ def read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
         _read("added_tokens.json", lambda: backend.add_tokens(sorted(added, key=lambda token: int(added[token]))))
     _read("tokenizer_config.json", lambda: _mark_special(backend, config, special_map))
     return backend, config
+
+
+def failure(error: BaseException) -> str:
+    """Describes an error of the library, which raises Exception, and where its code panics a BaseException.
+
+    Raises:
+        BaseException: the error, where it is of the interpreter, as KeyboardInterrupt is.
+    """
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        raise error
+    return str(error)[:300] or type(error).__name__
+
+
+def encoded(backend: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool = False) -> tokenizers.Encoding:
+    """The tokens of a text. ``add_special_tokens``: with those that a tokenizer may put around it.
+
+    Raises:
+        TokenizerFailed: the library fails at this text, as where a pattern of the tokenizer takes too many steps.
+    """
+    try:
+        return backend.encode(text, add_special_tokens=add_special_tokens)
+    except BaseException as error:
+        raise TokenizerFailed(failure(error)) from None
 
 
 def special_tokens(folder: Path) -> dict[str, str]:
@@ -77,6 +104,28 @@ def special_tokens(folder: Path) -> dict[str, str]:
             if isinstance(text, str):
                 tokens[role] = text
     return tokens
+
+
+def _check_decoder(backend: tokenizers.Tokenizer) -> None:
+    """Captions are put together where requests are answered, in time that grows with their tokens alone.
+
+    Raises:
+        ConfigError: the decoder makes texts much longer, or searches them for a pattern.
+    """
+    if backend.decoder is None:
+        return
+    growth, steps = 1.0, [json.loads(backend.decoder.__getstate__())]
+    while steps:
+        step = steps.pop()
+        steps += step.get("decoders") or []
+        if step.get("type") != "Replace":
+            continue
+        pattern = step["pattern"].get("String")
+        if pattern is None:
+            raise ConfigError("tokenizer", "decoder", "a Replace with a regular expression is not supported")
+        growth *= max(1.0, len(step["content"].encode()) / max(1, len(pattern.encode())))
+    if growth > _MOST_GROWTH:
+        raise ConfigError("tokenizer", "decoder", f"it makes texts up to {growth:.0f} times as long")
 
 
 def _slow_class(folder: Path, config: Mapping[str, Any]) -> str:
@@ -135,10 +184,8 @@ def _bert(folder: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
 def _read(files: str, read: Callable[[], T]) -> T:
     try:
         return read()
-    except BaseException as error:  # the library raises bare Exception, and what is none where its code panics
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
-        raise ConfigError("tokenizer", files, f"cannot be read ({str(error)[:300]})") from None
+    except BaseException as error:
+        raise ConfigError("tokenizer", files, f"cannot be read ({failure(error)})") from None
 
 
 def _mark_special(backend: tokenizers.Tokenizer, config: Mapping[str, Any], special_map: Mapping[str, Any]) -> None:

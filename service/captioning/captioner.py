@@ -30,6 +30,7 @@ from snapcap.warmup.progress.timeline import Timeline
 if TYPE_CHECKING:
     from snapcap.models.processing.tokenizer import Tokenizer
     from snapcap.models.processing.transform import ImageTransform
+    from snapcap.service.captioning.prompts import PromptReader
     from snapcap.service.engine.request import CaptionEngine, Completion
 
 
@@ -68,6 +69,7 @@ class _Model:
     name: str
     created: float
     defaults: ModelDefaults
+    prompts: "PromptReader | None"
 
 
 class Captioner:
@@ -124,11 +126,13 @@ class Captioner:
         model_name: str,
         image_decoder: ImageDecoder | None = None,
         defaults: ModelDefaults | None = None,
+        prompts: "PromptReader | None" = None,
     ) -> None:
-        """Captions are served from now on. Called once. `image_decoder` None: `pool` decodes."""
+        """Captions are served from now on. Called once. `image_decoder` None: `pool` decodes. `prompts` None: they
+        are tokenized where images are handed on."""
         image_decoder = image_decoder or ThreadImageDecoder(self._pool, transform, self._limits.image_room)
         defaults = defaults or ModelDefaults(tokenizer)
-        self._model = _Model(engine, image_decoder, tokenizer, model_name, time.time(), defaults)
+        self._model = _Model(engine, image_decoder, tokenizer, model_name, time.time(), defaults, prompts)
 
     def served_model(self, name: str | None = None) -> tuple[str, float]:
         """The name of the model and since when it is served, in seconds of Unix time.
@@ -172,7 +176,8 @@ class Captioner:
             _submit(model, prepared, request_id, deadline, future, permit, times)
 
         encoded = EncodedImage(image, request_id, deadline, future.cancelled, account)
-        self._start(model, encoded, options, future, submit)
+        read = await self._read_prompt(model, options, request_id, deadline)
+        self._start(model, encoded, options, future, submit, read)
         completion = await self._handoff().result(future, deadline)
         times.completed(completion)
         text = model.tokenizer.caption(prompts[0], completion.tokens)
@@ -224,7 +229,8 @@ class Captioner:
                 stream.close()
 
         encoded = EncodedImage(image, request_id, deadline, queued.cancelled, account)
-        self._start(model, encoded, options, queued, submit, live)
+        read = await self._read_prompt(model, options, request_id, deadline)
+        self._start(model, encoded, options, queued, submit, read, live)
         try:
             return await handoff.result(queued, deadline)
         except BaseException:
@@ -232,8 +238,21 @@ class Captioner:
             raise
 
     def close(self) -> None:
-        """Ends the threads as they become free."""
+        """Ends the threads as they become free, and the process that tokenizes prompts."""
         self._pool.shutdown(wait=False, cancel_futures=True)
+        if self._model is not None and self._model.prompts is not None:
+            self._model.prompts.close()
+
+    async def _read_prompt(
+        self, model: _Model, options: CaptionOptions, request_id: str, deadline: float
+    ) -> Sequence[int] | None:
+        """The ids of the request's prompt; None where it has none, or the model's own tokenizer is to be asked."""
+        if not options.prompt or model.prompts is None:
+            return None
+        most = model.engine.limits.max_prompt_tokens
+        return await self._handoff().result(
+            model.prompts.read(options.prompt, most, request_id, deadline), deadline
+        )
 
     def _start(
         self,
@@ -242,9 +261,10 @@ class Captioner:
         options: CaptionOptions,
         future: "Future[Any]",
         then: Callable[[Prepared], object],
+        read: Sequence[int] | None,
         live: bool = False,
     ) -> None:
-        resolve = partial(model.defaults.resolve, limits=model.engine.limits, live=live)
+        resolve = partial(model.defaults.resolve, limits=model.engine.limits, live=live, read=read)
         self._preparation.start(encoded, options, (model.image_decoder, resolve), future, then)
 
     def _handoff(self) -> LoopHandoff:

@@ -1,11 +1,12 @@
 """Resolves what a request leaves to the model: its task, the options that a checkpoint sets, and their tokens."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from snapcap.models.dataclass import dataclass
-from snapcap.models.errors import PromptError
+from snapcap.models.errors import PromptError, TokenizerFailed
 from snapcap.models.text import Task
 from snapcap.service.captioning.options import CaptionOptions
 from snapcap.service.errors import InvalidOption, UnsupportedOption
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from snapcap.models.text import GenerationConfig
     from snapcap.service.engine.limits import Limits
 
+_logger = logging.getLogger("snapcap.captioning")
 # What a checkpoint may set, and a request overrides.
 _DEFAULTED = (
     "num_beams",
@@ -66,13 +68,21 @@ class ModelDefaults:
         """Names for requests, the default first; empty where a model has but one task."""
         return tuple(sorted(self._texts, key=lambda name: name != self._task))
 
-    def resolve(self, options: CaptionOptions, limits: "Limits", *, live: bool = False) -> Resolved:
-        """`live`: each token is wanted as it is generated.
+    def resolve(
+        self,
+        options: CaptionOptions,
+        limits: "Limits",
+        *,
+        live: bool = False,
+        read: Sequence[int] | None = None,
+    ) -> Resolved:
+        """`live`: each token is wanted as it is generated. `read`: the ids of the prompt, where it was tokenized
+        elsewhere; None: it is here.
 
         Raises InvalidOption, UnsupportedOption, PromptTooLong."""
         task = self._known(options.task) if options.task else self._task
         text_ids = self._texts[task] if task else ()
-        prompt_ids = self._prompt_ids(options.prompt)
+        prompt_ids = self._prompt_ids(options.prompt, read)
         params = options.sampling if self._plain else self._params(options, limits, live)
         if params.min_length:
             least = max(params.min_length - self._before - 1 - len(prompt_ids), 0)
@@ -85,21 +95,26 @@ class ModelDefaults:
         """The ids of a request without a prompt: the default instruction's, of a model that takes instructions.
 
         Raises ConfigError."""
-        ids = self._tokenizer.prompt_ids("")
-        beyond = _beyond(self._tokenizer, ids, self._rows)
-        if beyond:
+        try:
+            ids = self._tokenizer.prompt_ids("")
+            wrong = _beyond(self._tokenizer, ids, self._rows)
+        except TokenizerFailed as error:
+            wrong = error.cause
+        if wrong:
             from snapcap.models.fields import ConfigError  # noqa: PLC0415  with a checkpoint only
 
-            raise ConfigError("tokenizer", "", f"the default instruction cannot be read: {beyond}")
+            raise ConfigError("tokenizer", "", f"the default instruction cannot be read: {wrong}")
         return ids
 
-    def _prompt_ids(self, prompt: str) -> tuple[int, ...]:
+    def _prompt_ids(self, prompt: str, read: Sequence[int] | None) -> tuple[int, ...]:
         """What follows the start token: the beginning of the caption, or an instruction. Raises InvalidOption."""
         if not prompt:
             return self._unasked
         try:
-            ids = self._tokenizer.prompt_ids(prompt)
+            ids = self._tokenizer.prompt_ids(prompt) if read is None else read
         except PromptError as error:
+            if isinstance(error, TokenizerFailed):
+                _logger.warning("the tokenizer failed at a prompt", extra={"fields": {"error": error.cause}})
             raise InvalidOption("prompt", str(error)) from None
         beyond = _beyond(self._tokenizer, ids, self._rows)
         if beyond:
@@ -134,7 +149,11 @@ def _task_texts(tokenizer: "Tokenizer", config: "ModelConfig") -> dict[str, tupl
     generation, most = config.generation, config.decoder.text_tokens
     texts = {}
     for task in config.tasks:
-        ids = (*_begin(generation), *tokenizer.encode(task.text), *generation.eos_ids[:1])
+        try:
+            text = tokenizer.encode(task.text)
+        except TokenizerFailed as error:
+            raise ConfigError("tokenizer", task.name, f"its text cannot be read: {error.cause}") from None
+        ids = (*_begin(generation), *text, *generation.eos_ids[:1])
         if len(ids) > most:
             raise ConfigError("tokenizer", task.name, f"its text has {len(ids)} tokens, the encoder takes {most}")
         beyond = _beyond(tokenizer, ids, config.decoder.vocab_size)

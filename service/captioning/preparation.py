@@ -9,7 +9,7 @@ from typing import Any
 from snapcap.models.dataclass import dataclass
 from snapcap.service.captioning.model_defaults import Resolved
 from snapcap.service.captioning.options import CaptionOptions
-from snapcap.service.errors import UnprocessableImage
+from snapcap.service.errors import EngineFailed, UnprocessableImage
 from snapcap.service.images.decoder import (
     DecodedImage,
     Done,
@@ -68,9 +68,15 @@ class Preparation:
         try:
             image = self._image(outcome)
             then(Prepared(image, resolve(options)))
-        except Exception as error:
+        except BaseException as error:  # also a panic of a library, which is no Exception
+            told = error
+            if not isinstance(error, Exception):
+                told = EngineFailed()
+                told.__cause__ = error
             with suppress(InvalidStateError):  # the client has left
-                future.set_exception(error)
+                future.set_exception(told)
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
             return False
         return True
 

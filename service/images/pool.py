@@ -122,7 +122,7 @@ class ProcessImageDecoder:
         self._idle.clear()
         for jobs in (self._waiting, self._large):
             while jobs:
-                jobs.popleft().done(NotReady("failed"))
+                jobs.popleft().end(NotReady("failed"))
         self._failed(ImageProcessesEndedError(f"images cannot be decoded any more: {why}"))
 
     def _feed(self) -> None:
@@ -134,7 +134,7 @@ class ProcessImageDecoder:
             job = jobs.popleft()
             reason = job.encoded.given_up(time.monotonic())
             if reason is not None:
-                job.done(reason)
+                job.end(reason)
             elif not self._give(self._idle.pop(), job):
                 jobs.appendleft(job)
 
@@ -170,7 +170,7 @@ class ProcessImageDecoder:
         outcome = (
             self._wait_for_room(job, answer.size) if isinstance(answer, Needs) else _outcome(answer, slot, since)
         )
-        if outcome is None or not job.done(outcome):
+        if outcome is None or not job.end(outcome):
             self._slots.give_back(slot)
         if not self._family.over:  # else it is about to be ended
             self._idle.append(worker)
@@ -217,12 +217,12 @@ class ProcessImageDecoder:
             return  # who waited has been told
         job.attempts += 1
         if self._family.over:
-            job.done(NotReady("failed"))
+            job.end(NotReady("failed"))
         elif job.attempts < _ATTEMPTS:
             (self._large if job.size else self._waiting).appendleft(job)
             self._feed()
         else:
-            job.done(_CRASHED)
+            job.end(_CRASHED)
 
     def _watch(self) -> None:
         if not self._looking and not self._family.over:
@@ -242,7 +242,7 @@ class ProcessImageDecoder:
                 reason = job.encoded.given_up(now)
                 if reason is not None:
                     jobs.remove(job)
-                    job.done(reason)
+                    job.end(reason)
         self._family.look(_LOOK_S)
         busy = any(worker.job is not None for worker in self._family.workers)
         if busy or self._waiting or self._large or self._family.missing:
@@ -251,7 +251,7 @@ class ProcessImageDecoder:
     def _kill(self, worker: Worker, why: Why) -> None:
         self._family.kill(worker, why)
         if worker.job is not None and why not in TRIED_AGAIN:
-            worker.job.done(_TOO_COMPLEX if why == "too_complex" else DeadlineExceeded())
+            worker.job.end(_TOO_COMPLEX if why == "too_complex" else DeadlineExceeded())
 
 
 def _outcome(answer: Answer, slot: int, since: float) -> ImageResult:

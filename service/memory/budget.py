@@ -2,10 +2,11 @@
 
 The bound of all processes of a server together, in bytes, which no traffic takes it past (docs/security.md):
 
-    start + documents + bodies + pixels + queue_size x row + max_connections x connection
+    start + documents + bodies + pixels + prompts + queue_size x row + max_connections x connection
 
 `start` is what it takes when it is READY, with the buffers of all rows of its largest bucket; `documents` are
-FastAPI and pydantic, 20 MiB, which the first request for the OpenAPI document imports; `row` is one picture of the
+FastAPI and pydantic, 20 MiB, which the first request for the OpenAPI document imports; `prompts` is the process
+that tokenizes them, with what a prompt may take there (`captioning/prompt_worker.py`); `row` is one picture of the
 model's input size, 3 bytes a pixel; a connection holds a packet of 256 KiB, 64 KiB of a body and a head.
 """
 

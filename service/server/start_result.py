@@ -41,11 +41,15 @@ class StartResult:
     ) -> bool:
         """Captions are served from now on. False when a signal came first. `image_decoder` None: threads decode."""
         from snapcap.service.captioning.model_defaults import ModelDefaults  # noqa: PLC0415 - after /livez answers
+        from snapcap.service.captioning.prompts import PromptReader  # noqa: PLC0415 - likewise
 
         settings, services, timeline = self._settings, self._services, self._services.timeline
         name = settings.http.model_name or checkpoint.name
         defaults = ModelDefaults(checkpoint.tokenizer, checkpoint.config, settings.model.task)
-        services.captioner.attach(engine, checkpoint.transform, checkpoint.tokenizer, name, image_decoder, defaults)
+        prompts = PromptReader(checkpoint.folder, checkpoint.config.chat)
+        services.captioner.attach(
+            engine, checkpoint.transform, checkpoint.tokenizer, name, image_decoder, defaults, prompts
+        )
         settle()
         if not services.readiness.ready():
             return False

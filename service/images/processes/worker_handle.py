@@ -1,5 +1,6 @@
 """Tracks one decode process for the HTTP process: its image, since when, and why it is to be killed."""
 
+import logging
 import os
 import signal
 import time
@@ -7,10 +8,11 @@ from contextlib import suppress
 from dataclasses import field
 
 from snapcap.models.dataclass import dataclass
-from snapcap.service.images.decoder import Done, EncodedImage
+from snapcap.service.images.decoder import Done, EncodedImage, ImageResult
 from snapcap.service.images.processes.channel import WorkerChannel
 from snapcap.service.telemetry.reasons import Why
 
+_logger = logging.getLogger("snapcap.decode")
 # A client that has left is no reason to end a process for a picture that is about to be ready.
 LEFT_S = 1.0
 # Without CPU time all along, while it has an image: it is stopped, or waits for what never comes.
@@ -25,6 +27,18 @@ class Job:
     done: Done
     attempts: int = 0
     size: int = 0
+
+    def end(self, outcome: ImageResult) -> bool:
+        """Hand on what came of the image. Whether its pixels were taken over: not where that raised anything. The
+        slot and the process are for the next image in any case."""
+        try:
+            return self.done(outcome)
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+            fields = {"request_id": self.encoded.request_id}
+            _logger.exception("what came of an image could not be handed on", extra={"fields": fields})
+            return False
 
 
 @dataclass(eq=False)

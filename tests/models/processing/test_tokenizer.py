@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import tokenizers
 from support.checkpoints.tokenizer_cases import assert_equal_to_transformers, byte_level_bpe, write
-from tokenizers import pre_tokenizers
+from tokenizers import Regex, decoders, pre_tokenizers
 
 from snapcap.models.config import ConfigError
+from snapcap.models.errors import TokenizerFailed
 from snapcap.models.processing import tokenizer_files
 from snapcap.models.processing.tokenizer import Tokenizer
 
@@ -189,3 +190,39 @@ def test_special_tokens_of_another_form_are_named(demo_folder: Path, tmp_path: P
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"added_tokens_decoder": {"x": 5}}))
     with pytest.raises(ConfigError, match="tokenizer_config"):
         Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("decoder", "expected"),
+    [
+        (decoders.Sequence([decoders.Replace("a", "a" * 10)] * 7), "it makes texts up to 10000000 times as long"),
+        (decoders.Replace(Regex("(x+x+)+y"), ""), "a Replace with a regular expression is not supported"),
+    ],
+    ids=["grows", "searches"],
+)
+def test_a_decoder_whose_work_is_not_bounded_is_refused(
+    tmp_path: Path, decoder: decoders.Decoder, expected: str
+) -> None:
+    backend = byte_level_bpe([END])
+    backend.decoder = decoder
+    backend.save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ConfigError, match=expected):
+        Tokenizer.from_folder(tmp_path)
+
+
+def test_a_decoder_as_llamas_is_read(tmp_path: Path) -> None:
+    backend = byte_level_bpe([END])
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    backend.decoder = decoders.Sequence(steps)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    assert Tokenizer.from_folder(tmp_path).decode(backend.encode("ab").ids) == "ab"
+
+
+def test_a_panic_at_a_text_is_an_error_of_that_text(tmp_path: Path) -> None:
+    backend = byte_level_bpe([END])
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex("(x+x+)+y"), "isolated")
+    tokenizer = Tokenizer(backend, clean_up=False)
+    with pytest.raises(TokenizerFailed, match="be text that the model's tokenizer can read") as caught:
+        tokenizer.encode("x" * 40)
+    assert "retry-limit-in-match over" in caught.value.cause
+    assert tokenizer.encode("y")

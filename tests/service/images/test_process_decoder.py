@@ -4,7 +4,8 @@ import pytest
 from support.fakes.decode_world import COMPLETION, MEMORY, SLOTS, World, of, play, turns
 
 from snapcap.service.engine.remote.messages import Turn
-from snapcap.service.errors import UnprocessableImage
+from snapcap.service.errors import EngineFailed, UnprocessableImage
+from snapcap.service.images.decoder import EncodedImage
 from snapcap.service.images.pool import ImageProcessError
 from snapcap.service.images.processes.messages import Broken, Ended, Needs, Refused, pack_notice
 from snapcap.service.images.room import ImageMemoryFull
@@ -26,6 +27,42 @@ def test_an_image_goes_to_a_process_and_its_slot_to_the_engine() -> None:
         assert future.result(0) == COMPLETION
         assert len(world.slots) == SLOTS
         world.close()
+
+    play(scene())
+
+
+class Panic(BaseException):
+    """As tokenizers' PanicException, which is no Exception."""
+
+
+@pytest.mark.parametrize("error", [Panic("a panic"), ValueError("a mistake")], ids=["panic", "error"])
+def test_whatever_is_raised_while_an_image_is_handed_on_costs_its_request_alone(error: BaseException) -> None:
+    """Its slot and its process are there for the next: here by resolving the options, and by whoever decodes."""
+
+    def fail(_: object) -> bool:
+        raise error
+
+    async def scene() -> None:
+        world = World()
+        await world.begin()
+        for _ in range(3 * SLOTS):
+            future = world.ask(7, raises=error)
+            world.decoder.decode(EncodedImage(bytes(10), "direct", 1e12, lambda: False), fail)
+            for process in world.working():
+                process.answer()
+            await turns()
+            told = future.exception(0)
+            assert told is error or (isinstance(told, EngineFailed) and told.__cause__ is error)
+            assert len(world.slots) == SLOTS
+        await ends_well(world)
+        world.close()
+
+    async def ends_well(world: World) -> None:
+        world.ask(9)
+        (process,) = world.working()
+        process.answer()
+        await turns()
+        assert len(world.submitted) == 1
 
     play(scene())
 

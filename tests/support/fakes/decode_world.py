@@ -122,9 +122,16 @@ class World:
         ours.close()
         self.processes.append(Played(number, theirs, self.pixels))
 
-    def ask(self, value: int, size: int = 10, seconds: float = 1e9, permit: Permit | None = None) -> "Future[Any]":
+    def ask(
+        self,
+        value: int,
+        size: int = 10,
+        seconds: float = 1e9,
+        permit: Permit | None = None,
+        raises: BaseException | None = None,
+    ) -> "Future[Any]":
         """Decode an image whose pixels will all be of this value, and submit it. `seconds`: until its deadline. A
-        `permit` is released as the request ends."""
+        `permit` is released as the request ends. `raises`: the error of resolving its options."""
         future: Future[Any] = Future()
         admitted = None if permit is None else permit.admitted
 
@@ -132,7 +139,12 @@ class World:
             params, pixels = SamplingParams(), prepared.image.pixels
             self.engine.submit(CaptionRequest(str(value), pixels, (), params, 1e12, future, None, admitted))
 
-        model = self.decoder, lambda options: Resolved((), (), options.sampling)
+        def resolve(options: CaptionOptions) -> Resolved:
+            if raises is not None:
+                raise raises
+            return Resolved((), (), options.sampling)
+
+        model = self.decoder, resolve
         deadline = time.monotonic() + seconds
         encoded = EncodedImage(bytes([value]) * size, f"request-{value}", deadline, future.cancelled)
         self.decoding.start(encoded, CaptionOptions(), model, future, submit)

@@ -1,0 +1,100 @@
+"""Has prompts tokenized in a process of its own (`prompt_worker`), one after the other.
+
+    event loop ── prompt ──▶ thread ── a line ──▶ prompt process
+         ▲                                              │
+         └───────────────────── ids ────────────────────┘
+
+The process begins with the first prompt, as most requests have none. A prompt that takes too much ends the process,
+and is refused; the next prompt has a new process.
+"""
+
+import logging
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from snapcap.service.errors import DeadlineExceeded, EngineFailed, InvalidOption, PromptTooLong
+
+if TYPE_CHECKING:
+    from snapcap.models.text import ChatIds
+    from snapcap.warmup.machine.worker import Worker
+
+START_S = 30.0
+# Of one prompt, where the process gets no CPU: it has a second of that at most.
+MOST_S = 10.0
+_MODULE = "snapcap.service.captioning.prompt_worker"
+_logger = logging.getLogger("snapcap.captioning")
+
+
+class PromptReader:
+    """Tokenizes prompts for one model. From any thread."""
+
+    def __init__(self, folder: Path, chat: "ChatIds | None") -> None:
+        """`folder`: of the checkpoint. `chat`: of a model that takes instructions."""
+        self._folder = folder
+        self._chat = chat
+        self._worker: Worker | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="prompts")
+
+    def read(self, prompt: str, most: int, request_id: str, deadline: float) -> "Future[tuple[int, ...]]":
+        """The ids of a prompt, at most so many. `deadline`: a moment of `time.monotonic`.
+
+        The future raises InvalidOption, PromptTooLong, DeadlineExceeded, EngineFailed."""
+        return self._thread.submit(self._read, prompt, most, request_id, deadline)
+
+    def close(self) -> None:
+        """End the process, without waiting for what it does."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        if self._worker is not None:
+            self._worker.stop()
+
+    def _read(self, prompt: str, most: int, request_id: str, deadline: float) -> tuple[int, ...]:
+        if time.monotonic() >= deadline:
+            raise DeadlineExceeded
+        return _ids(self._ask(prompt, most, request_id, deadline), most, request_id)
+
+    def _ask(self, prompt: str, most: int, request_id: str, deadline: float) -> dict[str, Any]:
+        from snapcap.warmup.machine.worker import WorkerError, WorkerTimeoutError  # noqa: PLC0415  with a prompt only
+
+        worker = self._worker = self._worker or self._new_worker()
+        try:
+            worker.start(START_S)
+        except WorkerError as error:
+            raise EngineFailed from error
+        try:
+            return worker.ask({"prompt": prompt, "most": most}, min(max(deadline - time.monotonic(), 0.1), MOST_S))
+        except WorkerTimeoutError as error:
+            raise DeadlineExceeded from error
+        except WorkerError as error:
+            _log(request_id, str(error))
+            must = "take less time and memory to be read; the process that made tokens of it was ended"
+            raise InvalidOption("prompt", must) from None
+
+    def _new_worker(self) -> "Worker":
+        from snapcap.service.captioning.prompt_worker import PromptJob  # noqa: PLC0415  with a prompt only
+        from snapcap.warmup.machine.worker import Worker  # noqa: PLC0415  likewise
+
+        job = PromptJob(self._folder.absolute(), None if self._chat is None else asdict(self._chat))
+        return Worker(_MODULE, job, {"TOKENIZERS_PARALLELISM": "false"})
+
+
+def _ids(reply: dict[str, Any], most: int, request_id: str) -> tuple[int, ...]:
+    """A reply is checked, as it comes from a process that may have been taken over."""
+    match reply:
+        case {"ids": [*ids]} if len(ids) <= most and all(type(each) is int and each >= 0 for each in ids):
+            return tuple(ids)
+        case {"count": int(count)}:
+            raise PromptTooLong(f"The prompt has {count} tokens; send at most {most} tokens.")
+        case {"must": str(must), "cause": str(cause)}:
+            if cause:
+                _log(request_id, cause)
+            raise InvalidOption("prompt", must[:200])
+    raise EngineFailed
+
+
+def _log(request_id: str, error: str) -> None:
+    _logger.warning(
+        "the tokenizer failed at a prompt", extra={"fields": {"request_id": request_id, "error": error}}
+    )

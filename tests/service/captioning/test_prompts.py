@@ -1,0 +1,95 @@
+"""Prompts in a process of their own: the same ids as here, and bounds of time, memory and tokens."""
+
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.attacks.hostile_tokenizer import GROWS, MANY, PANIC, SLOW, write_hostile_tokenizer
+from support.checkpoints.chat_files import write_chat_files
+
+from snapcap.models.processing.chat import read_chat
+from snapcap.models.processing.tokenizer import Tokenizer
+from snapcap.models.text import ImageMarkup
+from snapcap.service.captioning.prompts import PromptReader
+from snapcap.service.errors import DeadlineExceeded, EngineFailed, InvalidOption, PromptTooLong
+
+PATIENCE = 60.0
+GOOD = "a red"
+
+
+class Reading:
+    """A reader, which is asked and waited for."""
+
+    def __init__(self, reader: PromptReader) -> None:
+        self.reader = reader
+
+    def ids(self, prompt: str, most: int = 30, patience: float = PATIENCE) -> tuple[int, ...]:
+        return self.reader.read(prompt, most, "the-id", time.monotonic() + patience).result(PATIENCE)
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory, demo_folder: Path) -> Iterator[Reading]:
+    folder = write_hostile_tokenizer(demo_folder, tmp_path_factory.mktemp("hostile"))
+    reader = PromptReader(folder, None)
+    yield Reading(reader)
+    reader.close()
+
+
+def test_a_prompt_has_the_ids_of_the_tokenizer(hostile: Reading, demo_folder: Path) -> None:
+    assert hostile.ids(GOOD) == Tokenizer.from_folder(demo_folder).prompt_ids(GOOD)
+
+
+def test_a_message_has_the_ids_of_the_chat_template(tmp_path: Path) -> None:
+    write_chat_files(tmp_path)
+    around = "<fake_token_around_image>"
+    chat = read_chat(tmp_path, ImageMarkup("<image>", f"{around}<global-img>", around))
+    here, reader = Tokenizer.from_folder(tmp_path, chat), PromptReader(tmp_path, chat)
+    try:
+        for text in ("What is it? <image> é", "x"):
+            assert Reading(reader).ids(text, 60) == here.prompt_ids(text)
+    finally:
+        reader.close()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "says", "logged"),
+    [
+        (PANIC, "'prompt' must be text that the model's tokenizer can read", "retry-limit-in-match over"),
+        (GROWS, "'prompt' must take less time and memory", "ended with signal 6"),
+        (SLOW, "'prompt' must take less time and memory", "ended with signal 24"),
+    ],
+    ids=["panics", "grows", "slow"],
+)
+def test_what_a_tokenizer_fails_at_is_refused_and_logged(
+    hostile: Reading, caplog: pytest.LogCaptureFixture, prompt: str, says: str, logged: str
+) -> None:
+    with caplog.at_level(logging.WARNING, "snapcap.captioning"), pytest.raises(InvalidOption, match=says):
+        hostile.ids(prompt)
+    (record,) = caplog.records
+    fields = vars(record)["fields"]
+    assert fields["request_id"] == "the-id"
+    assert logged in fields["error"]
+    assert len(hostile.ids(GOOD)) == 2, "the next prompt is read"
+
+
+def test_tokens_are_counted_before_they_are_handed_on(hostile: Reading) -> None:
+    with pytest.raises(PromptTooLong, match="has 1000 tokens; send at most 999"):
+        hostile.ids(MANY, 999)
+    assert len(hostile.ids(MANY, 1000)) == 1000
+
+
+def test_a_prompt_whose_time_is_over_is_not_begun_and_does_not_hold_up_the_next(hostile: Reading) -> None:
+    with pytest.raises(DeadlineExceeded):
+        hostile.ids(GOOD, patience=0)
+    slow = hostile.reader.read(SLOW, 30, "slow", time.monotonic() + 0.2)
+    assert len(hostile.ids(GOOD)) == 2
+    assert isinstance(slow.exception(0), DeadlineExceeded)
+
+
+def test_a_tokenizer_that_is_gone_is_the_servers_fault(tmp_path: Path) -> None:
+    reader = PromptReader(tmp_path, None)
+    with pytest.raises(EngineFailed):
+        Reading(reader).ids(GOOD)
+    reader.close()
