@@ -1,68 +1,102 @@
-"""Decodes the base64 of images in JSON a piece at a time, letting go of Python's lock in between."""
+"""Decodes the base64 of images in JSON and in forms, a piece at a time, letting go of Python's lock in between.
 
-import base64
+Clients write base64 in many ways: with line breaks, in the alphabet for URLs, percent-encoded, without padding, as
+a data URI with parameters. All of them are read, wherever an API takes base64.
+"""
+
 import binascii
 import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from snapcap.service.api.bodies.json_text import LongText, whole_escapes
 
-_DATA_URI = re.compile(r"data:[^,]{0,200};base64,", re.IGNORECASE)  # a scheme has no case
 _PIECE = 256 << 10
-_MAX_PREFIX = 2048
+# A data URI may have parameters before its base64, such as the name of the file.
+_MAX_PARAMETERS = 8192
+_DATA_URI = re.compile(rb"data:.{0,%d}?;base64," % _MAX_PARAMETERS, re.IGNORECASE | re.DOTALL)
+_WHITESPACE = b" \t\n\r\v\f"
+_URL_SAFE = bytes.maketrans(b"-_", b"+/")
+# Each stands for a character that base64 or the head of a data URI has, or for whitespace.
+_PERCENT = tuple(
+    (escape, bytes.fromhex(escape[1:].decode()))
+    for digits in ("2B", "2F", "3D", "2D", "5F", "3A", "3B", "2C", "0A", "0D", "09", "20")
+    for escape in sorted({f"%{digits}".encode(), f"%{digits.lower()}".encode()})
+)
+_MOST_PADDING = 3  # some clients append as much as any text may need
 
 
-def decode_base64(text: str) -> bytes:
-    """The bytes of base64, or of a base64 data URI; empty where it is neither. Whitespace is allowed: `base64`
-    breaks its lines."""
-    prefix = _DATA_URI.match(text)
-    if isinstance(text, LongText):
-        return _decode_long(text.literal, prefix is not None)
-    if prefix:
-        text = text[prefix.end() :]
-    # Few clients send whitespace, so it is only looked for then.
-    return _decode(text) or _decode("".join(text.split()))
+def is_data_uri(text: str) -> bool:
+    """Whether the text begins as a data URI does, whitespace before it and percent-encoding aside."""
+    return re.match(r"\s{0,1000}data(:|%3A)", text, re.IGNORECASE) is not None
 
 
-def _decode(text: str) -> bytes:
+def decode_base64(text: str | bytes) -> bytes:
+    """The bytes of base64, or of a base64 data URI; empty where it is neither."""
     try:
-        return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        return b""
-
-
-def _decode_long(literal: memoryview, has_prefix: bool) -> bytes:
-    start = bytes(literal[:_MAX_PREFIX]).find(b",") + 1 if has_prefix else 0
-    found, left = io.BytesIO(), b""
-    try:
-        for piece in _pieces(literal[start:]):
-            text = left + piece
-            whole = len(text) - len(text) % 4
-            left = text[whole:]
-            if not whole:
-                continue
-            data = binascii.a2b_base64(text[:whole], strict_mode=True)
-            # Padding is at the end of all, or this is not the end.
-            if found.tell() % 3:
-                return b""
-            found.write(data)
+        if isinstance(text, LongText):
+            return _decode(_pieces(text.literal))
+        return _decode([text if isinstance(text, bytes) else text.encode("ascii")])
     except ValueError:  # binascii.Error and those of JSON and of Unicode are such
         return b""
-    return b"" if left else found.getvalue()
+
+
+def _decode(pieces: Iterable[bytes]) -> bytes:
+    """Raises ValueError."""
+    found, left, padding = io.BytesIO(), b"", 0
+    for piece in _without_head(_plain(pieces)):
+        characters, equals, more = piece.partition(b"=")
+        if more.strip(b"=") or (padding and characters):
+            raise ValueError("padding within")
+        padding += len(equals) + len(more)
+        text = left + characters
+        whole = len(text) - len(text) % 4
+        left = text[whole:]
+        found.write(binascii.a2b_base64(text[:whole].translate(_URL_SAFE), strict_mode=True))
+    if padding > _MOST_PADDING:
+        raise ValueError("more padding than anybody means")
+    if left:  # as many as they are, whether the padding is there or not
+        found.write(binascii.a2b_base64(left.translate(_URL_SAFE) + b"=" * (4 - len(left)), strict_mode=True))
+    return found.getvalue()
+
+
+def _without_head(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """The base64 of a data URI, or all of what is none."""
+    head = b""
+    for piece in pieces:
+        head += piece
+        if len(head) > _MAX_PARAMETERS:
+            break
+    prefix = _DATA_URI.match(head)
+    return chain([head[prefix.end() :] if prefix else head], pieces)
+
+
+def _plain(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """The pieces without whitespace and percent-encoding."""
+    left = b""
+    for piece in pieces:
+        text = left + piece if left else piece
+        cut = text.find(b"%", max(len(text) - 2, 0))
+        left = text[cut:] if cut >= 0 else b""  # the beginning of an escape
+        text = text[: len(text) - len(left)]
+        if b"%" in text:
+            for escape, character in _PERCENT:
+                text = text.replace(escape, character)
+        yield text.translate(None, _WHITESPACE)
+    yield left  # which is no base64
 
 
 def _pieces(literal: memoryview) -> Iterator[bytes]:
-    """What the characters between the quotes of a JSON string stand for, without whitespace. Raises ValueError."""
+    """What the characters between the quotes of a JSON string stand for. Raises ValueError."""
     at = 0
     while at < len(literal):
         piece = bytes(literal[at : at + _PIECE])
         if b"\\" in piece:
             if at + len(piece) < len(literal):
                 piece = piece[: whole_escapes(piece)]
-            text = json.loads(b'"%b"' % piece)
-            yield "".join(text.split()).encode("ascii")
+            yield json.loads(b'"%b"' % piece).encode("ascii")
         else:
-            yield piece.replace(b" ", b"")
+            yield piece
         at += len(piece)

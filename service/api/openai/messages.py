@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from snapcap.models.dataclass import dataclass
+from snapcap.service.api.bodies.base64_text import is_data_uri
 from snapcap.service.api.bodies.json_body import image_from_base64
 from snapcap.service.errors import InvalidOption, MissingImage, TooManyImages
 
@@ -129,7 +130,7 @@ def _one_image(images: Sequence[tuple[str, str]]) -> bytes | str:
     if len(images) > 1:
         raise TooManyImages(f"There are {len(images)} images in a message; send one in each.")
     ((url, where),) = images
-    if url[:5].lower() == "data:":
+    if is_data_uri(url):
         return image_from_base64(url, where)
     if url.lower().startswith(("http://", "https://")):
         return url
