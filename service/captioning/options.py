@@ -95,12 +95,15 @@ def options_from_text(
     pairs: Iterable[tuple[str, str]],
     base: CaptionOptions = CaptionOptions(),  # noqa: B008 - frozen
 ) -> CaptionOptions:
-    """From query parameters or form fields, each at most once, over `base`.
+    """From query parameters or form fields, each at most once, over `base`. An empty text is an option that is not
+    given: browsers send each field of a form.
 
     Raises UnknownOption, InvalidOption, PromptTooLong."""
     values: dict[str, Any] = {}
     for name, text in pairs:
         _known(name)
+        if not text:
+            continue
         if name in values:
             raise InvalidOption(name, "be given once")
         values[name] = _value_from_text(name, text)

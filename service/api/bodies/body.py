@@ -14,7 +14,7 @@ from starlette.requests import Request
 from snapcap.models.dataclass import dataclass
 from snapcap.service.api.bodies.multipart import Part, boundary_of, parse_multipart
 from snapcap.service.errors import BodyTimeout, ClientDisconnected, PayloadTooLarge, UnsupportedMediaType
-from snapcap.service.memory.bodies import BodyBudget, body_account, open_account
+from snapcap.service.memory.bodies import BodyAccount, BodyBudget, body_account, open_account
 
 T = TypeVar("T")
 # A body that keeps coming at this rate is slow, not stalled. 256 kbit/s.
@@ -52,7 +52,7 @@ class BodyClock:
         self.end = min(self.end + count / MIN_BYTES_PER_S, latest, self._last)
 
 
-async def read_body(request: Request, limits: BodyLimits) -> bytes:
+async def read_body(request: Request, limits: BodyLimits, pool: Executor) -> bytes:
     """The whole body, which the request's account has.
 
     Raises PayloadTooLarge, BodyTimeout, BodyMemoryFull, ClientDisconnected, UnsupportedMediaType."""
@@ -80,31 +80,48 @@ async def read_body(request: Request, limits: BodyLimits) -> bytes:
     return body.getvalue()  # which is not a copy
 
 
-async def parse_body(request: Request, limits: BodyLimits, pool: Executor, parse: Callable[[bytes], T]) -> T:
-    """What `parse` makes of the body: here, or on a thread where it is large. It may copy all of it once, which is
-    counted. Raises what `read_body` and `parse` raise."""
-    body = await read_body(request, limits)
+async def parse_body(
+    request: Request, limits: BodyLimits, pool: Executor, parse: Callable[[bytes], T], copies: int = 1
+) -> T:
+    """What `parse` makes of the body: here, or on a thread where it is large. It may copy all of it so many times,
+    which is counted. Raises what `read_body` and `parse` raise."""
+    return await parse_received(request, await read_body(request, limits, pool), pool, parse, copies)
+
+
+async def parse_received(
+    request: Request, body: bytes, pool: Executor, parse: Callable[[bytes], T], copies: int = 1
+) -> T:
+    """As `parse_body`, of a body that `read_body` has read."""
     account = body_account(request.scope)
-    size = len(body)
-    if size <= SMALL or account is None:
+    if len(body) <= SMALL or account is None:
         return parse(body)
+    size = copies * len(body)
     account.take(size)
+    return await _on_thread(account, pool, partial(parse, body), lambda: account.give_back(size))
+
+
+async def read_multipart(
+    request: Request, limits: BodyLimits, pool: Executor, parse: Callable[[list[Part]], T]
+) -> T:
+    """What `parse` makes of the parts, in their order. Raises what `read_body` and `parse` raise, and
+    InvalidMultipart."""
+    boundary = boundary_of(request.headers.get("content-type", ""))
+    # A part is a copy, and an image in base64 becomes another.
+    return await parse_body(request, limits, pool, lambda body: parse(parse_multipart(boundary, body)), copies=2)
+
+
+async def _on_thread(account: BodyAccount, pool: Executor, work: Callable[[], T], done: Callable[[], object]) -> T:
+    """The result of work on a body. Whoever asks may go: the body stays, and is counted, until a thread has been
+    through with it; then `done` is called."""
     account.hold()
 
-    def done(_: object) -> None:
-        account.give_back(size)
+    def ended(_: object) -> None:
+        done()
         account.release()
 
-    # Whoever asks may go: the body stays, and is counted, until a thread has been through with it.
-    parsed = asyncio.get_running_loop().run_in_executor(pool, parse, body)
-    parsed.add_done_callback(done)
-    return await asyncio.shield(parsed)
-
-
-async def read_multipart(request: Request, limits: BodyLimits, pool: Executor) -> list[Part]:
-    """The parts in order. Raises what `read_body` raises, and InvalidMultipart."""
-    boundary = boundary_of(request.headers.get("content-type", ""))
-    return await parse_body(request, limits, pool, partial(parse_multipart, boundary))
+    future = asyncio.get_running_loop().run_in_executor(pool, work)
+    future.add_done_callback(ended)
+    return await asyncio.shield(future)
 
 
 def _check_head(request: Request, limits: BodyLimits) -> None:

@@ -1,10 +1,11 @@
 """Parses a multipart/form-data body that is whole in memory: a bounded number of parts, in UTF-8 only."""
 
+import re
 from typing import TYPE_CHECKING
+from urllib.parse import unquote_to_bytes
 
 from python_multipart import MultipartParser
 from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import parse_options_header
 
 from snapcap.models.dataclass import dataclass
 from snapcap.service.errors import InvalidMultipart, UnsupportedMediaType
@@ -14,9 +15,11 @@ if TYPE_CHECKING:
 
 _MAX_PARTS = 64
 _MAX_BOUNDARY = 70  # RFC 2046
-# Reading parameters takes time that grows with the square of their number.
 _MAX_CONTENT_TYPE = 1024
 _MAX_PARAMETERS = 16
+# In quotes a semicolon is a character, and so is a quote behind a backslash.
+_PARAMETER = re.compile(rb';[ \t]*([^;=" \t]*)[ \t]*(?:=[ \t]*(?:"((?:[^"\\]|\\.)*)"[^;]*|([^;]*)))?', re.DOTALL)
+_CHARSET_OF_VALUE = re.compile(rb"\A[\w-]*'[\w-]*'")  # RFC 8187, as in filename*=UTF-8''a.png
 _MAX_PART_HEADERS = 16
 _MAX_PART_HEADER_BYTES = 4096
 # What else Python can decode is not even looked up: some codecs take time that grows with the square of the text.
@@ -31,6 +34,11 @@ class Part:
     name: str
     filename: str | None
     data: bytes
+
+    @property
+    def is_empty_input(self) -> bool:
+        """Whether a browser has sent it for a file input in which no file was chosen."""
+        return self.filename == "" and not self.data
 
     @property
     def text(self) -> str:
@@ -120,7 +128,7 @@ class _Parts:
         options = _parameters(self._headers.get(b"content-disposition", b""))
         if b"name" not in options:
             raise _unreadable('a part has no Content-Disposition with a "name"')
-        filename = options.get(b"filename")
+        filename = _filename(options)
         if filename is None:
             parameters = _parameters(self._headers.get(b"content-type", b""))
             _check_charset(parameters.get(b"charset", b"").decode("latin-1"))
@@ -133,10 +141,26 @@ class _Parts:
 
 
 def _parameters(field: bytes) -> dict[bytes, bytes]:
-    """Those of a field of a head. Raises InvalidMultipart."""
-    if field.count(b";") > _MAX_PARAMETERS:
-        raise _unreadable(f"a field of its heads has more than {_MAX_PARAMETERS} parameters")
-    return parse_options_header(field)[1]
+    """The parameters of a field of a head, by their names in lower case. Raises InvalidMultipart."""
+    found: dict[bytes, bytes] = {}
+    for number, parameter in enumerate(_PARAMETER.finditer(field)):
+        if number == _MAX_PARAMETERS:
+            raise _unreadable(f"a field of its heads has more than {_MAX_PARAMETERS} parameters")
+        name, quoted, plain = parameter.groups()
+        value = plain if quoted is None else quoted.replace(b"\\\\", b"\\").replace(b'\\"', b'"')
+        found[name.lower()] = (value or b"").strip(b" \t") if quoted is None else value
+    return found
+
+
+def _filename(parameters: dict[bytes, bytes]) -> bytes | None:
+    """The name of a file; None where the part is a field. Old clients spell names that are not ASCII as
+    `filename*`, or in pieces as `filename*0*`."""
+    plain = parameters.get(b"filename")
+    if plain is not None:
+        # Internet Explorer sent the whole path.
+        return plain.rpartition(b"\\")[2] if plain[1:3] == b":\\" or plain[:2] == b"\\\\" else plain
+    pieces = [value for name, value in parameters.items() if name.startswith(b"filename*")]
+    return unquote_to_bytes(_CHARSET_OF_VALUE.sub(b"", b"".join(pieces), 1)) if pieces else None
 
 
 def _check_charset(charset: str) -> None:

@@ -1,21 +1,28 @@
 """Reads images and options from the raw body, from multipart/form-data, or from JSON with base64."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
+from typing import TypeVar
 
 from starlette.requests import Request
 
 from snapcap.models.dataclass import dataclass
-from snapcap.service.api.bodies.body import BodyLimits, read_body, read_multipart
+from snapcap.service.api.bodies.base64_text import decode_base64
+from snapcap.service.api.bodies.body import BodyLimits, parse_received, read_body, read_multipart
 from snapcap.service.api.bodies.json_body import image_from_base64, json_object, read_json
 from snapcap.service.api.bodies.multipart import Part
 from snapcap.service.captioning.options import NAMES, CaptionOptions, options_from_json, options_from_text
 from snapcap.service.errors import EmptyBody, MissingImage, TooManyImages, UnknownOption, UnsupportedMediaType
 
+T = TypeVar("T")
 MULTIPART = "multipart/form-data"
 JSON = "application/json"
-# curl --data-binary sends the form type whatever the body is; some clients send no type at all.
-_RAW = ("", "application/octet-stream", "binary/octet-stream", "application/x-www-form-urlencoded")
+TEXT = "text/plain"
+# Which clients send whatever the body is: none, as some of them; `curl --data`; a browser's `fetch` of a text.
+UNTYPED = ("", "application/octet-stream", "binary/octet-stream", "application/x-www-form-urlencoded", TEXT)
+# An image of no format begins so. The mark is that of UTF-8.
+_JSON_OBJECT = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]{0,1000}\{")
 _IMAGE_PARTS = ("image", "images")
 
 
@@ -37,17 +44,31 @@ def media_type(request: Request) -> str:
     return ""
 
 
-def is_raw(kind: str) -> bool:
-    """Whether a body of this media type is the image itself."""
-    return kind in _RAW or kind.startswith("image/")
+def is_json(kind: str) -> bool:
+    """Whether a media type is one of JSON's."""
+    return kind in (JSON, "text/json") or (kind.startswith("application/") and kind.endswith("+json"))
 
 
-async def read_raw(request: Request, limits: BodyLimits) -> bytes:
-    """The body as an image. Raises EmptyBody and what `read_body` raises."""
-    image = await read_body(request, limits)
-    if not image:
+async def read_image_or_json(
+    request: Request, limits: BodyLimits, pool: Executor, parse: Callable[[bytes], T], others: str = ""
+) -> T | bytes:
+    """What `parse` makes of a body of JSON, or the body, which is an image. Under a type that says nothing, what
+    begins as an object does is JSON. `others`: media types that the caller reads, for the message.
+
+    Raises EmptyBody, UnsupportedMediaType and what `read_json` raises."""
+    kind = media_type(request)
+    if is_json(kind):
+        return await read_json(request, limits, pool, parse)
+    if kind not in UNTYPED and not kind.startswith("image/"):
+        raise _unsupported(kind, others)
+    body = await read_body(request, limits, pool)
+    if not body:
         raise EmptyBody("The body is empty; send the bytes of an image, as `curl --data-binary @photo.jpg` does.")
-    return image
+    if kind in UNTYPED and _JSON_OBJECT.match(body):
+        return await parse_received(request, body, pool, parse)
+    if kind == TEXT:
+        raise _unsupported(kind, others)
+    return body
 
 
 async def read_image(request: Request, limits: BodyLimits, pool: Executor) -> tuple[bytes, CaptionOptions]:
@@ -55,40 +76,27 @@ async def read_image(request: Request, limits: BodyLimits, pool: Executor) -> tu
 
     Raises the subclasses of BadRequest that say what is wrong."""
     query = _query_options(request)
-    kind = media_type(request)
-    if kind == MULTIPART:
+    if media_type(request) == MULTIPART:
         images, options = await read_images(request, limits, pool, 1)
         return images[0].data, options
-    if kind == JSON:
-        return await read_json(request, limits, pool, lambda body: _from_json(body, query))
-    if is_raw(kind):
-        return await read_raw(request, limits), query
-    raise UnsupportedMediaType(f"The content type {kind[:100]} is not read; send an image, {MULTIPART} or {JSON}.")
+    found = await read_image_or_json(request, limits, pool, lambda body: _from_json(body, query), f", {MULTIPART}")
+    return (found, query) if isinstance(found, bytes) else found
 
 
 async def read_images(
     request: Request, limits: BodyLimits, pool: Executor, at_most: int
 ) -> tuple[list[NamedImage], CaptionOptions]:
-    """The file parts named image or images of a multipart body, at least one, and the options.
+    """The parts named image or images of a multipart body, at least one, and the options.
 
     Raises the subclasses of BadRequest that say what is wrong."""
     query = _query_options(request)
     if media_type(request) != MULTIPART:
         raise UnsupportedMediaType(f"Send the images as {MULTIPART}, as `curl -F image=@photo.jpg` does.")
-    parts = await read_multipart(request, limits, pool)
-    files = [part.name for part in parts if part.filename is not None]
-    if files and not any(name in _IMAGE_PARTS for name in files):
-        raise MissingImage(
-            f"There is a file part named {files[0][:64]!r}, and none named image; send it as "
-            "`curl -F image=@photo.jpg` does."
-        )
-    images = [_named_image(part, part.filename) for part in parts if part.filename is not None]
-    options = options_from_text(_fields(parts), query)
-    if not images:
-        raise MissingImage("There is no file part named image; send one as `curl -F image=@photo.jpg` does.")
-    if len(images) > at_most:
-        raise TooManyImages(_too_many(len(images), at_most))
-    return images, options
+    return await read_multipart(request, limits, pool, lambda parts: _from_form(parts, query, at_most))
+
+
+def _unsupported(kind: str, others: str) -> UnsupportedMediaType:
+    return UnsupportedMediaType(f"The content type {kind[:100]} is not read; send an image{others} or {JSON}.")
 
 
 def _query_options(request: Request) -> CaptionOptions:
@@ -97,17 +105,37 @@ def _query_options(request: Request) -> CaptionOptions:
     return options_from_text(request.query_params.multi_items())
 
 
-def _named_image(part: Part, filename: str) -> NamedImage:
-    if part.name not in _IMAGE_PARTS:
-        raise UnknownOption(part.name, (*_IMAGE_PARTS, *NAMES))
-    return NamedImage(part.data, filename)
+def _from_form(
+    parts: Iterable[Part], query: CaptionOptions, at_most: int
+) -> tuple[list[NamedImage], CaptionOptions]:
+    given = [part for part in parts if not part.is_empty_input]
+    files = [part.name for part in given if part.filename is not None]
+    pictures = [part for part in given if part.filename is not None or (part.name in _IMAGE_PARTS and part.data)]
+    if files and not any(part.name in _IMAGE_PARTS for part in pictures):
+        raise MissingImage(
+            f"There is a file part named {files[0][:64]!r}, and none named image; send it as "
+            "`curl -F image=@photo.jpg` does."
+        )
+    if unknown := [name for name in files if name not in _IMAGE_PARTS]:
+        raise UnknownOption(unknown[0], (*_IMAGE_PARTS, *NAMES))
+    if len(pictures) > at_most:
+        raise TooManyImages(_too_many(len(pictures), at_most))
+    images = [_named_image(part) for part in pictures]
+    fields = [part for part in given if part.filename is None and part.name not in _IMAGE_PARTS]
+    options = options_from_text([(part.name, part.text) for part in fields], query)
+    if not images:
+        raise MissingImage("There is no file part named image; send one as `curl -F image=@photo.jpg` does.")
+    return images, options
 
 
-def _fields(parts: Iterable[Part]) -> list[tuple[str, str]]:
-    fields = [part for part in parts if part.filename is None]
-    if any(part.name in _IMAGE_PARTS for part in fields):
+def _named_image(part: Part) -> NamedImage:
+    if part.filename is not None:
+        return NamedImage(part.data, part.filename)
+    # Some clients give no name for bytes that they have in memory. Pages send what they have drawn as a data URI.
+    image = decode_base64(part.data) if part.data.isascii() else part.data
+    if not image:
         raise MissingImage("The part named image has no file name; send a file part (`-F image=@photo.jpg`).")
-    return [(part.name, part.text) for part in fields]
+    return NamedImage(image, "")
 
 
 def _too_many(count: int, at_most: int) -> str:

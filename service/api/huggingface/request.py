@@ -7,10 +7,10 @@ from typing import Any
 from starlette.requests import Request
 
 from snapcap.service.api.bodies.body import BodyLimits
-from snapcap.service.api.bodies.json_body import image_from_base64, json_object, member_object, read_json
-from snapcap.service.api.caption.request import JSON, is_raw, media_type, read_raw
+from snapcap.service.api.bodies.json_body import image_from_base64, json_object, member_object
+from snapcap.service.api.caption.request import read_image_or_json
 from snapcap.service.captioning.options import NAMES, CaptionOptions, options_from_json
-from snapcap.service.errors import InvalidOption, MissingImage, UnknownOption, UnsupportedMediaType
+from snapcap.service.errors import InvalidOption, MissingImage, UnknownOption
 
 # The names under which clients and older pipelines nest the parameters of generation.
 NESTED = ("generation_parameters", "generate_kwargs")
@@ -19,12 +19,8 @@ PARAMETERS = (*NAMES, "do_sample")
 
 async def read_huggingface(request: Request, limits: BodyLimits, pool: Executor) -> tuple[bytes, CaptionOptions]:
     """The image and the options. Raises the subclasses of BadRequest that say what is wrong."""
-    kind = media_type(request)
-    if kind == JSON:
-        return await read_json(request, limits, pool, parse_inputs)
-    if is_raw(kind):
-        return await read_raw(request, limits), CaptionOptions(clamp=True)
-    raise UnsupportedMediaType(f"The content type {kind[:100]} is not read; send an image, or {JSON}.")
+    found = await read_image_or_json(request, limits, pool, parse_inputs)
+    return (found, CaptionOptions(clamp=True)) if isinstance(found, bytes) else found
 
 
 def parse_inputs(body: bytes) -> tuple[bytes, CaptionOptions]:

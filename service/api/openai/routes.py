@@ -14,7 +14,7 @@ from snapcap.service.api.bodies.body import BodyLimits
 from snapcap.service.api.bodies.disconnect import unless_disconnected
 from snapcap.service.api.bodies.json_body import read_json
 from snapcap.service.api.bodies.replies import EventStream, JsonReply, RawHeaders
-from snapcap.service.api.caption.request import JSON, media_type
+from snapcap.service.api.caption.request import JSON, UNTYPED, is_json, media_type
 from snapcap.service.api.middleware.problem_handler import ProblemHandler
 from snapcap.service.api.middleware.request_id import request_id
 from snapcap.service.api.middleware.request_log import new_caption
@@ -75,7 +75,8 @@ class OpenAIRoutes:
         Decoding is greedy unless a temperature is given. A bound on the tokens above what the model holds means as
         many as it holds. A field that would need what is not served is refused."""
         with self._captioner.admit() as permit:
-            if media_type(request) not in ("", JSON):
+            kind = media_type(request)
+            if not is_json(kind) and kind not in UNTYPED:
                 raise UnsupportedMediaType(f"Send {JSON}.")
             parse = partial(
                 parse_chat, continue_text=self._continue_text, instruct=self._captioner.takes_instructions

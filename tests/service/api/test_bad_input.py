@@ -135,7 +135,8 @@ def test_wrong_json(client: TestClient, body: bytes, status: int, code: str) -> 
 
 
 @pytest.mark.parametrize(
-    "query", ["top_k=x", "top_k=1.5", "top_k=1_0", "temperature=nan", "temperature=inf", "seed=1&seed=2", "seed="]
+    "query",
+    ["top_k=x", "top_k=1.5", "top_k=1_0", "temperature=nan", "temperature=inf", "seed=1&seed=2", "seed=+"],
 )
 def test_wrong_query_options(client: TestClient, image: Png, query: str) -> None:
     problem = problem_of(client.post(f"/v1/caption?{query}", content=image()), 422, "invalid_option")

@@ -39,6 +39,19 @@ WAYS = {
     "windows_lines": "\\r\\n".join(TEXT[at : at + 64] for at in range(0, len(TEXT), 64)) + "\\r\\n",
     "spaces": " ".join(TEXT[at : at + 1000] for at in range(0, len(TEXT), 1000)) + " ",
     "all_escaped": "".join(f"\\u{ord(each):04x}" for each in TEXT),
+    "url_safe": TEXT.replace("+", "-").replace("/", "_"),
+    "percent_encoded": TEXT.replace("+", "%2B").replace("/", "%2f"),
+    "percent_encoded_lines": "%0D%0A".join(TEXT[at : at + 76] for at in range(0, len(TEXT), 76)),
+    "whole_uri_percent_encoded": "data%3Aimage%2Fpng%3Bbase64%2C" + TEXT.replace("+", "%2B").replace("/", "%2F"),
+    "space_before_base64": "data:image/png; base64, " + TEXT,
+    "space_around": " \\n\\t data:image/png;base64," + TEXT + "\\n ",
+    "lines_in_the_head": "DATA:image/png;\\r\\n BASE64,\\r\\n" + TEXT,
+    "parameters": "data:image/png;charset=utf-8;name=" + "%C3%A9" * 500 + ".png;base64," + TEXT,
+    "comma_in_a_parameter": 'data:image/png;name=\\"a,b.png\\";base64,' + TEXT,
+    "comma_escaped": "data:image/png;base64\\u002c" + TEXT,
+    "no_type": "data:;base64," + TEXT,
+    "far_from_the_quote": " " * 300_000 + "data:image/png;base64," + TEXT,
+    "more_padding": TEXT + "==",
 }
 
 
@@ -53,15 +66,29 @@ def test_long_base64_in_every_way_that_clients_write_it(name: str) -> None:
     assert len(text) > 10_000
 
 
+@pytest.mark.parametrize("padding", ["", "=", "%3D", "\\u003d", "\\n="])
 @pytest.mark.parametrize("extra", range(4))
-def test_every_length(extra: int) -> None:
+def test_every_length_with_padding_and_without(extra: int, padding: str) -> None:
     data = DATA + b"x" * extra
-    assert decode_base64(long_text(base64.b64encode(data).decode())) == data
+    text = base64.b64encode(data).decode()
+    written = text.rstrip("=") + padding * text.count("=")
+    assert decode_base64(long_text(written)) == data
+    assert decode_base64(json.loads(f'"{written}"')) == data
+
+
+def test_an_escape_is_read_wherever_a_piece_ends() -> None:
+    """Pieces end at 256 KiB, and an escape may lie across."""
+    for before in range(4):
+        text = TEXT[: (256 << 10) - before]
+        at = len(text) - len(text) % 4
+        literal = TEXT[:at] + "A" * (len(text) - at) + "%2B" + "A" * (-(len(text) + 1) % 4)
+        assert decode_base64(long_text(literal)) == base64.b64decode(literal.replace("%2B", "+"))
 
 
 @pytest.mark.parametrize(
     "text",
-    [TEXT[:-1], TEXT + "====" + TEXT, TEXT[:300_000] + "=" + TEXT[300_000:], TEXT[:-1] + "!", TEXT + "é",
+    [TEXT[:-3], TEXT + "%2", TEXT + "%41", TEXT + "====", TEXT + "%253D", TEXT + "====" + TEXT, TEXT[:-1] + "!",
+     TEXT[:300_000] + "=" + TEXT[300_000:], TEXT + "é", "data:image/png;name=" + "a" * 9000 + ";base64," + TEXT,
      "data:image/png," + TEXT, "data:;base64," * 2 + TEXT, TEXT + "\\ud800", TEXT + "\\u0000", "=" * 100_000],
 )  # fmt: skip
 def test_what_is_not_base64(text: str) -> None:
@@ -204,3 +231,50 @@ def test_too_much_beside_the_images(client: TestClient, image: Png) -> None:
     body = {"image": base64.b64encode(image()).decode(), "a": [0] * 200_000}
     reply = client.post("/v1/caption", json=body)
     assert (reply.status_code, reply.json()["code"]) == (413, "payload_too_large")
+
+
+def in_every_api(text: str) -> dict[str, dict[str, Any]]:
+    """Requests with an image that is this text, by their paths."""
+    parts = [{"type": "image_url", "image_url": {"url": text}}]
+    tensor = {"name": "image", "datatype": "BYTES", "shape": [1], "data": [text]}
+    return {
+        "/v1/caption": {"image": text},
+        "/": {"inputs": text},
+        "/v1/chat/completions": {"model": "fake", "messages": [{"role": "user", "content": parts}]},
+        "/v2/models/fake/infer": {"inputs": [tensor]},
+    }
+
+
+@pytest.mark.parametrize("path", in_every_api(""))
+@pytest.mark.parametrize(
+    "way", ["\n DATA:image/png;name=a.png; BASE64,\r\n{}\n", " data%3Aimage/png%3Bbase64%2C{}"]
+)
+def test_a_data_uri_is_read_alike_in_every_api(client: TestClient, image: Png, path: str, way: str) -> None:
+    written = base64.urlsafe_b64encode(image(5) + b"\xff\xfe").decode().rstrip("=")
+    reply = client.post(path, json=in_every_api(way.format(written))[path])
+    assert reply.status_code == 200, reply.text
+    assert "5 7" in reply.text
+
+
+@pytest.mark.parametrize("path", ["/v1/caption", "/", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    "kind", [None, "text/plain;charset=UTF-8", "application/x-www-form-urlencoded", "application/vnd.a+json"]
+)
+@pytest.mark.parametrize("size", [0, 100_000])
+def test_json_of_a_type_that_says_nothing(
+    client: TestClient, image: Png, path: str, kind: str | None, size: int
+) -> None:
+    """As a browser's `fetch` of a text and `curl --data` send it."""
+    text = "data:image/png;base64," + base64.b64encode(image(5) + bytes(size)).decode()
+    body = b"\xef\xbb\xbf\r\n \t" + json.dumps(in_every_api(text)[path]).encode()
+    reply = client.post(path, content=body, headers={"Content-Type": kind} if kind else {})
+    assert reply.status_code == 200, reply.text
+    assert "5 7" in reply.text
+
+
+@pytest.mark.parametrize("path", ["/v1/caption", "/"])
+def test_other_text_is_told_what_is_read(client: TestClient, image: Png, path: str) -> None:
+    for body in (b"photo.jpg", image(5), b" " * 2_000 + b"{}"):
+        reply = client.post(path, content=body, headers={"Content-Type": "text/plain"})
+        assert reply.status_code == 415, reply.text
+        assert "text/plain is not read; send an image" in reply.text

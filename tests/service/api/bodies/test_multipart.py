@@ -1,5 +1,6 @@
 """Forms as RFC 7578 has them, and those that are made to be expensive or ambiguous."""
 
+import base64
 import contextlib
 import time
 from collections.abc import Callable
@@ -104,6 +105,55 @@ def test_types_that_cannot_be_read(content_type: str, error: type[ServiceError])
     assert boundary_of('multipart/form-data; boundary="a b"') == b"a b"
 
 
+NAMES = {
+    b'filename="a;b;c.png"': "a;b;c.png",
+    b'filename="%b.png"' % (b";" * 40): ";" * 40 + ".png",
+    rb'filename="a\"b\\c;d.png"': 'a"b\\c;d.png',
+    b"filename=a.png": "a.png",
+    b"FileName = a.png ; x": "a.png",
+    b'filename=""': "",
+    b'filename="C:\\photos\\a.png"': "a.png",
+    b'filename="a': '"a',
+    b"filename*=UTF-8''%e2%82%ac%3B.png": "\u20ac;.png",
+    b"filename*=\"utf-8'en'a%20b.png\"": "a b.png",
+    b"filename*=a.png": "a.png",
+    b"filename*0*=UTF-8''%c3%a9; filename*1=.png": "\u00e9.png",
+    b"filename*=UTF-8''other.png; filename=\"a.png\"": "a.png",
+    b"filename*=UTF-8''%ff": "\N{REPLACEMENT CHARACTER}",
+}
+
+
+@pytest.mark.parametrize("parameter", NAMES)
+def test_names_of_files(parameter: bytes) -> None:
+    head = b'Content-Disposition: form-data; name="image"; ' + parameter + b"\r\n\r\n"
+    assert parse_multipart(b"B", form(head + b"x")) == [Part("image", NAMES[parameter], b"x")]
+
+
+def test_an_input_without_a_file_and_an_option_without_a_value_are_not_given(
+    client: TestClient, image: Png, engine
+) -> None:
+    """As a browser sends a form of which some fields are left empty."""
+    typed = b"Content-Type: application/octet-stream\r\n\r\n"
+    empty = b'Content-Disposition: form-data; name="%b"; filename=""\r\n' + typed
+    left = [empty % b"image", empty % b"other", field(b"seed", b""), field(b"prompt", b""), field(b"top_k", b"")]
+    reply = post(client, form(*left, FILE + image(5), field(b"top_k", b"3")))
+    assert reply.json()["caption"] == "5 7"
+    assert (engine.requests[-1].params.top_k, engine.requests[-1].params.seed) == (3, None)
+    assert post(client, form(*left)).json()["code"] == "missing_image"
+    assert post(client, form(FILE)).json()["reason"] == "empty"  # a file was chosen, which is empty
+    assert client.post("/v1/caption?top_k=&seed=", content=image(5)).json()["caption"] == "5 7"
+    assert post(client, form(FILE + image(5), field(b"sede", b""))).json()["code"] == "unknown_option"
+
+
+def test_an_image_without_a_file_name(client: TestClient, image: Png) -> None:
+    """As clients send bytes that they have in memory, and as pages send what they have drawn."""
+    small, large = (b"data:image/png;base64," + base64.b64encode(image(5) + bytes(more)) for more in (0, 100_000))
+    for value, more in ((image(5), b"Content-Type: image/png\r\n"), (image(5), b""), (small, b""), (large, b"")):
+        reply = post(client, form(field(b"image", value, more), field(b"image", b"")))
+        assert reply.json().get("caption") == "5 7", reply.text
+    assert "no file name" in post(client, form(field(b"image", b"photo.jpg"))).json()["detail"]
+
+
 MIB = 1 << 20
 EXPENSIVE = {
     "parts": form(*[field(b"a", b"")] * 50_000),
@@ -118,6 +168,9 @@ EXPENSIVE = {
     "header_spaces": b"--B\r\na:" + b" " * (20 * MIB),
     "headers": b"--B\r\n" + b"a:b\r\n" * (4 * MIB),
     "disposition": form(b"Content-Disposition: form-data; name=a" + b";" * 4000 + b"\r\n\r\n"),
+    "quotes": form(b"Content-Disposition: form-data; name=a" + b'; a="' * 1000 + b"\r\n\r\n"),
+    "escapes_in_quotes": form(b'Content-Disposition: form-data; name="' + b"\\\\" * 2000 + b"\r\n\r\n"),
+    "spaces_before_parameters": form(b"Content-Disposition: form-data; name=a;" + b" " * 4000 + b"\r\n\r\n"),
     "epilogue": form(FILE) + b"--B" * 30 + b"\0" * (20 * MIB),
 }
 
