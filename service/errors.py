@@ -5,6 +5,7 @@
     │   ├── EmptyBody               400  empty_body
     │   ├── InvalidJson             400  invalid_json
     │   ├── InvalidMultipart        400  invalid_multipart
+    │   ├── InvalidEncoding         400  invalid_encoding
     │   ├── Unauthorized            401  invalid_api_key       (WWW-Authenticate)
     │   ├── NotFound                404  not_found
     │   │   └── ModelNotFound       404  model_not_found
@@ -12,6 +13,7 @@
     │   ├── BodyTimeout             408  body_timeout
     │   ├── PayloadTooLarge         413  payload_too_large
     │   ├── UnsupportedMediaType    415  unsupported_media_type
+    │   │   └── UnsupportedEncoding 415  unsupported_media_type (Accept-Encoding)
     │   └── Unprocessable           422  unprocessable
     │       ├── UnknownOption       422  unknown_option         (names the option and the known ones)
     │       ├── InvalidOption       422  invalid_option         (names the option)
@@ -89,6 +91,17 @@ class InvalidMultipart(BadRequest):
     title = "Invalid multipart body"
 
 
+class InvalidEncoding(BadRequest):
+    code = "invalid_encoding"
+    title = "Body cannot be decompressed"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The body is not what its Content-Encoding says, or it is cut short; send it whole, or without "
+            "Content-Encoding."
+        )
+
+
 class Unauthorized(BadRequest):
     """`given`: whether there was a key at all."""
 
@@ -153,6 +166,19 @@ class UnsupportedMediaType(BadRequest):
     status = 415
     code = "unsupported_media_type"
     title = "Unsupported media type"
+
+
+class UnsupportedEncoding(UnsupportedMediaType):
+    """`what` begins the sentence for the client."""
+
+    READ: ClassVar[str] = "gzip, deflate"
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what}; send the body as {self.READ} or without Content-Encoding.")
+
+    def headers(self) -> dict[str, str]:
+        # RFC 9110: so that the client knows that the coding is at fault, and not the media type.
+        return {"Accept-Encoding": self.READ}
 
 
 class Unprocessable(BadRequest):

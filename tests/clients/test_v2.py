@@ -67,6 +67,18 @@ def test_a_batch_as_binary_data_and_as_base64(
     assert ("data" in reply["outputs"][0]) == (binary_output is False)
 
 
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+@pytest.mark.parametrize("binary", [True, False])
+def test_compressed_requests(
+    client: triton.InferenceServerClient, model: str, samples: dict[Path, str], coding: str, binary: bool
+) -> None:
+    images = tensor([path.read_bytes() for path in samples], binary=binary)
+    result = client.infer(
+        model, [images], request_compression_algorithm=coding, response_compression_algorithm=coding
+    )
+    assert captions(result) == list(samples.values())
+
+
 def test_the_output_has_the_shape_of_the_input(
     client: triton.InferenceServerClient, model: str, samples: dict[Path, str]
 ) -> None:

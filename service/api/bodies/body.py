@@ -12,8 +12,9 @@ from typing import TypeVar
 from starlette.requests import Request
 
 from snapcap.models.dataclass import dataclass
+from snapcap.service.api.bodies.content_coding import codings_of, decompress
 from snapcap.service.api.bodies.multipart import Part, boundary_of, parse_multipart
-from snapcap.service.errors import BodyTimeout, ClientDisconnected, PayloadTooLarge, UnsupportedMediaType
+from snapcap.service.errors import BodyTimeout, ClientDisconnected, PayloadTooLarge
 from snapcap.service.memory.bodies import BodyAccount, BodyBudget, body_account, open_account
 
 T = TypeVar("T")
@@ -53,10 +54,12 @@ class BodyClock:
 
 
 async def read_body(request: Request, limits: BodyLimits, pool: Executor) -> bytes:
-    """The whole body, which the request's account has.
+    """The whole body, decompressed, which the request's account has.
 
-    Raises PayloadTooLarge, BodyTimeout, BodyMemoryFull, ClientDisconnected, UnsupportedMediaType."""
-    _check_head(request, limits)
+    Raises PayloadTooLarge, BodyTimeout, BodyMemoryFull, ClientDisconnected, UnsupportedEncoding and
+    InvalidEncoding."""
+    _check_length(request, limits)
+    codings = codings_of(request.scope["headers"])
     account, clock = open_account(request.scope, limits.budget), BodyClock(limits)
     # One allocation that grows: of many small ones the allocator would give little back to the system.
     body = io.BytesIO()
@@ -77,7 +80,11 @@ async def read_body(request: Request, limits: BodyLimits, pool: Executor) -> byt
         account.take(len(chunk))
         clock.received(len(chunk))
         body.write(chunk)
-    return body.getvalue()  # which is not a copy
+    whole = body.getvalue()  # which is not a copy
+    if not codings or not whole:
+        return whole
+    work = partial(decompress, whole, codings, limits.max_bytes, account.take)
+    return await _on_thread(account, pool, work, lambda: account.give_back(len(whole)))
 
 
 async def parse_body(
@@ -124,11 +131,9 @@ async def _on_thread(account: BodyAccount, pool: Executor, work: Callable[[], T]
     return await asyncio.shield(future)
 
 
-def _check_head(request: Request, limits: BodyLimits) -> None:
-    """An announced length is refused before a byte is read. Raises PayloadTooLarge, UnsupportedMediaType."""
+def _check_length(request: Request, limits: BodyLimits) -> None:
+    """An announced length is refused before a byte is read. Raises PayloadTooLarge."""
     for name, value in request.scope["headers"]:
-        if name == b"content-encoding" and value != b"identity":
-            raise UnsupportedMediaType("Compressed bodies are not read; send it without Content-Encoding.")
         if name == b"content-length" and value.isdigit() and int(value) > limits.max_bytes:
             raise _too_large(limits)
 

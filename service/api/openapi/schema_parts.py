@@ -11,7 +11,12 @@ Schema = dict[str, Any]
 Responses = dict[int | str, dict[str, Any]]
 
 # Of a body that is read under limits, and of a caption that is waited for.
-BODY: tuple[type[ServiceError], ...] = (errors.BodyTimeout, errors.PayloadTooLarge, errors.UnsupportedMediaType)
+BODY: tuple[type[ServiceError], ...] = (
+    errors.InvalidEncoding,
+    errors.BodyTimeout,
+    errors.PayloadTooLarge,
+    errors.UnsupportedMediaType,
+)
 CAPTION: tuple[type[ServiceError], ...] = (
     errors.UnknownOption,
     errors.InvalidOption,
