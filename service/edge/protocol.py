@@ -26,6 +26,7 @@ from snapcap.service.edge.connection_errors import (
 from snapcap.service.edge.connections import Connections
 from snapcap.service.edge.flow import Flow
 from snapcap.service.edge.refusal_log import NO_ROOM
+from snapcap.service.edge.unframed import until_closed
 from snapcap.service.edge.upgrade import head_without_upgrade
 from snapcap.service.errors import NotReady, ServiceError
 
@@ -186,6 +187,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= _MAX_PIPELINED:
             raise _Refused(MalformedRequest("it was sent ahead of too many replies"), "malformed")
         self._watch.heads.pop(self, None)
+        if self.parser.get_http_version() == "1.0":
+            self.expect_100_continue = False  # which RFC 9110 lets nobody answer there
         super().on_headers_complete()
         self._part = _BODY
         if self.scope["http_version"] not in _VERSIONS:
@@ -259,7 +262,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
-        super()._start_asgi_task(cycle, app)
+        super()._start_asgi_task(cycle, until_closed(app, cycle) if cycle.scope["http_version"] == "1.0" else app)
 
     def _refuse(self, error: ServiceError, reason: str) -> None:
         """The message that is being read cannot be answered, nor anything after it; those before it are."""

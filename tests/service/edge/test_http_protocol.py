@@ -1,8 +1,9 @@
 """Bytes that no well-behaved client sends, and what RFC 9112 has to say about them."""
 
+import base64
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from support.servers.bounded_server import BoundedServer, refused, reply, rest, until
@@ -188,7 +189,7 @@ def test_targets_that_are_nowhere(server: BoundedServer, target: bytes) -> None:
 def test_the_rest_of_a_body_that_is_refused_is_not_read_for_ever(services, monkeypatch) -> None:
     monkeypatch.setattr("snapcap.service.edge.connections._LINGER", 0.5)
     with BoundedServer(services) as server, server.connect() as client:
-        client.sendall(POST + b"Transfer-Encoding: chunked\r\nContent-Encoding: gzip\r\n\r\n")
+        client.sendall(POST + b"Transfer-Encoding: chunked\r\nContent-Encoding: br\r\n\r\n")
         assert reply(client)[0] == 415
         client.sendall(b"5\r\nhello\r\n")
         until(lambda: server.closed("body_left_over") == 1)
@@ -264,3 +265,37 @@ def test_a_request_has_one_host(server: BoundedServer, hosts: bytes) -> None:
 
 def test_a_request_of_http_1_0_needs_no_host(server: BoundedServer) -> None:
     assert server.ask(b"GET /livez HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200 ")
+
+
+def chat(image: bytes, **fields: object) -> bytes:
+    """The body of a chat completion."""
+    url = f"data:image/png;base64,{base64.b64encode(image).decode()}"
+    message = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}
+    return json.dumps({"model": "fake", "messages": [message], **fields}).encode()
+
+
+def test_a_stream_to_http_1_0_ends_with_the_connection(server: BoundedServer, image: Callable[..., bytes]) -> None:
+    """Such a client does not know chunks: it would take their sizes for content."""
+    body = chat(image(5), stream=True)
+    ask = b"POST /v1/chat/completions HTTP/1.%d\r\nHost: x\r\nContent-Length: %d\r\nConnection: %s\r\n\r\n%b"
+    chunked = server.ask(ask % (1, len(body), b"close", body))
+    assert b"\r\ntransfer-encoding: chunked\r\n" in chunked
+    for connection in (b"close", b"keep-alive"):
+        head, _, events = server.ask(ask % (0, len(body), connection, body)).partition(b"\r\n\r\n")
+        assert b"transfer-encoding" not in head
+        assert b"content-length" not in head
+        assert b"\r\nconnection: close" in head
+        assert events.startswith(b"data: {")
+        assert events.endswith(b"data: [DONE]\n\n")
+        assert all(event.startswith(b"data: ") for event in events.split(b"\n\n")[:-1])
+
+
+def test_a_whole_reply_to_http_1_0_has_its_length(server: BoundedServer, image: Callable[..., bytes]) -> None:
+    body = chat(image(5))
+    ask = b"POST /v1/chat/completions HTTP/1.0\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n%b"
+    head, _, content = server.ask(ask % (len(body), body)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200 ")  # and not 100, which such a client does not know either
+    assert b"\r\ncontent-length: %d\r\n" % len(content) in head
+    assert json.loads(content)["object"] == "chat.completion"
+    head, _, content = server.ask(b"HEAD /livez HTTP/1.0\r\n\r\n").partition(b"\r\n\r\n")
+    assert (b"\r\ncontent-length: " in head, content) == (True, b"")
