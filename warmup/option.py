@@ -16,6 +16,8 @@ _KEY = "option"
 _SIZES = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]{0,31})://([a-z0-9._-]{1,253}|\[[0-9a-f:.]{2,45}\])(:[0-9]{1,5})?")
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}  # which a browser leaves out
+_ROOT_PATH = re.compile(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9._~-]+)*")
+_LONGEST_ROOT_PATH = 256
 _LONGEST_S = 1e9  # what the system can wait for, and more than anybody means
 _FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
@@ -186,6 +188,14 @@ def parse_hosts(text: str) -> tuple[str, ...]:
     if not all(re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?(:[0-9]{1,5})?", host) for host in hosts):
         raise ValueError("be host names such as images.example.com, or with a port")
     return hosts
+
+
+def parse_root_path(text: str) -> str:
+    """ "/apps/cap/" to "/apps/cap": names of characters that have no meaning in a URL or in a page."""
+    path = text.rstrip("/")
+    if len(path) > _LONGEST_ROOT_PATH or not _ROOT_PATH.fullmatch(path):
+        raise ValueError("be a path such as /cap, of letters, digits and -._~")
+    return path
 
 
 def parse_origins(text: str) -> tuple[str, ...]:

@@ -4,7 +4,6 @@ Probes are answered as soon as the operations are there, the import of the other
 the OpenAPI document from the routes, is imported when that is first asked for.
 """
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
@@ -46,30 +45,32 @@ class Services:
 class Exposure:
     """Who may ask for what. `keys` None: everybody; `image_hosts`: of whose images' URLs; `metrics`: they are here,
     and not on a port of their own; `continue_text`: the text of a chat is the beginning of the caption; `origins`:
-    whose pages may ask from a browser."""
+    whose pages may ask from a browser; `root_path`: of all paths, where a proxy serves them under one."""
 
     keys: "ApiKeys | None" = None
     image_hosts: tuple[str, ...] = ()
     metrics: bool = True
     continue_text: bool = False
     origins: tuple[str, ...] = ()
+    root_path: str = ""
 
     @classmethod
     def of(cls, http: "HttpSettings", keys: "ApiKeys | None", *, metrics: bool = True) -> "Exposure":
         """What the settings say."""
-        return cls(keys, http.image_hosts, metrics, http.chat_text == "continue", http.origins)
+        return cls(keys, http.image_hosts, metrics, http.chat_text == "continue", http.origins, http.root_path)
 
 
 class Application:
     """ASGI application over groups of routes, within what is around every request."""
 
-    def __init__(self, metrics: Metrics, keys: "ApiKeys | None" = None, origins: Sequence[str] = ()) -> None:
+    def __init__(self, metrics: Metrics, exposure: Exposure = Exposure()) -> None:  # noqa: B008 - frozen
+        keys, origins = exposure.keys, exposure.origins
         self.groups: list[RouteGroup] = []
         self.apis = Apis()
         self.handler = ProblemHandler(metrics, self.apis)
         self._dispatch = Dispatch(self.apis)
         inner: ASGIApp = self._dispatch if keys is None else Authentication(self._dispatch, keys)
-        self._scope = RequestScope(inner, metrics, self.handler)
+        self._scope = RequestScope(inner, metrics, self.handler, exposure.root_path)
         self._around: ASGIApp = self._scope
         if origins:
             from snapcap.service.api.middleware.cross_origin import CrossOrigin  # noqa: PLC0415 - few servers have one
@@ -95,7 +96,7 @@ class Application:
 
 def create_operations_app(services: Services, exposure: Exposure = Exposure()) -> Application:  # noqa: B008 - frozen
     """What answers /livez, /readyz, /health, /startup and, unless they have a port of their own, /metrics."""
-    app = Application(services.metrics, exposure.keys, exposure.origins)
+    app = Application(services.metrics, exposure)
     app.add(
         health_routes(services.readiness),
         startup_routes(services.readiness, services.timeline, services.status, services.captioner),

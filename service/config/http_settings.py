@@ -11,6 +11,7 @@ from snapcap.warmup.option import (
     parse_name,
     parse_origins,
     parse_path,
+    parse_root_path,
     parse_seconds,
     parse_size,
 )
@@ -23,6 +24,14 @@ class HttpSettings:
     host: str = option("host", "0.0.0.0", "address to listen on", metavar="ADDRESS")  # noqa: S104
     port: int = option(
         "port", 8000, "port to listen on; 0: any free one", parse=parse_int(0, 65535), metavar="PORT"
+    )
+    root_path: str = option(
+        "root_path",
+        "",
+        "path under which a proxy serves this server, such as /cap, whether it takes the path away or not",
+        parse=parse_root_path,
+        metavar="PATH",
+        default_text="none",
     )
     drain_delay: float = option(
         "drain_delay",

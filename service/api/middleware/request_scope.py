@@ -5,6 +5,7 @@ import time
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from snapcap.service.api.middleware.prefix import note_prefix
 from snapcap.service.api.middleware.problem_handler import ProblemHandler
 from snapcap.service.api.middleware.request_id import HEADER, identify, trace_id
 from snapcap.service.api.middleware.request_log import RequestLog
@@ -24,10 +25,12 @@ class RequestScope:
 
     Exceptions end here, so that every reply has an id and uvicorn has nothing to log."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, handler: ProblemHandler) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, handler: ProblemHandler, root_path: str = "") -> None:
+        """`root_path`: under which a proxy serves all paths, and which it may leave in them."""
         self._app = app
         self._metrics = metrics
         self._handler = handler
+        self._root_path = root_path
         self._log = RequestLog()
         self.tracing: Tracing | None = None  # it is imported late
 
@@ -37,7 +40,7 @@ class RequestScope:
             return
         began = time.monotonic()
         identity = identify(scope)
-        routed = _routed(scope)
+        routed = _routed(scope, self._root_path)
         api = self._handler.apis.of(routed["method"], routed["path"])
         span = begin_span(self.tracing, scope) if self.tracing is not None and api.captions else None
         status: int | None = None
@@ -75,12 +78,13 @@ class RequestScope:
             self._log.write(scope, api.label, status, began, ended, captions=api.captions)
 
 
-def _routed(scope: Scope) -> Scope:
-    """As routes know it: HEAD is GET whose body the server leaves out, and a host may have the application under a
-    prefix."""
-    prefix = scope.get("root_path", "").rstrip("/")
+def _routed(scope: Scope, root_path: str) -> Scope:
+    """As routes know it: HEAD is GET whose body the server leaves out, and a host or a proxy may have the
+    application under a prefix."""
+    prefix = scope.get("root_path", "").rstrip("/") or root_path
     if not prefix and scope["method"] != "HEAD":
         return scope
+    note_prefix(scope, prefix)
     method = "GET" if scope["method"] == "HEAD" else scope["method"]
     path = scope["path"]
     if f"{path}/".startswith(f"{prefix}/"):  # and not one that only begins with the same letters

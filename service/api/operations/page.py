@@ -10,8 +10,11 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
+from snapcap.service.api.middleware.prefix import HEADER, prefix_of
 from snapcap.service.api.operations.page_files import Page, load_page
 from snapcap.service.api.routing import Apis, RouteGroup
+
+_OF_ONE_CLIENT = {"Cache-Control": "no-store", "Vary": HEADER}
 
 if TYPE_CHECKING:
     from snapcap.service.api.app import Exposure
@@ -34,6 +37,10 @@ def page_routes(groups: Sequence[RouteGroup], apis: Apis, exposure: "Exposure") 
 
     async def page(request: Request) -> Response:
         """One document that loads nothing else. It is there before the model is."""
+        name = prefix_of(request.scope).rpartition("/")[2]
+        if name and not request.scope.get("raw_path", b"/").endswith(b"/"):
+            # The prefix without a slash at its end: links of the page lead to what is beside it.
+            return Response(status_code=307, headers={"Location": f"{name}/"})
         return _reply(request, load("index.html", exposure.metrics))
 
     async def docs(request: Request) -> Response:
@@ -45,7 +52,9 @@ def page_routes(groups: Sequence[RouteGroup], apis: Apis, exposure: "Exposure") 
         async with writing:
             if not document:
                 document.append(await asyncio.to_thread(write))
-        return Response(document[0], media_type="application/json")
+        prefix = prefix_of(request.scope)
+        servers = b'{"servers":[{"url":"%b"}],' % prefix.encode() if prefix else b"{"
+        return Response(servers + document[0][1:], headers=_OF_ONE_CLIENT, media_type="application/json")
 
     return RouteGroup("documentation", [Route("/", page), Route("/docs", docs), Route("/openapi.json", openapi)])
 

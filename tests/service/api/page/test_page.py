@@ -105,7 +105,7 @@ def test_without_javascript_a_page_says_what_to_do(client: TestClient, path: str
 def test_the_page_links_to_metrics_only_where_they_are(services: Services) -> None:
     for metrics in (True, False):
         app = create_app(services, BodyLimits(1 << 20, 5.0), Exposure(metrics=metrics))
-        assert ('href="/metrics"' in TestClient(app).get("/").text) is metrics
+        assert ('href="./metrics"' in TestClient(app).get("/").text) is metrics
 
 
 def test_the_pages_differ(client: TestClient) -> None:
@@ -190,7 +190,7 @@ def test_every_file_of_the_pages_is_used_and_shipped() -> None:
     named = set(
         re.findall(r'(?:src|href)="([\w/.-]+\.\w+)"', "".join((folder / page).read_text() for page in pages))
     )
-    assert files - pages == {name for name in named if not name.startswith("/")}
+    assert files - pages == {name for name in named if not name.startswith("./")}
     data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"][
         "snapcap.service"
     ]

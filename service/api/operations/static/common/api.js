@@ -66,6 +66,10 @@ async function within(ms, signal, work) {
   }
 }
 
+/** The address of one of the server's paths, such as "/v1/caption", beside this page: a proxy may serve it under a
+ * prefix. */
+const address = (path) => new URL(`.${path}`, document.baseURI).href;
+
 const api = {
   key: "",
   /** Whether the server asked for a key, or for another one, last. */
@@ -76,7 +80,7 @@ const api = {
     const headers = { ...options.headers };
     if (this.key) headers.Authorization = `Bearer ${this.key}`;
     return within(timeout, signal, async (inner, again) => {
-      const response = await fetch(path, { ...options, headers, signal: inner });
+      const response = await fetch(address(path), { ...options, headers, signal: inner });
       this.refused = response.status === 401;
       if (!response.ok) throw Problem.of(response, await response.json().catch(() => null));
       return read(response, again);

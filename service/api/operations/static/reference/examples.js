@@ -40,6 +40,6 @@ const examples = {
     // The name of a model may hold slashes.
     const filled = path.replace(/\{(\w+)(?::path)?\}/g, (_, name) => encodeURIComponent(inPath[name] ?? "").replaceAll("%2F", "/"));
     const query = new URLSearchParams(Object.entries(inQuery).filter(([, text]) => text !== ""));
-    return `${location.origin}${filled}${query.size ? `?${query}` : ""}`;
+    return `${address(filled)}${query.size ? `?${query}` : ""}`;
   },
 };

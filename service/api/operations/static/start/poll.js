@@ -1,5 +1,8 @@
 "use strict";
 
+// Links lead to what is beside this page. Some proxies answer with it at a prefix without its slash.
+if (location.protocol !== "file:" && !location.pathname.endsWith("/")) history.replaceState(null, "", `${location.pathname}/${location.search}${location.hash}`);
+
 // A page says within two seconds that its server is gone: a pause and a poll that nobody answers are less.
 const PAUSES = { starting: 200, moving: 500, ready: 900, gone: 900, hidden: 10_000 };
 const POLL_TIMEOUT = 1000;

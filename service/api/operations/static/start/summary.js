@@ -115,6 +115,6 @@ function drawStart(report) {
 }
 
 waterfall.explain();
-say(byId("curl"), `curl --data-binary @picture.jpg ${location.origin}/v1/caption`);
+say(byId("curl"), `curl --data-binary @picture.jpg ${address("/v1/caption")}`);
 start.listen(drawState);
 start.listen(drawStart);
