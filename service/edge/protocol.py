@@ -26,7 +26,6 @@ from snapcap.service.edge.connection_errors import (
 from snapcap.service.edge.connections import Connections
 from snapcap.service.edge.flow import Flow
 from snapcap.service.edge.refusal_log import NO_ROOM
-from snapcap.service.edge.unframed import until_closed
 from snapcap.service.edge.upgrade import head_without_upgrade
 from snapcap.service.errors import NotReady, ServiceError
 
@@ -262,7 +261,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         self._running = cycle
-        super()._start_asgi_task(cycle, until_closed(app, cycle) if cycle.scope["http_version"] == "1.0" else app)
+        super()._start_asgi_task(cycle, _until_closed(app, cycle) if cycle.scope["http_version"] == "1.0" else app)
 
     def _refuse(self, error: ServiceError, reason: str) -> None:
         """The message that is being read cannot be answered, nor anything after it; those before it are."""
@@ -301,3 +300,25 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
         self._watch.heads.pop(self, None)
         self._watch.rests[self] = self.loop.time()
+
+
+def _until_closed(app: ASGI3Application, cycle: RequestResponseCycle) -> ASGI3Application:
+    """The application for a client of HTTP/1.0, which does not know chunks: RFC 9112 forbids them there, and
+    uvicorn sends them. A reply without a Content-Length ends with the connection, which uvicorn closes after each
+    `cycle` of such a client."""
+
+    async def unframed(scope: Any, receive: Any, send: Any) -> None:
+        unknown = False
+
+        async def send_plain(message: Any) -> None:
+            nonlocal unknown
+            if message["type"] == "http.response.start":
+                unknown = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
+                cycle.chunked_encoding = False if unknown else None
+            elif unknown:  # each part is all that is expected, as nobody knows what will come
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, send_plain)
+
+    return unframed

@@ -12,7 +12,6 @@ from typing import TypeVar
 from starlette.requests import Request
 
 from snapcap.models.dataclass import dataclass
-from snapcap.service.api.bodies.content_coding import codings_of, decompress
 from snapcap.service.api.bodies.multipart import Part, boundary_of, parse_multipart
 from snapcap.service.errors import BodyTimeout, ClientDisconnected, PayloadTooLarge
 from snapcap.service.memory.bodies import BodyAccount, BodyBudget, body_account, open_account
@@ -58,8 +57,11 @@ async def read_body(request: Request, limits: BodyLimits, pool: Executor) -> byt
 
     Raises PayloadTooLarge, BodyTimeout, BodyMemoryFull, ClientDisconnected, UnsupportedEncoding and
     InvalidEncoding."""
-    _check_length(request, limits)
-    codings = codings_of(request.scope["headers"])
+    coded = _check_head(request, limits)
+    if coded:
+        from snapcap.service.api.bodies.content_coding import codings_of, decompress  # noqa: PLC0415 - few clients compress
+
+        codings = codings_of(request.scope["headers"])
     account, clock = open_account(request.scope, limits.budget), BodyClock(limits)
     # One allocation that grows: of many small ones the allocator would give little back to the system.
     body = io.BytesIO()
@@ -81,7 +83,7 @@ async def read_body(request: Request, limits: BodyLimits, pool: Executor) -> byt
         clock.received(len(chunk))
         body.write(chunk)
     whole = body.getvalue()  # which is not a copy
-    if not codings or not whole:
+    if not coded or not codings or not whole:
         return whole
     work = partial(decompress, whole, codings, limits.max_bytes, account.take)
     return await _on_thread(account, pool, work, lambda: account.give_back(len(whole)))
@@ -131,11 +133,16 @@ async def _on_thread(account: BodyAccount, pool: Executor, work: Callable[[], T]
     return await asyncio.shield(future)
 
 
-def _check_length(request: Request, limits: BodyLimits) -> None:
-    """An announced length is refused before a byte is read. Raises PayloadTooLarge."""
+def _check_head(request: Request, limits: BodyLimits) -> bool:
+    """Whether the body may be compressed. An announced length is refused before a byte is read.
+
+    Raises PayloadTooLarge."""
+    coded = False
     for name, value in request.scope["headers"]:
         if name == b"content-length" and value.isdigit() and int(value) > limits.max_bytes:
             raise _too_large(limits)
+        coded = coded or name == b"content-encoding"
+    return coded
 
 
 def _too_large(limits: BodyLimits) -> PayloadTooLarge:

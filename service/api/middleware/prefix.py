@@ -2,16 +2,11 @@
 
 from starlette.types import Scope
 
+from snapcap.service.api.middleware.request_scope import PREFIX
 from snapcap.warmup.option import parse_root_path
 
 HEADER = "X-Forwarded-Prefix"
 _NAME = HEADER.lower().encode()
-_PREFIX = "prefix"
-
-
-def note_prefix(scope: Scope, prefix: str) -> None:
-    """The prefix that the operator or the host of the application has set."""
-    scope["state"][_PREFIX] = prefix
 
 
 def prefix_of(scope: Scope) -> str:
@@ -19,7 +14,7 @@ def prefix_of(scope: Scope) -> str:
 
     Any client can send that header, so it is used only where it is a plain path, and a cache must not keep a reply
     with it for another client."""
-    noted: str = scope["state"].get(_PREFIX, "")
+    noted: str = scope["state"].get(PREFIX, "")
     if noted:
         return noted
     given = [value for name, value in scope["headers"] if name == _NAME]

@@ -5,7 +5,6 @@ import time
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from snapcap.service.api.middleware.prefix import note_prefix
 from snapcap.service.api.middleware.problem_handler import ProblemHandler
 from snapcap.service.api.middleware.request_id import HEADER, identify, trace_id
 from snapcap.service.api.middleware.request_log import RequestLog
@@ -16,6 +15,7 @@ from snapcap.service.telemetry.metrics import Metrics
 from snapcap.service.telemetry.trace_context import TRACE_ID_HEADER
 from snapcap.service.telemetry.tracing import Tracing
 
+PREFIX = "prefix"  # of a request's state: what the operator or the host of the application has before all paths
 _HEADER = HEADER.lower().encode()
 _TRACE_HEADER = TRACE_ID_HEADER.lower().encode()
 
@@ -84,7 +84,7 @@ def _routed(scope: Scope, root_path: str) -> Scope:
     prefix = scope.get("root_path", "").rstrip("/") or root_path
     if not prefix and scope["method"] != "HEAD":
         return scope
-    note_prefix(scope, prefix)
+    scope["state"][PREFIX] = prefix
     method = "GET" if scope["method"] == "HEAD" else scope["method"]
     path = scope["path"]
     if f"{path}/".startswith(f"{prefix}/"):  # and not one that only begins with the same letters
