@@ -12,6 +12,7 @@
     │   ├── MethodNotAllowed        405  method_not_allowed
     │   ├── BodyTimeout             408  body_timeout
     │   ├── PayloadTooLarge         413  payload_too_large
+    │   ├── QueryTooLong            414  query_too_long
     │   ├── UnsupportedMediaType    415  unsupported_media_type
     │   │   └── UnsupportedEncoding 415  unsupported_media_type (Accept-Encoding)
     │   └── Unprocessable           422  unprocessable
@@ -160,6 +161,17 @@ class PayloadTooLarge(BadRequest):
     status = 413
     code = "payload_too_large"
     title = "Body too large"
+
+
+class QueryTooLong(BadRequest):
+    status = 414
+    code = "query_too_long"
+    title = "Query too long"
+
+    def __init__(self, limit: int, fields: int) -> None:
+        super().__init__(
+            f"The query of the URL may have {limit} bytes and {fields} fields; send options in a form or in JSON."
+        )
 
 
 class UnsupportedMediaType(BadRequest):

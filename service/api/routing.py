@@ -10,10 +10,14 @@ from starlette.types import Receive, Scope, Send
 
 from snapcap.models.dataclass import dataclass
 from snapcap.service.api.problems import OPENAI, PROBLEM, V2, ErrorShape
-from snapcap.service.errors import MethodNotAllowed, NotFound, NotReady
+from snapcap.service.errors import MethodNotAllowed, NotFound, NotReady, QueryTooLong
 
 # A longer path is nowhere: to look for a model's name in it would take the event loop milliseconds.
 _LONGEST_PATTERN = 1024
+# Endpoints parse a query on the event loop, in a time that grows with its bytes and, more so, its fields. Common
+# proxies pass on no longer ones.
+_LONGEST_QUERY = 8 << 10
+_MOST_FIELDS = 32
 ROUTE = "route"  # of a request's state: the path as the routes have it
 
 
@@ -109,10 +113,11 @@ class Dispatch:
                 self._fixed |= {(method, route.path): route for method in route.methods or ()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises NotReady, NotFound, MethodNotAllowed, and what the endpoint raises."""
+        """Raises NotReady, NotFound, MethodNotAllowed, QueryTooLong, and what the endpoint raises."""
         if scope["type"] != "http":
             await self._rest(scope, receive, send)
             return
+        _check_query(scope["query_string"])
         route = self._route(scope)
         scope["state"][ROUTE] = route.path  # for whoever names the request without its client's words
         response = await route.endpoint(Request(scope, receive, send))
@@ -134,3 +139,9 @@ class Dispatch:
         if methods:
             raise MethodNotAllowed(scope["method"], path, methods)
         raise NotFound(f"There is nothing at {path[:200]}; GET /openapi.json lists what there is.")
+
+
+def _check_query(query: bytes) -> None:
+    """Raises QueryTooLong."""
+    if len(query) > _LONGEST_QUERY or query.count(b"&") >= _MOST_FIELDS:
+        raise QueryTooLong(_LONGEST_QUERY, _MOST_FIELDS)

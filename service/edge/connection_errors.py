@@ -51,7 +51,7 @@ class UrlTooLong(BadRequest):
     title = "URL too long"
 
     def __init__(self, limit: int) -> None:
-        super().__init__(f"The head of the request may have {limit} bytes; its URL has more.")
+        super().__init__(f"The URL may have {limit} bytes; send options in a form or in JSON.")
 
 
 class HeadTooLarge(BadRequest):

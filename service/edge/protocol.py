@@ -31,6 +31,8 @@ from snapcap.service.errors import NotReady, ServiceError
 
 # Requests that may wait behind the one that is answered. Hardly any client sends even one ahead.
 _MAX_PIPELINED = 8
+# The path is decoded on the event loop before anybody knows what it is. A query may have 8 KiB beside it.
+_LONGEST_URL = 10 << 10
 _VERSIONS = ("1.1", "1.0")
 _EMPTY_LINES = (b"\r\n", b"\n")  # which old clients send behind a body, and RFC 9112 has a server ignore
 # Of a message, what comes next; between two, the first byte of the next one.
@@ -157,9 +159,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_url(self, url: bytes) -> None:
         self._left -= len(url)
-        if self._left < 0:
-            raise _Refused(UrlTooLong(self._limits.head_bytes), "head_too_large")
         self.url += url
+        if self._left < 0 or len(self.url) > _LONGEST_URL:
+            raise _Refused(UrlTooLong(min(self._limits.head_bytes, _LONGEST_URL)), "head_too_large")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._left -= len(name) + len(value) + 4

@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from support.attacks.abuse import Abused
+from support.servers.raw_http import connected, read_all, statuses
 
 from snapcap.service.captioning.options import NAMES
 
@@ -150,5 +151,37 @@ def test_searches_of_every_width_at_once(abused: Abused) -> None:
             answered = list(pool.map(ask, range(96)))
         assert set(answered) <= {200, 422, 429}, answered
         assert answered.count(200) > 12
+
+    abused.withstands(attack)
+
+
+def test_queries_and_scrapes_at_once(abused: Abused) -> None:
+    """Of eight clients that ask again and again for what is dear to read or to write."""
+    longest = "format=" + "%41" * 2700
+    accept = {"Accept": "application/openmetrics-text;version=1.0.0," * 20}
+    requests = [
+        ("GET", "/startup?" + "a=1&" * 6000, {}),
+        ("GET", "/startup?" + "a" * 9000, {}),
+        ("GET", f"/startup?{longest}", {}),
+        ("POST", f"/v1/caption?prompt={'%F0%9F%98%80' * 650}", {}),
+        ("GET", "/" + "%41" * 3300, {}),
+        ("GET", "/metrics", accept),
+        ("GET", "/metrics", {"Accept": "text/plain," * 2500}),
+        ("GET", "/metrics", {}),
+    ]
+
+    def client(number: int) -> None:
+        method, path, fields = requests[number]
+        lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+        head = f"{method} {path} HTTP/1.1\r\nHost: a\r\nContent-Length: 0\r\nConnection: close\r\n{lines}\r\n"
+        for _ in range(5 if path == "/metrics" else 50):
+            with connected(abused.port) as connection:
+                connection.sendall(head.encode())
+                (status,) = statuses(read_all(connection))
+            assert status < 500, (path[:40], status)
+
+    def attack() -> None:
+        with ThreadPoolExecutor(len(requests)) as clients:
+            list(clients.map(client, range(len(requests))))
 
     abused.withstands(attack)

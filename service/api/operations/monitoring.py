@@ -3,6 +3,10 @@
 `app.py` has them before any page or API is imported.
 """
 
+import asyncio
+import time
+from collections.abc import Callable
+
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from starlette.requests import Request
@@ -12,6 +16,9 @@ from starlette.routing import Route
 from snapcap.service.api.middleware.request_log import note_state
 from snapcap.service.api.routing import RouteGroup
 from snapcap.service.readiness import Readiness
+
+_BETWEEN_TEXTS_S = 0.25
+_LONGEST_ACCEPT = 1024  # Prometheus sends less than a third of it
 
 
 def health_routes(readiness: Readiness) -> RouteGroup:
@@ -32,10 +39,42 @@ def health_routes(readiness: Readiness) -> RouteGroup:
     return RouteGroup("operation", routes)
 
 
+class MetricsText:
+    """Renders the metrics on the event loop, which costs it milliseconds: at most every 250 ms, for all who ask
+    meanwhile. No text is older than the request for it."""
+
+    def __init__(self, registry: CollectorRegistry, clock: Callable[[], float] = time.monotonic) -> None:
+        self._registry = registry
+        self._clock = clock
+        self._free = float("-inf")  # when the next text may be rendered
+        self._planned: dict[str, asyncio.Task[bytes]] = {}  # by content type, of which there are a few
+
+    async def render(self, encode: Callable[[CollectorRegistry], bytes], content_type: str) -> bytes:
+        planned = self._planned.get(content_type)
+        if planned is None:
+            planned = asyncio.ensure_future(self._render(encode, content_type))
+            self._planned[content_type] = planned
+        return await asyncio.shield(planned)  # others wait for it too
+
+    async def _render(self, encode: Callable[[CollectorRegistry], bytes], content_type: str) -> bytes:
+        now = self._clock()
+        begin = max(now, self._free)
+        self._free = begin + _BETWEEN_TEXTS_S
+        try:
+            if begin > now:
+                await asyncio.sleep(begin - now)
+        finally:
+            del self._planned[content_type]
+        return encode(self._registry)
+
+
 def metrics_routes(registry: CollectorRegistry) -> RouteGroup:
+    text = MetricsText(registry)
+
     async def metrics(request: Request) -> Response:
         """The Prometheus text format, or OpenMetrics for a scraper that asks for it."""
-        encode, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encode(registry), headers={"Content-Type": content_type})
+        accept = request.headers.get("accept", "")
+        encode, content_type = choose_encoder(accept if len(accept) <= _LONGEST_ACCEPT else "")
+        return Response(await text.render(encode, content_type), headers={"Content-Type": content_type})
 
     return RouteGroup("operation", [Route("/metrics", metrics)])

@@ -1,5 +1,6 @@
 """/livez, /readyz, /startup, /metrics, /openapi.json and /docs."""
 
+import asyncio
 import re
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -7,10 +8,12 @@ from typing import Any
 
 import jsonschema
 import pytest
+from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from snapcap.service.api.app import Services
+from snapcap.service.api.operations.monitoring import MetricsText
 
 Png = Callable[..., bytes]
 
@@ -190,6 +193,50 @@ def test_a_scraper_may_ask_for_openmetrics(client: TestClient) -> None:
     reply = client.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
     assert reply.headers["content-type"].startswith("application/openmetrics-text")
     assert reply.text.endswith("# EOF\n")
+
+
+def test_accept_is_not_read_without_end(client: TestClient) -> None:
+    accept = "application/openmetrics-text; version=1.0.0"
+    long = client.get("/metrics", headers={"Accept": accept + ", a/b" * 1000})
+    assert long.headers["content-type"].startswith("text/plain")
+
+
+def test_metrics_are_rendered_once_for_all_who_ask_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once for the first, and then in the same turn for those who have come since, none of whom gets an older
+    text."""
+    waits: list[float] = []
+    rendered: list[int] = []
+    sleep, registry = asyncio.sleep, CollectorRegistry()
+    monkeypatch.setattr(asyncio, "sleep", lambda seconds: (waits.append(seconds), sleep(0.01))[1])
+
+    def encode(_: CollectorRegistry) -> bytes:
+        rendered.append(len(rendered))
+        return b"%d" % rendered[-1]
+
+    async def ask() -> list[bytes]:
+        text = MetricsText(registry, clock=lambda: 100.0)
+        first = await text.render(encode, "a")
+        left = asyncio.ensure_future(text.render(encode, "a"))
+        later = [asyncio.ensure_future(text.render(encode, kind)) for kind in "aaab"]
+        await sleep(0)
+        left.cancel()  # a client that leaves takes the others' text from nobody
+        return [first, *await asyncio.gather(*later)]
+
+    assert asyncio.run(ask()) == [b"0", b"1", b"1", b"1", b"2"]
+    assert waits == [0.25, 0.5]
+
+
+@pytest.mark.parametrize("path", ["/livez", "/startup", "/v1/caption", "/v1/models", "/metrics"])
+def test_a_query_is_bounded_before_it_is_parsed(client: TestClient, image: Png, path: str) -> None:
+    """Whatever is at the path."""
+    method = "POST" if path == "/v1/caption" else "GET"
+    most = [f"prompt={'a' * (8192 - 7)}", "&".join(["seed="] * 32)]
+    for query in most:
+        assert client.request(method, f"{path}?{query}", content=image()).status_code != 414
+    for query in (f"{most[0]}b", f"{most[1]}&seed=", "&" * 5000, "format=" + "%41" * 2800):
+        reply = client.request(method, f"{path}?{query}", content=image())
+        assert reply.status_code == 414
+        assert "8192 bytes and 32 fields" in reply.text
 
 
 def test_head_is_answered(client: TestClient) -> None:
