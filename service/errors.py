@@ -7,12 +7,14 @@
     │   ├── InvalidMultipart        400  invalid_multipart
     │   ├── InvalidEncoding         400  invalid_encoding
     │   ├── Unauthorized            401  invalid_api_key       (WWW-Authenticate)
+    │   ├── OriginRefused           403  origin_refused
     │   ├── NotFound                404  not_found
     │   │   └── ModelNotFound       404  model_not_found
     │   ├── MethodNotAllowed        405  method_not_allowed
     │   ├── BodyTimeout             408  body_timeout
     │   ├── PayloadTooLarge         413  payload_too_large
     │   ├── QueryTooLong            414  query_too_long
+    │   ├── HostRefused             421  host_refused
     │   ├── UnsupportedMediaType    415  unsupported_media_type
     │   │   └── UnsupportedEncoding 415  unsupported_media_type (Accept-Encoding)
     │   └── Unprocessable           422  unprocessable
@@ -118,6 +120,32 @@ class Unauthorized(BadRequest):
     def headers(self) -> dict[str, str]:
         # RFC 6750: a request without a key gets no error code.
         return {"WWW-Authenticate": 'Bearer realm="snapcap"' + ', error="invalid_token"' * self._given}
+
+
+class OriginRefused(BadRequest):
+    """A page of another origin asks, beforehand or at once, and may not. `why`: what of it is not allowed."""
+
+    status = 403
+    code = "origin_refused"
+    title = "Origin refused"
+
+    def __init__(self, origin: str, why: str) -> None:
+        super().__init__(
+            f"A page of {origin[:200]!r} may not ask this ({why}); the operator allows origins with --allow-origin."
+        )
+
+
+class HostRefused(BadRequest):
+    """The client reaches the server by a name that is not known to be its own."""
+
+    status = 421
+    code = "host_refused"
+    title = "Name of the server refused"
+
+    def __init__(self, host: str) -> None:
+        super().__init__(
+            f"This server is not known by the name {host[:200]!r}; the operator allows names with --allowed-host."
+        )
 
 
 class NotFound(BadRequest):

@@ -198,6 +198,16 @@ def parse_root_path(text: str) -> str:
     return path
 
 
+def parse_host_names(text: str) -> tuple[str, ...]:
+    """ "a.example,*.b.example" to two names, in lower case; "*" is every one."""
+    names = tuple(name.strip().lower().rstrip(".") for name in text.split(","))
+    if not all(
+        name == "*" or re.fullmatch(r"(\*\.)?[a-z0-9_]([a-z0-9._-]{0,251}[a-z0-9])?", name) for name in names
+    ):
+        raise ValueError("be host names such as captions.example.com or *.example.com, without a port, or *")
+    return names
+
+
 def parse_origins(text: str) -> tuple[str, ...]:
     """ "https://a.example,http://localhost:3000" to two origins, spelt as a browser does; "*" is every one."""
     origins = []

@@ -4,6 +4,7 @@ Probes are answered as soon as the operations are there, the import of the other
 the OpenAPI document from the routes, is imported when that is first asked for.
 """
 
+import os
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
@@ -11,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from snapcap.models.dataclass import dataclass
 from snapcap.service.api.middleware.authentication import Authentication
+from snapcap.service.api.middleware.origins import EVERY_HOST, PageGuard
 from snapcap.service.api.middleware.problem_handler import ProblemHandler
 from snapcap.service.api.middleware.request_scope import RequestScope
 from snapcap.service.api.operations.monitoring import health_routes, metrics_routes
@@ -45,7 +47,8 @@ class Services:
 class Exposure:
     """Who may ask for what. `keys` None: everybody; `image_hosts`: of whose images' URLs; `metrics`: they are here,
     and not on a port of their own; `continue_text`: the text of a chat is the beginning of the caption; `origins`:
-    whose pages may ask from a browser; `root_path`: of all paths, where a proxy serves them under one."""
+    whose pages may ask from a browser; `root_path`: of all paths, where a proxy serves them under one; `hosts`: by
+    which names the server may be reached besides its own, None: any."""
 
     keys: "ApiKeys | None" = None
     image_hosts: tuple[str, ...] = ()
@@ -53,11 +56,16 @@ class Exposure:
     continue_text: bool = False
     origins: tuple[str, ...] = ()
     root_path: str = ""
+    hosts: tuple[str, ...] | None = None
 
     @classmethod
     def of(cls, http: "HttpSettings", keys: "ApiKeys | None", *, metrics: bool = True) -> "Exposure":
         """What the settings say."""
-        return cls(keys, http.image_hosts, metrics, http.chat_text == "continue", http.origins, http.root_path)
+        continue_text = http.chat_text == "continue"
+        # Where clients show a key, a page that reaches the server by a name of its own has none.
+        open_to_all = EVERY_HOST in http.hosts or (keys is not None and not http.hosts)
+        hosts = None if open_to_all else (*http.hosts, http.host.lower(), os.uname().nodename.lower())
+        return cls(keys, http.image_hosts, metrics, continue_text, http.origins, http.root_path, hosts)
 
 
 class Application:
@@ -70,6 +78,7 @@ class Application:
         self.handler = ProblemHandler(metrics, self.apis)
         self._dispatch = Dispatch(self.apis)
         inner: ASGIApp = self._dispatch if keys is None else Authentication(self._dispatch, keys)
+        inner = PageGuard(inner, origins, exposure.hosts)
         self._scope = RequestScope(inner, metrics, self.handler, exposure.root_path)
         self._around: ASGIApp = self._scope
         if origins:

@@ -6,6 +6,7 @@ from snapcap.models.dataclass import dataclass
 from snapcap.warmup.option import (
     option,
     parse_auto,
+    parse_host_names,
     parse_hosts,
     parse_int,
     parse_name,
@@ -88,6 +89,17 @@ class HttpSettings:
         parse=parse_origins,
         metavar="ORIGIN",
         default_text="none",
+        repeatable=True,
+    )
+    hosts: tuple[str, ...] = option(
+        "allowed_host",
+        (),
+        "name by which clients reach this server, such as captions.example.com or *.example.com, besides "
+        "addresses, localhost, the machine's own name, names without a dot and those of Kubernetes Services; "
+        "another gets 421; repeat it, or separate them by commas; *: any name",
+        parse=parse_host_names,
+        metavar="HOST",
+        default_text="none; any name with --api-key-file",
         repeatable=True,
     )
     chat_text: str = option(

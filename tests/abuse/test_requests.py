@@ -2,12 +2,17 @@
 
 import pytest
 from support.attacks.abuse import Abused
-from support.servers.raw_http import exchange, statuses
+from support.servers.raw_http import connected, exchange, read_all, statuses
 
 
 def get(target: str, *lines: str, method: str = "GET", host: str = "a") -> bytes:
     fields = [f"Host: {host}", "Connection: close", *lines]
     return "\r\n".join([f"{method} {target} HTTP/1.1", *fields, "", ""]).encode("utf-8", "surrogateescape")
+
+
+def post(*lines: str, host: str = "127.0.0.1") -> bytes:
+    """The head of a request whose body has yet to come."""
+    return get("/v1/caption", *lines, "Content-Length: 100000", method="POST", host=host)
 
 
 QUERY = "&".join(f"option{number}=1" for number in range(2_000))
@@ -91,6 +96,28 @@ def test_one_answer(abused: Abused, name: str) -> None:
     assert b"\r\nset-cookie:" not in head.lower()
     assert b"root:" not in body
     assert b"secret" not in body
+
+
+EVIL = "Origin: http://elsewhere.example"
+PAGES = {
+    "form": post("Content-Type: multipart/form-data; boundary=b", EVIL),
+    "no_type": post(EVIL),
+    "text": post("Content-Type: text/plain", EVIL),
+    "sandboxed": post("Origin: null"),
+    "without_origin": post("Sec-Fetch-Site: cross-site"),
+    "next_port": post("Origin: http://127.0.0.1:1", "Sec-Fetch-Site: same-site"),
+    "rebound": get("/startup", host="elsewhere.example"),
+    "rebound_post": post("Origin: http://elsewhere.example:8000", host="elsewhere.example:8000"),
+    "rebound_page": get("/", host="localhost.elsewhere.example"),
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_pages_of_other_origins(abused: Abused, name: str) -> None:
+    """Each is refused before its body, of which nothing comes, is read."""
+    with connected(abused.port) as client:
+        client.sendall(PAGES[name])
+        assert statuses(read_all(client)) == [421 if name.startswith("rebound") else 403]
 
 
 def test_all_of_them(abused: Abused) -> None:

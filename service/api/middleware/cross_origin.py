@@ -16,7 +16,7 @@ from snapcap.service.api.middleware.origins import EVERY_ORIGIN
 from snapcap.service.api.middleware.request_id import HEADER, identify, request_id
 from snapcap.service.api.middleware.request_log import RequestLog, note_refusal
 from snapcap.service.api.problems import PROBLEM
-from snapcap.service.errors import BadRequest
+from snapcap.service.errors import OriginRefused
 from snapcap.service.telemetry.metrics import Metrics
 from snapcap.service.telemetry.trace_context import TRACE_ID_HEADER
 
@@ -33,19 +33,6 @@ _READABLE = (
     "WWW-Authenticate",
     "Inference-Header-Content-Length",
 )
-
-
-class OriginRefused(BadRequest):
-    """A page asks beforehand, and what it asks for is not allowed."""
-
-    status = 403
-    code = "origin_refused"
-    title = "Origin refused"
-
-    def __init__(self, origin: str, why: str) -> None:
-        super().__init__(
-            f"A page of {origin[:200]!r} may not ask this ({why}); the operator allows origins with --allow-origin."
-        )
 
 
 class CrossOrigin(CORSMiddleware):

@@ -84,7 +84,9 @@ def openapi_document(groups: Iterable[RouteGroup], apis: Apis, exposure: "Exposu
 def _complete(operation: dict[str, Any], shape: ErrorShape, key: bool) -> None:
     """Adds what holds for every operation: the header X-Request-Id, and the errors of any request."""
     operation.setdefault("parameters", []).append(_REQUEST_ID)
-    everywhere = problems(errors.QueryTooLong, errors.EngineFailed, shape=shape)
+    everywhere = problems(
+        errors.OriginRefused, errors.QueryTooLong, errors.HostRefused, errors.EngineFailed, shape=shape
+    )
     if key:
         operation["security"] = [{_KEY: []}]
         everywhere |= problems(errors.Unauthorized, shape=shape)

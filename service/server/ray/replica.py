@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -117,7 +118,9 @@ class Replica:
         http = self._settings.http
         keys = None if http.api_key_file is None else read_api_keys(http.api_key_file)
         limits = body_limits(self._settings.limits, self._services.metrics)
-        app = create_app(self._services, limits, Exposure.of(http, keys))
+        # Ray's proxy is what clients reach, by whatever name.
+        exposure = Exposure.of(http if http.hosts else replace(http, hosts=("*",)), keys)
+        app = create_app(self._services, limits, exposure)
         tracing = open_tracing(os.environ)
         if tracing is not None:
             app.trace(tracing)
