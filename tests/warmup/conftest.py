@@ -1,5 +1,7 @@
 """Provides artifact stores: folders, and prefixes on the S3 servers of `support/servers/s3_servers.py`."""
 
+import errno
+import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +15,7 @@ from botocore.exceptions import ClientError
 
 from snapcap.warmup.artifacts.manifest import Manifest
 from snapcap.warmup.artifacts.signing import Signer, Trust, generate_key, load_signer
+from snapcap.warmup.machine.denied import report_denied
 from snapcap.warmup.options import ComputeOptions, ModelOptions, S3Options, StartOptions
 from snapcap.warmup.plan.plan import make_plan
 from snapcap.warmup.runtime.loaded_model import LoadedModel, load_model
@@ -22,6 +25,17 @@ from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.publish import new_manifest, publish
 from snapcap.warmup.store.s3 import S3Store
 from snapcap.warmup.store.store import ArtifactStore
+
+
+@pytest.fixture(params=[errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM])
+def without_locks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system without locks: NFS without its lock service, one of FUSE, or a filter of system calls."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(request.param, os.strerror(request.param))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    report_denied.cache_clear()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Opens regular files without ever blocking on anything else, and writes files and makes folders durably."""
+"""Opens and locks regular files without ever waiting, and writes files and makes folders durably."""
 
 import contextlib
 import errno
@@ -8,6 +8,11 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+
+from snapcap.warmup.machine.denied import report_denied
+
+# What a file system says that cannot wait for the disk: a folder of a network, or one of FUSE.
+_NO_SYNC = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM)
 
 
 class NotAFileError(OSError):
@@ -33,10 +38,28 @@ def open_regular(path: Path) -> io.BufferedReader:
     return os.fdopen(descriptor, "rb")
 
 
+def take_lock(descriptor: int) -> bool | None:
+    """Takes the lock of a file that is open for writing, which NFS asks for, and does not wait.
+
+    Returns:
+        False if another process has the lock. None if there are no locks: NFS without its lock service, a file
+        system of FUSE, or a filter of system calls. A lock only saves work, so whoever asks goes on without.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        effect = "processes that share the folder may do the same work twice"
+        report_denied("flock", effect, os.strerror(error.errno or 0))
+        return None
+    return True
+
+
 @contextlib.contextmanager
-def locked_alone(path: Path) -> Iterator[bool]:
-    """Whether this process has the lock of a file, which is made if there is none, without waiting for whoever else
-    has it; until the block ends, however this process does. Who has it may remove the file.
+def locked_alone(path: Path) -> Iterator[bool | None]:
+    """Yields whether this process has the lock of a file, as `take_lock` says it, until the block ends or the
+    process does. The file is made if there is none. The process that has the lock may remove the file.
 
     Raises:
         OSError: the file cannot be made.
@@ -44,11 +67,9 @@ def locked_alone(path: Path) -> Iterator[bool]:
     flags = os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(path, flags, 0o600)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Who had it may have removed the file: then another one has its name, or none, and is not locked.
-            alone = os.path.samestat(os.fstat(descriptor), path.lstat())
-        except (BlockingIOError, FileNotFoundError):
+        alone = take_lock(descriptor)
+        # The process that had the lock may have removed the file: then its name is another file's, or nobody's.
+        if alone and not _has_name(descriptor, path):
             alone = False
         yield alone
     finally:
@@ -91,7 +112,7 @@ def make_folder(folder: Path, mode: int = 0o700) -> None:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk.
+    """Wait until a file, or the names in a folder, are on the disk, where the file system can tell.
 
     Raises:
         OSError: they are not, and may be lost.
@@ -99,8 +120,18 @@ def sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NO_SYNC:
+            raise
     finally:
         os.close(descriptor)
+
+
+def _has_name(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    except FileNotFoundError:
+        return False
 
 
 def _not_a_file(path: Path) -> NotAFileError:

@@ -6,7 +6,6 @@ user, and what nobody else may write to, is removed.
 """
 
 import contextlib
-import fcntl
 import os
 import shutil
 import stat
@@ -15,9 +14,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 
+from snapcap.warmup.machine.files import take_lock
+
 _LOCK = "lock"  # held as long as the folder's process lives, however it ends
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_FILE = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @contextlib.contextmanager
@@ -31,7 +32,7 @@ def scratch_folder(prefix: str, parent: Path | None = None, left_behind: float =
         new, folder = Path(name) / "unlocked", Path(name) / "files"
         folder.mkdir()
         with _opened(str(new), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC) as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            take_lock(lock)
             new.rename(new.with_name(_LOCK))  # with the lock held: nobody sees it without
             yield folder
 
@@ -41,7 +42,7 @@ def _remove_abandoned(parent: Path, prefix: str, left_behind: float) -> None:
         with os.scandir(temporary) as entries:
             names = [each.name for each in entries if each.name.startswith(prefix)]
         for name in names:
-            # Without a lock it is somebody else's, or about to be locked; another user's cannot be opened.
+            # A folder without a lock is somebody else's, or about to have one; another user's cannot be opened.
             with (
                 contextlib.suppress(OSError),
                 _opened(name, _FOLDER, temporary) as folder,
@@ -49,9 +50,10 @@ def _remove_abandoned(parent: Path, prefix: str, left_behind: float) -> None:
             ):
                 old = time.time() - os.fstat(lock).st_mtime >= left_behind
                 if old and _is_ours(folder, stat.S_ISDIR) and _is_ours(lock, stat.S_ISREG):
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    _empty(folder)
-                    os.rmdir(name, dir_fd=temporary)
+                    taken = take_lock(lock)
+                    if taken or (taken is None and left_behind):  # without locks its age is all that tells
+                        _empty(folder)
+                        os.rmdir(name, dir_fd=temporary)
 
 
 def _is_ours(descriptor: int, is_kind: Callable[[int], bool]) -> bool:

@@ -6,7 +6,6 @@ boto3 over it, which takes 0.05 s more of a start from S3, for nothing that is u
 
 import contextlib
 import errno
-import fcntl
 import os
 import re
 import time
@@ -19,7 +18,7 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 from snapcap.models.dataclass import dataclass
-from snapcap.warmup.machine.files import make_folder, open_regular, write_all
+from snapcap.warmup.machine.files import locked_alone, make_folder, take_lock, write_all
 from snapcap.warmup.options import S3Options
 from snapcap.warmup.s3.errors import S3Error, translated
 from snapcap.warmup.s3.ranges import ATTEMPTS, Ending, Ranges, S3Object, check_deadline, deadline_error
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
 PART_BYTES = 8 * 1024 * 1024
 _WORKERS = 8
 _LISTED = 10_000
+_LEFT_BEHIND_S = 3600.0  # without a write: where there are no locks, nobody is writing such a file any more
 _PART = re.compile(r"\..+\.[0-9a-f]{32}\.part", re.DOTALL)
 
 
@@ -161,9 +161,9 @@ def remove_parts(folder: Path) -> None:
     """
     for path in folder.iterdir():
         if _PART.fullmatch(path.name):
-            with contextlib.suppress(OSError), open_regular(path) as file:
-                fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink()
+            with contextlib.suppress(OSError), locked_alone(path) as alone:
+                if alone or (alone is None and time.time() - path.lstat().st_mtime > _LEFT_BEHIND_S):
+                    path.unlink()
 
 
 @dataclass
@@ -188,8 +188,7 @@ class _Job:
         with translated(self.where, local=self.item.dest):
             make_folder(self.temporary.parent, 0o755)
             self._held = os.open(self.temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-            with contextlib.suppress(OSError):  # no locks there: then nothing is ever taken for left behind
-                fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            take_lock(self._held)
             disk = os.fstatvfs(self._held)
             if size > disk.f_bavail * disk.f_frsize:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

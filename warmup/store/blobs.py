@@ -76,7 +76,8 @@ def commit(temporary: Path, path: Path, durable: bool = True) -> None:
             what they read, and can have it again.
     """
     make_folder(path.parent)
-    temporary.chmod(0o600)
+    with contextlib.suppress(OSError):  # a file system without modes; whoever reads looks who may write
+        temporary.chmod(0o600)
     if durable:
         sync(temporary)
     os.replace(temporary, path)

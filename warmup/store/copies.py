@@ -1,7 +1,6 @@
-"""Copies and links files of a folder, reads ranges of them, and locks one."""
+"""Copies and links files of a folder, and reads ranges of them."""
 
 import errno
-import fcntl
 import os
 import shutil
 import time
@@ -46,12 +45,3 @@ def pieces(descriptor: int, start: int, end: int, deadline: float) -> Iterator[b
             raise OSError(errno.EIO, "the file has become shorter")
         start += len(piece)
         yield piece
-
-
-def locked(descriptor: int) -> bool:
-    """Whether this process has the lock of an open file now, or else another one has."""
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True

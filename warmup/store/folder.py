@@ -15,10 +15,10 @@ from uuid import uuid4
 from snapcap.models.dataclass import dataclass
 from snapcap.warmup.artifacts.manifest import Blob
 from snapcap.warmup.errors import os_error_text
-from snapcap.warmup.machine.files import NotAFileError, make_folder, open_regular
+from snapcap.warmup.machine.files import NotAFileError, make_folder, open_regular, take_lock
 from snapcap.warmup.machine.scratch import scratch_folder
 from snapcap.warmup.store.blobs import commit, describe, new_file
-from snapcap.warmup.store.copies import copy_file, link_or_copy, locked, pieces
+from snapcap.warmup.store.copies import copy_file, link_or_copy, pieces
 from snapcap.warmup.store.owner import check_owner
 from snapcap.warmup.store.store import (
     CHATS,
@@ -194,13 +194,13 @@ class FolderStore:
             os.close(descriptor)
 
     def is_conditional(self) -> bool:
-        """Always, within the machines that share the folder's locks.
+        """Whether the folder has locks; they hold among the machines that share them.
 
         Raises:
             StoreDeniedError: the folder is read-only.
         """
-        with self._translated(self.root), self._lock():
-            return True
+        with self._translated(self.root), self._lock() as locks:
+            return locks
 
     def vouch(self, envelope: bytes) -> None:
         """Note that an envelope is the owner's, who built what it describes.
@@ -268,8 +268,9 @@ class FolderStore:
             yield folder
 
     @contextlib.contextmanager
-    def _lock(self) -> Iterator[None]:
-        """Exclude all other processes that lock; a process that dies gives its lock back.
+    def _lock(self) -> Iterator[bool]:
+        """Exclude all other processes that lock; a process that dies gives its lock back. Yields False where the
+        file system has no locks, and so excludes nobody.
 
         Raises:
             StoreError: another one, which may be stopped, does not give it back for 10 s.
@@ -278,11 +279,11 @@ class FolderStore:
         descriptor = os.open(self.root / ".lock", flags, 0o600)
         until = time.monotonic() + _LOCK_SECONDS
         try:
-            while not locked(descriptor):
+            while (taken := take_lock(descriptor)) is False:
                 if time.monotonic() >= until:
                     raise StoreError(f"{self.root} is locked by another process for over {_LOCK_SECONDS:g} s")
                 time.sleep(0.02)
-            yield
+            yield bool(taken)
         finally:
             os.close(descriptor)
 

@@ -3,7 +3,10 @@
 import contextlib
 import itertools
 import re
+import time
+from collections.abc import Iterable
 from pathlib import Path
+from uuid import uuid4
 
 from snapcap.warmup.machine.files import locked_alone
 from snapcap.warmup.store.folder import FolderStore
@@ -11,10 +14,13 @@ from snapcap.warmup.store.store import WEIGHTS, StoreError
 from snapcap.warmup.weights.key import PREPARED_NAME
 from snapcap.warmup.weights.records import RECORD_NAME, Record, read_record
 
-UNFINISHED = ".writing"  # of whoever has the lock of preparing, and nobody else
-# Of what is fetched, by the lock of its content: what is written, and what is verified until it is on the disk.
+# A file that the process with the lock of preparing writes. Without locks each process writes one of its own.
+UNFINISHED = ".writing"
+# Names of a content that is fetched: its lock, the file that is written, and the file that is verified until it is
+# on the disk. Without locks each process writes a file of its own here too.
 LOCK, WRITING, VERIFIED = "lock", "writing", "verified"
-_FETCHING = re.compile(rf"\.([0-9a-f]{{64}})\.(?:{LOCK}|{WRITING}|{VERIFIED})")
+_FETCHING = re.compile(rf"\.([0-9a-f]{{64}})\.(?:{LOCK}|{WRITING}(?:\.[0-9a-f]{{32}})?|{VERIFIED})")
+_LEFT_BEHIND_S = 3600.0  # without a write: where there are no locks, nobody is writing such a file any more
 _KEPT = 8  # prepared files of a folder, of which several servers, versions and machines may use some
 _LISTED = 10_000
 
@@ -38,14 +44,22 @@ def fetching_name(content: str, part: str) -> str:
     return f".{content}.{part}"
 
 
-def remove_unfinished(folder: Path) -> None:
-    """Remove what a process has left that was killed while it prepared: for who has that lock, and what killed
-    downloads have left.
+def own_name(name: str, alone: bool | None) -> str:
+    """The name of a file that is being written: ``name`` for the process that has the lock. Where there are no
+    locks, so that ``alone`` is None, no other process writes to a file of that name."""
+    return name if alone else f"{name}.{uuid4().hex}"
+
+
+def remove_unfinished(folder: Path, alone: bool | None) -> None:
+    """Remove the files of processes that were killed while they prepared or downloaded weights.
+
+    Args:
+        alone: whether this process has the lock of preparing; None where there are no locks.
 
     Raises:
         OSError: it cannot be removed.
     """
-    (folder / UNFINISHED).unlink(missing_ok=True)
+    _remove(folder.glob(f"{UNFINISHED}*"), alone)
     remove_fetched(folder)
 
 
@@ -60,19 +74,31 @@ def remove_fetched(folder: Path) -> None:
     for content in {found[1] for name in names if (found := _FETCHING.fullmatch(name))}:
         lock = folder / fetching_name(content, LOCK)
         with contextlib.suppress(OSError), locked_alone(lock) as alone:
+            if alone is not False:
+                remove_parts(folder, content, alone)
             if alone:
-                remove_parts(folder, content)
                 lock.unlink(missing_ok=True)  # whoever waits for it finds another file by its name, and tries again
 
 
-def remove_parts(folder: Path, content: str) -> None:
-    """Remove what is being written of a content: for who has its lock.
+def remove_parts(folder: Path, content: str, alone: bool | None) -> None:
+    """Remove what was written of a content.
+
+    Args:
+        alone: whether this process has the lock of the content; None where there are no locks.
 
     Raises:
         OSError: it cannot be removed.
     """
-    for part in (WRITING, VERIFIED):
-        (folder / fetching_name(content, part)).unlink(missing_ok=True)
+    _remove(folder.glob(f"{fetching_name(content, WRITING)}*"), alone)
+    _remove([folder / fetching_name(content, VERIFIED)], alone)
+
+
+def _remove(files: Iterable[Path], alone: bool | None) -> None:
+    """Without locks only files remain untouched that somebody has written to within the hour."""
+    for file in files:
+        with contextlib.suppress(FileNotFoundError):
+            if alone or time.time() - file.lstat().st_mtime > _LEFT_BEHIND_S:
+                file.unlink()
 
 
 def readable_record(store: FolderStore, name: str) -> Record | None:

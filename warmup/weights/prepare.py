@@ -29,7 +29,7 @@ from snapcap.warmup.weights.identity import (
     is_at_rest,
 )
 from snapcap.warmup.weights.key import layout_digest, prepared_name
-from snapcap.warmup.weights.old import UNFINISHED, readable_record, remove_old, remove_unfinished
+from snapcap.warmup.weights.old import UNFINISHED, own_name, readable_record, remove_old, remove_unfinished
 from snapcap.warmup.weights.records import Record, record_name, recorded_digest, write_record
 
 if TYPE_CHECKING:
@@ -60,10 +60,10 @@ def prepare_weights(folder: Path, plan: Plan, store_folder: Path, *, thorough: b
     store = FolderStore.open(store_folder)
     make_folder(store.root / WEIGHTS)
     with locked_alone(store.root / WEIGHTS / ".lock") as alone:
-        if not alone:
+        if alone is False:
             return Prepared("busy", "another process is preparing weights")
-        remove_unfinished(store.root / WEIGHTS)
-        unfinished = store.root / WEIGHTS / UNFINISHED
+        remove_unfinished(store.root / WEIGHTS, alone)
+        unfinished = store.root / WEIGHTS / own_name(UNFINISHED, alone)
         record = _record(store, folder)
         if record is None:
             return Prepared("skipped", "the checkpoint is being changed, or its files have times in the future")

@@ -14,7 +14,7 @@ import pytest
 from snapcap.warmup.artifacts.manifest import Blob, Manifest
 from snapcap.warmup.store.blobs import describe
 from snapcap.warmup.store.folder import FolderStore
-from snapcap.warmup.store.lease import acquire
+from snapcap.warmup.store.lease import Lease, acquire
 from snapcap.warmup.store.publish import publish
 from snapcap.warmup.store.store import StoreError, StoreRefusedError
 
@@ -176,6 +176,25 @@ def test_a_lock_that_is_not_given_back_is_given_up(local: FolderStore, monkeypat
         with pytest.raises(StoreError, match=r"is locked by another process for over 0\.2 s"):
             local.write(NAME, b"y", if_absent=True)
     assert local.write(NAME, b"y", if_absent=True) is None
+
+
+@pytest.mark.usefixtures("without_locks")
+def test_a_folder_without_locks_stores_all_the_same_and_leases_exclude_nobody(local: FolderStore) -> None:
+    assert not local.is_conditional()
+    first, second = (acquire(local, "c" * 64, 60, owner) for owner in ("a", "b"))
+    assert isinstance(first, Lease)
+    assert isinstance(second, Lease)
+    assert not first.exclusive, "both build, and one of them publishes"
+    assert local.write(NAME, b"x", if_absent=True) is not None
+    assert local.write(NAME, b"y", if_absent=True) is None
+    with local.scratch() as folder, local.scratch() as other:
+        assert folder.is_dir(), "nobody can tell whether it was left behind, and it is new"
+        (folder / "file").touch()
+        hour_ago = (time.time() - 7200,) * 2
+        os.utime(other.parent / "lock", hour_ago)
+        with local.scratch():
+            assert (folder / "file").exists()
+            assert not other.exists(), "no fetch takes that long"
 
 
 def test_an_envelope_is_vouched_for_in_its_own_folder_alone(local: FolderStore, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from snapcap.models.weights.prepared.header import CHUNK_BYTES
 from snapcap.warmup.machine.files import locked_alone
 from snapcap.warmup.machine.tasks import to_json
 from snapcap.warmup.weights import identity, prepare
+from snapcap.warmup.weights.old import UNFINISHED
 from snapcap.warmup.weights.worker import PrepareJob, prepare_in_worker, weights_worker
 
 
@@ -96,6 +97,29 @@ def test_only_one_process_prepares(case: Case) -> None:
         prepared = case.prepare()
     assert (prepared.result, prepared.reason) == ("busy", "another process is preparing weights")
     assert case.prepare().result == "written"
+
+
+@pytest.mark.usefixtures("without_locks")
+def test_without_locks_each_process_prepares_a_file_of_its_own(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    case.weights.mkdir(parents=True, mode=0o700)
+    left = case.weights / f"{UNFINISHED}.{'0' * 32}"
+    left.touch()
+    os.utime(left, (time.time() - 7200,) * 2)
+    write, inner = prepare._write_contents, []
+
+    def while_another_prepares(path: Path, contents: Any) -> None:
+        write(path, contents)
+        if not inner:
+            inner.append(None)
+            inner.append(case.prepare())
+            assert path.exists(), "what another process writes stays"
+
+    monkeypatch.setattr(prepare, "_write_contents", while_another_prepares)
+    assert case.prepare().result == "written"
+    assert inner[1] is not None
+    assert inner[1].result == "written"
+    assert case.find().result == "hit"
+    assert case.is_clean()
 
 
 def test_two_workers_at_once(case: Case) -> None:

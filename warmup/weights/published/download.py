@@ -28,6 +28,7 @@ from snapcap.warmup.weights.old import (
     VERIFIED,
     WRITING,
     fetching_name,
+    own_name,
     prune,
     remove_fetched,
     remove_parts,
@@ -65,17 +66,18 @@ def download_weights(
     path = folder / fetched_name(content)
     try:
         make_folder(folder)
-        _lock(folder, content, until, scope)
+        alone = _lock(folder, content, until, scope)
         if local.size(f"{WEIGHTS}/{path.name}") == manifest.weights.size:  # another process brought it meanwhile
             return Downloaded(0, unfinished=False)
-        remove_parts(folder, content)
+        remove_parts(folder, content, alone)
         remove_fetched(folder)  # of others, as far as nobody fetches them now
-        temporary = folder / fetching_name(content, WRITING)
+        temporary = folder / own_name(fetching_name(content, WRITING), alone)
         size = manifest.weights.size
         disk = os.statvfs(folder)
         if size > disk.f_bavail * disk.f_frsize:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        scope.callback(remove_parts, folder, content)
+        scope.callback(remove_parts, folder, content, alone)
+        scope.callback(temporary.unlink, missing_ok=True)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(temporary, flags, 0o600)
         os.ftruncate(descriptor, size)
@@ -104,15 +106,20 @@ def finish(local: FolderStore, manifest: ModelManifest) -> None:
         prune(local)
 
 
-def _lock(folder: Path, content: str, until: float, scope: contextlib.ExitStack) -> None:
-    """Have the lock of a content, or wait for who fetches the same, as long as that goes on."""
+def _lock(folder: Path, content: str, until: float, scope: contextlib.ExitStack) -> bool | None:
+    """Have the lock of a content, or wait for the process that fetches the same, as long as that goes on.
+
+    Returns:
+        As ``take_lock``, but for False.
+    """
     path = folder / fetching_name(content, LOCK)
     seen, since = -1, time.monotonic()
     while True:
         with contextlib.ExitStack() as entering:
-            if entering.enter_context(locked_alone(path)):
+            alone = entering.enter_context(locked_alone(path))
+            if alone is not False:
                 scope.push(entering.pop_all())
-                return
+                return alone
         now, written = time.monotonic(), _written(folder, content)
         if written != seen:
             seen, since = written, now

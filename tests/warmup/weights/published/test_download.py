@@ -255,6 +255,29 @@ def test_two_at_once_download_once(local: FolderStore, model: ModelFiles) -> Non
     assert (results, source.reads) == ([Downloaded(0, False)], 3)
 
 
+@pytest.mark.usefixtures("without_locks")
+def test_without_locks_each_fetches_a_file_of_its_own(local: FolderStore, model: ModelFiles) -> None:
+    data, scopes = model.weights.read_bytes(), contextlib.ExitStack()
+    (local.root / WEIGHTS).mkdir()
+    left = part(local, model, f"{WRITING}.{'0' * 32}")
+    left.touch()
+    os.utime(left, (time.time() - 7200,) * 2)
+
+    def while_another_fetches(data: bytes, start: int, end: int) -> Iterator[bytes]:
+        if start == 0:
+            assert fetch(Source(data), local, model) == Downloaded(len(data), True)
+        yield from plain(data, start, end)
+
+    with scopes:
+        source: Any = Source(data, while_another_fetches)
+        got = download_weights(source, local, model.manifest, time.monotonic() + PATIENCE, scopes)
+        finish(local, model.manifest)
+    assert got == Downloaded(len(data), True)
+    (file,) = weights(local)
+    assert file.read_bytes() == data
+    assert fetch(source, local, model) == Downloaded(0, False)
+
+
 def test_who_has_the_lock_for_too_long_is_named(local: FolderStore, model: ModelFiles) -> None:
     source = Source(model.weights.read_bytes())
     with contextlib.ExitStack() as first:
