@@ -131,6 +131,20 @@ def parse_size(text: str) -> int:
     return int(match[1]) * _SIZES[match[2]]
 
 
+def parse_moment(text: str) -> str:
+    """A date, or a date and a time, in ISO 8601; the same moment in UTC. Without an offset it is UTC."""
+    from datetime import UTC, datetime  # noqa: PLC0415 - of few starts
+
+    if not text:
+        return ""
+    try:
+        moment = datetime.fromisoformat(text)
+        moment = moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
+    except (ValueError, OverflowError):
+        raise ValueError("be a date or a moment such as 2026-11-25 or 2026-11-25T14:30Z") from None
+    return moment.isoformat(timespec="seconds")
+
+
 def parse_switch(text: str) -> bool:
     if text.lower() not in _FLAGS:
         raise ValueError("be true or false")

@@ -15,6 +15,7 @@ from snapcap.warmup.option import (
     parse_buckets,
     parse_device,
     parse_int,
+    parse_moment,
     parse_path,
     parse_paths,
     parse_seconds,
@@ -200,6 +201,15 @@ class StoreOptions:
         "accept artifacts from S3 that nobody signed: whoever can write there can run code here",
         parse=parse_switch,
         default_text="off",
+    )
+    min_built: str = option(
+        "min_built",
+        "",
+        "refuse artifacts that were built before this moment, such as 2026-11-25 or 2026-11-25T14:30Z (UTC), also "
+        "signed ones: an older set may have been put back",
+        parse=parse_moment,
+        metavar="TIME",
+        default_text="none",
     )
     sign_key: Path | None = option(
         "sign_key",

@@ -8,6 +8,7 @@ from a stranger's work, and guards a folder's unsigned manifests against damage 
 import base64
 import binascii
 import hashlib
+from datetime import datetime
 from typing import Any
 
 from snapcap.models import json_object
@@ -53,6 +54,19 @@ def open_payload(data: bytes, trust: Trust, kind: str = PAYLOAD_TYPE) -> bytes:
     if not trust.allow_unsigned and trust.signer_of(_pre_authentication(payload, kind), signatures) is None:
         _refuse(signatures, trust)
     return payload
+
+
+def check_age(created: str, trust: Trust) -> None:
+    """Compare a manifest's build time with what is trusted.
+
+    Args:
+        created: ISO 8601, UTC.
+
+    Raises:
+        UntrustedError: the artifacts are older than ``trust`` allows.
+    """
+    if trust.min_built and datetime.fromisoformat(created) < datetime.fromisoformat(trust.min_built):
+        raise UntrustedError(f"the artifacts were built at {created}, before --min-built {trust.min_built}")
 
 
 def load_object(data: bytes, what: str) -> dict[str, Any]:

@@ -7,7 +7,13 @@ from datetime import datetime
 from typing import Any, cast
 
 from snapcap.models.dataclass import dataclass
-from snapcap.warmup.artifacts.envelope import ManifestError, load_object, open_payload, seal_payload
+from snapcap.warmup.artifacts.envelope import (
+    ManifestError,
+    check_age,
+    load_object,
+    open_payload,
+    seal_payload,
+)
 from snapcap.warmup.artifacts.key import FactorError, Factors, artifact_key, canonical_json, check_factors
 from snapcap.warmup.artifacts.signing import Signer, Trust
 from snapcap.warmup.options import Kind
@@ -73,14 +79,16 @@ def open_envelope(data: bytes, trust: Trust) -> Manifest:
     """Verify an envelope, then parse the bytes that were verified.
 
     Raises:
-        UntrustedError: there is no signature by a trusted key, and ``trust`` demands one.
+        UntrustedError: there is no signature by a trusted key, and ``trust`` demands one; or it is too old.
         ManifestError: damaged, not a manifest, or not of this format.
     """
     payload = open_payload(data, trust)
     try:
-        return _parse_payload(payload)
+        manifest = _parse_payload(payload)
     except RecursionError:
         raise ManifestError("the manifest's content is nested too deeply") from None
+    check_age(manifest.created, trust)
+    return manifest
 
 
 def is_entry_name(name: object) -> bool:

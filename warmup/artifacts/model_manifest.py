@@ -7,7 +7,13 @@ from dataclasses import asdict
 from typing import Any
 
 from snapcap.models.dataclass import dataclass
-from snapcap.warmup.artifacts.envelope import ManifestError, load_object, open_payload, seal_payload
+from snapcap.warmup.artifacts.envelope import (
+    ManifestError,
+    check_age,
+    load_object,
+    open_payload,
+    seal_payload,
+)
 from snapcap.warmup.artifacts.key import Factors, artifact_key, canonical_json
 from snapcap.warmup.artifacts.manifest import (
     MAX_TOTAL_BYTES,
@@ -80,7 +86,7 @@ def open_model(data: bytes, key: str, trust: Trust) -> ModelManifest:
     """Verify an envelope, then parse the bytes that were verified.
 
     Raises:
-        UntrustedError: there is no signature by a trusted key, and ``trust`` demands one.
+        UntrustedError: there is no signature by a trusted key, and ``trust`` demands one; or it is too old.
         ManifestError: damaged, not the manifest of a model, or that of another key.
     """
     payload = open_payload(data, trust, MODEL_TYPE)
@@ -90,6 +96,7 @@ def open_model(data: bytes, key: str, trust: Trust) -> ModelManifest:
         raise ManifestError("the manifest's content is nested too deeply") from None
     if manifest.key != key:  # signed, but of something else
         raise ManifestError(f"the manifest under key {key[:12]} is that of key {manifest.key[:12]}")
+    check_age(manifest.created, trust)
     return manifest
 
 

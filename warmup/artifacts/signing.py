@@ -6,6 +6,7 @@
 import hashlib
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,24 +63,32 @@ class Trust:
     """Whose artifacts may be loaded, which runs their code. Nobody's, unless keys are given.
 
     allow_unsigned: anybody's who could write to the store: then a stranger's signature is as good as none.
+    min_built: artifacts that were built before this moment are refused, whoever has signed them (ISO 8601, UTC);
+        empty for no such moment.
     """
 
     keys: tuple[TrustedKey, ...] = ()
     allow_unsigned: bool = False
+    min_built: str = ""
 
     @classmethod
-    def from_files(cls, paths: Iterable[Path], allow_unsigned: bool = False) -> "Trust":
+    def from_files(cls, paths: Iterable[Path], allow_unsigned: bool = False, min_built: str = "") -> "Trust":
         """Read public keys in PEM.
 
         Raises:
             KeyFileError: a file is missing or holds something else.
         """
-        return cls(tuple(load_public_key(path) for path in paths), allow_unsigned)
+        return cls(tuple(load_public_key(path) for path in paths), allow_unsigned, min_built)
 
     @property
     def nobody(self) -> bool:
         """Whether no artifact could ever be accepted."""
         return not self.keys and not self.allow_unsigned
+
+    @property
+    def of_owner(self) -> "Trust":
+        """The same trust in what a folder's owner has built there, which nobody needs to sign."""
+        return replace(self, keys=(), allow_unsigned=True)
 
     @property
     def owner_suffices(self) -> bool:

@@ -144,7 +144,8 @@ class _Transfer:
 
     def _trust_here(self, envelope: bytes) -> Trust:
         """Whom to trust with an envelope of the folder."""
-        return OWNER if self.trust.owner_suffices or self.local.is_vouched(envelope) else self.trust
+        vouched = self.trust.owner_suffices or self.local.is_vouched(envelope)
+        return self.trust.of_owner if vouched else self.trust
 
     def _opened(self, data: bytes, trust: Trust) -> Manifest:
         manifest = open_envelope(data, trust)

@@ -42,6 +42,15 @@ def open_store(address: str, s3: S3Options, trust: Trust) -> ArtifactStore:
     return FolderStore.open(Path(address))
 
 
+def read_trust(options: StoreOptions) -> Trust:
+    """Read the keys of these options.
+
+    Raises:
+        KeyFileError: a key file cannot be read.
+    """
+    return Trust.from_files(options.accepted_keys, options.allow_unsigned, options.min_built)
+
+
 def trust_of(options: StoreOptions) -> Trust:
     """Whose signatures the store's artifacts may carry.
 
@@ -49,7 +58,7 @@ def trust_of(options: StoreOptions) -> Trust:
         StartError: a key file cannot be read, or an S3 store is given without any trust.
     """
     try:
-        trust = Trust.from_files(options.accepted_keys, options.allow_unsigned)
+        trust = read_trust(options)
         check_store(options.address, trust)
     except (KeyFileError, StoreRefusedError) as error:
         raise StartError(str(error)) from None

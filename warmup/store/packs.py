@@ -2,31 +2,26 @@
 
     blobs/packs/<digest of the blobs' digests>     the contents, one after the other, in the order of their digests
 
-A pack is a copy. Where there is none, or not as it should be, the blobs come one by one. What comes out of it has
-the content of its name, as it was looked at while it was cut; what else comes is for the caller to verify.
+A pack is a copy. A pack that fails costs time, at most a quarter of the time until the deadline: then the blobs
+come one by one. What comes out of a pack has the content of its name, as it was looked at while it was cut; what
+else comes is for the caller to verify.
 """
 
 import hashlib
 import logging
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from snapcap.models.dataclass import dataclass
 from snapcap.warmup.artifacts.manifest import Blob
-from snapcap.warmup.errors import os_error_text
 from snapcap.warmup.machine.files import open_regular
 from snapcap.warmup.machine.scratch import scratch_folder
 from snapcap.warmup.s3.download import PART_BYTES
-from snapcap.warmup.store.store import (
-    ArtifactStore,
-    DamagedError,
-    StoreDeniedError,
-    StoreError,
-    blob_name,
-    pack_name,
-)
+from snapcap.warmup.store.store import ArtifactStore, blob_name, pack_name
 
 _MOST_BYTES = 256 * 1024 * 1024
+_SHARE = 4  # of the time until the deadline a pack may take one part; the others are for the files one by one
 _logger = logging.getLogger("snapcap.store")
 
 
@@ -118,12 +113,15 @@ def bring_blobs(
 
 
 def _unpacked(store: ArtifactStore, pack: Pack, folder: Path, deadline: float) -> Iterator[tuple[Blob, Path]]:
+    """The files that a pack gives. Raises nothing of the store or the disk, as the files that are fetched one by
+    one may be in order; if they are not, that is said of them."""
+    now = time.monotonic()
+    path = None
     try:
-        ((_, path),) = store.download({pack.name: pack.size}, folder, deadline)
-    except (DamagedError, StoreDeniedError) as error:  # S3 denies what is missing to who may not list
-        _logger.info("files are fetched one by one", extra={"fields": {"reason": str(error)}})
-        return
-    try:
+        ((_, path),) = store.download({pack.name: pack.size}, folder, now + (deadline - now) / _SHARE)
         yield from pack.cut(path, folder)
-    except OSError as error:
-        raise StoreError(f"{folder}: {os_error_text(error)}") from error
+    except Exception as error:  # such as a missing pack, one in an archive, a key of KMS, or no room for it twice
+        _logger.info("files are fetched one by one", extra={"fields": {"reason": str(error)}})
+    finally:
+        if path is not None:  # its bytes are in the files by now
+            path.unlink(missing_ok=True)

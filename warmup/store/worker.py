@@ -26,7 +26,7 @@ from snapcap.warmup.machine.worker import Worker, WorkerError, WorkerTimeoutErro
 from snapcap.warmup.options import S3Options, StartOptions, StoreOptions
 from snapcap.warmup.store.fetch import Fetched, Result, fetch
 from snapcap.warmup.store.folder import FolderStore
-from snapcap.warmup.store.open import open_store
+from snapcap.warmup.store.open import open_store, read_trust
 from snapcap.warmup.store.store import StoreError
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _parsed(value: Mapping[str, Any]) -> Fetched:
 
 def _fetch(job: StoreJob) -> Fetched:
     try:
-        trust = Trust.from_files(job.store.trusted_keys, job.store.allow_unsigned)
+        trust = read_trust(job.store)
         remote = open_store(job.store.address, job.s3, trust)
         local = FolderStore.open(job.folder)
     except (KeyFileError, StoreError) as error:
@@ -149,7 +149,7 @@ def _publish(job: StoreJob, replace: bool) -> "Published":
     """If it could be loaded from the local folder: signing makes it good for every server."""
     from snapcap.warmup.store.publish import publish  # noqa: PLC0415  as above
 
-    trust = Trust.from_files(job.store.trusted_keys, job.store.allow_unsigned)
+    trust = read_trust(job.store)
     remote = open_store(job.store.address, job.s3, trust)
     signer = load_signer(job.store.sign_key) if job.store.sign_key else None
     found = _from_folder(job, FolderStore.open(job.folder), trust)

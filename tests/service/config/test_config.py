@@ -87,6 +87,8 @@ def test_a_store_may_be_in_a_home_folder() -> None:
         ("--request-timeout=0", "--request-timeout must be a number of seconds above 0"),
         ("--drain-delay=-1", "--drain-delay must be a number of seconds of at least 0"),
         ("--max-body-bytes=20MB", "--max-body-bytes must be a size in bytes above 0"),
+        ("--min-built=yesterday", "--min-built must be a date or a moment such as 2026-11-25"),
+        ("--min-built=2026-11-25T14:30+99:00", "--min-built must be a date or a moment"),
         ("--metrics-port=-1", "--metrics-port must be a whole number from 0 to 65535"),
         ("--allow-image-host=https://a.example/", "--allow-image-host must be host names such as"),
         ("--allow-image-host=*.example", "--allow-image-host must be host names such as"),

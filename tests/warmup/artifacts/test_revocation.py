@@ -11,6 +11,7 @@ from snapcap.warmup.artifacts.manifest import Manifest, seal
 from snapcap.warmup.artifacts.signing import OWNER, Signer, Trust, generate_key, load_signer
 from snapcap.warmup.build.release import publish_built, publish_jit
 from snapcap.warmup.build.tasks import Built
+from snapcap.warmup.option import parse_moment
 from snapcap.warmup.options import ModelOptions, S3Options, StartOptions, StoreOptions
 from snapcap.warmup.start.jit.compile_cache import PAYLOAD
 from snapcap.warmup.store.blobs import VerifiedFile
@@ -89,6 +90,42 @@ def test_a_warm_cache_knows_no_revoked_key(
     assert (fetched.result, fetched.bytes_fetched) == ("hit", 0)
     assert get(None, local, revoked, a_set).result == "hit"
     assert_untrusted(get(None, local, trust, a_set))
+
+
+def test_an_older_set_that_was_put_back_is_refused(
+    store: ArtifactStore,
+    local: FolderStore,
+    a_set: Manifest,
+    files: dict[str, Path],
+    signer: Signer,
+    trust: Trust,
+) -> None:
+    """By someone who may write to the store and kept what the key's owner once signed."""
+    older = replace(a_set, created="2026-03-01T12:00:00+00:00")
+    demanding = replace(trust, min_built=parse_moment("2026-03-01T12:00:01Z"))
+    assert publish(store, older, files, signer).result == "published"
+    fetched = get(store, local, demanding, a_set)
+    assert (fetched.result, fetched.manifest, fetched.unusable) == ("untrusted", None, True)
+    assert "built at 2026-03-01T12:00:00+00:00, before --min-built 2026-03-01T12:00:01+00:00" in fetched.reason
+    assert get(store, local, replace(trust, min_built=parse_moment("2026-03-01T12:00Z")), a_set).result == "hit"
+    assert get(None, local, demanding, a_set).result == "untrusted", "the cache is warm now"
+
+    assert publish(store, a_set, files, signer, replace=True).result == "published"
+    assert get(store, local, demanding, a_set).result == "hit"
+    assert publish(store, older, files, signer, replace=True).result == "published"
+    assert get(store, local, demanding, a_set).result == "hit", "the newer one is in the cache"
+
+
+def test_what_the_owner_built_long_ago_is_refused_too(
+    local: FolderStore, manifest: Manifest, files: dict[str, Path], trust: Trust
+) -> None:
+    older = replace(manifest, created="2026-03-01T12:00:00+00:00")
+    local.vouch(seal(older, None))
+    assert publish(local, older, files, None).result == "published"
+    for demanding in (trust, Trust(), OWNER):
+        assert get(None, local, demanding, manifest).result == "hit"
+        fetched = get(None, local, replace(demanding, min_built=parse_moment("2026-03-02")), manifest)
+        assert (fetched.result, "--min-built 2026-03-02" in fetched.reason) == ("untrusted", True)
 
 
 def test_a_stranger_s_and_an_unsigned_set_of_the_cache_are_not_the_owner_s(

@@ -2,11 +2,13 @@
 
 import hashlib
 import logging
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
 from snapcap.warmup.artifacts.manifest import Blob, Manifest
 from snapcap.warmup.artifacts.signing import Signer, Trust
@@ -17,7 +19,7 @@ from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.packs import Pack
 from snapcap.warmup.store.publish import publish
 from snapcap.warmup.store.s3 import S3Store
-from snapcap.warmup.store.store import StoreDeniedError, blob_name
+from snapcap.warmup.store.store import StoreDeniedError, StoreError, blob_name
 
 Get = Callable[[], Fetched]
 
@@ -71,6 +73,70 @@ def test_a_set_comes_in_one_object(
     assert_whole(fetched, contents)
     assert asked == [pack.name]
     assert fetched.bytes_fetched == manifest.total_bytes
+
+
+REFUSALS = [
+    ("InvalidObjectState", 403),
+    ("InternalError", 500),
+    ("SlowDown", 503),
+    ("KMS.DisabledException", 400),
+    ("InvalidRequest", 400),
+    ("MethodNotAllowed", 405),
+    ("NoSuchKey", 404),
+]
+
+
+@pytest.mark.parametrize(("code", "status"), REFUSALS, ids=[code for code, _ in REFUSALS])
+def test_what_s3_says_of_a_pack_alone_costs_no_set(
+    code: str, status: int, get: Get, pack: Pack, published: S3Store, contents: dict[str, bytes]
+) -> None:
+    def refuse(model: Any, params: dict[str, Any], **_: Any) -> Any:
+        if params["url_path"].endswith(pack.name):
+            refused.append(code)
+            raise ClientError(
+                {"Error": {"Code": code, "Message": ""}, "ResponseMetadata": {"HTTPStatusCode": status}},  # type: ignore[typeddict-item]
+                model.name,
+            )
+
+    refused: list[str] = []
+    events: Any = published.s3.meta.events
+    events.register("before-call.s3.GetObject", refuse)
+    try:
+        assert_whole(get(), contents)
+    finally:
+        events.unregister("before-call.s3.GetObject", refuse)
+    assert refused == [code]
+
+
+@pytest.mark.parametrize("kind", ["silent", "unranged", "odd"])
+def test_a_pack_that_never_comes_takes_a_quarter_of_the_time(
+    kind: str,
+    get: Get,
+    pack: Pack,
+    published: S3Store,
+    contents: dict[str, bytes],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    download, deadlines = S3Store.download, []
+
+    def slow(store: S3Store, sizes: Any, folder: Path, deadline: float) -> Any:
+        if pack.name not in sizes:
+            deadlines.append(deadline)
+            return download(store, sizes, folder, deadline)
+        deadlines.append(deadline)
+        match kind:
+            case "silent":
+                raise StoreError("the download did not finish before its deadline")
+            case "unranged":
+                raise StoreError("the server does not answer ranged reads; use one that does")
+            case _:
+                raise TypeError("what no store should do")
+
+    monkeypatch.setattr(S3Store, "download", slow)
+    began = time.monotonic()
+    assert_whole(get(), contents)
+    of_pack, of_files = (deadline - began for deadline in deadlines)
+    assert of_pack == pytest.approx(of_files / 4, rel=0.1)
 
 
 @pytest.mark.parametrize("damage", ["missing", "denied", "shorter", "longer", "one file", "all"])
@@ -161,13 +227,27 @@ def test_a_folder_has_no_pack(local: FolderStore, manifest: Manifest, files: dic
     assert not local.path("blobs/packs").exists()
 
 
-def test_a_disk_that_is_full_is_an_error(get: Get, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_without_room_for_pack_and_files_may_have_room_for_the_files(
+    get: Get, pack: Pack, local: FolderStore, contents: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", refuse)
-    fetched = get()
-    assert (fetched.result, "No space left" in fetched.reason) == ("error", True)
+    def sizes_of_files() -> list[int]:
+        return [path.stat().st_size for path in local.root.rglob("*") if path.is_file()]
+
+    before: list[list[int]] = []
+    download = S3Store.download
+
+    def watched(store: S3Store, sizes: Any, *rest: Any) -> Any:
+        before.append(sizes_of_files())
+        return download(store, sizes, *rest)
+
+    monkeypatch.setattr(S3Store, "download", watched)
+    monkeypatch.setattr(Pack, "cut", refuse)
+    assert_whole(get(), contents)
+    assert len(before) == 2
+    assert pack.size not in before[1], "the pack makes room"
 
 
 def test_only_what_spares_requests_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:

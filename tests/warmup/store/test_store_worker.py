@@ -226,7 +226,15 @@ def test_an_unsafe_local_folder_is_refused(tmp_path: Path, manifest: Manifest, t
 
 def test_jobs_survive_the_pipe(tmp_path: Path, manifest: Manifest) -> None:
     job = StoreJob(
-        StoreOptions("s3://bucket/ü", (tmp_path / "a", tmp_path / "b"), True, tmp_path / "key", 0.1, build="off"),
+        StoreOptions(
+            "s3://bucket/ü",
+            (tmp_path / "a", tmp_path / "b"),
+            allow_unsigned=True,
+            min_built="2026-11-25T00:00:00+00:00",
+            sign_key=tmp_path / "key",
+            deadline=0.1,
+            build="off",
+        ),
         S3Options(endpoint_url="http://x", profile="p", read_timeout=1.5),
         tmp_path,
         manifest.key,

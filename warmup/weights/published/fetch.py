@@ -17,7 +17,7 @@ from snapcap.models.dataclass import dataclass
 from snapcap.warmup.artifacts.envelope import MAX_ENVELOPE_BYTES, ManifestError, UntrustedError
 from snapcap.warmup.artifacts.key import Factors, artifact_key, canonical_json
 from snapcap.warmup.artifacts.model_manifest import ModelManifest, open_model
-from snapcap.warmup.artifacts.signing import OWNER, Trust
+from snapcap.warmup.artifacts.signing import Trust
 from snapcap.warmup.checkpoints.patterns import CheckpointError
 from snapcap.warmup.errors import first_line
 from snapcap.warmup.machine.files import make_folder
@@ -81,7 +81,7 @@ def local_model(local: FolderStore, key: str, trust: Trust) -> FoundModel | None
     if stored is None:
         return None
     vouched = trust.owner_suffices or local.is_vouched(stored.data)
-    return FoundModel(open_model(stored.data, key, OWNER if vouched else trust), vouched)
+    return FoundModel(open_model(stored.data, key, trust.of_owner if vouched else trust), vouched)
 
 
 def find_model(

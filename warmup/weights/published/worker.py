@@ -22,12 +22,11 @@ from snapcap.models.config import ModelConfig
 from snapcap.models.dataclass import dataclass
 from snapcap.warmup.artifacts.envelope import ManifestError
 from snapcap.warmup.artifacts.key import Factors
-from snapcap.warmup.artifacts.signing import Trust
 from snapcap.warmup.machine.tasks import serve_tasks
 from snapcap.warmup.options import S3Options, StoreOptions, is_remote
 from snapcap.warmup.store.fetch import fetch
 from snapcap.warmup.store.folder import FolderStore
-from snapcap.warmup.store.open import open_store
+from snapcap.warmup.store.open import open_store, read_trust
 from snapcap.warmup.store.s3 import S3Store
 from snapcap.warmup.store.store import ArtifactStore, StoreError, model_name
 from snapcap.warmup.store.worker import told
@@ -60,7 +59,7 @@ class _Bringing:
     def __init__(self, job: ModelJob) -> None:
         self._job = job
         self._local = FolderStore.open(job.folder)
-        self._trust = Trust.from_files(job.store.trusted_keys, job.store.allow_unsigned)
+        self._trust = read_trust(job.store)
         # Which takes longer than all that who asks has to do before it can.
         self._remote = open_store(job.store.address, job.s3, self._trust) if is_remote(job.store.address) else None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="snapcap-download")

@@ -143,6 +143,17 @@ def test_a_revoked_key_is_no_hit_in_a_warm_cache(
     assert failed(None, local, Trust.from_files([tmp_path / "new.pub"]))[0] == "untrusted"
 
 
+def test_weights_that_are_too_old_are_refused(
+    shop: FolderStore, local: FolderStore, small: ModelFiles, put: Put, trust: Trust
+) -> None:
+    put(shop, small)
+    find(shop, local, trust)
+    later = replace(trust, min_built="9999-01-01T00:00:00+00:00")
+    for store in (shop, None):
+        result, reason = failed(store, local, later)
+        assert (result, "before --min-built 9999-01-01" in reason) == ("untrusted", True)
+
+
 def test_the_manifest_of_another_model_is_refused(
     shop: FolderStore, local: FolderStore, small: ModelFiles, put: Put, trust: Trust
 ) -> None:
