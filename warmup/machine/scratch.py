@@ -15,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 
 from snapcap.warmup.machine.files import take_lock
+from snapcap.warmup.machine.writers import other_writers
 
 _LOCK = "lock"  # held as long as the folder's process lives, however it ends
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -60,7 +61,7 @@ def _is_ours(descriptor: int, is_kind: Callable[[int], bool]) -> bool:
     """Whether it is of a kind, and nobody but this user could have made it what it is. A file may have one name."""
     state = os.fstat(descriptor)
     alone = state.st_nlink == 1 or stat.S_ISDIR(state.st_mode)
-    return is_kind(state.st_mode) and state.st_uid == os.geteuid() and alone and not state.st_mode & 0o022
+    return is_kind(state.st_mode) and state.st_uid == os.geteuid() and alone and not other_writers(state)
 
 
 def _empty(folder: int) -> None:

@@ -19,7 +19,7 @@ from snapcap.warmup.machine.files import NotAFileError, make_folder, open_regula
 from snapcap.warmup.machine.scratch import scratch_folder
 from snapcap.warmup.store.blobs import commit, describe, new_file
 from snapcap.warmup.store.copies import copy_file, link_or_copy, pieces
-from snapcap.warmup.store.owner import check_owner
+from snapcap.warmup.store.owner import check_owner, close_to_group
 from snapcap.warmup.store.store import (
     CHATS,
     MANIFESTS,
@@ -64,10 +64,14 @@ class FolderStore:
         """
         try:
             make_folder(root)
-            check_owner(root, root.stat(), f", or choose a folder inside it, such as {root / 'snapcap'}")
-            for name in _FOLDERS:
+            known = {root: root.stat()}
+            check_owner(root, known[root], f", or choose a folder inside it, such as {root / 'snapcap'}")
+            for path in (root / name for name in _FOLDERS):
                 with contextlib.suppress(FileNotFoundError):
-                    check_owner(root / name, (root / name).stat())
+                    known[path] = path.stat()
+                    check_owner(path, known[path])
+            for path, status in known.items():
+                close_to_group(path, status)
         except OSError as error:
             raise StoreRefusedError(f"cannot use {root} as artifact folder: {os_error_text(error)}") from error
         return cls(root)
@@ -215,14 +219,18 @@ class FolderStore:
             commit(temporary, path)
 
     def is_vouched(self, envelope: bytes) -> bool:
-        """Whether ``vouch`` was called with this envelope, in this folder."""
+        """Whether ``vouch`` was called with this envelope, in this folder.
+
+        A note that a group may write to does not count: only a signature says then whose the envelope is.
+        """
         path = self.path(f"{_BUILT}/{_version(envelope)}")
         with self._translated(path):
             try:
                 with open_regular(path) as file:
                     status = os.fstat(file.fileno())
                     check_owner(path, status)
-                    return file.read(_SHORT) == str(status.st_ino).encode()
+                    closed = not status.st_mode & stat.S_IWGRP
+                    return closed and file.read(_SHORT) == str(status.st_ino).encode()
             except (FileNotFoundError, NotAFileError):
                 return False
 

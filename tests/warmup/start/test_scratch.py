@@ -113,7 +113,7 @@ def test_a_link_to_a_folder_is_not_followed(temporary: Path, tmp_path_factory: p
         assert (mine / "thesis").exists()
 
 
-@pytest.mark.parametrize("mode", [0o770, 0o707])
+@pytest.mark.parametrize("mode", [0o777, 0o707])
 def test_a_folder_that_others_may_write_to_is_not_ours(temporary: Path, mode: int) -> None:
     folder = planted(temporary, "shared")
     (folder / "lock").touch()

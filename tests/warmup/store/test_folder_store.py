@@ -1,9 +1,11 @@
 """What is special about a store that is a folder: whose it is, and that what it holds is known to be right."""
 
 import fcntl
+import grp
 import hashlib
 import multiprocessing
 import os
+import pwd
 import shutil
 import time
 from pathlib import Path
@@ -11,14 +13,17 @@ from typing import Any
 
 import pytest
 
-from snapcap.warmup.artifacts.manifest import Blob, Manifest
+from snapcap.warmup.artifacts.manifest import Blob, Manifest, seal
+from snapcap.warmup.artifacts.signing import Signer, Trust
 from snapcap.warmup.store.blobs import describe
+from snapcap.warmup.store.fetch import fetch
 from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.lease import Lease, acquire
 from snapcap.warmup.store.publish import publish
 from snapcap.warmup.store.store import StoreError, StoreRefusedError
 
 NAME = "manifests/x.json"
+FS_GROUP = 65_432
 
 
 def test_a_folder_is_private(tmp_path: Path) -> None:
@@ -31,7 +36,75 @@ def test_a_folder_is_private(tmp_path: Path) -> None:
     assert [path.name for path in (root / "manifests").iterdir()] == ["x.json"]
 
 
-@pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777, 0o720, 0o702])
+@pytest.fixture
+def volume_of_group(monkeypatch: pytest.MonkeyPatch) -> int:
+    """The group that Kubernetes gives a Pod's volumes to (fsGroup), which only this process is known to be in."""
+    monkeypatch.setattr(os, "getgroups", lambda: [os.getegid(), FS_GROUP])
+    return FS_GROUP
+
+
+def mount(root: Path, group: int) -> None:
+    """Do what Kubernetes does with a volume at each mount where the Pod has an fsGroup."""
+    if os.geteuid():
+        pytest.skip("ONLY ROOT CAN GIVE A FILE TO A GROUP THAT IT IS NOT IN")
+    for path in (root, *root.rglob("*")):
+        os.chown(path, -1, group)
+        path.chmod(path.stat().st_mode | (0o2770 if path.is_dir() else 0o660))
+
+
+def test_a_volume_that_a_group_of_this_process_alone_may_write_to_is_used(
+    tmp_path: Path, manifest: Manifest, files: dict[str, Path], trust: Trust, volume_of_group: int
+) -> None:
+    local = FolderStore.open(tmp_path / "volume" / "store")
+    local.vouch(seal(manifest, None))
+    assert publish(local, manifest, files, None).result == "published"
+    mount(tmp_path / "volume", volume_of_group)
+    again = FolderStore.open(local.root)
+    assert fetch(None, again, manifest.key, manifest.factors, Trust(), 60).result == "hit"
+    assert local.root.stat().st_mode & 0o777 == 0o750, "nobody can change what is verified from now on"
+    assert (local.root / "manifests").stat().st_mode & 0o020 == 0
+    fetched = fetch(None, again, manifest.key, manifest.factors, trust, 60)
+    assert fetched.result == "untrusted", "a member of the group may have written the note of who built it"
+
+
+def test_what_a_member_of_the_group_signs_with_no_key_is_untrusted(
+    tmp_path: Path, manifest: Manifest, files: dict[str, Path], signer: Signer, trust: Trust, volume_of_group: int
+) -> None:
+    local = FolderStore.open(tmp_path / "volume" / "store")
+    assert publish(local, manifest, files, signer).result == "published"
+    mount(tmp_path / "volume", volume_of_group)
+    assert fetch(None, FolderStore.open(local.root), manifest.key, manifest.factors, trust, 60).result == "hit"
+    path = local.root / f"manifests/{manifest.key}.json"
+    evil = seal(manifest, None)
+    path.write_bytes(evil)  # in place, so that the file stays ours
+    local.vouch(evil)
+    mount(tmp_path / "volume", volume_of_group)
+    assert fetch(None, local, manifest.key, manifest.factors, trust, 60).result == "untrusted"
+
+
+@pytest.mark.parametrize("known", ["member", "primary group", "not in it"])
+def test_a_group_with_others_in_it_is_refused(
+    tmp_path: Path, known: str, monkeypatch: pytest.MonkeyPatch, volume_of_group: int
+) -> None:
+    (tmp_path / "store").mkdir()
+    mount(tmp_path / "store", volume_of_group)
+    mallory = pwd.struct_passwd(("mallory", "x", 4321, 4321, "", "/", ""))
+    match known:
+        case "member":
+            group = grp.struct_group(("volume", "x", FS_GROUP, ["mallory"]))
+            monkeypatch.setattr(grp, "getgrgid", lambda gid: group)
+        case "primary group":
+            mallory = pwd.struct_passwd(("mallory", "x", 4321, FS_GROUP, "", "/", ""))
+        case _:
+            monkeypatch.setattr(os, "getgroups", lambda: [os.getegid()])
+    users = [*pwd.getpwall(), mallory]
+    monkeypatch.setattr(pwd, "getpwall", lambda: users)
+    said = "fsGroupChangePolicy" if known == "not in it" else r"\(mallory\).*fsGroupChangePolicy"
+    with pytest.raises(StoreRefusedError, match=said):
+        FolderStore.open(tmp_path / "store")
+
+
+@pytest.mark.parametrize("mode", [0o707, 0o1777, 0o702, 0o777])
 def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path, mode: int) -> None:
     tmp_path.chmod(mode)
     with pytest.raises(StoreRefusedError, match="chmod go-w"):
@@ -129,7 +202,7 @@ def test_no_umask_lets_others_in(tmp_path: Path, umask: int, manifest: Manifest,
 
 
 @pytest.mark.parametrize("below", ["manifests", "blobs", "blobs/sha256", "built", "leases", "builds", "tmp"])
-@pytest.mark.parametrize("mode", [0o770, 0o707])
+@pytest.mark.parametrize("mode", [0o777, 0o707])
 def test_a_folder_below_that_others_may_write_to_is_refused(local: FolderStore, below: str, mode: int) -> None:
     (local.root / below).mkdir(parents=True)
     FolderStore.open(local.root)
@@ -140,7 +213,7 @@ def test_a_folder_below_that_others_may_write_to_is_refused(local: FolderStore, 
 
 def test_a_file_that_others_may_write_is_refused(local: FolderStore) -> None:
     local.write(NAME, b"x")
-    local.path(NAME).chmod(0o620)
+    local.path(NAME).chmod(0o602)
     with pytest.raises(StoreRefusedError, match=r"x\.json .*: chmod go-w it$"):
         local.read(NAME, 100)
 
