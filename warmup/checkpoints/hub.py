@@ -4,8 +4,18 @@ import os
 import re
 from pathlib import Path
 
-from snapcap.warmup.checkpoints.patterns import METADATA, PICKLES, SAFETENSORS, CheckpointError, matching
+from snapcap.models.weights.listing import weight_files
+from snapcap.warmup.checkpoints.patterns import (
+    METADATA,
+    OUTAGE_S,
+    PICKLES,
+    SAFETENSORS,
+    CheckpointError,
+    matching,
+    report_unasked,
+)
 from snapcap.warmup.errors import os_error_text
+from snapcap.warmup.machine.bounded import within
 
 _ADVICE = {
     "GatedRepoError": "access is gated; accept its terms on the hub and set HF_TOKEN",
@@ -21,24 +31,59 @@ _UNREACHABLE = "is not in the local cache and the hub cannot be reached; check t
 def download_checkpoint(source: str) -> Path:
     """The folder in the hub's cache that holds ``owner/name`` or ``owner/name@revision``, downloaded if needed.
 
+    Where the hub does not answer, a checkpoint that is in its cache as a whole is used as it is.
+
     Raises:
         CheckpointError: the repository is not there, not allowed, or out of reach.
     """
+    known = _whole_folder(source)
+    if known is not None:
+        if _is_offline() or pinned_commit(source) is not None:
+            return known
+        try:
+            commit = within(OUTAGE_S, lambda: current_commit(source, OUTAGE_S), "snapcap-source")
+        except (CheckpointError, TimeoutError) as error:
+            report_unasked(source, error)
+            return known
+        if commit == known.name:
+            return known
+    try:
+        return _snapshot(source)
+    except Exception as error:  # the library's own, its HTTP client's (which changed twice), the disk's
+        raise CheckpointError(_sentence(error, source)) from error
+
+
+def _snapshot(source: str, *, local_files_only: bool = False) -> Path:
+    """What the library downloads, or has. Raises whatever it raises."""
     from huggingface_hub import snapshot_download  # noqa: PLC0415 - half a second that a folder does not need
 
     repository, _, revision = source.partition("@")
 
     def snapshot(*patterns: str) -> Path:
-        return Path(snapshot_download(repository, revision=revision or None, allow_patterns=list(patterns)))
+        return Path(
+            snapshot_download(
+                repository,
+                revision=revision or None,
+                allow_patterns=list(patterns),
+                local_files_only=local_files_only,
+            )
+        )
 
-    try:
-        folder = snapshot(*METADATA, *SAFETENSORS)
-        # Pickles only where there is nothing else: many repositories hold both.
-        if not matching((file.name for file in folder.glob("*")), SAFETENSORS):
-            folder = snapshot(*METADATA, *PICKLES)
-    except Exception as error:  # the library's own, its HTTP client's (which changed twice), the disk's
-        raise CheckpointError(_sentence(error, source)) from error
+    folder = snapshot(*METADATA, *SAFETENSORS)
+    # Pickles only where there is nothing else: many repositories hold both.
+    if not matching((file.name for file in folder.glob("*")), SAFETENSORS):
+        folder = snapshot(*METADATA, *PICKLES)
     return folder
+
+
+def _whole_folder(source: str) -> Path | None:
+    """The folder in the hub's cache, if all its files are there as far as the library knows."""
+    try:
+        folder = _snapshot(source, local_files_only=True)
+        whole = (folder / "config.json").is_file() and bool(weight_files(folder))
+    except Exception:  # as above; whatever is wrong is said by the download
+        return None
+    return folder if whole else None
 
 
 def cached_folder(source: str) -> Path | None:
@@ -83,13 +128,16 @@ def commit_of(folder: Path) -> str | None:
     return folder.name if folder.parent.name == "snapshots" and _COMMIT.fullmatch(folder.name) else None
 
 
+def _is_offline() -> bool:
+    return os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "ON", "YES", "TRUE")
+
+
 def _sentence(error: Exception, source: str) -> str:
     name = type(error).__name__
     if name in _ADVICE:
         return f"{source!r}: {_ADVICE[name]}"
     if name in ("LocalEntryNotFoundError", "IncompleteSnapshotError", "ConnectError", "ConnectTimeout"):
-        offline = os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "ON", "YES", "TRUE")
-        return f"{source!r} {_OFFLINE if offline else _UNREACHABLE}"
+        return f"{source!r} {_OFFLINE if _is_offline() else _UNREACHABLE}"
     if isinstance(error, OSError) and error.errno is not None and error.strerror:
         from huggingface_hub.constants import HF_HUB_CACHE  # noqa: PLC0415 - as above
 

@@ -3,6 +3,7 @@
 Nothing else is downloaded.
 """
 
+import logging
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
@@ -28,8 +29,25 @@ SAFETENSORS = ("model.safetensors", "model.safetensors.index.json", "model-*-of-
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin")
 
 
+OUTAGE_S = 10.0  # in which a source must say which revision it has, where this machine has one already
+_logger = logging.getLogger("snapcap.start")
+
+
 class CheckpointError(UserError):
     """A checkpoint that cannot be had; one line that says what to do."""
+
+
+def report_unasked(source: str, error: object) -> None:
+    """Log that a start uses the revision that this machine has, as nobody says which one the source has.
+
+    Args:
+        error: why the source does not say; without a text it took too long.
+    """
+    reason = " ".join(str(error).split()) or f"no answer within {OUTAGE_S:g} s"
+    fields = {"model": source, "reason": reason}
+    _logger.warning(
+        "the source of the model does not answer; the copy on this disk is used", extra={"fields": fields}
+    )
 
 
 def matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:

@@ -10,12 +10,21 @@ import logging
 import os
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from snapcap.warmup.checkpoints.patterns import CheckpointError, checkpoint_names, is_checkpoint_name
+from snapcap.models.weights.listing import WeightsError, weight_files
+from snapcap.warmup.checkpoints.patterns import (
+    OUTAGE_S,
+    CheckpointError,
+    checkpoint_names,
+    is_checkpoint_name,
+    report_unasked,
+)
 from snapcap.warmup.errors import os_error_text
+from snapcap.warmup.machine.bounded import within
 from snapcap.warmup.machine.files import make_folder, open_regular, sync
 from snapcap.warmup.options import S3Options
 from snapcap.warmup.s3.download import (
@@ -32,6 +41,8 @@ from snapcap.warmup.s3.ranges import S3Object
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
+# There from before the first change to a folder until its last file has come.
+_PARTIAL = ".snapcap-s3.partial"
 # What each file was downloaded from: {name: {"etag": …, "size": …}}; and "boot" while it may not be on the disk.
 _SIDECAR = ".snapcap-s3.json"
 _SIDECAR_BYTES = 4 * 1024 * 1024
@@ -47,6 +58,8 @@ _logger = logging.getLogger("snapcap.start")
 def download_checkpoint(source: str, cache: Path, options: S3Options) -> Path:
     """Download the checkpoint under ``s3://bucket/prefix``; files that are still what S3 has are kept.
 
+    Where S3 does not answer, a checkpoint that is on this disk as a whole is used as it is.
+
     Returns:
         The folder in ``cache``.
 
@@ -56,17 +69,25 @@ def download_checkpoint(source: str, cache: Path, options: S3Options) -> Path:
     deadline = time.monotonic() + options.deadline
     try:
         bucket, prefix = split_uri(source)
-        s3 = client(options)
-        wanted = _wanted(source, list_objects(s3, bucket, prefix, deadline))
         folder = local_folder(source, cache, options)
+        try:
+            s3, objects = _listed(bucket, prefix, options, deadline, brief=is_whole(folder))
+        except (S3Error, TimeoutError) as error:
+            if not is_whole(folder):
+                raise
+            report_unasked(source, error)
+            return folder
+        wanted = _wanted(source, objects)
         record = _prepare(folder, wanted)
         missing = [Download(entry, folder / name) for name, entry in wanted.items() if name not in record]
         boot = _boot()
-        for item in download(s3, bucket, missing, deadline):
+        for item in download(s3 or client(options), bucket, missing, deadline) if missing else ():
             if boot is None:
                 sync(item.dest)
             record[item.dest.name] = _entry(item.source) | ({"boot": boot} if boot else {})
             _write(folder, record)
+        if (folder / _PARTIAL).exists():
+            (folder / _PARTIAL).unlink()
     except S3Error as error:
         hint = " (--cache-dir)" if isinstance(error.__cause__, OSError) else ""
         raise CheckpointError(f"{error}{hint}") from error
@@ -79,6 +100,42 @@ def download_checkpoint(source: str, cache: Path, options: S3Options) -> Path:
         settling.daemon = True
         settling.start()
     return folder
+
+
+def _listed(
+    bucket: str, prefix: str, options: S3Options, deadline: float, *, brief: bool
+) -> "tuple[S3Client | None, list[S3Object]]":
+    """A client to download with, and the objects under a prefix; without the client and within ``OUTAGE_S`` where
+    the answer is needed ``brief``, as it is mostly that nothing has changed.
+
+    Raises:
+        S3Error, TimeoutError: S3 does not say.
+    """
+    if not brief:
+        s3 = client(options)
+        return s3, list_objects(s3, bucket, prefix, deadline)
+    seconds = min(options.deadline, OUTAGE_S)
+    asked = replace(options, deadline=seconds)
+    until = time.monotonic() + seconds
+    return None, within(seconds, lambda: list_objects(client(asked), bucket, prefix, until), "snapcap-source")
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether a folder of downloads has every file of one revision, as far as this machine knows."""
+    boot = _boot()
+    try:
+        record = _read(folder)
+        return (
+            "config.json" in record
+            and not (folder / _PARTIAL).exists()
+            and all(
+                entry.get("boot", boot) == boot and _size(folder / name) == entry.get("size")
+                for name, entry in record.items()
+            )
+            and {path.name for path in weight_files(folder)} <= record.keys()
+        )
+    except (WeightsError, OSError, ValueError):
+        return False
 
 
 def local_folder(source: str, cache: Path, options: S3Options) -> Path:
@@ -161,14 +218,13 @@ def _prepare(folder: Path, wanted: dict[str, S3Object]) -> Record:
     known, boot = _read(folder), _boot()
     record: Record = {}
     for name, entry in known.items():
-        file = folder / name
-        if name not in wanted:
-            file.unlink(missing_ok=True)
-        elif (
-            entry in (_entry(wanted[name]), _entry(wanted[name]) | {"boot": boot}) and _size(file) == entry["size"]
-        ):
+        expected = _entry(wanted[name]) if name in wanted else {}
+        if entry in (expected, expected | {"boot": boot}) and _size(folder / name) == entry["size"]:
             record[name] = entry
-    if record != known:
+    if record != known or record.keys() != wanted.keys():
+        (folder / _PARTIAL).touch()
+        for name in known.keys() - wanted.keys():
+            (folder / name).unlink(missing_ok=True)
         _write(folder, record)
     return record
 

@@ -10,7 +10,6 @@ Nothing that is found in a store can raise here: each failure is a result with a
 """
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, replace
@@ -22,6 +21,7 @@ from snapcap.warmup.artifacts.factors import is_stale
 from snapcap.warmup.artifacts.key import Difference, Factors, nearest
 from snapcap.warmup.artifacts.manifest import Manifest, open_envelope
 from snapcap.warmup.artifacts.signing import OWNER, Trust
+from snapcap.warmup.machine.bounded import within
 from snapcap.warmup.store.blobs import VerifiedFile
 from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.packs import bring_blobs
@@ -224,11 +224,10 @@ def _labelled(work: Callable[[], Fetched]) -> Fetched:
 
 
 def _within(seconds: float, work: Callable[[], Fetched]) -> Fetched:
-    """The result of work on another thread, which is left to itself when the time is over."""
-    results: list[Fetched] = []
-    thread = threading.Thread(target=lambda: results.append(work()), name="artifacts", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if results:
-        return results[0]
-    return Fetched("error", f"the artifact store did not answer within {seconds:g} s; check endpoint and network")
+    """The result of work that raises nothing, or what is to be told when the time is over."""
+    try:
+        return within(seconds, work, "artifacts")
+    except TimeoutError:
+        return Fetched(
+            "error", f"the artifact store did not answer within {seconds:g} s; check endpoint and network"
+        )

@@ -1,10 +1,17 @@
 """Where checkpoints come from: the demo, folders and S3, each from a real server or folder."""
 
 import errno
+import json
+import shutil
 import socket
 import subprocess
 import sys
-from contextlib import suppress
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +19,7 @@ import pytest
 from support.checkpoints.checkpoint_files import SAFE, contents
 
 from snapcap import models
+from snapcap.warmup.checkpoints import s3 as s3_checkpoint
 from snapcap.warmup.checkpoints.local import kind_of, local_folder
 from snapcap.warmup.checkpoints.patterns import CheckpointError
 from snapcap.warmup.checkpoints.resolve import resolve_checkpoint
@@ -183,6 +191,99 @@ def test_an_endpoint_that_never_answers_is_one_line(tmp_path: Path) -> None:
         endpoint = f"http://127.0.0.1:{listener.getsockname()[1]}"
         with pytest.raises(CheckpointError, match="s3://bucket/x: connected, but no answer"):
             resolve_checkpoint("s3://bucket/x", tmp_path, S3Options(endpoint_url=endpoint, deadline=0.5))
+
+
+@contextmanager
+def outage(kind: str) -> Iterator[str]:
+    """The address of an S3 server that is out of order in some way."""
+    if kind == "no such host":
+        yield "http://s3.invalid:9000"
+        return
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        if kind == "silent":
+            yield f"http://127.0.0.1:{port}"
+            return
+    if kind == "refused":
+        yield f"http://127.0.0.1:{port}"
+        return
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(int(kind))
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+OUTAGES = ["no such host", "refused", "silent", "403", "500", "503"]
+
+
+@pytest.mark.parametrize("kind", OUTAGES)
+def test_without_s3_a_whole_checkpoint_on_the_disk_is_used(
+    kind: str,
+    s3: Any,
+    s3_server: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    upload(s3, "x", SAFE)
+    source = "s3://bucket/x"
+    folder = resolve_checkpoint(source, tmp_path, S3Options(endpoint_url=s3_server))
+    monkeypatch.setattr(s3_checkpoint, "OUTAGE_S", 1.0)
+    with outage(kind) as endpoint:
+        down = S3Options(endpoint_url=endpoint)
+        with pytest.raises(CheckpointError):
+            resolve_checkpoint(source, tmp_path, replace(down, deadline=1.0))
+        caplog.clear()
+        known = s3_checkpoint.local_folder(source, tmp_path, down)
+        shutil.rmtree(known, ignore_errors=True)
+        shutil.copytree(folder, known)
+        began = time.monotonic()
+        assert resolve_checkpoint(source, tmp_path, down) == known
+        assert time.monotonic() - began < down.deadline / 2, "which would be the time of a download"
+    (line,) = (record for record in caplog.records if record.name.startswith("snapcap"))
+    assert "does not answer; the copy on this disk is used" in line.message
+    assert contents(known) == SAFE
+
+
+@pytest.mark.parametrize("damage", ["cut", "gone", "between revisions", "lost with the power", "no weights"])
+def test_without_s3_part_of_a_checkpoint_is_not_used(damage: str, s3: Any, s3_server: str, tmp_path: Path) -> None:
+    upload(s3, "x", SAFE)
+    source, options = "s3://bucket/x", S3Options(endpoint_url=s3_server)
+    folder = resolve_checkpoint(source, tmp_path, options)
+    assert s3_checkpoint.is_whole(folder)
+    match damage:
+        case "cut":
+            (folder / "tokenizer.json").write_bytes(b"")
+        case "gone":
+            (folder / "tokenizer.json").unlink()
+        case "no weights":
+            (folder / "model.safetensors").unlink()
+        case "lost with the power":
+            record = json.loads((folder / ".snapcap-s3.json").read_text())
+            (folder / ".snapcap-s3.json").write_text(
+                json.dumps({name: entry | {"boot": "another"} for name, entry in record.items()})
+            )
+        case _:
+            upload(s3, "x", {"config.json": b"[]", "model.safetensors": b"others"})
+            (folder / "model.safetensors").unlink()
+            (folder / "model.safetensors").mkdir()
+            with pytest.raises(CheckpointError, match="Is a directory"):
+                resolve_checkpoint(source, tmp_path, options)
+            (folder / "model.safetensors").rmdir()
+            (folder / "model.safetensors").write_bytes(b"weights")
+    assert not s3_checkpoint.is_whole(folder)
+    assert contents(resolve_checkpoint(source, tmp_path, options)).keys() == SAFE.keys()
+    assert s3_checkpoint.is_whole(folder)
 
 
 def test_a_cache_that_cannot_be_written_is_named(s3: Any, s3_server: str, tmp_path: Path) -> None:

@@ -78,10 +78,14 @@ def hub() -> Iterator[str]:
         server.shutdown()
 
 
-def resolve_from_hub(sources: list[str], home: Path, **environment: str) -> list[str]:
-    """What each source resolves to: a folder, or the text of the CheckpointError."""
+def resolve_from_hub(sources: list[str], home: Path, before: str = "", **environment: str) -> list[str]:
+    """What each source resolves to: a folder, or the text of the CheckpointError; and before it what is logged.
+
+    `before`: code that is run first.
+    """
     code = (
         "import sys; from pathlib import Path\n"
+        f"{before}"
         "from snapcap.warmup.checkpoints.patterns import CheckpointError\n"
         "from snapcap.warmup.checkpoints.resolve import resolve_checkpoint\n"
         "from snapcap.warmup.options import S3Options\n"
@@ -116,6 +120,32 @@ def test_a_hub_id_becomes_a_folder_also_offline(hub: str, tmp_path: Path) -> Non
     offline = resolve_from_hub(["me/safe", "me/pickled", "me/none"], tmp_path, HF_ENDPOINT=hub, HF_HUB_OFFLINE="1")
     assert offline[:2] == [str(safe), str(pickled)]
     assert offline[2] == "'me/none' is not in the local cache and HF_HUB_OFFLINE is set; unset it, or give a folder"
+
+
+@pytest.mark.parametrize("kind", ["refused", "silent", "no such host", "500", "403"])
+def test_without_the_hub_a_whole_checkpoint_of_its_cache_is_used(kind: str, hub: str, tmp_path: Path) -> None:
+    """Also one of a branch, of which only the hub can say where it is now."""
+    known = resolve_from_hub(["me/safe", "me/safe@v1"], tmp_path, HF_ENDPOINT=hub)
+    outage = (
+        "import logging\n"
+        "logging.basicConfig(stream=sys.stdout, format='%(message)s')\n"
+        "logging.getLogger('huggingface_hub').setLevel('CRITICAL')\n"
+        "from snapcap.warmup.checkpoints import hub\n"
+        "hub.OUTAGE_S = 1.0\n"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        silent = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        address = {"silent": silent, "no such host": "http://hub.invalid"}.get(kind, "http://127.0.0.1:9")
+        if kind.isdigit():
+            REFUSED["me/safe"] = int(kind), ""
+            address = hub
+        try:
+            lines = resolve_from_hub(["me/safe", "me/safe@v1"], tmp_path, before=outage, HF_ENDPOINT=address)
+        finally:
+            REFUSED.pop("me/safe", None)
+    assert [line for line in lines if line.startswith("/")] == known
+    warnings = [line for line in lines if "does not answer; the copy on this disk is used" in line]
+    assert len(warnings) == 2, lines
 
 
 def test_what_the_hub_refuses_is_one_line_each(hub: str, tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ Nothing that is found in a store can fail a start: each failure is a result with
 """
 
 import hashlib
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -18,7 +20,7 @@ from snapcap.warmup.artifacts.envelope import MAX_ENVELOPE_BYTES, ManifestError,
 from snapcap.warmup.artifacts.key import Factors, artifact_key, canonical_json
 from snapcap.warmup.artifacts.model_manifest import ModelManifest, open_model
 from snapcap.warmup.artifacts.signing import Trust
-from snapcap.warmup.checkpoints.patterns import CheckpointError
+from snapcap.warmup.checkpoints.patterns import OUTAGE_S, CheckpointError
 from snapcap.warmup.errors import first_line
 from snapcap.warmup.machine.files import make_folder
 from snapcap.warmup.store.blobs import ChangedError, VerifiedFile, commit
@@ -64,10 +66,14 @@ class NotFetchedError(Exception):
 
 @dataclass(frozen=True)
 class FoundModel:
-    """A verified manifest; ``vouched``: the folder's owner built it there, or vouches for all that is there."""
+    """A verified manifest; ``vouched``: the folder's owner built it there, or vouches for all that is there.
+
+    unasked: why the source was not asked for its revision, where it could not be; else empty.
+    """
 
     manifest: ModelManifest
     vouched: bool
+    unasked: str = ""
 
 
 def local_model(local: FolderStore, key: str, trust: Trust) -> FoundModel | None:
@@ -92,7 +98,8 @@ def find_model(
     identify: Callable[[], Identity],
     until: float,
 ) -> FoundModel:
-    """Bring the manifest and the small files of a published model to the folder.
+    """Bring the manifest and the small files of a published model to the folder. Where the source does not say its
+    revision within ``OUTAGE_S``, a model that is in the folder as a whole is used as it is.
 
     Args:
         remote: None where the folder is the store.
@@ -105,19 +112,24 @@ def find_model(
     """
     try:
         key = artifact_key(factors)
-        with ThreadPoolExecutor(1, thread_name_prefix="snapcap-source") as pool:
-            identity = pool.submit(identify)  # two answers for the time of one
-            found, why = _at_hand(local, key, trust)
-            if remote is not None and (found is None or not _is_of(found, identity)):
-                found = _from_remote(remote, local, key, trust)
-            if found is None:
-                where = (remote or local).location
-                wanted = f"{factors['model.source']} for {factors['device.type']}, {factors['model.dtype']}"
-                raise why or NotFetchedError("miss", f"no prepared weights of {wanted} in {where}")
-            if not _is_of(found, identity):
-                raise NotFetchedError(
-                    "miss", "the published weights are of another revision; run snapcap build --weights again"
-                )
+        pool = ThreadPoolExecutor(1, thread_name_prefix="snapcap-source")
+        identity = pool.submit(identify)  # two answers for the time of one
+        pool.shutdown(wait=False)
+        found, why = _at_hand(local, key, trust)
+        if found is not None and _is_whole(local, found):
+            unasked = _unasked(identity, min(OUTAGE_S, (until - time.monotonic()) / 2))
+            if unasked:
+                return replace(found, unasked=unasked)
+        if remote is not None and (found is None or not _is_of(found, identity)):
+            found = _from_remote(remote, local, key, trust)
+        if found is None:
+            where = (remote or local).location
+            wanted = f"{factors['model.source']} for {factors['device.type']}, {factors['model.dtype']}"
+            raise why or NotFetchedError("miss", f"no prepared weights of {wanted} in {where}")
+        if not _is_of(found, identity):
+            raise NotFetchedError(
+                "miss", "the published weights are of another revision; run snapcap build --weights again"
+            )
         if described(local, found.manifest) is None:
             _bring_files(remote or local, local, found.manifest, until)
     except Exception as error:
@@ -143,6 +155,22 @@ def weights_at_hand(local: FolderStore, found: FoundModel) -> str | None:
     blob = found.manifest.weights
     names = [f"{WEIGHTS}/{fetched_name(found.manifest.content)}", *([blob_name(blob)] if found.vouched else [])]
     return next((name for name in names if local.size(name) == blob.size), None)
+
+
+def _is_whole(local: FolderStore, found: FoundModel) -> bool:
+    """Whether the folder has all of a model: its small files, verified, and its weights."""
+    return described(local, found.manifest) is not None and weights_at_hand(local, found) is not None
+
+
+def _unasked(identity: "Future[Identity]", seconds: float) -> str:
+    """Why the source does not say its revision within so many seconds; empty if it does."""
+    try:
+        identity.result(max(0.0, seconds))
+    except TimeoutError:
+        return f"no answer within {seconds:.0f} s"
+    except CheckpointError as error:
+        return str(error)
+    return ""
 
 
 def _at_hand(local: FolderStore, key: str, trust: Trust) -> tuple[FoundModel | None, NotFetchedError | None]:

@@ -23,6 +23,7 @@ from snapcap.warmup.artifacts.key import Factors, artifact_key
 from snapcap.warmup.artifacts.signing import Trust
 from snapcap.warmup.checkpoints import hub
 from snapcap.warmup.checkpoints.local import kind_of
+from snapcap.warmup.checkpoints.patterns import report_unasked
 from snapcap.warmup.errors import StartError, first_line
 from snapcap.warmup.machine.files import open_regular
 from snapcap.warmup.machine.worker import Worker, WorkerError, WorkerTimeoutError
@@ -106,7 +107,9 @@ class ModelFetcher:
                 return at_hand
             with self._lock:
                 task = {"do": "find", "factors": self._factors, "download": download}
-                self._ask(task, self._end)
+                answer = self._ask(task, self._end)
+            if answer["unasked"]:
+                report_unasked(self._options.model.source, str(answer["unasked"]))
             found = local_model(local, key, self._trust)
             folder = None if found is None else described(local, found.manifest)
             if found is None or folder is None:

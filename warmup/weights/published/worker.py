@@ -96,7 +96,7 @@ class _Bringing:
             mark_used(folder, self._local.path(model_name(found.manifest.key)))
         if download:
             self._begin(remote or self._local, found)
-        return {"reason": (remote or self._local).location}
+        return {"reason": (remote or self._local).location, "unasked": found.unasked}
 
     def _begin(self, source: ArtifactStore, found: FoundModel) -> None:
         """Have the weights come on another thread, where they are not there."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -119,6 +120,35 @@ def test_a_source_that_does_not_say_its_revision_is_an_error(
     with pytest.raises(NotFetchedError, match="access is denied") as raised:
         find_model(shop, local, FACTORS, trust, identify, FAR)
     assert raised.value.result == "error"
+
+
+@pytest.mark.parametrize("kind", ["denied", "silent"])
+def test_a_model_that_is_here_as_a_whole_is_used_where_its_source_does_not_answer(
+    kind: str, local: FolderStore, model: ModelFiles, put: Put, trust: Trust
+) -> None:
+    put(local, model)
+    find(None, local, trust)
+    over = threading.Event()
+
+    def identify() -> Any:
+        if kind == "silent":
+            over.wait(60)
+        raise CheckpointError("s3://bucket/x: access is denied")
+
+    class Down:
+        location = "s3://bucket/store"
+
+    try:
+        remote: Any = Down()  # which is not asked
+        found = find_model(remote, local, FACTORS, trust, identify, time.monotonic() + 1.0)
+    finally:
+        over.set()
+    assert found.manifest.identity == IDENTITY
+    assert ("access is denied" if kind == "denied" else "no answer within") in found.unasked
+    path = local.path(weights_at_hand(local, found) or "")
+    path.unlink()
+    with pytest.raises(NotFetchedError, match="access is denied"):
+        find_model(remote, local, FACTORS, trust, identify, time.monotonic() + 60)
 
 
 def test_strangers_and_nobody_are_untrusted(
