@@ -8,6 +8,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import threading
 import time
 from dataclasses import replace
@@ -41,10 +42,12 @@ from snapcap.warmup.s3.ranges import S3Object
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-# There from before the first change to a folder until its last file has come.
+# There from before the first change to a folder that has files until the last one has come. A folder that had none
+# is whole when it has its weights, which come last.
 _PARTIAL = ".snapcap-s3.partial"
 # What each file was downloaded from: {name: {"etag": …, "size": …}}; and "boot" while it may not be on the disk.
 _SIDECAR = ".snapcap-s3.json"
+_MOST_NAME = 200  # bytes; a file system takes 255
 _SIDECAR_BYTES = 4 * 1024 * 1024
 _SETTLE_SECONDS = 5.0  # after the download: the start has other work for the disk
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -207,7 +210,8 @@ def _wanted(source: str, objects: list[S3Object]) -> dict[str, S3Object]:
 def _folder_name(bucket: str, prefix: str, endpoint: str | None) -> str:
     """Readable, and different for equal prefixes of different buckets and stores."""
     digest = hashlib.sha256(f"{endpoint or ''}\n{bucket}\n{prefix}".encode()).hexdigest()[:12]
-    return f"{prefix.rpartition('/')[2] or bucket}-{digest}"
+    name = prefix.rpartition("/")[2] or re.split("[:/]", bucket)[-1]  # which may be an ARN
+    return f"{name.encode()[:_MOST_NAME].decode(errors='ignore')}-{digest}"
 
 
 def _prepare(folder: Path, wanted: dict[str, S3Object]) -> Record:
@@ -222,7 +226,8 @@ def _prepare(folder: Path, wanted: dict[str, S3Object]) -> Record:
         if entry in (expected, expected | {"boot": boot}) and _size(folder / name) == entry["size"]:
             record[name] = entry
     if record != known or record.keys() != wanted.keys():
-        (folder / _PARTIAL).touch()
+        if known:
+            (folder / _PARTIAL).touch()
         for name in known.keys() - wanted.keys():
             (folder / name).unlink(missing_ok=True)
         _write(folder, record)

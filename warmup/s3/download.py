@@ -14,13 +14,13 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
-from urllib.parse import urlsplit
 from uuid import uuid4
 
 from snapcap.models.dataclass import dataclass
 from snapcap.warmup.machine.files import locked_alone, make_folder, take_lock, write_all
 from snapcap.warmup.options import S3Options
-from snapcap.warmup.s3.errors import S3Error, translated
+from snapcap.warmup.s3.checksums import ALWAYS, ON_DEMAND
+from snapcap.warmup.s3.errors import S3Error, name_missing_credentials, translated
 from snapcap.warmup.s3.ranges import ATTEMPTS, Ending, Ranges, S3Object, check_deadline, deadline_error
 from snapcap.warmup.s3.replies import bound_replies
 
@@ -31,6 +31,13 @@ PART_BYTES = 8 * 1024 * 1024
 _WORKERS = 8
 _LISTED = 10_000
 _LEFT_BEHIND_S = 3600.0  # without a write: where there are no locks, nobody is writing such a file any more
+# A bucket's name, or an ARN: of an access point, one of several regions, of Object Lambda or on Outposts.
+_ARN = (
+    r"arn:aws[a-z-]*:(?:s3|s3-object-lambda):[a-z0-9-]*:[0-9]{12}:accesspoint[:/][A-Za-z0-9._-]{1,255}"
+    r"|arn:aws[a-z-]*:s3-outposts:[a-z0-9-]+:[0-9]{12}:outpost[:/][A-Za-z0-9-]{1,63}"
+    r"[:/](?:accesspoint|bucket)[:/][A-Za-z0-9._-]{1,63}"
+)
+_URI = re.compile(rf"s3://(?P<bucket>[A-Za-z0-9._-]{{1,255}}|{_ARN})(?:/(?P<prefix>.*))?")
 _PART = re.compile(r"\..+\.[0-9a-f]{32}\.part", re.DOTALL)
 
 
@@ -43,23 +50,26 @@ class Download:
 
 
 def split_uri(uri: str) -> tuple[str, str]:
-    """``s3://bucket/some/prefix/`` -> ``("bucket", "some/prefix")``.
+    """``s3://bucket/some/prefix/`` -> ``("bucket", "some/prefix")``; an access point's ARN may be the bucket.
 
     Raises:
         S3Error: the URI names no bucket.
     """
-    parts = urlsplit(uri)
-    if parts.scheme != "s3" or not parts.netloc:
-        raise S3Error(f"{uri!r} is not an S3 address; write s3://bucket/prefix")
-    return parts.netloc, uri.split("://", 1)[1].partition("/")[2].strip("/")
+    found = _URI.fullmatch(uri) if uri.isprintable() else None
+    if found is None:
+        shown = re.sub("//[^/]*@", "//…@", uri)[:200]  # somebody may have written a secret there
+        raise S3Error(f"{shown!r} is not an S3 address; write s3://bucket/prefix, or s3://ARN/prefix")
+    return found["bucket"], (found["prefix"] or "").strip("/")
 
 
 def client(options: S3Options) -> "S3Client":
-    """A thread-safe client with bounded waits and replies.
+    """A thread-safe client with bounded waits and replies. Without credentials it does not sign its requests, as
+    a public bucket does not ask for that.
 
     Raises:
         S3Error: the options name a profile or an endpoint that cannot be.
     """
+    from botocore import UNSIGNED  # noqa: PLC0415
     from botocore.config import Config  # noqa: PLC0415
     from botocore.loaders import create_loader  # noqa: PLC0415
     from botocore.session import Session  # noqa: PLC0415
@@ -70,9 +80,8 @@ def client(options: S3Options) -> "S3Client":
         read_timeout=min(options.read_timeout, options.deadline / ATTEMPTS),
         retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
         max_pool_connections=2 * _WORKERS,
-        # Newer boto3 adds checksums that S3-compatible stores refuse; a ranged read has none to check.
-        request_checksum_calculation="when_required",
-        response_checksum_validation="when_required",
+        request_checksum_calculation=ALWAYS,
+        response_checksum_validation=ON_DEMAND,  # a ranged read has none to check
     )
     with translated("S3"):
         session = Session(profile=options.profile)
@@ -80,9 +89,14 @@ def client(options: S3Options) -> "S3Client":
         loader: Any = create_loader(session.get_config_variable("data_path"))
         loader.list_available_services = lambda type_name: ["s3"]
         session.register_component("data_loader", loader)
+        anonymous = session.get_credentials() is None
+        if anonymous:
+            config = config.merge(Config(signature_version=UNSIGNED))
         made = session.create_client("s3", options.region, endpoint_url=options.endpoint_url, config=config)
         s3 = cast("S3Client", made)
         bound_replies(s3, options.deadline)
+        if anonymous:
+            s3.meta.events.register("after-call.s3", name_missing_credentials)
         return s3
 
 

@@ -5,8 +5,9 @@ S3Error
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from snapcap.warmup.errors import os_error_text
 
@@ -15,8 +16,7 @@ _CREDENTIALS = "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the profil
 _BY_CODE = {
     "NoSuchBucket": "the bucket does not exist; check its name and the endpoint",
     "NoSuchKey": "the object does not exist any more; start again",
-    "AccessDenied": f"access is denied; give the role s3:ListBucket and s3:GetObject, or {_CREDENTIALS}",
-    "403": f"access is denied; give the role s3:ListBucket and s3:GetObject, or {_CREDENTIALS}",
+    "NoCredentials": f"access is denied to requests without credentials, and there are none; {_CREDENTIALS}",
     "InvalidAccessKeyId": f"the access key is not known there; {_CREDENTIALS}",
     "SignatureDoesNotMatch": f"the secret key is wrong; {_CREDENTIALS}",
     "ExpiredToken": "the credentials have expired; renew them",
@@ -28,6 +28,19 @@ _BY_CODE = {
     "InvalidBucketName": "that is not a bucket name; write s3://bucket/prefix",
     "SlowDown": "S3 asks for fewer requests; try again later",
 }
+_DENIED = ("AccessDenied", "403")
+# By operation, of which boto3's names are; without s3:ListBucket S3 denies objects that are missing.
+_PERMISSIONS = {
+    "ListObjectsV2": "s3:ListBucket",
+    "PutObject": "s3:PutObject",
+    "CreateMultipartUpload": "s3:PutObject",
+    "UploadPart": "s3:PutObject",
+    "CompleteMultipartUpload": "s3:PutObject",
+    "AbortMultipartUpload": "s3:AbortMultipartUpload",
+    "DeleteObject": "s3:DeleteObject",
+}
+_READING = "s3:ListBucket and s3:GetObject"
+_EMPTY = ("", "Access Denied", "Access Denied.", "AccessDenied", "Forbidden")  # what S3 says where it says nothing
 _CHANGED = ("PreconditionFailed", "InvalidRange", "412", "416")
 
 # By class name, as botocore is not imported for a server that reads no S3.
@@ -43,6 +56,7 @@ _BY_CLASS = {
     "ConnectTimeoutError": "no connection within the connect timeout; check the endpoint and the network",
     "ReadTimeoutError": "connected, but no answer within the read timeout; check the endpoint",
     "ProxyConnectionError": "cannot connect to the proxy; check HTTPS_PROXY",
+    "MissingDependencyException": "an access point of several regions needs `pip install 'botocore[crt]'`",
 }
 _TRANSIENT = (
     "ConnectionClosedError",
@@ -107,11 +121,33 @@ def _s3_error(error: Exception, where: str, local: Path | None) -> S3Error:
         code = str(response.get("Error", {}).get("Code", ""))
         if code in _CHANGED:
             return ObjectChangedError(where)
-        return S3Error(f"{where}: {_BY_CODE.get(code, 'S3 refused the request')} ({code})", where)
+        return S3Error(f"{where}: {_refusal(code, response, getattr(error, 'operation_name', ''))}", where)
     name = type(error).__name__
     advice = _BY_CLASS.get(name)
     if advice is None and isinstance(error, OSError):
         wrong = os_error_text(error)
         return S3Error(f"{where}: cannot be written to {local}: {wrong}" if local else f"{where}: {wrong}", where)
-    text = " ".join(str(error).split())[:200]
+    text = _line(error)
     return S3Error(f"{where}: {advice or 'the request failed'} ({name}: {text})", where)
+
+
+def name_missing_credentials(parsed: Any, **_: object) -> None:
+    """A handler of botocore's for a client that has no credentials: a refusal gets the code ``NoCredentials``."""
+    if parsed.get("Error", {}).get("Code") in _DENIED:
+        parsed["Error"]["Code"] = "NoCredentials"
+
+
+def _refusal(code: str, response: Mapping[str, Any], operation: str) -> str:
+    """What S3 refused, what to do where that is known, and else what S3 says."""
+    said = _line(response.get("Error", {}).get("Message") or "")
+    if code in _DENIED:
+        told = f"access is denied; give the role {_PERMISSIONS.get(operation, _READING)}, or {_CREDENTIALS}"
+        return f"{told} ({code}{'' if said in _EMPTY else f': {said}'})"
+    if code in _BY_CODE:
+        return f"{_BY_CODE[code]} ({code})"
+    return f"S3 refused the request ({code}{': ' if said else ''}{said})"
+
+
+def _line(text: object) -> str:
+    """The beginning of a text that somebody else wrote, on one line."""
+    return "".join(each if each.isprintable() else " " for each in " ".join(str(text).split())[:300])

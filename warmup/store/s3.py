@@ -11,6 +11,7 @@ from uuid import uuid4
 from snapcap.models.dataclass import dataclass
 from snapcap.warmup.options import S3Options
 from snapcap.warmup.s3 import ranges as s3_ranges
+from snapcap.warmup.s3.checksums import upload_checked
 from snapcap.warmup.s3.download import Download, client, download, split_uri
 from snapcap.warmup.s3.errors import ObjectChangedError, S3Error, translated
 from snapcap.warmup.s3.ranges import Ending, S3Object
@@ -37,7 +38,7 @@ _DENIED = (
     "SignatureDoesNotMatch",
     "ExpiredToken",
     "InvalidToken",
-    "NoCredentialsError",
+    "NoCredentials",
     "PartialCredentialsError",
     "CredentialRetrievalError",
 )
@@ -54,6 +55,7 @@ class S3Store:
     prefix: str
     is_remote = True
     _conditional: list[bool] = field(default_factory=list)  # what the canary found, once it has flown
+    _verified: list[bool] = field(default_factory=list)  # whether the first upload has the size that it should have
     _canary: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
@@ -94,7 +96,7 @@ class S3Store:
             request["IfMatch"] = if_version  # unquoted: Ceph compares the text as it comes, and others take both
         try:
             with translated(self._where(name)):
-                return _unquoted(self.s3.put_object(**request)["ETag"])
+                return _unquoted(upload_checked(self.s3, lambda: self.s3.put_object(**request))["ETag"])
         except S3Error as error:
             if (if_absent or if_version is not None) and error.code in _LOST:
                 return None
@@ -124,9 +126,19 @@ class S3Store:
     def upload(self, name: str, source: Path) -> None:
         from s3transfer.manager import TransferManager  # noqa: PLC0415  of no start
 
-        # In parts where it is large: S3 takes 5 GB at once.
-        with self._translating(self._where(name)), source.open("rb") as file, TransferManager(self.s3) as manager:
-            manager.upload(file, self.bucket, self._key(name)).result()
+        def send() -> None:
+            # In parts where it is large: S3 takes 5 GB at once.
+            with source.open("rb") as file, TransferManager(self.s3) as manager:
+                manager.upload(file, self.bucket, self._key(name)).result()
+
+        def is_whole() -> bool:
+            if not self._verified:
+                with contextlib.suppress(StoreError):  # a role that may only write
+                    self._verified.append(self.size(name) in (source.stat().st_size, None))
+            return all(self._verified[-1:])
+
+        with self._translating(self._where(name)):
+            upload_checked(self.s3, send, is_whole)
 
     def download(self, sizes: Mapping[str, int], folder: Path, deadline: float) -> Iterator[tuple[str, Path]]:
         # Without ETags, which would cost a request each: the content is checked by its digest.

@@ -5,12 +5,15 @@ import re
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
+from botocore.awsrequest import AWSResponse
+from botocore.exceptions import ClientError, EndpointConnectionError
 
 from snapcap.warmup.options import S3Options
 from snapcap.warmup.s3.download import (
@@ -22,13 +25,27 @@ from snapcap.warmup.s3.download import (
     list_objects,
     split_uri,
 )
-from snapcap.warmup.s3.errors import ObjectChangedError, S3Error
+from snapcap.warmup.s3.errors import ObjectChangedError, S3Error, translated
 from snapcap.warmup.s3.ranges import S3Object
 
+POINT = "arn:aws:s3:us-east-1:123456789012:accesspoint/point"
+REGIONS = "arn:aws:s3::123456789012:accesspoint/abcdef.mrap"
+OUTPOST = "arn:aws:s3-outposts:us-west-2:123456789012:outpost/op-01/accesspoint/point"
+CHECK = "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or the profile"
 LARGE = 2 * PART_BYTES + 12_345
 
 
 pytestmark = pytest.mark.usefixtures("aws_environment")
+
+
+class Body:
+    """What botocore reads a reply from."""
+
+    def __init__(self, content: bytes) -> None:
+        self._content = content
+
+    def stream(self) -> Iterator[bytes]:
+        yield self._content
 
 
 def soon(seconds: float = 60) -> float:
@@ -45,16 +62,61 @@ def listed(s3: Any, key: str) -> S3Object:
         ("s3://bucket/a/b/", ("bucket", "a/b")),
         ("s3://bucket", ("bucket", "")),
         ("s3://bucket/a?b#c", ("bucket", "a?b#c")),
+        (f"s3://{POINT}/a/b", (POINT, "a/b")),
+        (f"s3://{POINT.replace('/', ':')}", (POINT.replace("/", ":"), "")),
+        (f"s3://{REGIONS}/a/b", (REGIONS, "a/b")),
+        (f"s3://{OUTPOST}/a/b", (OUTPOST, "a/b")),
     ],
 )
 def test_an_address_is_a_bucket_and_a_prefix(uri: str, expected: tuple[str, str]) -> None:
     assert split_uri(uri) == expected
 
 
-@pytest.mark.parametrize("uri", ["s3://", "s3:///prefix", "https://bucket/prefix"])
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "s3://",
+        "s3:///prefix",
+        "https://bucket/prefix",
+        "s3://[bucket]/x",
+        "s3://[::1/x",
+        "s3://buck et/x",
+        "s3://b?x/y",
+        "s3://bucket:80/x",
+        "s3://bucket/\n",
+        "s3://bucket/\0x",
+        "s3://bucket/\udcff",
+        "s3://arn:aws:s3:::bucket/x",
+        "s3://arn:aws:iam::123456789012:role/x",
+        "s3://" + "b" * 100_000,
+        "s3://key:secret@bucket/x",
+    ],
+)
 def test_what_is_no_address_is_refused(uri: str) -> None:
-    with pytest.raises(S3Error, match="write s3://bucket/prefix"):
+    with pytest.raises(S3Error, match="write s3://bucket/prefix") as raised:
         split_uri(uri)
+    text = str(raised.value)
+    assert text.isprintable()
+    assert len(text) < 400
+    assert "secret" not in text
+
+
+def test_an_access_point_is_asked_at_its_own_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As botocore does it, which a dictionary of headers and a URL shows."""
+    bucket, prefix = split_uri(f"s3://{POINT}/a")
+    seen: list[str] = []
+
+    def send(request: Any, **_: Any) -> None:
+        seen.append(request.url)
+        raise EndpointConnectionError(endpoint_url=request.url)
+
+    s3 = client(S3Options(region="eu-west-1"))
+    s3.meta.events.register_first("before-send.s3", send)
+    with pytest.raises(S3Error, match="cannot connect"):
+        list_objects(s3, bucket, prefix, soon())
+    assert {url.partition("?")[0] for url in seen} == {
+        "https://point-123456789012.s3-accesspoint.us-east-1.amazonaws.com/"
+    }
 
 
 def test_a_listing_holds_only_what_is_directly_under_the_prefix(s3: Any) -> None:
@@ -128,11 +190,65 @@ def test_wrong_credentials_are_named(s3_server: str, s3: Any) -> None:
         check_credentials(b"inf")
 
 
-def test_no_credentials_are_named(s3_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_credentials_a_public_bucket_is_read_and_a_private_one_is_named(
+    s3: Any, s3_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    with pytest.raises(S3Error, match="there are no credentials; check AWS_ACCESS_KEY_ID"):
-        list_objects(client(S3Options(endpoint_url=s3_server)), "bucket", "a", soon())
+    s3.put_object(Bucket="bucket", Key="a/x", Body=b"x")
+    signed: list[bool] = []
+    refusal: list[Any] = []
+
+    def before_send(request: Any, **_: Any) -> Any:
+        signed.append("Authorization" in request.headers)
+        return refusal[0] if refusal else None
+
+    public = client(S3Options(endpoint_url=s3_server))
+    public.meta.events.register_first("before-send.s3", before_send)
+    assert [entry.key for entry in list_objects(public, "bucket", "a", soon())] == ["a/x"]
+    assert signed == [False]
+    body = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+    refusal.append(AWSResponse(s3_server, 403, {}, Body(body)))
+    with pytest.raises(S3Error, match=r"without credentials.* check AWS_ACCESS_KEY_ID .*\(NoCredentials\)$"):
+        list_objects(public, "bucket", "a", soon())
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "operation", "said"),
+    [
+        ("Odd", "Do  that\nfirst.", "ListObjectsV2", "S3 refused the request (Odd: Do that first.)"),
+        ("Odd", "", "ListObjectsV2", "S3 refused the request (Odd)"),
+        ("Odd", "x\x1b[31m" + "y" * 10_000, "GetObject", "S3 refused the request (Odd: x [31m" + "y" * 294 + ")"),
+        (
+            "SlowDown",
+            "Please reduce your request rate.",
+            "GetObject",
+            "S3 asks for fewer requests; try again later (SlowDown)",
+        ),
+        (
+            "AccessDenied",
+            "Access Denied",
+            "ListObjectsV2",
+            f"give the role s3:ListBucket, or {CHECK} (AccessDenied)",
+        ),
+        ("403", "Forbidden", "HeadObject", f"give the role s3:ListBucket and s3:GetObject, or {CHECK} (403)"),
+        (
+            "AccessDenied",
+            "no kms:GenerateDataKey",
+            "PutObject",
+            f"s3:PutObject, or {CHECK} (AccessDenied: no kms:GenerateDataKey)",
+        ),
+        ("AccessDenied", "", "UploadPart", f"give the role s3:PutObject, or {CHECK} (AccessDenied)"),
+        ("AccessDenied", "", "DeleteObject", f"give the role s3:DeleteObject, or {CHECK} (AccessDenied)"),
+    ],
+)
+def test_a_refusal_says_what_s3_says_and_which_permission_it_takes(
+    code: str, message: str, operation: str, said: str
+) -> None:
+    with pytest.raises(S3Error) as raised, translated("s3://bucket/x"):
+        raise ClientError({"Error": {"Code": code, "Message": message}}, operation)
+    assert str(raised.value).endswith(said)
+    assert str(raised.value).isprintable()
 
 
 def test_an_object_that_no_disk_has_room_for_is_not_fetched(s3_server: str, tmp_path: Path) -> None:
