@@ -13,6 +13,7 @@ from snapcap.models.dimensions import DecoderConfig, Parts, VisionConfig
 from snapcap.models.families import blip, florence2, git, idefics3, llava, vision_encoder_decoder
 from snapcap.models.fields import ConfigError, Fields, json_or_empty, read_json
 from snapcap.models.names import Names
+from snapcap.models.processing.processor_config import processed_size, read_processor
 from snapcap.models.text import ChatIds, GenerationConfig, ImageMarkup, Task
 
 __all__ = ["ConfigError", "ModelConfig"]
@@ -28,6 +29,8 @@ _FAMILIES: dict[str, Callable[[Fields, Mapping[str, Any]], Parts]] = {
     "smolvlm": idefics3.read,
     "vision-encoder-decoder": vision_encoder_decoder.read,
 }
+# Families whose encoder takes images of any size, and whose `config.json` therefore has none.
+_SIZED_BY_PROCESSOR = ("florence2",)
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,8 @@ class ModelConfig:
 
     @classmethod
     def from_folder(cls, folder: Path, chat_of: ChatOf | None = None) -> "ModelConfig":
-        """Read ``config.json`` and, where it exists, ``generation_config.json``.
+        """Read ``config.json`` and, where they exist, ``generation_config.json`` and, for the size of images that an
+        encoder of any size takes, the processor's file.
 
         Args:
             chat_of: says what the chat template makes of a message, of a family that has one; None: it is read.
@@ -104,13 +108,27 @@ class ModelConfig:
             FileNotFoundError: the folder has no ``config.json``.
         """
         config = Fields(read_json(folder / "config.json"))
+        config.require("quantization_config", None, "quantized weights are not read; give the original ones")
+        config.require("transformers_weights", None, "rename the weights to model.safetensors")
         family = config.values.get("model_type")
         if family not in tuple(_FAMILIES):
             raise config.error("model_type", family, f"supported are {', '.join(_FAMILIES)}")
+        if family in _SIZED_BY_PROCESSOR:
+            config = _sized(config, folder, family)
         parts = _FAMILIES[family](config, json_or_empty(folder / "generation_config.json"))
         dtype = config.values.get("dtype") or config.values.get("torch_dtype")
         read = cls(family, *parts, stored_dtype=dtype if isinstance(dtype, str) else "")
         return read if read.markup is None else _with_template(read, read.markup, folder, chat_of)
+
+
+def _sized(config: Fields, folder: Path, family: str) -> Fields:
+    """The configuration with the image size of the processor, where there is one."""
+    processor = read_processor(folder)
+    size = None if processor is None else processed_size(processor, family)
+    if size is None:
+        return config
+    vision = {**config.section("vision_config").values, "image_size": [*size]}
+    return Fields({**config.values, "vision_config": vision}, config.prefix)
 
 
 def _with_template(config: ModelConfig, markup: ImageMarkup, folder: Path, chat_of: ChatOf | None) -> ModelConfig:

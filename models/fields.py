@@ -1,6 +1,7 @@
 """Reads the fields of a checkpoint's JSON files, each with its type checked or refused by name."""
 
 import json
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -26,11 +27,57 @@ class ConfigError(UserError, ValueError):
         self.value = value
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; what is wrong is named together with the file."""
+class FileError(ConfigError):
+    """A file of a checkpoint that the system does not let be read; one line with the file and the system's reason."""
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        UserError.__init__(self, f"{path} cannot be read: {error.strerror or error}")
+        self.field = path.name
+        self.value = None
+
+
+def is_there(path: Path) -> bool:
+    """Whether a regular file has this name. On some versions of Python ``Path.is_file`` says no where it may not
+    look.
+
+    Raises:
+        FileError: the system does not say.
+    """
     try:
-        value = json.loads(path.read_bytes())
-    except (ValueError, UnicodeDecodeError) as error:
+        return stat.S_ISREG(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise FileError(path, error) from error
+
+
+def read_bytes(path: Path, most: int = -1) -> bytes:
+    """The content of a file, or its first bytes, as many as ``most``.
+
+    Raises:
+        FileError: the file is there and cannot be read.
+        FileNotFoundError: there is none.
+    """
+    try:
+        with path.open("rb") as file:
+            return file.read(most)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise FileError(path, error) from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; what is wrong is named together with the file.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds something else.
+        FileNotFoundError: there is none.
+    """
+    content = read_bytes(path)
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError) as error:
         raise ConfigError(path.name, "", f"not valid JSON ({error})") from None
     if not isinstance(value, dict):
         raise ConfigError(path.name, type(value).__name__, "a JSON object is expected")
@@ -39,7 +86,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def json_or_empty(path: Path) -> dict[str, Any]:
     """The same, and ``{}`` where there is no such file."""
-    return read_json(path) if path.is_file() else {}
+    return read_json(path) if is_there(path) else {}
 
 
 def is_whole(value: object) -> TypeGuard[int]:

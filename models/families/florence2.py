@@ -84,14 +84,15 @@ NAMES = Names(
             rf"(?:{_PROJECTOR}\.image_position_embed|image_pos_embed)\.(row|column)_embeddings\.weight",
             r"projection.\1",
         ),
+        # One embedding, which older files hold under each of its names.
         (rf"{_LANGUAGE}\.shared\.weight", "decoder.token"),
+        (rf"{_LANGUAGE}\.decoder\.embed_tokens\.weight", "decoder.own_token"),
+        (rf"{_LANGUAGE}\.encoder\.embed_tokens\.weight", "text_encoder.token"),
         *_bart_names("encoder", "text_encoder"),
         *_bart_names("decoder", "decoder"),
         (r"(?:language_model\.)?lm_head\.weight", "decoder.head.weight"),
     ),
     unused=(
-        # Copies of the one embedding, which older files hold under each of its names.
-        rf"{_LANGUAGE}\.(?:encoder|decoder)\.embed_tokens\.weight",
         # Constants: zeros, and a sinusoidal table.
         r"language_model\.final_logits_bias",
         rf"(?:{_PROJECTOR}\.)?visual_temporal_embed\.pos_idx_to_embed",

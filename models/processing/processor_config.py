@@ -6,15 +6,18 @@ A missing field has the default of transformers' image processor of that name; a
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from snapcap.models.dataclass import dataclass
-from snapcap.models.fields import ConfigError
+from snapcap.models.fields import ConfigError, is_there, json_or_empty, read_json
 
 Channels = tuple[float, ...]
 # Pillow's numbers of resize filters, of which there are six.
 LANCZOS, BILINEAR, BICUBIC, FILTERS = 1, 2, 3, range(6)
 MOST_EDGE = 4096  # transformers' own limit, above which it scales once more
+_FILE = "preprocessor_config.json"
+_NESTED_FILE = "processor_config.json"  # of transformers 5, with tokenizer and image processor in one
 _HALF = (0.5, 0.5, 0.5)
 _CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 _CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -68,6 +71,37 @@ _OF_FAMILY = {
     "florence2": ProcessorDefaults(768, BICUBIC, _IMAGENET_MEAN, _IMAGENET_STD),
 }
 _NAME = re.compile(r"(\w+?)(?:ImageProcessor(?:Fast|Pil)?|FeatureExtractor)")
+
+
+def read_processor(folder: Path) -> Mapping[str, Any] | None:
+    """The image processor's fields, in transformers' order: the nested file goes before the plain one; None where
+    there is neither.
+
+    Raises:
+        ConfigError: a file cannot be read, or holds something else.
+    """
+    nested = json_or_empty(folder / _NESTED_FILE).get("image_processor")
+    if nested is not None:
+        if not isinstance(nested, dict):
+            raise ConfigError("image_processor", nested, f"{_NESTED_FILE} must hold this object")
+        return nested
+    file = folder / _FILE
+    return read_json(file) if is_there(file) else None
+
+
+def processed_size(config: Mapping[str, Any], family: str) -> tuple[int, int] | None:
+    """(height, width) of every picture behind the processor; None where it keeps the picture's shape.
+
+    Raises:
+        ConfigError: a field cannot be used.
+    """
+    preset = defaults(config, family)
+    wanted: tuple[int, int] | int = 0
+    if switch(config, "do_center_crop", preset.crop_size is not None):
+        wanted = size(config, "crop_size", preset.crop_size or 224)
+    elif switch(config, "do_resize", True):
+        wanted = size(config, "size", preset.size, preset.shortest_edge)
+    return None if isinstance(wanted, int) else wanted
 
 
 def defaults(config: Mapping[str, Any], family: str) -> ProcessorDefaults:

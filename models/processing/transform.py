@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from snapcap.models.dataclass import dataclass
-from snapcap.models.fields import ConfigError, json_or_empty, read_json
+from snapcap.models.fields import ConfigError
 from snapcap.models.processing import processor_config as fields
 from snapcap.models.processing.image_error import ImageError
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from PIL import Image
 
-_FILE = "preprocessor_config.json"
-_NESTED_FILE = "processor_config.json"  # of transformers 5, with tokenizer and image processor in one
 _HALF = (0.5, 0.5, 0.5)
 
 
@@ -94,7 +92,7 @@ class ImageTransform:
         Raises:
             ConfigError: a field that is not supported, or does not fit the encoder.
         """
-        config = _read(folder)
+        config = fields.read_processor(folder)
         if config is None:
             preset = fields.defaults({}, family)
             edge = max(image_size) if preset.shortest_edge else None
@@ -218,17 +216,6 @@ def _wrong_size(image: "Image.Image", expected: str) -> ImageError:
         "wrong_size",
         f"the image is {image.width}×{image.height} pixels and this model does not resize; send {expected}",
     )
-
-
-def _read(folder: Path) -> Mapping[str, Any] | None:
-    """transformers' order: the nested file goes before the plain one."""
-    nested = json_or_empty(folder / _NESTED_FILE).get("image_processor")
-    if nested is not None:
-        if not isinstance(nested, dict):
-            raise ConfigError("image_processor", nested, f"{_NESTED_FILE} must hold this object")
-        return nested
-    file = folder / _FILE
-    return read_json(file) if file.is_file() else None
 
 
 def _from_config(

@@ -36,7 +36,7 @@ def _positions(take: WeightSource, decoder: BertConfig) -> Tensor:
     if not decoder.token_types:
         return positions
     types = take.raw("decoder.token_type", decoder.token_types, width)
-    return positions.to(types.device) + types[0]
+    return positions.to(types.device).float() + types[0].float()
 
 
 def sinusoids(rows: int, width: int) -> Tensor:
@@ -91,6 +91,6 @@ def _head_bias(take: WeightSource, decoder: BertConfig) -> Tensor:
     """BERT's head has one bias under two names: that of the layer goes first. Without any the region adds zeros."""
     if not decoder.head_bias:
         return take.place(torch.zeros(decoder.vocab_size))
-    layer, shared = "decoder.head.bias", "decoder.head.shared_bias"
-    both = [take(name, decoder.vocab_size) for name in (layer, shared) if take.has(name)]
-    return both[0] if both else take(layer, decoder.vocab_size)
+    if take.has("decoder.head.shared_bias"):
+        take.raw("decoder.head.shared_bias", decoder.vocab_size)
+    return take("decoder.head.bias", decoder.vocab_size)

@@ -6,28 +6,48 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from snapcap.models.weights.listing import WeightsError, weight_files
+from snapcap.models.weights.listing import WeightsError, weight_files, weight_places
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
     """Every tensor of the checkpoint, memory-mapped on the CPU, in the dtype of the file.
 
-    ``.bin`` files are pickles: they are read with ``weights_only=True``, which runs no code.
+    ``.bin`` files are pickles: they are read with ``weights_only=True``, which runs no code. Where several files hold
+    a tensor, that of the file which the index names is read.
+
+    Raises:
+        WeightsError: a file cannot be read.
     """
     tensors: dict[str, Tensor] = {}
+    files: dict[str, str] = {}
+    places = weight_places(folder)
     for path in weight_files(folder):
-        try:
-            tensors.update(_read(path))
-        except pickle.UnpicklingError as error:  # torch's own text advises to read it unsafely
-            raise WeightsError(
-                f"{path.name} is refused: it is damaged, or holds more than tensors, which could run code; "
-                "save the model as safetensors"
-            ) from error
-        except (OSError, ValueError, RuntimeError, EOFError) as error:
-            raise WeightsError(f"{path.name} cannot be read: {_first_line(error)}") from error
-        except Exception as error:  # safetensors raises its own type, which derives from Exception alone
-            raise WeightsError(f"{path.name} is damaged: {_first_line(error)}") from error
+        file = path.relative_to(folder).as_posix()
+        for name, tensor in _read(path).items():
+            if places.get(name, file) != file:
+                continue
+            if name in files:
+                raise WeightsError(
+                    f"{files[name]} and {file} both hold {name!r}, and the index names neither for it"
+                )
+            tensors[name], files[name] = tensor, file
     return tensors
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    try:
+        return _tensors(path)
+    except pickle.UnpicklingError as error:  # torch's own text advises to read it unsafely
+        raise WeightsError(
+            f"{path.name} is refused: it is damaged, or holds more than tensors, which could run code; "
+            "save the model as safetensors"
+        ) from error
+    except OSError as error:
+        raise WeightsError(f"{path.name} cannot be read: {error.strerror or _first_line(error)}: {path}") from error
+    except (ValueError, RuntimeError, EOFError) as error:
+        raise WeightsError(f"{path.name} cannot be read: {_first_line(error)}") from error
+    except Exception as error:  # safetensors raises its own type, which derives from Exception alone
+        raise WeightsError(f"{path.name} is damaged: {_first_line(error)}") from error
 
 
 def _first_line(error: Exception) -> str:
@@ -35,14 +55,21 @@ def _first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _read(path: Path) -> dict[str, Tensor]:
-    if path.suffix == ".safetensors":
+def _tensors(path: Path) -> dict[str, Tensor]:
+    with path.open("rb") as file:
+        head = file.read(9)
+    # A header of JSON behind its length, whatever the file is called.
+    if path.suffix == ".safetensors" or head[8:] == b"{":
         from safetensors.torch import load_file  # noqa: PLC0415  only where it is needed
 
         return load_file(path)
-    with path.open("rb") as file:
-        mappable = file.read(2) == b"PK"  # a zip; torch wrote plain pickles before 1.6
+    mappable = head[:2] == b"PK"  # a zip; torch wrote plain pickles before 1.6
     state = torch.load(path, map_location="cpu", weights_only=True, mmap=mappable)
     if not isinstance(state, dict):
         raise ValueError(f"it holds a {type(state).__name__}, a dictionary of tensors is expected")
-    return {name: tensor for name, tensor in state.items() if isinstance(tensor, Tensor)}
+    tensors = {
+        name: tensor for name, tensor in state.items() if isinstance(name, str) and isinstance(tensor, Tensor)
+    }
+    if not tensors:
+        raise ValueError("it holds no tensors by name; save the model's state_dict alone")
+    return tensors

@@ -1,14 +1,21 @@
-"""Lists the files of a checkpoint folder that hold its weights. No torch."""
+"""Lists the files of a checkpoint that hold its weights: one file, or those that an index names. No torch."""
 
-import json
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from pathlib import Path, PurePosixPath
 
 from snapcap.models.errors import UserError
+from snapcap.models.fields import is_there, read_bytes
+from snapcap.models.json_object import load_object
 
-_FORMATS = (
+# A single file and an index of several, in transformers' order: the first that is there is read.
+FORMATS = (
     ("model.safetensors", "model.safetensors.index.json"),
     ("pytorch_model.bin", "pytorch_model.bin.index.json"),
 )
+MOST_INDEX_BYTES = 16 * 1024 * 1024
+MOST_FILES = 1024  # that an index names
+_MOST_NAME = 255  # bytes of a name in a folder
+_OTHERS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx")
 
 
 class WeightsError(UserError):
@@ -20,17 +27,95 @@ def weight_files(folder: Path) -> list[Path]:
 
     Raises:
         WeightsError: there are none, or an index names a file that is not there.
+        FileError: the system does not let them be looked at.
     """
-    for single, index in _FORMATS:
-        if (folder / single).is_file():
-            return [folder / single]
-        if (folder / index).is_file():
-            try:
-                names = sorted(set(json.loads((folder / index).read_text())["weight_map"].values()))
-                missing = [n for n in names if Path(n).name != n or not (folder / n).is_file()]
-            except (ValueError, KeyError, AttributeError, TypeError):
-                raise WeightsError(f"{index} is not a weight index: it needs a 'weight_map' object") from None
-            if missing:
-                raise WeightsError(f"{index} names {missing[0]!r}, which is not in {folder.name}/")
-            return [folder / name for name in names]
-    raise WeightsError(f"no weights in {folder}: model.safetensors or pytorch_model.bin is expected")
+    return [folder / name for name in weight_names(folder) if name not in _INDEXES]
+
+
+def weight_places(folder: Path) -> Mapping[str, str]:
+    """The file of each tensor, by name, as an index says; empty where one file has them all. Raises as above."""
+    names = weight_names(folder)
+    return _places(folder, names[0]) if names[0] in _INDEXES else {}
+
+
+def weight_names(folder: Path) -> list[str]:
+    """As ``weight_files``, by name in the folder; an index that names them is the first. Raises as above."""
+    names = choose_weights(lambda name: is_there(folder / name), lambda index: _index_bytes(folder / index))
+    if not names:
+        raise WeightsError(_nothing(folder))
+    for name in names:
+        if not is_there(folder / name):
+            raise WeightsError(f"{names[0]} names {name!r}, which is not in {folder.name}/")
+    return names
+
+
+def choose_weights(has: Callable[[str], bool], read: Callable[[str], bytes]) -> list[str]:
+    """The names of the files that hold the weights of a checkpoint, wherever it is; an index that names them is the
+    first. Empty without any.
+
+    Args:
+        has: whether the checkpoint has a file of that name.
+        read: the content of an index, of which ``MOST_INDEX_BYTES`` and one more are enough.
+
+    Raises:
+        WeightsError: the index is none, or names what cannot be a file of the checkpoint.
+    """
+    for single, index in FORMATS:
+        if has(single):
+            return [single]
+        if has(index):
+            return [index, *sorted(set(index_places(read(index), index).values()))]
+    return []
+
+
+def index_places(content: bytes, index: str) -> dict[str, str]:
+    """The file of each tensor, by name, in an index.
+
+    Raises:
+        WeightsError: it is none, or names what cannot be a file of the checkpoint.
+    """
+    if len(content) > MOST_INDEX_BYTES:
+        raise WeightsError(f"{index} has more than {MOST_INDEX_BYTES} bytes")
+    try:
+        places = load_object(content).get("weight_map")
+    except ValueError as error:
+        raise WeightsError(f"{index} is not a weight index: it {error}") from None
+    if not isinstance(places, dict) or not places or not all(isinstance(file, str) for file in places.values()):
+        raise WeightsError(f"{index} is not a weight index: it needs a 'weight_map' of a file for each tensor")
+    files = sorted(set(places.values()))
+    if len(files) > MOST_FILES:
+        raise WeightsError(f"{index} names {len(files)} files; at most {MOST_FILES} are read")
+    for file in files:
+        if not is_safe_name(file):
+            raise WeightsError(f"{index} names {file[:_MOST_NAME]!r}, which is no name of a file in the checkpoint")
+    return places
+
+
+def is_safe_name(name: str) -> bool:
+    """Whether a name leads to a file in the folder it is looked up in, or in one below it, and to none that is hidden
+    or a program."""
+    parts = name.split("/")
+    return (
+        name.isprintable()
+        and "\\" not in name
+        and len(parts) <= 4
+        and all(part and not part.startswith(".") and len(part.encode()) <= _MOST_NAME for part in parts)
+        and PurePosixPath(name).suffix.lower() != ".py"
+    )
+
+
+_INDEXES = tuple(index for _, index in FORMATS)
+
+
+def _places(folder: Path, index: str) -> Mapping[str, str]:
+    return index_places(_index_bytes(folder / index), index)
+
+
+def _index_bytes(path: Path) -> bytes:
+    return read_bytes(path, MOST_INDEX_BYTES + 1)
+
+
+def _nothing(folder: Path) -> str:
+    others = sorted(path.name for path in folder.iterdir() if path.suffix in _OTHERS) if folder.is_dir() else []
+    found = f"; {others[0]!r}, which is there, is not read" if others else ""
+    return f"no weights in {folder}: model.safetensors or pytorch_model.bin is expected{found}"

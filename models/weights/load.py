@@ -29,6 +29,7 @@ from snapcap.models.weights import llama as llama_weights
 from snapcap.models.weights import siglip as siglip_weights
 from snapcap.models.weights import vit as vit_weights
 from snapcap.models.weights.files import read_tensors
+from snapcap.models.weights.listing import WeightsError
 from snapcap.models.weights.sets import Weights
 from snapcap.models.weights.source import WeightSet, WeightSource
 from snapcap.models.weights.upload import upload
@@ -61,8 +62,17 @@ def load_weights(
     Raises:
         WeightsError: the files cannot be read or do not fit the configuration.
     """
-    tensors = upload(_canonical(read_tensors(folder), config), device)
-    take = WeightSource(tensors, device, dtype, layout or device.type)
+    tensors = read_tensors(folder)
+    theirs = _distinct(tensors, config)
+    take = WeightSource(
+        upload({ours: tensors[name] for ours, name in theirs.items()}, device),
+        theirs,
+        config.names,
+        device,
+        dtype,
+        layout or device.type,
+        tied_head=config.decoder.tied_head,
+    )
     sets = {
         **_vision(take, config.vision, normalisation),
         **_decoder(take, config),
@@ -70,6 +80,21 @@ def load_weights(
     }
     take.finish()
     return Weights(sets)
+
+
+def _distinct(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, str]:
+    """The checkpoint's name of each of our tensors.
+
+    Raises:
+        WeightsError: the checkpoint has two that are one to the model, as with and without a prefix, and they differ.
+    """
+    theirs: dict[str, str] = {}
+    for name, ours in config.names.canonical(tensors).items():
+        other = theirs.setdefault(ours, name)
+        one, two = tensors[other], tensors[name]
+        if one is not two and not (one.dtype == two.dtype and torch.equal(one, two)):
+            raise WeightsError(f"the checkpoint has {other!r} and {name!r}, which are one tensor, and they differ")
+    return theirs
 
 
 def _vision(
@@ -87,10 +112,6 @@ def _vision(
         if isinstance(vision, BeitConfig)
         else tuple(vit_weights.block(take, vision, layer) for layer in range(vision.num_layers)),
     }
-
-
-def _canonical(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
-    return {ours: tensors[theirs] for theirs, ours in config.names.canonical(tensors).items()}
 
 
 def _decoder(take: WeightSource, config: ModelConfig) -> dict[str, tuple[WeightSet, ...]]:
@@ -121,10 +142,11 @@ def _decoder(take: WeightSource, config: ModelConfig) -> dict[str, tuple[WeightS
             head = bert_weights.head(take, decoder, embed[0])
             cross = bert_weights.cross_kv(take, decoder, config.cross_size)
             if isinstance(decoder, Florence2Config):
+                token, *positions = embed
                 return {
-                    **bart_weights.prefix(take, config, decoder, embed[0]),
+                    **bart_weights.prefix(take, config, decoder, take.copy("text_encoder.token", token)),
                     "encoder_after": (cross,),
-                    "decoder_before": (embed,),
+                    "decoder_before": ((take.copy("decoder.own_token", token), *positions),),
                     "decoder_block": blocks,
                     "decoder_after": (head,),
                 }

@@ -1,42 +1,76 @@
 """Hands out a checkpoint's tensors by name: checked, converted, and remembered, so that none is left over."""
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
+from snapcap.models.names import Names, ties
 from snapcap.models.weights.listing import WeightsError
 
 WeightSet = tuple[Tensor, ...]
 
 
 class WeightSource:
-    """Tensors by snapcap's names, in the dtype of the file, to be handed out as regions want them.
+    """Tensors by snapcap's names, in the dtype of the file, to be handed out as regions want them. Errors have the
+    checkpoint's names.
 
     On CUDA they are there already, so what is cut, joined or turned around is so on the device.
-
-    ``layout``: the type of the device that will read them, which decides how they lie in memory.
     """
 
-    def __init__(self, tensors: dict[str, Tensor], device: torch.device, dtype: torch.dtype, layout: str) -> None:
+    def __init__(
+        self,
+        tensors: Mapping[str, Tensor],
+        theirs: Mapping[str, str],
+        names: Names,
+        device: torch.device,
+        dtype: torch.dtype,
+        layout: str,
+        *,
+        tied_head: bool,
+    ) -> None:
+        """
+        Args:
+            theirs: the checkpoint's name of each tensor; ``names`` says it of those that it has not.
+            layout: the type of the device that will read them, which decides how they lie in memory.
+            tied_head: the head may be the token embedding.
+        """
         self.layout = layout
-        self._tensors = tensors
-        self._names = frozenset(tensors)
+        self._names = names
+        self._theirs = dict(theirs)
+        self._tensors = dict(tensors)
+        for first, *others in ties(tied_head):
+            stored = next((name for name in others if name in self._tensors), None)
+            if first not in self._tensors and stored is not None:
+                self._tensors[first] = self._tensors.pop(stored)
+                self._theirs[first] = self._theirs.pop(stored)
         self._device = device
         self._dtype = dtype
 
     def has(self, name: str) -> bool:
-        return name in self._names
+        """Whether the checkpoint has the tensor, handed out or not."""
+        return name in self._theirs
 
     def raw(self, name: str, *shape: int) -> Tensor:
         """The tensor as the file has it; it is given once, so that its memory is free when it is of no more use.
 
         Raises:
-            WeightsError: it is not there, or has another shape than this.
+            WeightsError: it is not there, holds no floating-point numbers, or has another shape than this.
         """
         tensor = self._tensors.pop(name, None)
         if tensor is None:
-            raise WeightsError(f"the checkpoint has no tensor {name!r}; is it what its config.json says?")
+            raise WeightsError(
+                f"the checkpoint has no tensor {self._original(name)!r}; is it what its config.json says?"
+            )
         if tuple(tensor.shape) != shape:
-            raise WeightsError(f"tensor {name!r} has shape {tuple(tensor.shape)}, config.json implies {shape}")
+            raise WeightsError(
+                f"tensor {self._theirs[name]!r} has shape {tuple(tensor.shape)}, config.json implies {shape}"
+            )
+        if not tensor.is_floating_point():
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise WeightsError(
+                f"tensor {self._theirs[name]!r} is {kind}; quantized weights are not read, only floating-point ones"
+            )
         return tensor
 
     def place(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -74,18 +108,29 @@ class WeightSource:
         A tied checkpoint may hold the head as well. As in transformers, a copy is the embedding, and one that
         differs is a head of its own, whatever the configuration says.
         """
+        if tied:
+            return self.copy(name, placed_token)
         if not self.has(name):
-            if tied:
-                return placed_token
-            raise WeightsError(f"the checkpoint has no {name}, and tie_word_embeddings is false")
-        own = self(name, *placed_token.shape)
-        same = own.is_meta or own.data_ptr() == placed_token.data_ptr()  # a description has no numbers to compare
-        return placed_token if tied and (same or torch.equal(own, placed_token)) else own
+            raise WeightsError(f"the checkpoint has no {self._original(name)}, and tie_word_embeddings is false")
+        return self(name, *placed_token.shape)
+
+    def copy(self, name: str, placed: Tensor) -> Tensor:
+        """The tensor that is tied to another, which is on the device: the same one, but where the checkpoint has
+        both and they differ."""
+        if not self.has(name):
+            return placed
+        own = self(name, *placed.shape)
+        # Tensors without memory, of which an import knows the shapes alone, may be equal.
+        same = own.is_meta or own.data_ptr() == placed.data_ptr() or torch.equal(own, placed)
+        return placed if same else own
 
     def finish(self) -> None:
         """Raises:
         WeightsError: a tensor was never asked for.
         """
         if self._tensors:
-            names = ", ".join(sorted(self._tensors)[:5])
+            names = ", ".join(sorted(self._theirs[name] for name in self._tensors)[:5])
             raise WeightsError(f"the checkpoint holds {len(self._tensors)} tensors that no region uses: {names}")
+
+    def _original(self, name: str) -> str:
+        return self._names.original(name, self._theirs.values())

@@ -13,6 +13,7 @@ from support.parity.parity import NORMALISATION
 
 from snapcap.models.config import ConfigError, ModelConfig
 from snapcap.models.dimensions import DavitConfig, Florence2Config
+from snapcap.models.processing.transform import ImageTransform
 from snapcap.models.regions.table import build_regions
 from snapcap.models.weights.load import load_weights
 from snapcap.warmup.weights.published.bounds import most_bytes
@@ -141,6 +142,41 @@ def test_a_refusal_is_one_line_with_the_field_and_its_value(tmp_path: Path, name
         read(tmp_path, vision, **text)
     assert str(refusal.value).startswith(f"unsupported {says}: ")
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("file", ["preprocessor_config.json", "processor_config.json"])
+@pytest.mark.parametrize(
+    ("processor", "size", "tokens"),
+    [
+        ({"size": {"height": 64, "width": 64}, "do_center_crop": False}, (64, 64), 5),
+        ({"size": {"shortest_edge": 96}, "crop_size": {"height": 64, "width": 96}}, (64, 96), 7),
+        ({"size": {"height": 512, "width": 768}, "do_center_crop": False}, (512, 768), 385),
+        ({"size": [96, 96], "do_center_crop": False, "do_resize": False}, (768, 768), 577),
+    ],
+)
+def test_the_image_size_is_the_processors(
+    tmp_path: Path, file: str, processor: dict[str, Any], size: tuple[int, int], tokens: int
+) -> None:
+    """As in transformers, whose configuration of the encoder has no size: positions are for up to 24 rows here."""
+    written = {"image_processor_type": "CLIPImageProcessor", **processor}
+    nested = {"image_processor": written} if file == "processor_config.json" else written
+    (tmp_path / file).write_text(json.dumps(nested))
+    config = read(tmp_path, {"image_pos_embed": {"max_pos_embeddings": 24}})
+    assert (config.vision.image_size, config.vision.image_tokens) == (size, tokens)
+    if processor.get("do_resize", True):
+        assert ImageTransform.from_folder(tmp_path, size, family="florence2").size == size
+
+
+def test_a_small_image_has_a_small_table_of_positions(tmp_path: Path) -> None:
+    nested = {"image_processor_type": "CLIPImageProcessor", "size": {"height": 64, "width": 64}}
+    (tmp_path / "processor_config.json").write_text(
+        json.dumps({"image_processor": {**nested, "do_center_crop": False}})
+    )
+    config = read(tmp_path, {"image_pos_embed": {"max_pos_embeddings": 2}, "image_size": 768})
+    assert config.vision.image_size == (64, 64)
+    (tmp_path / "processor_config.json").unlink()
+    with pytest.raises(ConfigError, match="max_position_embeddings = 2: an image has 24×24 tokens"):
+        read(tmp_path, {"image_pos_embed": {"max_pos_embeddings": 2}})
 
 
 def older_name(name: str) -> str:

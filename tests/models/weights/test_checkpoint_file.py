@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from support.checkpoints.permissions import denied
 from torch import Tensor
 
+from snapcap.models.errors import UserError
 from snapcap.models.weights.files import read_tensors
-from snapcap.models.weights.listing import WeightsError
+from snapcap.models.weights.listing import MOST_FILES, MOST_INDEX_BYTES, WeightsError, weight_names
 
 SAFE, BIN = "model.safetensors", "pytorch_model.bin"
 
@@ -78,23 +80,140 @@ def test_a_truncated_bin_file_is_named(folder: Path, tensors: dict[str, Tensor],
             read_tensors(folder)
 
 
-@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "sub/model.safetensors", "..", ""])
-def test_an_index_may_not_name_a_file_elsewhere(folder: Path, tensors: dict[str, Tensor], name: str) -> None:
-    save_file(tensors, folder.parent / SAFE)
+UNSAFE = (
+    *(
+        "../model.safetensors",
+        "/etc/passwd",
+        "..",
+        "",
+        ".",
+        "sub/../../model.safetensors",
+        "sub//model.safetensors",
+    ),
+    *("./model.safetensors", ".hidden.safetensors", "sub/.git/model.safetensors", "sub\\model.safetensors"),
+    *("model\n.safetensors", "model\0.safetensors", "model.py", "sub/", "x" * 300, "a/b/c/d/e.safetensors"),
+)
+
+
+@pytest.mark.parametrize("name", UNSAFE)
+@pytest.mark.parametrize("kind", [SAFE, BIN])
+def test_an_index_may_not_name_a_file_elsewhere(
+    folder: Path, tensors: dict[str, Tensor], name: str, kind: str
+) -> None:
     (folder / "sub").mkdir()
-    save_file(tensors, folder / "sub" / SAFE)
-    (folder / f"{SAFE}.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
-    with pytest.raises(WeightsError, match=rf"names '{re.escape(name)}', which is not in"):
+    for place in (folder.parent / SAFE, folder / "sub" / SAFE, folder / SAFE.replace("model", "another")):
+        save_file(tensors, place)
+    (folder / f"{kind}.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+    with pytest.raises(WeightsError, match="names .*, which is no name of a file in the checkpoint") as refusal:
+        read_tensors(folder)
+    assert "\n" not in str(refusal.value)
+    assert len(str(refusal.value)) < 400
+
+
+# What shards are called where transformers did not write them: names, folders and formats.
+SHARDS = {
+    "other names": (SAFE, ("left.safetensors", "right.safetensors")),
+    "no ending": (SAFE, ("weights.part1", "weights.part2")),
+    "a folder": (SAFE, ("shards/0.safetensors", "shards/1.safetensors")),
+    "one file": (SAFE, ("weights.safetensors", "weights.safetensors")),
+    "pickles": (BIN, ("consolidated.00.pth", "deep/er/consolidated.01.pth")),
+    "safetensors in an index of pickles": (BIN, ("left.safetensors", "right.safetensors")),
+}
+
+
+def write_shards(folder: Path, tensors: dict[str, Tensor], kind: str, files: tuple[str, ...]) -> None:
+    places = {name: files[number % len(files)] for number, name in enumerate(tensors)}
+    for file in set(files):
+        path = folder / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shard = {name: tensors[name] for name, place in places.items() if place == file}
+        torch.save(shard, path) if path.suffix == ".pth" else save_file(shard, path)
+    (folder / f"{kind}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+
+
+@pytest.mark.parametrize("name", SHARDS)
+def test_shards_are_those_that_the_index_names(folder: Path, tensors: dict[str, Tensor], name: str) -> None:
+    kind, files = SHARDS[name]
+    write_shards(folder, tensors, kind, files)
+    save_file({"a": torch.zeros(1)}, folder / "model-00001-of-00001.safetensors")  # which nobody names
+    assert weight_names(folder) == [f"{kind}.index.json", *sorted(set(files))]
+    found = read_tensors(folder)
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[each], tensors[each]) for each in tensors)
+
+
+def test_a_tensor_of_several_shards_is_that_of_the_one_which_the_index_names(
+    folder: Path, tensors: dict[str, Tensor]
+) -> None:
+    """What a shard holds beside it, and no other, is read too, as by transformers."""
+    write_shards(folder, tensors, SAFE, ("left.safetensors", "right.safetensors"))
+    save_file({"a": tensors["a"], "b": torch.zeros(7), "c": torch.ones(3)}, folder / "left.safetensors")
+    found = read_tensors(folder)
+    assert torch.equal(found["b"], tensors["b"])
+    assert found["c"].tolist() == [1, 1, 1]
+    save_file({"b": tensors["b"], "c": torch.zeros(3)}, folder / "right.safetensors")
+    with pytest.raises(WeightsError, match=r"left\.safetensors and right\.safetensors both hold 'c'"):
         read_tensors(folder)
 
 
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": [1]}', '{"weight_map": {"a": 1}}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(
+            "",
+            "{",
+            "[]",
+            "{}",
+            "\xff",
+            "[" * 100_000,
+            '{"weight_map": {"a": "a.safetensors", "a": "b.safetensors"}}',
+        ),
+        *('{"weight_map": [1]}', '{"weight_map": {"a": 1}}', '{"weight_map": {}}', '{"weight_map": null}'),
+    ],
+)
 def test_an_index_that_is_none_is_refused(folder: Path, content: str) -> None:
-    (folder / f"{SAFE}.index.json").write_text(content)
-    with pytest.raises(WeightsError, match="is not a weight index"):
+    (folder / f"{SAFE}.index.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(WeightsError, match="is not a weight index: it ") as refusal:
+        read_tensors(folder)
+    assert len(str(refusal.value)) < 200
+
+
+def test_an_index_is_bounded(folder: Path) -> None:
+    index = folder / f"{SAFE}.index.json"
+    index.write_text(json.dumps({"weight_map": {f"t{n}": f"{n}.safetensors" for n in range(MOST_FILES + 1)}}))
+    with pytest.raises(WeightsError, match=f"names {MOST_FILES + 1} files; at most {MOST_FILES} are read"):
+        read_tensors(folder)
+    with index.open("wb") as file:
+        file.truncate(MOST_INDEX_BYTES + 1)
+    with pytest.raises(WeightsError, match="has more than"):
         read_tensors(folder)
 
 
 def test_a_folder_without_weights_says_what_is_expected(folder: Path) -> None:
-    with pytest.raises(WeightsError, match=r"model\.safetensors or pytorch_model\.bin is expected"):
+    with pytest.raises(WeightsError, match=r"model\.safetensors or pytorch_model\.bin is expected$"):
+        read_tensors(folder)
+    (folder / "model.fp16.safetensors").touch()
+    with pytest.raises(
+        WeightsError, match=r"is expected; 'model\.fp16\.safetensors', which is there, is not read$"
+    ):
+        read_tensors(folder)
+
+
+def test_a_dictionary_without_tensors_by_name_is_refused(folder: Path, tensors: dict[str, Tensor]) -> None:
+    """As Lightning and training loops save it, with the tensors in an object of their own."""
+    torch.save({"state_dict": tensors, "epoch": 3}, folder / BIN)
+    with pytest.raises(WeightsError, match=r"pytorch_model\.bin .*no tensors by name; save the model's state_dict"):
+        read_tensors(folder)
+
+
+@pytest.mark.parametrize("name", [SAFE, BIN, f"{SAFE}.index.json", "left.safetensors"])
+def test_a_file_that_may_not_be_read_is_named(folder: Path, tensors: dict[str, Tensor], name: str) -> None:
+    if name in (SAFE, BIN):
+        save_file(tensors, folder / SAFE) if name == SAFE else torch.save(tensors, folder / BIN)
+    else:
+        write_shards(folder, tensors, SAFE, ("left.safetensors", "right.safetensors"))
+    with denied(folder / name), pytest.raises(UserError, match=rf"{re.escape(name)}.*Permission denied") as refusal:
+        read_tensors(folder)
+    assert str(folder / name) in str(refusal.value)
+    with denied(folder), pytest.raises(UserError, match="Permission denied"):
         read_tensors(folder)

@@ -162,21 +162,23 @@ def test_buffers_and_heads_that_a_captioner_does_not_use_are_ignored(
 
 
 def test_a_missing_tensor_is_named(folder: Path, tensors: dict[str, Tensor]) -> None:
-    for name, ours in (
-        ("encoder.encoder.layer.1.attention.attention.key.weight", "encoder.layer.1.key.weight"),
-        ("decoder.transformer.h.0.ln_cross_attn.bias", "decoder.h.0.ln_cross_attn.bias"),
-        ("enc_to_dec_proj.weight", "projection.weight"),
-        ("decoder.transformer.wte.weight", "decoder.wte.weight"),
+    for name in (
+        "encoder.encoder.layer.1.attention.attention.key.weight",
+        "decoder.transformer.h.0.ln_cross_attn.bias",
+        "enc_to_dec_proj.weight",
+        "decoder.transformer.wte.weight",
     ):
         save_file({other: tensor for other, tensor in tensors.items() if other != name}, folder / SAFE)
-        with pytest.raises(WeightsError, match=re.escape(f"has no tensor {ours!r}")):
+        with pytest.raises(WeightsError, match=re.escape(f"has no tensor {name!r}")):
             load(folder)
 
 
 def test_tensors_left_over_are_named(folder: Path, tensors: dict[str, Tensor]) -> None:
     extra = {"decoder.transformer.h.2.ln_1.weight": torch.zeros(48), "lora.up": torch.zeros(1)}
     save_file({**tensors, **extra}, folder / SAFE)
-    with pytest.raises(WeightsError, match=r"2 tensors that no region uses: decoder\.h\.2\.ln_1\.weight, lora\.up"):
+    with pytest.raises(
+        WeightsError, match=r"2 tensors that no region uses: decoder\.transformer\.h\.2\.ln_1\.weight, lora\.up"
+    ):
         load(folder)
 
 

@@ -125,16 +125,19 @@ def test_every_tensor_is_asked_for_by_name_and_shape(saved: tuple[str, Any, Path
     _, _, folder = saved
     other = without_weights(folder)
     tensors = load_file(folder / SAFE)
-    names = ModelConfig.from_folder(folder).names.canonical(tensors)
-    for name, ours in names.items():
+    for name in ModelConfig.from_folder(folder).names.canonical(tensors):
         if ".1." in name:  # the second layer, which is read as the first
             continue
         save_file({known: tensor for known, tensor in tensors.items() if known != name}, other / SAFE)
-        with pytest.raises(WeightsError, match=rf"no tensor '{re.escape(ours.replace('shared_bias', 'bias'))}'"):
+        # Of BERT's one bias the layer's own name is said, under which no file of transformers has it.
+        said = name.replace("predictions.bias", "predictions.decoder.bias").replace(
+            "head.bias", "head.decoder.bias"
+        )
+        with pytest.raises(WeightsError, match=rf"no tensor '{re.escape(said)}'"):
             load(other)
         wrong = torch.zeros(*tensors[name].shape, 2)
         save_file({**tensors, name: wrong}, other / SAFE)
-        with pytest.raises(WeightsError, match=rf"'{re.escape(ours)}' has shape .* config\.json implies"):
+        with pytest.raises(WeightsError, match=rf"'{re.escape(name)}' has shape .* config\.json implies"):
             load(other)
     save_file({**tensors, "text_encoder.x": torch.zeros(1)}, other / SAFE)
     with pytest.raises(WeightsError, match=r"1 tensors that no region uses: text_encoder\.x"):
@@ -151,7 +154,9 @@ def test_a_head_of_its_own_must_be_there(tmp_path: Path) -> None:
     tensors = load_file(tmp_path / SAFE)
     del tensors["decoder.cls.predictions.decoder.weight"]
     save_file(tensors, tmp_path / SAFE)
-    with pytest.raises(WeightsError, match=r"no decoder\.head\.weight, and tie_word_embeddings is false"):
+    with pytest.raises(
+        WeightsError, match=r"no decoder\.cls\.predictions\.decoder\.weight, and tie_word_embeddings is false"
+    ):
         load(tmp_path)
 
 
