@@ -18,14 +18,13 @@ ENV PATH=/opt/snapcap/bin:$PATH \
 WORKDIR /src
 RUN python -m venv /opt/snapcap
 COPY constraints.txt ./
-RUN if [ "$TORCH_BACKEND" = index ]; then \
-        pip install -c constraints.txt torch; \
-    else \
+RUN if [ "$TORCH_BACKEND" != index ]; then \
         python -m venv /tmp/uv \
         && /tmp/uv/bin/pip install -c constraints.txt uv \
-        && /tmp/uv/bin/uv pip install --no-cache --torch-backend "$TORCH_BACKEND" -c constraints.txt torch \
+        && /tmp/uv/bin/uv pip install --no-cache --no-deps --torch-backend "$TORCH_BACKEND" -c constraints.txt torch \
         && rm -rf /tmp/uv; \
-    fi
+    fi \
+    && pip install -c constraints.txt torch
 COPY pyproject.toml ./
 RUN python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
         > requirements.txt \

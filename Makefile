@@ -1,35 +1,65 @@
 # Every command works on a fresh machine with Python 3.11+: each sets up the environment it needs first.
-PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do command -v $$p && break; done 2>/dev/null)
+# The first Python that can make an environment: pyenv has a command for a version that is not in use, which only
+# fails, and Debian's own Python lacks ensurepip.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
+	$$p -c '$(USABLE)' && echo $$p && break; done 2>/dev/null)
+USABLE := import ensurepip, sys; sys.exit(sys.version_info < (3, 11))
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install -q -c constraints.txt
+# An environment of its own, with the lowest version of each dependency, and the tests that run in it.
+LOWEST := $(VENV)/lowest
+SMOKE := tests/test_private_parts.py \
+	$(addprefix tests/clients/test_,openai.py huggingface.py v2.py) \
+	$(addprefix tests/service/,server/test_serve_process.py edge/test_http_protocol.py telemetry/test_tracing.py telemetry/test_terminal.py) \
+	$(addprefix tests/service/api/,bodies/test_multipart.py test_caption.py test_cross_origin.py test_image_fetcher.py test_openapi.py) \
+	$(addprefix tests/warmup/,s3/test_s3.py artifacts/test_signing.py checkpoints/test_checkpoint_hub.py) \
+	$(addprefix tests/benchmarks/test_,charts.py engine_model.py) \
+	$(addprefix tests/e2e/test_,s3_start.py compiled_start.py)
 ARGS ?=
 WORKERS ?= 0
+# Which build of torch, in the words of Dockerfile's argument: cpu, cu130, …, or "index": whatever pip's index has,
+# which brings gigabytes of CUDA's libraries.
+TORCH_BACKEND ?= $(if $(wildcard /dev/nvidiactl /dev/dxg),index,cpu)
+# Required by the torch of constraints.txt where that is built for CUDA.
+TRITON := triton==3.7.1
+
+# $(call pip,FOLDER): an environment's pip. $(call torch,FOLDER): installs torch into an environment. uv knows PyTorch's
+# own indexes; where it cannot get the build from there, pip installs what its own index has.
+pip = $(1)/bin/python -m pip --disable-pip-version-check install -q
+define torch
+@[ "$(TORCH_BACKEND)" = index ] || { $(call pip,$(1)) -c constraints.txt uv && UV_HTTP_RETRIES=1 $(1)/bin/uv pip install -q \
+	--python $(1)/bin/python --no-cache --no-deps --torch-backend $(TORCH_BACKEND) -c constraints.txt torch; } 2>$(1)/torch.log \
+	|| echo "WARNING: PYTORCH'S $(TORCH_BACKEND) BUILD CANNOT BE HAD ($(1)/torch.log): PIP INSTALLS THE TORCH OF ITS INDEX" >&2
+$(call pip,$(1)) -c constraints.txt torch
+endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check format docs clean
+.PHONY: help setup serve test test-lowest check format docs clean
 
 help:  ## list the commands
-	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(BIN)/python:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-		|| { echo "snapcap needs Python 3.11 or newer; run: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
+	@[ -n "$(PYTHON)" ] && $(PYTHON) -c '$(USABLE)' || { echo "snapcap needs Python 3.11 or newer, with venv (on Debian and Ubuntu: apt-get install python3-venv); run: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# Two stamps: the server alone needs neither transformers nor the test tools. Triton lies beside the environment, for
+# Stamps: the server alone needs neither transformers nor the test tools. Triton lies beside the environment, for
 # its interpreter: installed into it, torch's CPU build would take itself for one with a GPU's compiler.
-$(VENV)/.serve: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -e .
+$(VENV)/.torch: constraints.txt | $(BIN)/python
+	$(call torch,$(VENV))
 	@touch $@
 
-$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -e '.[dev]'
-	@$(PIP) --no-deps --target $(VENV)/triton --upgrade triton 2>$(VENV)/triton.log || echo "WARNING: NO TRITON: THE TEST OF THE KERNELS IS SKIPPED" >&2
+$(VENV)/.serve: pyproject.toml $(VENV)/.torch
+	$(call pip,$(VENV)) -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml $(VENV)/.torch
+	$(call pip,$(VENV)) -c constraints.txt -e '.[dev]'
+	@$(call pip,$(VENV)) --no-deps --target $(VENV)/triton --upgrade $(TRITON) 2>$(VENV)/triton.log || echo "WARNING: NO TRITON: THE TEST OF THE KERNELS IS SKIPPED" >&2
 	@touch $@ $(VENV)/.serve $(VENV)/.docs
 
-$(VENV)/.docs: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -e '.[docs]'
+$(VENV)/.docs: pyproject.toml $(VENV)/.torch
+	$(call pip,$(VENV)) -c constraints.txt -e '.[docs]'
 	@touch $@ $(VENV)/.serve
 
 setup: $(VENV)/.dev  ## install everything for development into .venv
@@ -39,6 +69,17 @@ serve: $(VENV)/.serve  ## run the server with the demo model (ARGS="--port 8001"
 
 test: $(VENV)/.dev  ## run all tests (ARGS="-k parity" passes options on, WORKERS=4 uses four processes)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+$(LOWEST)/.dev: $(VENV)/.dev tests/support/lowest.py
+	$(BIN)/python -m venv $(LOWEST)
+	$(BIN)/python tests/support/lowest.py pyproject.toml constraints.txt >$(LOWEST)/constraints.txt
+	$(call torch,$(LOWEST))
+	$(BIN)/uv pip install -q --python $(LOWEST)/bin/python -c $(LOWEST)/constraints.txt -e '.[dev]' \
+		|| $(call pip,$(LOWEST)) -c $(LOWEST)/constraints.txt -e '.[dev]'
+	@touch $@
+
+test-lowest: $(LOWEST)/.dev  ## run a selection of the tests with the lowest version of each dependency
+	$(LOWEST)/bin/python -m pytest $(ARGS) $(SMOKE)
 
 check: $(VENV)/.dev  ## lint, format and type checks
 	$(BIN)/ruff check .

@@ -1,6 +1,7 @@
 """The library of a package is loaded from memory: nothing is written for it, so there is nothing to remove."""
 
 import os
+import re
 import subprocess
 import zipfile
 from pathlib import Path
@@ -42,6 +43,26 @@ def test_a_package_is_opened_and_run_without_a_temporary_folder(
     mapped = Path("/proc/self/maps").read_text()
     assert "/memfd:snapcap-package" in mapped
     assert "aotinductor_" not in mapped
+
+
+def test_of_a_package_only_the_names_of_torchs_libraries_are_replaced(built_cache: Path, tmp_path: Path) -> None:
+    """They are looked for in all of the library: each must be there once, and among those that it links."""
+
+    def linked(content: bytes) -> list[str]:
+        library = tmp_path / "library.so"
+        library.write_bytes(content)
+        printed = subprocess.run(["readelf", "-dW", library], capture_output=True, text=True, check=True).stdout
+        return re.findall(r"\(NEEDED\).*\[(.+)\]", printed)
+
+    (build,) = (built_cache / "store" / "builds").iterdir()
+    for package in (build / "aot").glob("*.pt2"):
+        theirs, ours = package_content(package), package_content(package, standalone=True)
+        torchs = [name for name in linked(theirs) if name.startswith(("libtorch", "libc10"))]
+        assert torchs
+        assert [theirs.count(f"\0{name}\0".encode()) for name in torchs] == [1] * len(torchs)
+        others = [name for name in linked(theirs) if name not in torchs]
+        assert sorted(linked(ours)) == sorted([CPU_LIBRARY_SONAME] * len(torchs) + others)
+        assert sum(one != other for one, other in zip(theirs, ours, strict=True)) <= sum(map(len, torchs))
 
 
 def test_two_libraries_are_never_taken_for_each_other(tmp_path: Path) -> None:
