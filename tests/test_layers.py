@@ -25,7 +25,7 @@ ROOMS: dict[str, tuple[str | tuple[str, ...], ...]] = {
         "demo",
     ),
     "warmup": (
-        ("errors", "version", "option"),
+        ("errors", "version", "option", "cache_folder"),
         "options",
         "machine",
         "s3",
@@ -75,7 +75,7 @@ FORBIDDEN = {
     "service": {"transformers"},
     "benchmarks": set(),
 }
-MOST_ENTRIES = 15
+MOST_ENTRIES = 20
 
 
 def sources(layer: str) -> list[Path]:

@@ -3,12 +3,12 @@
 To add one, add a field here; the command line, the environment, the help and docs/configuration.md follow.
 """
 
-import os
 from dataclasses import field
 from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
 from snapcap.models.dataclass import dataclass
+from snapcap.warmup.cache_folder import user_cache
 from snapcap.warmup.option import (
     option,
     parse_address,
@@ -37,9 +37,8 @@ def is_remote(address: str) -> bool:
 
 
 def default_cache_dir() -> Path:
-    """The user cache folder, as the XDG base directory specification has it."""
-    root = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(root) if os.path.isabs(root) else Path.home() / ".cache") / "snapcap"
+    """The user cache folder."""
+    return user_cache("snapcap")
 
 
 @dataclass(frozen=True)

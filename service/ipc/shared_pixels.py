@@ -7,11 +7,11 @@ no name.
 import math
 import mmap
 import os
-import tempfile
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from snapcap.models.dataclass import dataclass
+from snapcap.warmup.machine.denied import memory_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,7 +32,7 @@ class SharedPixels:
     def __init__(self, slots: int, file: int | None = None) -> None:
         """``file``: its descriptor in this process, where another one has made it."""
         self.slots = slots
-        self.file = _nameless_file() if file is None else file
+        self.file = memory_file("snapcap-pixels") if file is None else file
         self._shape: tuple[int, ...] = ()
         self._memory: mmap.mmap | None = None
         self._views: list[Pixels] = []
@@ -90,10 +90,3 @@ class Slots:
 
     def give_back(self, slot: int) -> None:
         self._free.append(slot)
-
-
-def _nameless_file() -> int:
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("snapcap-pixels")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())

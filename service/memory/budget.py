@@ -17,6 +17,7 @@ from pathlib import Path
 
 from snapcap.models.dataclass import dataclass
 from snapcap.warmup.machine.cgroups import MEMBERSHIP, MOUNTS, control_groups
+from snapcap.warmup.machine.denied import process_limit
 
 _FILES = ("memory.max", "memory.limit_in_bytes")  # of version 2 and 1
 # More makes nothing faster: 32 bodies of 20 MiB, and more pictures of 50 million pixels than CPUs decode at a time.
@@ -43,7 +44,7 @@ def memory_limit(membership: Path = MEMBERSHIP, mounts: Path = MOUNTS) -> int:
     """Bytes that the processes of this server may take together: the least of the machine's memory, the limits of
     the control groups, as `docker run --memory` and Kubernetes set them, and RLIMIT_AS."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    address_space, _ = process_limit(resource.RLIMIT_AS)
     limits = [machine, *_group_limits(membership, mounts)]
     if address_space != resource.RLIM_INFINITY:
         limits.append(address_space)

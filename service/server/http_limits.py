@@ -9,12 +9,14 @@ from snapcap.service.edge.connections import SPARE, ConnectionLimits
 from snapcap.service.memory.bodies import BodyBudget
 from snapcap.service.memory.budget import MemoryBudget, memory_limit
 from snapcap.service.telemetry.metrics import Metrics
+from snapcap.warmup.machine.denied import process_limit
 
 # A connection holds less than 1 MiB: a packet of 256 KiB, 64 KiB of a body, heads, and the buffers of the kernel.
 _MEMORY_OF_CONNECTION = 4 << 20
 _MOST_CONNECTIONS = 4096
 # Of open files those that are not connections: pipes of the other processes, images fetched, packages.
 _OTHER_FILES = 256
+_USUAL_FILES = 1024
 _logger = logging.getLogger("snapcap.server")
 
 
@@ -46,7 +48,7 @@ def connection_limits(limits: HttpLimits) -> ConnectionLimits:
 
 def _allow_files(count: int) -> int:
     """How many files this process may have open, after an attempt to make that as many as `count`."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = process_limit(resource.RLIMIT_NOFILE, _USUAL_FILES)
     if soft == resource.RLIM_INFINITY or soft >= count:
         return count
     wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)

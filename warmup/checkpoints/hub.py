@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 from snapcap.models.weights.listing import weight_files
+from snapcap.warmup.cache_folder import is_usable, user_cache
 from snapcap.warmup.checkpoints.patterns import (
     METADATA,
     OUTAGE_S,
@@ -55,6 +56,7 @@ def download_checkpoint(source: str) -> Path:
 
 def _snapshot(source: str, *, local_files_only: bool = False) -> Path:
     """What the library downloads, or has. Raises whatever it raises."""
+    _use_home()
     from huggingface_hub import snapshot_download  # noqa: PLC0415 - half a second that a folder does not need
 
     repository, _, revision = source.partition("@")
@@ -88,6 +90,7 @@ def _whole_folder(source: str) -> Path | None:
 
 def cached_folder(source: str) -> Path | None:
     """The folder in the hub's cache that a source leads to as far as this machine knows; None without any."""
+    _use_home()
     from huggingface_hub.constants import HF_HUB_CACHE  # noqa: PLC0415 - as above
 
     repository, _, revision = source.partition("@")
@@ -111,6 +114,7 @@ def current_commit(source: str, seconds: float) -> str:
     Raises:
         CheckpointError: it does not.
     """
+    _use_home()
     from huggingface_hub import HfApi  # noqa: PLC0415 - as above
 
     repository, _, revision = source.partition("@")
@@ -126,6 +130,14 @@ def current_commit(source: str, seconds: float) -> str:
 def commit_of(folder: Path) -> str | None:
     """The commit of a folder in the hub's cache."""
     return folder.name if folder.parent.name == "snapshots" and _COMMIT.fullmatch(folder.name) else None
+
+
+def _use_home() -> None:
+    """Have the library keep its files where they can be kept, before it is imported, also without a home folder."""
+    if any(os.environ.get(name) for name in ("HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME")):
+        return
+    if not is_usable(Path(os.path.expanduser("~/.cache/huggingface"))):  # which raises nothing
+        os.environ["HF_HOME"] = str(user_cache("snapcap") / "huggingface")
 
 
 def _is_offline() -> bool:

@@ -25,7 +25,7 @@ def available_cpus() -> int:
     """CPUs this process may use: those of its affinity, and in a container no more than its limit, rounded up."""
     try:
         cpus = len(os.sched_getaffinity(0))
-    except AttributeError:  # not on Linux
+    except (AttributeError, OSError):  # not on Linux, or denied
         cpus = os.cpu_count() or 1
     limit = cpu_limit()
     return cpus if limit is None else min(cpus, max(math.ceil(limit), 1))

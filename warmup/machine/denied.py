@@ -1,8 +1,13 @@
-"""Reports what this machine denies although only work is saved by it: each thing once."""
+"""Goes without what this machine denies although only work or room is saved by it, and says so once."""
 
+import contextlib
 import functools
 import logging
+import os
+import resource
+from collections.abc import Iterator
 
+_OTHER_FOLDERS = ("/dev/shm", "/var/tmp")  # noqa: S108 - nobody else can open what is made there
 _logger = logging.getLogger("snapcap.machine")
 
 
@@ -16,3 +21,51 @@ def report_denied(what: str, effect: str, reason: str) -> None:
         reason: what the system says.
     """
     _logger.warning("%s is not available: %s", what, effect, extra={"fields": {"reason": reason}})
+
+
+def process_limit(which: int, unknown: int = resource.RLIM_INFINITY) -> tuple[int, int]:
+    """The soft and the hard limit of a resource, one of ``resource.RLIMIT_…``; where the system does not tell,
+    ``unknown`` is both."""
+    try:
+        return resource.getrlimit(which)
+    except OSError as error:
+        report_denied("getrlimit", "usual limits are assumed", str(error.strerror))
+        return unknown, unknown
+
+
+def memory_file(name: str, *, runs: bool = False) -> int:
+    """The descriptor of a new file that no other program can open, and that is gone with its last descriptor.
+
+    Args:
+        name: what the system calls it in its lists.
+        runs: code in the file is to be run.
+
+    Raises:
+        OSError: there is room for it nowhere.
+    """
+    reason = "it is a call of Linux"
+    try:
+        return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    except AttributeError:
+        pass
+    except OSError as error:
+        reason = str(error.strerror)
+        report_denied("memfd_create", "files of a temporary folder are used instead", reason)
+    from tempfile import TemporaryFile  # noqa: PLC0415 - of few starts
+
+    for folder in _folders(runs):
+        with contextlib.suppress(OSError), TemporaryFile(dir=folder) as file:
+            return os.dup(file.fileno())
+    raise OSError(f"no file in memory ({reason}), and no temporary folder can be used instead; set TMPDIR")
+
+
+def _folders(runs: bool) -> Iterator[str]:
+    """Those that may be there, without those that allow no code to be run where it is to be."""
+    from tempfile import gettempdir  # noqa: PLC0415 - as above
+
+    with contextlib.suppress(OSError):
+        yield gettempdir()
+    for folder in _OTHER_FOLDERS:
+        with contextlib.suppress(OSError):
+            if not (runs and os.statvfs(folder).f_flag & os.ST_NOEXEC):
+                yield folder

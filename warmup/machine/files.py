@@ -1,4 +1,4 @@
-"""Opens and locks regular files without ever waiting, and writes files and makes folders durably."""
+"""Opens and locks regular files without ever waiting, makes them durable, and tells who may write to them."""
 
 import contextlib
 import errno
@@ -6,6 +6,7 @@ import fcntl
 import io
 import os
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,6 +92,16 @@ def write_all(descriptor: int, data: bytes, offset: int) -> None:
         rest, offset = rest[written:], offset + written
 
 
+def free_bytes(place: Path | int) -> int:
+    """What the disk of a folder, or of an open file, has room for. A file system that does not tell, as one of FUSE
+    may not, has room for everything until it says otherwise."""
+    try:
+        disk = os.statvfs(place)
+    except OSError:
+        return sys.maxsize
+    return disk.f_bavail * disk.f_frsize if disk.f_blocks else sys.maxsize
+
+
 def make_folder(folder: Path, mode: int = 0o700) -> None:
     """Make a folder with all that are missing above it; no umask gives others more than ``mode`` does.
 
@@ -127,6 +138,23 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def other_writers(status: os.stat_result) -> str:
+    """Names the other users that the mode of a file or folder lets write to it, such as "everybody"; empty if there
+    are none.
+
+    A group that has no member but this user does not count. Kubernetes makes a volume writable by such a group, the
+    Pod's ``fsGroup``, whenever it mounts the volume.
+    """
+    if status.st_mode & stat.S_IWOTH:
+        return "everybody"
+    if not status.st_mode & stat.S_IWGRP:
+        return ""
+    if status.st_gid not in (os.getegid(), *os.getgroups()):
+        return f"group {status.st_gid}"
+    others = _others_in(status.st_gid)
+    return f"group {status.st_gid} ({', '.join(sorted(others)[:3])})" if others else ""
+
+
 def _has_name(descriptor: int, path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(descriptor), path.lstat())
@@ -136,3 +164,18 @@ def _has_name(descriptor: int, path: Path) -> bool:
 
 def _not_a_file(path: Path) -> NotAFileError:
     return NotAFileError(errno.EINVAL, "it is not a regular file; remove it", str(path))
+
+
+def _others_in(group: int) -> set[str]:
+    """The names of a group's members that this system knows, without this user and root."""
+    import grp  # noqa: PLC0415 - of few starts, as these ask the system's databases
+    import pwd  # noqa: PLC0415
+
+    try:
+        named = set(grp.getgrgid(group).gr_mem)
+    except KeyError:
+        named = set()
+    ours = (os.geteuid(), 0)
+    users = pwd.getpwall()
+    primary = {user.pw_name for user in users if user.pw_gid == group and user.pw_uid not in ours}
+    return primary | (named - {user.pw_name for user in users if user.pw_uid in ours})

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 
-from snapcap.warmup.machine.files import take_lock
-from snapcap.warmup.machine.writers import other_writers
+from snapcap.warmup.machine.files import other_writers, take_lock
 
 _LOCK = "lock"  # held as long as the folder's process lives, however it ends
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from snapcap.warmup.machine.denied import report_denied
 from snapcap.warmup.machine.own_imports import child_environment, python_module
 from snapcap.warmup.machine.tasks import to_json
 
@@ -172,9 +173,14 @@ class Worker:
                 raise WorkerError(f"cannot start {self._module}: {error.strerror}") from None
             self._process, self._begun = process, False
         if self._nice:
-            with contextlib.suppress(OSError):  # it has ended
+            try:
                 own = os.getpriority(os.PRIO_PROCESS, 0)
                 os.setpriority(os.PRIO_PROCESS, process.pid, min(own + self._nice, _LOWEST))
+            except ProcessLookupError:  # it has ended
+                pass
+            except OSError as error:
+                effect = "processes beside a server have its priority"
+                report_denied("setpriority", effect, str(error.strerror))
         self._last_errors.clear()
         self._reader = threading.Thread(target=self._keep_errors, args=(process,), daemon=True)
         self._reader.start()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
 from snapcap.models.dataclass import dataclass
-from snapcap.warmup.machine.files import locked_alone, make_folder, take_lock, write_all
+from snapcap.warmup.machine.files import free_bytes, locked_alone, make_folder, take_lock, write_all
 from snapcap.warmup.options import S3Options
 from snapcap.warmup.s3.checksums import ALWAYS, ON_DEMAND
 from snapcap.warmup.s3.errors import S3Error, name_missing_credentials, translated
@@ -203,8 +203,7 @@ class _Job:
             make_folder(self.temporary.parent, 0o755)
             self._held = os.open(self.temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             take_lock(self._held)
-            disk = os.fstatvfs(self._held)
-            if size > disk.f_bavail * disk.f_frsize:
+            if size > free_bytes(self._held):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             os.ftruncate(self._held, size)
         for offset in range(0, size, PART_BYTES):

@@ -5,7 +5,7 @@ import os
 import stat
 from pathlib import Path
 
-from snapcap.warmup.machine.writers import other_writers
+from snapcap.warmup.machine.files import other_writers
 from snapcap.warmup.store.store import StoreRefusedError
 
 

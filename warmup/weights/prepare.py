@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import os
-import shutil
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from snapcap.models.dataclass import dataclass
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.models.weights.prepared.header import PreparedError
-from snapcap.warmup.machine.files import locked_alone, make_folder, write_all
+from snapcap.warmup.machine.files import free_bytes, locked_alone, make_folder, write_all
 from snapcap.warmup.machine.memory import free_memory
 from snapcap.warmup.plan.chat_record import read_config
 from snapcap.warmup.plan.checkpoint import Checkpoint
@@ -119,7 +118,7 @@ def _write(unfinished: Path, path: Path, checkpoint: Checkpoint, plan: Plan, fil
     if free_memory() < memory:
         return Prepared("skipped", f"it may take {_mib(memory)} of memory, and less is free")
     contents = _contents(checkpoint, plan, path.name)
-    if shutil.disk_usage(path.parent).free < 2 * contents.header.size:  # as much again is left to others
+    if free_bytes(path.parent) < 2 * contents.header.size:  # as much again is left to others
         return Prepared("skipped", f"less than twice {_mib(contents.header.size)} of {path.parent} are free")
     try:
         _write_contents(unfinished, contents)

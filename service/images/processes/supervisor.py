@@ -6,6 +6,7 @@ When that has closed its sockets to the decode processes and to their parent, al
 
 import logging
 import os
+import resource
 import socket
 import time
 from contextlib import suppress
@@ -16,6 +17,7 @@ from snapcap.service.images.sample import picture
 from snapcap.service.ipc.fork import fork_child, settle
 from snapcap.service.ipc.framing import RECEIVE_BYTES, Unpacker
 from snapcap.service.ipc.shared_pixels import SharedPixels
+from snapcap.warmup.machine.denied import process_limit, report_denied
 
 # Before another is forked, so that what ends all of them does not keep a CPU busy.
 PAUSE_S = 0.05
@@ -28,7 +30,10 @@ _logger = logging.getLogger("snapcap.decode")
 
 def serve_image_processes(count: int, end: socket.socket, pixels: SharedPixels) -> int:
     """Keep so many processes until the server ends. Exit status 0."""
-    os.nice(_NICE)
+    try:
+        os.nice(_NICE)
+    except OSError as error:
+        report_denied("nice", "processes that decode images have the server's priority", str(error.strerror))
     import snapcap.models.processing.image  # noqa: F401, PLC0415  Pillow, while the checkpoint is looked for
     from snapcap.models.processing.image_error import ImageError  # noqa: PLC0415
 
@@ -36,6 +41,7 @@ def serve_image_processes(count: int, end: socket.socket, pixels: SharedPixels) 
     if setup is None:
         return 0
     pixels.open(setup.transform.size)
+    process_limit(resource.RLIMIT_AS)  # a denial is logged here, and not by each process
     with suppress(ImageError):  # what the first image would be the first to do
         setup.transform.decode(picture())
     settle()

@@ -19,6 +19,7 @@ from snapcap.service.images.processes.messages import (
     receive_exactly,
 )
 from snapcap.service.ipc.shared_pixels import SharedPixels
+from snapcap.warmup.machine.denied import process_limit
 
 if TYPE_CHECKING:
     from snapcap.models.processing.transform import ImageTransform
@@ -41,7 +42,7 @@ class MemoryNet:
         """So many bytes more than the process had when it began."""
         if self._base is None or room == self._room:
             return
-        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        _, hard = process_limit(resource.RLIMIT_AS)
         limit = self._base + room + SLACK
         if hard != resource.RLIM_INFINITY:
             limit = min(limit, hard)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from snapcap.warmup.machine.denied import memory_file
 from snapcap.warmup.runtime.aoti.packages import MODEL_NAME
 
 _MODELS = f"/data/aotinductor/{MODEL_NAME}/"
@@ -50,14 +51,13 @@ def library_file(content: bytes) -> Iterator[str]:
     Raises:
         OSError: there is no room for it.
     """
-    try:
-        descriptor = os.memfd_create("snapcap-package", os.MFD_CLOEXEC)
-    except (AttributeError, OSError):  # another system than Linux, or one that forbids it
+    if not Path("/proc/self/fd").is_dir():  # another system than Linux
         with tempfile.NamedTemporaryFile(prefix="snapcap-", suffix=".so") as file:
             file.write(content)
             file.flush()
             yield file.name
         return
+    descriptor = memory_file("snapcap-package", runs=True)
     with os.fdopen(descriptor, "wb", closefd=False) as memory:
         memory.write(content)
     # It stays open: the linker knows a library by its name, and would take it for the next one of this number.

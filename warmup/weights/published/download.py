@@ -18,7 +18,7 @@ from pathlib import Path
 from snapcap.models.dataclass import dataclass
 from snapcap.warmup.artifacts.model_manifest import CHUNK_BYTES, ModelManifest
 from snapcap.warmup.errors import os_error_text
-from snapcap.warmup.machine.files import locked_alone, make_folder, write_all
+from snapcap.warmup.machine.files import free_bytes, locked_alone, make_folder, write_all
 from snapcap.warmup.store.blobs import commit
 from snapcap.warmup.store.folder import FolderStore
 from snapcap.warmup.store.store import WEIGHTS, ArtifactStore, DamagedError, Ranges, StoreError, blob_name
@@ -73,8 +73,7 @@ def download_weights(
         remove_fetched(folder)  # of others, as far as nobody fetches them now
         temporary = folder / own_name(fetching_name(content, WRITING), alone)
         size = manifest.weights.size
-        disk = os.statvfs(folder)
-        if size > disk.f_bavail * disk.f_frsize:
+        if size > free_bytes(folder):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         scope.callback(remove_parts, folder, content, alone)
         scope.callback(temporary.unlink, missing_ok=True)

@@ -1,0 +1,65 @@
+"""Chooses the folder for what later starts can use again, also for a user who has no home folder."""
+
+import contextlib
+import functools
+import os
+import stat
+from pathlib import Path
+
+
+def user_cache(name: str) -> Path:
+    """``name`` in the user's cache folder, as the XDG base directory specification has it.
+
+    A user may have no home folder, or none that can be written: a container's, often. Then it is a folder below the
+    temporary one, which is made here and which only this user can open.
+    """
+    root = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        folder = (Path(root) if os.path.isabs(root) else Path.home() / ".cache") / name
+    except RuntimeError:
+        return _temporary(name)
+    return folder if is_usable(folder) else _temporary(name)
+
+
+def is_temporary(folder: Path, name: str) -> bool:
+    """Whether a cache folder of this name lies in the temporary folder."""
+    import tempfile  # noqa: PLC0415 - which a start has imported by then
+
+    with contextlib.suppress(OSError):
+        return folder.parent == Path(tempfile.gettempdir()) and folder.name.startswith(f"{name}-")
+    return False
+
+
+def is_usable(folder: Path) -> bool:
+    """Whether a folder is there, or can be made. One that is read-only is of use where something is in it."""
+    if os.path.isdir(folder):
+        with contextlib.suppress(OSError):
+            return os.access(folder, os.W_OK | os.X_OK) or bool(os.listdir(folder))
+        return False
+    if not folder.is_absolute():  # as "~" without a home folder
+        return False
+    above = next((each for each in folder.parents if os.path.lexists(each)), Path("/"))
+    return os.path.isdir(above) and os.access(above, os.W_OK | os.X_OK)
+
+
+@functools.cache
+def _temporary(name: str) -> Path:
+    """A folder of this user's own. Another user may have made a folder or a link of that name: then it has another
+    name, under which no later start finds it again."""
+    import tempfile  # noqa: PLC0415 - of few starts
+
+    try:
+        folder = Path(tempfile.gettempdir(), f"{name}-{os.geteuid()}")
+        try:
+            folder.mkdir(mode=0o700)
+        except FileExistsError:
+            if not _is_private(folder):
+                folder = Path(tempfile.mkdtemp(prefix=f"{name}-"))
+    except OSError:
+        return Path("/nonexistent", name)  # which is said of every use
+    return folder
+
+
+def _is_private(folder: Path) -> bool:
+    state = folder.lstat()
+    return stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid() and not state.st_mode & 0o077
