@@ -1,55 +1,44 @@
 """Decodes the bytes of an image into upright RGB, and tells apart every way they can be bad.
 
-Only JPEG, PNG and WEBP are read, and of an animation the first frame. The size, the memory that it takes and the
-parts of the file are checked before a pixel is decoded: 236 KB of PNG can hold 300 MB.
+Of an animation or of several pages the first is read. The size, the memory that it takes and the parts of the file
+are checked before a pixel is decoded: 236 KB of PNG can hold 300 MB.
 """
 
-import io
-import struct
-import sys
-import zlib
 from collections.abc import Callable
 
-from PIL import Image, JpegImagePlugin, PngImagePlugin, UnidentifiedImageError, WebPImagePlugin
+from PIL import Image
 
 from snapcap.models.dataclass import dataclass
-from snapcap.models.processing.image_error import ImageError, NeedsMemory
-from snapcap.models.processing.image_memory import image_bytes, webp_bytes
-from snapcap.models.processing.image_parts import LONGEST_SIDE, check_parts, check_scans, sniff, webp_size
-
-# The plugins are named here because Image.open would import all forty to find WEBP. A JPEG that holds several
-# pictures (MPO, which phones write) opens through the JPEG plugin.
-_PLUGINS = (JpegImagePlugin, PngImagePlugin, WebPImagePlugin)
-_FORMATS = {"JPEG": "jpeg", "MPO": "jpeg", "PNG": "png", "WEBP": "webp"}
-_READ = "send JPEG, PNG or WEBP"
-
-# What Pillow raises on damaged data, found by mutating files of the three formats.
-_DAMAGED = (
-    OSError,
-    SyntaxError,
-    ValueError,
-    EOFError,
-    IndexError,
-    KeyError,
-    TypeError,
-    struct.error,
-    zlib.error,
+from snapcap.models.processing.codecs import DAMAGED, check_whole, draft, lower_halves, opened, turn, unended
+from snapcap.models.processing.headers.bmp import read_bmp
+from snapcap.models.processing.headers.gif import read_gif
+from snapcap.models.processing.headers.header import (
+    LONGEST_SIDE,
+    Header,
+    damaged,
+    not_a_picture,
+    remedy,
+    unsupported,
+    zero_size,
 )
+from snapcap.models.processing.headers.jpeg import check_scans, read_jpeg
+from snapcap.models.processing.headers.png import read_png
+from snapcap.models.processing.headers.tiff import read_tiff
+from snapcap.models.processing.headers.webp import read_webp
+from snapcap.models.processing.image_error import ImageError, NeedsMemory
+from snapcap.models.processing.image_formats import is_readable, kind_of
+from snapcap.models.processing.image_memory import image_bytes, webp_bytes
+from snapcap.models.processing.rgb import to_rgb
 
-_ORIENTATION_TAG = 0x0112
-_UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
+_HEADERS: dict[str, Callable[[bytes], Header]] = {
+    "jpeg": read_jpeg,
+    "png": read_png,
+    "webp": read_webp,
+    "gif": read_gif,
+    "bmp": read_bmp,
+    "tiff": read_tiff,
 }
 
-
-# Rows of so many pixels are brought to RGB at a time, so that what that takes is not taken for a whole picture.
-_STRIP = 1 << 18
 _MOST_RESIZED = 50_000_000  # pixels: 150 MB in RGB
 
 
@@ -82,32 +71,41 @@ def read_image(
         room: how many bytes of memory it may take at most; None: as many as it does.
 
     Returns:
-        The picture, and its format, one of ``jpeg``, ``png`` and ``webp``.
+        The picture, and its format, one of ``READ``.
 
     Raises:
         ImageError: every reason but ``wrong_size``.
         NeedsMemory: more than ``room``.
     """
-    _check_webp(data, max_pixels, resize, room)
-    image, name = _open(data, max_pixels)
+    header = _read_header(data)
+    if header.size is not None:
+        _check_size(header.size, max_pixels)
+    name = header.format
+    final = None if resize is None else resize.final
+    if name == "webp" and header.size is not None:  # opening it makes a canvas of its size
+        wanted = None if resize is None else resize.target(*header.size)
+        _check_room(webp_bytes(header.size, wanted, len(data), final), room)
+    image = _open(header, max_pixels)
     full = image.size
-    scans = check_scans(data, full[0] * full[1]) if name == "jpeg" else 0
+    scans = check_scans(header.data, full[0] * full[1]) if name == "jpeg" else 0
     # Of a JPEG it is known from the header how it is turned, of others once pixels are loaded.
-    method = _turn(image) if name == "jpeg" else None
+    method = turn(image) if name == "jpeg" else None
     target = None if resize is None else resize.target(*_swapped(full, _swaps_sides(method)))
     if target is not None and room is None:
         _check_target(target)
     stored = None if target is None else _swapped(target, _swaps_sides(method))
     box = None
-    if stored is not None and isinstance(image, JpegImagePlugin.JpegImageFile):
-        least = (resize and resize.final) or stored
-        drafted = image.draft(None, (2 * least[0], 2 * least[1]))
-        box = drafted[1] if drafted and image.size != full else None
-    final = None if resize is None else resize.final
-    _check_room(image_bytes(image, full, target, scans, len(data), final) if name != "webp" else 0, room)
-    rgb = _load_rgb(image, name)
+    if stored is not None:
+        box = draft(image, final or stored)
+    if name != "webp":
+        copies = (header.data is not data) + 2 * header.lacks_end
+        needed = image_bytes(image, full, target, scans, len(data), final)
+        _check_room(needed + header.memory + copies * len(data), room)
+    if header.lacks_end:
+        check_whole(data, image, None if stored is None else final or stored)
+    rgb = _load_rgb(image, header)
     if name != "jpeg":
-        method = _turn(image)
+        method = turn(image)
     if rgb is not image:
         image.close()  # its pixels are not needed any more
     if box is not None and resize is not None and stored is not None:
@@ -121,41 +119,44 @@ def convert_image(image: Image.Image, max_pixels: int, resize: Resize | None) ->
     """A picture that somebody has decoded, upright, in RGB and of the size that is wanted, as of ``read_image``.
 
     Raises:
-        ImageError: it is too large or empty, or was opened and cannot be loaded.
+        ImageError: it is too large or empty, is closed, has a mode that has no RGB, or was opened and cannot be
+            loaded.
     """
     if 0 in image.size:
-        raise ImageError("zero_size", "the image is 0 pixels wide or high; send one with at least one pixel")
+        raise zero_size()
     _check_size(image.size, max_pixels)
-    upright = _upright(_load_rgb(image, image.format or "image"), _turn(image))
+    try:
+        image.load()
+    except DAMAGED as error:
+        if _is_closed(image, error):
+            raise ImageError(
+                "truncated", "the Pillow image or its file is closed; give an image that is open"
+            ) from None
+        raise damaged(image.format or "image") from None
+    try:
+        rgb = to_rgb(image)
+    except DAMAGED:
+        raise ImageError(
+            "unsupported_format",
+            f'a Pillow image of mode {image.mode} is not read; give image.convert("RGB")',
+        ) from None
+    upright = _upright(rgb, turn(image))
     if resize is not None:
         _check_target(resize.target(*upright.size))
     return _resized(upright, resize)
 
 
-def _open(data: bytes, max_pixels: int) -> tuple[Image.Image, str]:
-    """Read the header of a picture and check its size; no pixel is decoded."""
+def _read_header(data: bytes) -> Header:
+    """Name the format, and read its head; no codec sees the data."""
     if not data:
-        raise ImageError("empty", f"the image is empty; {_READ}")
-    check_parts(data)
-    try:
-        image = Image.open(io.BytesIO(data), formats=("JPEG", "PNG", "WEBP"))
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise _too_large("", max_pixels) from None
-    except UnidentifiedImageError:
-        raise _unidentified(data) from None
-    except _DAMAGED:
-        raise _damaged(sniff(data)) from None
-    _check_size(image.size, max_pixels)
-    return image, _FORMATS[image.format or ""]
-
-
-def _check_webp(data: bytes, max_pixels: int, resize: Resize | None, room: int | None) -> None:
-    """Before it is opened, which already makes a canvas of its size."""
-    size = webp_size(data) if sniff(data) == "webp" else None
-    if size is not None and 0 not in size:
-        _check_size(size, max_pixels)
-        target, final = (None, None) if resize is None else (resize.target(*size), resize.final)
-        _check_room(webp_bytes(size, target, len(data), final), room)
+        raise ImageError("empty", f"the image is empty; {remedy()}")
+    kind = kind_of(data)
+    if kind is None or not kind.picture:
+        raise not_a_picture(kind)
+    if not is_readable(kind.label):
+        raise unsupported(f"{kind.name} images")
+    read = _HEADERS.get(kind.label)
+    return Header(kind.label, data) if read is None else read(data)
 
 
 def _check_size(size: tuple[int, int], max_pixels: int) -> None:
@@ -184,20 +185,33 @@ def _check_room(needed: int, room: int | None) -> None:
         raise NeedsMemory(needed)
 
 
-def _load_rgb(image: Image.Image, name: str) -> Image.Image:
+def _open(header: Header, max_pixels: int) -> Image.Image:
+    """Read the header of a picture and check its size; no pixel is decoded."""
+    name = header.format
+    try:
+        image = opened(unended(header.data) if header.lacks_end else header.data, name)
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise _too_large("", max_pixels) from None
+    except DAMAGED:
+        if name in ("bmp", "tiff"):  # their heads are whole, and say what Pillow does not know
+            raise unsupported(f"{name.upper()} images of this kind") from None
+        raise damaged(name) from None
+    _check_size(image.size, max_pixels)
+    return image
+
+
+def _load_rgb(image: Image.Image, header: Header) -> Image.Image:
     try:
         image.load()
-        return _in_strips(image)
-    except _DAMAGED:
-        raise _damaged(name) from None
+        low = lower_halves(header) if header.key and len(header.key) > 1 else None
+        return to_rgb(image, header.key, low, header.frame, header.inverted)
+    except DAMAGED:
+        raise damaged(header.format) from None
 
 
-def _turn(image: Image.Image) -> Image.Transpose | None:
-    """What brings an image upright."""
-    try:
-        return _UPRIGHT.get(image.getexif().get(_ORIENTATION_TAG, 1))
-    except _DAMAGED:  # of the EXIF block; the pixels may be good
-        return None
+def _is_closed(image: Image.Image, error: BaseException) -> bool:
+    """Whether that is why it cannot be loaded; Pillow tells it by a sentence, or by an assertion about its file."""
+    return "closed" in str(error) or (isinstance(error, AssertionError) and getattr(image, "fp", None) is None)
 
 
 def _upright(image: Image.Image, method: Image.Transpose | None) -> Image.Image:
@@ -230,65 +244,6 @@ def _swaps_sides(method: Image.Transpose | None) -> bool:
 
 def _swapped(size: tuple[int, int], swap: bool) -> tuple[int, int]:
     return (size[1], size[0]) if swap else size
-
-
-def _in_strips(image: Image.Image) -> Image.Image:
-    """The image in RGB; as it is where it is that already."""
-    rows = max(_STRIP // image.width, 1)
-    if image.height <= rows or (image.mode == "RGB" and not image.has_transparency_data):
-        return _rgb(image)
-    whole = Image.new("RGB", image.size)
-    for top in range(0, image.height, rows):
-        box = (0, top, image.width, min(top + rows, image.height))
-        whole.paste(_rgb(image.crop(box)), box)
-    return whole
-
-
-def _high_bytes(image: Image.Image) -> Image.Image:
-    """The upper half of 16 bits: in modes I;16 and I;16B, and in I, where they are the lower half of 32."""
-    size = 4 if image.mode == "I" else 2
-    big = image.mode == "I;16B" or (image.mode == "I" and sys.byteorder == "big")
-    data = image.tobytes()
-    return Image.frombytes("L", image.size, data[size - 2 if big else 1 :: size])
-
-
-def _rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I"):  # Pillow's own conversion clips 16 bits to 255 instead of scaling
-        return _high_bytes(image).convert("RGB")
-    if not image.has_transparency_data:
-        return image if image.mode == "RGB" else image.convert("RGB")  # which would copy what is RGB
-    rgba = image.convert("RGBA")
-    alpha = rgba.getchannel("A")
-    if alpha.getextrema() == (255, 255):
-        return rgba.convert("RGB")
-    white = Image.new("RGB", rgba.size, "white")
-    white.paste(rgba, mask=alpha)
-    return white
-
-
-def _unidentified(data: bytes) -> ImageError:
-    name = sniff(data)
-    if not name:
-        return ImageError("not_an_image", f"the data is not an image; {_READ}")
-    if name not in _FORMATS.values():
-        return ImageError("unsupported_format", f"{name.upper()} images are not read; {_READ}")
-    if _zero_size(name, data):
-        return ImageError("zero_size", "the image is 0 pixels wide or high; send one with at least one pixel")
-    return _damaged(name)
-
-
-def _zero_size(name: str, data: bytes) -> bool:
-    """Whether a header that Pillow refused gives no width or no height."""
-    if name == "png":
-        return len(data) >= 24 and 0 in struct.unpack(">II", data[16:24])
-    if name == "jpeg":
-        frame = max(data.find(b"\xff\xc0"), data.find(b"\xff\xc2"))  # baseline or progressive start of frame
-        return frame > 0 and len(data) >= frame + 9 and 0 in struct.unpack(">HH", data[frame + 5 : frame + 9])
-    return False
-
-
-def _damaged(name: str) -> ImageError:
-    return ImageError("truncated", f"the {name.upper()} data is incomplete or damaged; send the whole file")
 
 
 def _too_large(what: str, max_pixels: int) -> ImageError:

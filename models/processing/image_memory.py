@@ -10,6 +10,9 @@ from PIL import Image, JpegImagePlugin
 _WEBP_PIXEL = 16
 # The picture as it was stored, and in RGB or turned: each 4 bytes at most.
 _PIXEL = 8
+# And what the decoders of videos' codecs hold: planes of up to 16 bits, of the picture and of its transparency, for
+# each way in which they are laid out, and the bytes that they hand over.
+_CODEC_PIXEL = {"AVIF": 32, "HEIF": 32}
 _COEFFICIENTS = 128  # a block of 8 × 8, 2 bytes each
 # The bytes of the file: as they came, and copies that a codec makes.
 _COPIES = 3
@@ -34,7 +37,7 @@ def image_bytes(
     """What it takes at its peak to decode a picture and to resize it.
 
     Args:
-        image: JPEG or PNG, opened, and drafted where it will be.
+        image: opened, and drafted where it will be.
         full: (width, height) before it was drafted.
         target: (width, height) to which it is resized; ``None`` where it is not.
         scans: of the JPEG.
@@ -42,7 +45,7 @@ def image_bytes(
         final: (width, height) to which it is resized once more; ``None`` where it is not.
     """
     pixels = image.size[0] * image.size[1]
-    peak = pixels * _PIXEL
+    peak = pixels * _CODEC_PIXEL.get(image.format or "", _PIXEL)
     if isinstance(image, JpegImagePlugin.JpegImageFile) and (scans > 1 or "progressive" in image.info):
         peak = max(peak, pixels * 4 + _coefficients(image, full))
     return peak + _resizing(image.size, target) + _again(target, final) + _COPIES * length

@@ -47,8 +47,8 @@ def add_job_arguments(parser: argparse.ArgumentParser) -> None:
         "images",
         nargs="+",
         metavar="IMAGE",
-        help="JPEG, PNG or WEBP file, a folder of them, a quoted pattern such as '*/*.jpg', or - for a list of "
-        "files on standard input, one a line",
+        help="picture (JPEG, PNG, WEBP, GIF, BMP, TIFF, AVIF; HEIC with snapcap[heif]), a folder of them, a quoted "
+        "pattern such as '*/*.jpg', or - for a list of files on standard input, one a line",
     )
     files = parser.add_argument_group("options: files")
     files.add_argument("-r", "--recursive", action="store_true", help="look into the folders of folders too")

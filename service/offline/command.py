@@ -6,6 +6,7 @@ wrong, or captions are in the way; 130 or 143: ended by Ctrl-C or SIGTERM, and w
 
 import logging
 import sys
+from collections.abc import Sequence
 from contextlib import closing
 
 from snapcap.service.config.settings import Settings
@@ -21,6 +22,7 @@ from snapcap.service.offline.progress import open_progress
 from snapcap.service.telemetry import logs
 from snapcap.warmup.errors import one_line
 
+_MOST_NAMED = 5  # of the files that are left out, which may be a million
 _logger = logging.getLogger("snapcap.caption")
 
 
@@ -34,7 +36,7 @@ def caption(settings: Settings, job: Job) -> int:
         # What is there already needs no model.
         tally = _run(settings, job, outputs) if outputs.todo else Tally()
         tally.failures[:0] = found.failures
-        _report(tally, len(outputs.todo), outputs.held, as_json=settings.log.format == "json")
+        _report(tally, len(outputs.todo), outputs.held, found.others, as_json=settings.log.format == "json")
     if tally.signal is not None:
         return 128 + tally.signal
     return 1 if tally.failures or tally.error else 0
@@ -60,12 +62,14 @@ def _run(settings: Settings, job: Job, outputs: Outputs) -> Tally:
     return tally
 
 
-def _report(tally: Tally, asked: int, held: int, as_json: bool) -> None:
-    """A line of counts where there were several images, then each that has no caption."""
-    if asked + held > 1:
+def _report(tally: Tally, asked: int, held: int, others: Sequence[str], as_json: bool) -> None:
+    """A line of counts where there were several files, then each image that has no caption."""
+    if asked + held > 1 or others:
         fields: dict[str, object] = {"captions": tally.captions, "failed": len(tally.failures)}
         if held:
             fields["there_already"] = held
+        if others:
+            fields |= {"not_pictures": len(others), "left_out": _in_short(others)}
         if tally.captions:
             fields |= {"s": tally.seconds, "captions_per_s": round(tally.captions / tally.seconds, 1)}
         _logger.info("captioned", extra={"fields": fields})
@@ -75,6 +79,12 @@ def _report(tally: Tally, asked: int, held: int, as_json: bool) -> None:
         print(f"snapcap: {tally.error}", file=sys.stderr)
     elif tally.signal is not None:
         print("snapcap: interrupted; what was done is kept, and --resume goes on from files", file=sys.stderr)
+
+
+def _in_short(paths: Sequence[str]) -> str:
+    """The first names of a list, and how many follow."""
+    named = ", ".join(paths[:_MOST_NAMED])
+    return named if len(paths) <= _MOST_NAMED else f"{named} and {len(paths) - _MOST_NAMED} more"
 
 
 def _say_failed(failure: Failure, as_json: bool) -> None:

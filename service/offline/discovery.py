@@ -1,35 +1,35 @@
 """Finds the images that the operands of `snapcap caption` name."""
 
 import glob
+import mimetypes
 import os
 from collections.abc import Iterable
 from dataclasses import field
 
 from snapcap.models.dataclass import dataclass
+from snapcap.models.processing.image_formats import HEAD_BYTES, TAIL_BYTES, is_readable, kind_of, readable
 from snapcap.service.offline.arguments import STDIN
 from snapcap.service.offline.failure import Failure, reason_of
-
-# By name only where files are found, not where they are named: opening every file of a folder would take minutes.
-READ = frozenset({".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp"})
-OTHER = frozenset({".gif", ".bmp", ".tif", ".tiff", ".heic", ".heif", ".avif", ".jxl", ".jp2"})
-_KINDS = "JPEG, PNG or WEBP"
 
 
 @dataclass
 class Found:
-    """``images`` in the order of the operands, each once; ``failures`` of what was named and cannot be one."""
+    """``images`` in the order of the operands, each once; ``failures`` of what was named and cannot be captioned;
+    ``others``: files of folders and patterns that are no pictures."""
 
     images: list[str] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
+    others: list[str] = field(default_factory=list)
 
 
 def find_images(operands: Iterable[str], recursive: bool, lines: Iterable[bytes]) -> Found:
     """The images that the operands name.
 
-    A file is taken whatever its name is. Of a folder, and of a pattern that the shell has left alone, images are
-    taken by their extension, sorted by name; those of a format that is not read are failures, so that none is
-    missed in silence. Hidden files and folders are passed over, as the copies `._photo.jpg` that macOS leaves.
-    Links to folders inside a folder are not followed.
+    A file is taken whatever it is. Of a folder, and of a pattern that the shell has left alone, pictures are taken
+    by their first bytes, sorted by name, and what is called a picture and is none, so that captioning it fails and
+    says why. Pictures of a format that is not read are failures, so that none is missed in silence. Hidden files
+    and folders are passed over, as the copies `._photo.jpg` that macOS leaves. Links to folders inside a folder are
+    not followed.
 
     Args:
         lines: what `-` reads the names of files and folders from.
@@ -67,7 +67,7 @@ class _Finder:
         self._scan(path)
         if before == (self._taken, len(self.found.failures)):
             hint = "" if self._recursive else "; --recursive looks into its folders too"
-            self._fail(path, f"no {_KINDS} file in this folder{hint}")
+            self._fail(path, f"no picture in this folder{hint}")
 
     def take_pattern(self, pattern: str) -> None:
         before = self._taken
@@ -75,9 +75,9 @@ class _Finder:
             if os.path.isdir(path):
                 self._scan(path)
             else:
-                self._add_by_extension(path)
+                self._add_by_bytes(path)
         if before == self._taken:
-            self._fail(pattern, f"no {_KINDS} file matches")
+            self._fail(pattern, "no picture matches")
 
     def _scan(self, folder: str) -> None:
         folders = []
@@ -87,7 +87,7 @@ class _Finder:
                     if entry.name.startswith("."):
                         continue
                     if entry.is_file():
-                        self._add_by_extension(os.path.join(folder, entry.name))
+                        self._add_by_bytes(os.path.join(folder, entry.name))
                     elif self._recursive and entry.is_dir(follow_symlinks=False):
                         folders.append(os.path.join(folder, entry.name))
         except OSError as error:
@@ -95,12 +95,22 @@ class _Finder:
         for each in folders:
             self._scan(each)
 
-    def _add_by_extension(self, path: str) -> None:
-        extension = os.path.splitext(path)[1].lower()
-        if extension in READ:
+    def _add_by_bytes(self, path: str) -> None:
+        try:
+            kind = kind_of(_ends(path))
+        except OSError as error:
+            if self._is_new(path):
+                self._fail(path, reason_of(error))
+            return
+        if kind is not None and is_readable(kind.label):
             self._add(path)
-        elif extension in OTHER and self._is_new(path):
-            self._fail(path, f"{extension[1:].upper()} images are not read; convert it to {_KINDS}")
+        elif kind is not None and kind.picture:
+            if self._is_new(path):
+                self._fail(path, f"{kind.name} images are not read; convert it to {readable()}")
+        elif (mimetypes.guess_type(path)[0] or "").startswith("image/"):
+            self._add(path)
+        elif self._is_new(path):
+            self.found.others.append(path)
 
     def _add(self, path: str) -> None:
         self._taken += 1
@@ -116,3 +126,14 @@ class _Finder:
 
     def _fail(self, path: str, reason: str) -> None:
         self.found.failures.append(Failure(path, reason))
+
+
+def _ends(path: str) -> bytes:
+    """The first bytes of a file and the last, which tell what it is. Nothing waits at the end of a pipe."""
+    end = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        head = os.pread(end, HEAD_BYTES, 0)
+        size = os.fstat(end).st_size
+        return head if size <= len(head) else head + os.pread(end, TAIL_BYTES, size - TAIL_BYTES)
+    finally:
+        os.close(end)

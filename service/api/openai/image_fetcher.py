@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import urljoin
 
+from snapcap.models.processing.image_formats import MEDIA_TYPES
 from snapcap.service.api.bodies.body import BodyClock, BodyLimits
 from snapcap.service.api.openai.image_url import AllowedHosts, Target, is_public
 from snapcap.service.errors import ImageNotFetched, ImageUrlRefused, Overloaded
@@ -20,6 +21,9 @@ MAX_REDIRECTS = 3
 # the memory of bodies what they hold.
 MAX_CONCURRENT = 64
 _CHUNK = 64 << 10
+# AVIF and HEIC are the last to be asked for: they take long to decode, and not every installation reads them.
+_LAST = ("image/avif", "image/heic")
+_ACCEPT = ",".join(f"{name};q=0.5" if name in _LAST else name for name in (*MEDIA_TYPES, "*/*;q=0.1"))
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -127,7 +131,7 @@ class ImageFetcher:
         import h11  # noqa: PLC0415 - most servers never fetch
 
         connection = h11.Connection(h11.CLIENT)
-        fields = {"Host": target.authority, "User-Agent": "snapcap", "Accept": "image/*", "Connection": "close"}
+        fields = {"Host": target.authority, "User-Agent": "snapcap", "Accept": _ACCEPT, "Connection": "close"}
         request = h11.Request(method="GET", target=target.path, headers=list(fields.items()))
         writer.write((connection.send(request) or b"") + (connection.send(h11.EndOfMessage()) or b""))
         received, chunks = 0, []

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from snapcap.models.processing.image_formats import MEDIA_TYPES
 from snapcap.service import errors
 from snapcap.service.api.problems import PROBLEM, ErrorShape
 from snapcap.service.errors import ServiceError
@@ -31,8 +32,7 @@ JSON_BODY: tuple[type[ServiceError], ...] = (errors.EmptyBody, errors.InvalidJso
 _BINARY: Schema = {"type": "string", "format": "binary"}
 # The image as the body itself, in the formats that are read.
 IMAGE_BODIES: dict[str, Any] = {
-    media_type: {"schema": _BINARY}
-    for media_type in ("image/jpeg", "image/png", "image/webp", "application/octet-stream")
+    media_type: {"schema": _BINARY} for media_type in (*MEDIA_TYPES, "application/octet-stream")
 }
 IMAGE_TEXT: Schema = {
     "type": "string",

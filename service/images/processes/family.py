@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from snapcap.models.processing.image_parts import sniff
+from snapcap.models.processing.image_formats import sniff
 from snapcap.service.images.processes.fork import ImageProcesses
 from snapcap.service.images.processes.messages import Began, Ended, Notice, Setup
 from snapcap.service.images.processes.notice_channel import NoticeChannel

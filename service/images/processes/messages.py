@@ -10,6 +10,7 @@ import struct
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, get_args
 
 from snapcap.models.processing.image_error import Reason
+from snapcap.models.processing.image_formats import READ
 
 if TYPE_CHECKING:
     from snapcap.models.processing.transform import ImageTransform
@@ -20,7 +21,6 @@ HEAD = struct.Struct("=IQQ")
 _NOTICE = struct.Struct("=Bii")  # kind, process, its status
 _ANSWER = struct.Struct("=BIBddQH")  # kind, slot, name, began, seconds, bytes of memory, bytes of text
 _MOST_TEXT = 8_000
-_FORMATS = ("jpeg", "png", "webp")
 _REASONS: tuple[str, ...] = get_args(Reason)
 _DECODED, _REFUSED, _BROKEN, _NEEDS = range(4)
 _BEGAN, _ENDED, _NONE_BEGAN = range(3)
@@ -112,7 +112,7 @@ class NoticeReader:
 def pack_answer(slot: int, answer: Answer) -> bytes:
     match answer:
         case Decoded(name, began, seconds):
-            return _ANSWER.pack(_DECODED, slot, _FORMATS.index(name), began, seconds, 0, 0)
+            return _ANSWER.pack(_DECODED, slot, READ.index(name), began, seconds, 0, 0)
         case Refused(reason, sentence):
             return _with_text(_REFUSED, slot, _REASONS.index(reason), sentence.encode()[:_MOST_TEXT])
         case Broken(trace):
@@ -169,8 +169,8 @@ def _with_text(kind: int, slot: int, name: int, text: bytes) -> bytes:
 
 
 def _answer(kind: int, name: int, began: float, seconds: float, size: int, text: str) -> Answer:
-    if kind == _DECODED and name < len(_FORMATS) and math.isfinite(began) and 0 <= seconds < math.inf:
-        return Decoded(_FORMATS[name], began, seconds)
+    if kind == _DECODED and name < len(READ) and math.isfinite(began) and 0 <= seconds < math.inf:
+        return Decoded(READ[name], began, seconds)
     if kind == _REFUSED and name < len(_REASONS):
         return Refused(_REASONS[name], text)
     if kind == _BROKEN:

@@ -1,13 +1,16 @@
 """Decodes images in a process of its own, one at a time, and writes their pixels into the shared memory."""
 
+import os
 import resource
 import socket
 import time
 import traceback
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from snapcap.models.processing.image_formats import TIFF_HEADS
 from snapcap.service.images.processes.messages import (
     HEAD,
     Answer,
@@ -37,6 +40,15 @@ class MemoryNet:
     def __init__(self) -> None:
         self._base = _address_space()
         self._room = -1
+
+    def load_codec(self, image: bytes) -> None:
+        """What decodes the image stays in the process, and takes nothing from its room."""
+        from snapcap.models.processing.codecs import load_codec  # noqa: PLC0415  imported before the fork
+
+        before = _address_space()
+        if load_codec(image) and self._base is not None and before is not None:
+            self._base += max((_address_space() or before) - before, 0)
+            self._room = -1
 
     def allow(self, room: int) -> None:
         """So many bytes more than the process had when it began."""
@@ -70,12 +82,34 @@ def answer_images(
             image = receive_exactly(end, length)
             if image is None:
                 break
-            answer = _decode(image, slot, room, pixels, transform)
+            if net is not None:
+                net.load_codec(image)
+                net.allow(max(room, 3 * length))
+            with quiet_tiff(image) if net is not None else nullcontext():
+                answer = _decode(image, slot, room, pixels, transform)
             del image
             end.sendall(pack_answer(slot, answer))
     except ConnectionError:  # closed with an answer under way
         pass
     return 0
+
+
+@contextmanager
+def quiet_tiff(image: bytes) -> Iterator[None]:
+    """While a TIFF is decoded, what this process writes to standard error goes nowhere: libtiff has a line for each
+    row that is wrong."""
+    if not image.startswith(TIFF_HEADS):
+        yield
+        return
+    kept = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(nowhere)
+        os.close(kept)
 
 
 def _decode(image: bytes, slot: int, room: int, pixels: SharedPixels, transform: "ImageTransform") -> Answer:

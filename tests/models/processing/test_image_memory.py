@@ -2,13 +2,16 @@
 
 import io
 import json
+import zlib
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PIL import Image
-from support.attacks.attack_pictures import flat_png, flat_webp
+from support.attacks.attack_pictures import bmp_in_runs, flat_png, flat_webp, with_key
+from support.attacks.hostile_images import png
 from support.parity.pictures import encoded, scene
 from support.servers.server_process import python
 
@@ -20,6 +23,7 @@ SLACK = 8 << 20
 # Each picture in a process of its own, forked from one that has decoded before.
 PROGRAM = """
 import json, os, sys
+from snapcap.models.processing.codecs import load_codec
 from snapcap.models.processing.image_error import ImageError, NeedsMemory
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.service.images.sample import picture
@@ -51,7 +55,11 @@ def measure(file, size, edge, longest):
 
 ImageTransform((16, 16)).decode(picture())
 found = []
-for file, size, edge, longest in json.loads(sys.stdin.read()):
+cases = json.loads(sys.stdin.read())
+for file, *_ in cases:
+    with open(file, "rb") as opened:
+        load_codec(opened.read(100))
+for file, size, edge, longest in cases:
     read, write = os.pipe()
     if not os.fork():
         os.write(write, json.dumps(measure(file, size, edge, longest)).encode())
@@ -84,6 +92,39 @@ def pictures(width: int, height: int) -> Iterator[tuple[str, bytes]]:
     for mode in ("L", "RGB", "CMYK"):
         for name, more in options_of_jpeg():
             yield f"jpeg {mode}{name}", encoded(picture.convert(mode), "JPEG", **more)
+        yield f"jpeg {mode} without its end", encoded(picture.convert(mode), "JPEG")[:-2]
+    yield from rarer(picture, see_through)
+
+
+def rarer(picture: Image.Image, see_through: Image.Image) -> Iterator[tuple[str, bytes]]:
+    grey, width, height = picture.convert("L"), *picture.size
+    sixteen = Image.frombytes("I;16", picture.size, picture.convert("LA").tobytes())
+    yield "png grey key", with_key(encoded(sixteen, compress_level=1), 1)
+    wide = grey.resize((width * 6, height)).tobytes()
+    raw = b"".join(b"\0" + wide[at : at + width * 6] for at in range(0, len(wide), width * 6))
+    yield "png colour key", with_key(png(width, height, zlib.compress(raw, 1), 16, 2), 1, 2, 3)
+    for each in (grey, picture.convert("P"), picture):
+        yield f"gif {each.mode}", encoded(each, "GIF")
+    yield "gif clear", encoded(picture.convert("P"), "GIF", transparency=3)
+    for each in (picture.convert("1"), grey, picture.convert("P"), picture, see_through):
+        yield f"bmp {each.mode}", encoded(each, "BMP")
+    yield "bmp runs", bmp_in_runs(width, height, b"\xff\x07\x01\x09" * 3)
+    for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr", "I", "F"):
+        for compression in ("raw", "tiff_lzw"):
+            yield f"tiff {mode} {compression}", encoded(see_through.convert(mode), "TIFF", compression=compression)
+    strip = {"strip_size": 1 << 30, "compression": "tiff_adobe_deflate"}
+    yield "tiff in one strip", encoded(see_through, "TIFF", **strip, exif=TURNED)
+    yield "tiff jpeg", encoded(picture, "TIFF", compression="jpeg", exif=TURNED)
+    for each in (grey, picture, see_through):
+        for subsampling in ("4:2:0", "4:4:4"):
+            name = f"avif {each.mode} {subsampling}"
+            yield name, encoded(each, "AVIF", speed=10, subsampling=subsampling, exif=TURNED)
+    if find_spec("pillow_heif"):
+        from pillow_heif import register_heif_opener
+
+        register_heif_opener()
+        for each in (picture, see_through):
+            yield f"heic {each.mode}", encoded(each, "HEIF", chroma=444)
 
 
 def options_of_jpeg() -> Iterator[tuple[str, dict[str, Any]]]:

@@ -35,7 +35,8 @@ def test_the_openapi_document_is_valid_and_covers_every_route(client: TestClient
 def test_the_openapi_document_has_the_three_forms_and_every_option(document) -> None:
     caption = document["paths"]["/v1/caption"]["post"]
     content = caption["requestBody"]["content"]
-    images = {"image/jpeg", "image/png", "image/webp", "application/octet-stream"}
+    images = {"image/jpeg", "image/png", "image/webp", "image/gif", "image/bmp", "image/tiff", "image/avif"}
+    images |= {"image/heic", "application/octet-stream"}
     assert set(content) == {*images, "multipart/form-data", "application/json"}
     for kind in ("multipart/form-data", "application/json"):
         assert set(content[kind]["schema"]["properties"]) == {"image", *NAMES}

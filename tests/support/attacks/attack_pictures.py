@@ -67,3 +67,16 @@ def flat_png(mode: str, width: int, height: int) -> bytes:
     buffer = io.BytesIO()
     Image.new(mode, (width, height)).save(buffer, "PNG", compress_level=9)
     return buffer.getvalue()
+
+
+def with_key(png: bytes, *samples: int) -> bytes:
+    """A PNG, grey or RGB, one colour of which is transparent; ``samples`` as deep as its own."""
+    return with_chunks(png, chunk(b"tRNS", struct.pack(f">{len(samples)}H", *samples)))
+
+
+def bmp_in_runs(width: int, height: int, row: bytes) -> bytes:
+    """A BMP of 256 greys, each row of which is these runs, padded with black."""
+    head = bytearray(encoded(Image.new("L", (1, 1)), "BMP")[:1078])
+    struct.pack_into("<ii", head, 18, width, height)
+    struct.pack_into("<I", head, 30, 1)
+    return bytes(head) + (row + b"\0\0") * height + b"\0\1"

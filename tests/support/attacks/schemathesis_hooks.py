@@ -6,13 +6,15 @@ from pathlib import Path
 import schemathesis
 from hypothesis import strategies as st
 
+from snapcap.models.processing.image_formats import MEDIA_TYPES
+
 _SAMPLES = Path(__file__).parents[3] / "models" / "demo" / "samples"
 _IMAGE = st.sampled_from([path.read_bytes() for path in sorted(_SAMPLES.glob("*.png"))])
 _BASE64 = _IMAGE.map(lambda image: base64.b64encode(image).decode())
 
 schemathesis.openapi.format("byte", _BASE64)
 schemathesis.openapi.format("data-uri", _BASE64.map(lambda text: f"data:image/png;base64,{text}"))
-for _media_type in ("image/png", "image/jpeg", "image/webp", "application/octet-stream"):
+for _media_type in (*MEDIA_TYPES, "application/octet-stream"):
     schemathesis.openapi.media_type(_media_type, _IMAGE)
 
 

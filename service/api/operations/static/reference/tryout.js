@@ -23,7 +23,7 @@ class Tryout {
     this.send = element("button", "button", { type: "submit", text: "Send" });
     this.stop = element("button", "quiet", { type: "button", text: "Stop", hidden: "" });
     this.kind = element("select", "", {}, ...this.bodies.map(({ kind }, place) => element("option", "", { value: place, text: BODIES[kind] ?? kind })));
-    this.file = element("input", "", { type: "file", accept: "image/*" });
+    this.file = element("input", "", { type: "file", accept: "image/*,.avif,.heic,.heif,.tif,.tiff" });
     this.text = element("textarea", "", { spellcheck: "false", rows: "14", wrap: "off" });
     const parameters = (this.operation.parameters ?? []).filter(({ in: where }) => where in this.fields);
     const rows = { path: [], query: [] };

@@ -1,0 +1,149 @@
+"""Opens pictures with Pillow's plugin for their format, and finds out what Pillow does not tell of them."""
+
+import hashlib
+import io
+import struct
+import sys
+import zlib
+from importlib import import_module
+from typing import Any
+
+from PIL import Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
+
+from snapcap.models.processing.headers.header import Header, damaged
+from snapcap.models.processing.headers.jpeg import covers_all, ended
+from snapcap.models.processing.image_formats import is_readable, sniff
+
+# Pillow's plugins: these are imported with this module, those of rarer formats with the first such picture.
+_PLUGINS = (JpegImagePlugin, PngImagePlugin, WebPImagePlugin)
+_RARE = {
+    "gif": "PIL.GifImagePlugin",
+    "bmp": "PIL.BmpImagePlugin",
+    "tiff": "PIL.TiffImagePlugin",
+    "avif": "PIL.AvifImagePlugin",
+    "heic": "pillow_heif",
+}
+
+# What Pillow raises on damaged data, found by mutating files of every format.
+DAMAGED = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    IndexError,
+    KeyError,
+    TypeError,
+    RuntimeError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    struct.error,
+    zlib.error,
+)
+
+# Neither byte nor its complement is 0xFF, which begins a marker, or 0.
+_NOISE = bytes(number * 73 % 251 + 2 for number in range(256))
+_OTHER_NOISE = bytes(255 - number for number in _NOISE)
+
+
+def load_codec(data: bytes) -> bool:
+    """Import what decodes the format of the data, for a process that decodes one picture at a time.
+
+    Returns:
+        Whether that was new.
+    """
+    name = sniff(data)
+    module = _RARE.get(name)
+    if module is None or module in sys.modules or not is_readable(name):
+        return False
+    plugin: Any = import_module(module)
+    # A thread takes address space, of which each such process has only what its picture needs.
+    if name == "avif":
+        plugin.DEFAULT_MAX_THREADS = 1
+    elif name == "heic":
+        plugin.options.DECODE_THREADS = 1
+    return True
+
+
+def opened(data: bytes, name: str) -> Image.Image:
+    if name == "heic":
+        opened: Image.Image = _plugin(name).HeifImageFile(io.BytesIO(data))
+        return opened
+    if name in _RARE:
+        _plugin(name)
+    return Image.open(io.BytesIO(data), formats=(name.upper(),))
+
+
+def _plugin(name: str) -> Any:
+    return import_module(_RARE[name])
+
+
+def unended(data: bytes) -> bytes:
+    """A JPEG without an end marker, as it is decoded."""
+    return ended(data, _NOISE)
+
+
+def draft(image: Image.Image, least: tuple[int, int]) -> tuple[float, float, float, float] | None:
+    """Let a large JPEG be decoded at a fraction of its size; returns the part of the result that it fills."""
+    if not isinstance(image, JpegImagePlugin.JpegImageFile):
+        return None
+    full = image.size
+    drafted = image.draft(None, (2 * least[0], 2 * least[1]))
+    return drafted[1] if drafted and image.size != full else None
+
+
+def check_whole(data: bytes, image: Image.Image, least: tuple[int, int] | None) -> None:
+    """Refuse a JPEG without an end marker that lacks more than that.
+
+    A decoder makes up what is missing from the bytes that follow. So two are decoded that go on with different
+    noise, and only a picture that needs none of it comes out the same.
+    """
+    if not covers_all(data):
+        raise damaged("jpeg")
+    try:
+        with opened(ended(data, _OTHER_NOISE), "jpeg") as other:
+            if least is not None:
+                draft(other, least)
+            digest = _digest(other)
+        same = digest == _digest(image)
+    except DAMAGED:
+        same = False
+    if not same:
+        raise damaged("jpeg")
+
+
+def _digest(image: Image.Image) -> bytes:
+    image.load()
+    digest = hashlib.blake2b()
+    for top in range(0, image.height, 64):
+        digest.update(image.crop((0, top, image.width, min(top + 64, image.height))).tobytes())
+    return digest.digest()
+
+
+def lower_halves(header: Header) -> Image.Image:
+    """The low bytes of a PNG of 16-bit colours, of which Pillow keeps the high ones."""
+    low = opened(header.data, "png")
+    # The samples' first byte is the high one: read the other way round, the second is.
+    low.tile = [tile._replace(args="RGB;16L") for tile in low.tile]  # type: ignore[attr-defined]
+    low.load()
+    return low
+
+
+_ORIENTATION_TAG = 0x0112
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+def turn(image: Image.Image) -> Image.Transpose | None:
+    """What brings an image upright."""
+    try:
+        return _UPRIGHT.get(image.getexif().get(_ORIENTATION_TAG, 1))
+    except DAMAGED:  # of the EXIF block; the pixels may be good
+        return None

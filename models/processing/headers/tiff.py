@@ -1,0 +1,178 @@
+"""Reads the directory of a TIFF's first page, and gives Pillow one that holds what it needs and no more."""
+
+import math
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from snapcap.models.processing.headers.header import (
+    MOST_PARTS,
+    Header,
+    damaged,
+    too_complex,
+    unsupported,
+    zero_size,
+)
+from snapcap.models.processing.headers.jpeg import MOST_SCANNED, MOST_SCANS
+
+_WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC = 256, 257, 258, 259, 262
+_STRIPS, _SAMPLES, _ROWS, _STRIP_BYTES, _PLANES = 273, 277, 278, 279, 284
+_TILE_WIDTH, _TILE_HEIGHT, _TILES, _TILE_BYTES = 322, 323, 324, 325
+_SUB_DIRECTORIES, _DNG = 330, 50706
+# And: fill order, orientation, options of fax codes, predictor, palette, extra samples, kind of numbers, JPEG's
+# tables, coefficients and subsampling of YCbCr, its reference black and white.
+_KEPT = frozenset(
+    {_WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC, _STRIPS, _SAMPLES, _ROWS, _STRIP_BYTES, _PLANES}
+    | {_TILE_WIDTH, _TILE_HEIGHT, _TILES, _TILE_BYTES}
+    | {266, 274, 292, 293, 317, 320, 338, 339, 347, 529, 530, 531, 532}
+)
+_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4}
+_INTEGERS = {1: "B", 3: "H", 4: "I"}
+_RAW, _JPEG = 1, 7
+# Uncompressed, fax, LZW, JPEG, Deflate and PackBits.
+_COMPRESSIONS = frozenset({_RAW, 2, 3, 4, 5, _JPEG, 8, 32773, 32946})
+_NAMES = {6: "old JPEG", 34925: "LZMA", 50000: "Zstandard", 50001: "WEBP", 34712: "JPEG 2000", 34887: "LERC"}
+_CAMERA = (32803, 34892)  # a colour filter's samples, and what was made of them
+_WHITE_IS_ZERO, _LAB = 0, 8
+_MOST_SAMPLES = 6  # of a pixel, Pillow's own limit
+
+
+class _Entry(NamedTuple):
+    kind: int
+    values: int  # how many
+    at: int  # of its values
+    raw: bytes  # as it stands in the directory
+
+
+def read_tiff(data: bytes) -> Header:
+    """The header of a TIFF's first page.
+
+    Raises:
+        ImageError: ``unsupported_format``, ``too_complex``, ``zero_size``, ``truncated``.
+    """
+    directory = _Directory(data)
+    entries = directory.entries
+    photometric = directory.number(_PHOTOMETRIC, 0)
+    if _DNG in entries or photometric in _CAMERA:
+        raise unsupported("camera RAW images")
+    if directory.number(254, 0) & 1 and _SUB_DIRECTORIES in entries:  # NEF, ARW and others: a thumbnail comes first
+        raise unsupported("camera RAW images")
+    if photometric == _LAB:
+        raise unsupported("TIFF images in CIELAB colours")
+    size = directory.number(_WIDTH, 0), directory.number(_HEIGHT, 0)
+    if 0 in size:
+        raise zero_size()
+    compression = directory.number(_COMPRESSION, _RAW)
+    if compression not in _COMPRESSIONS:
+        raise unsupported(f"TIFF images with {_NAMES.get(compression, f'compression {compression}')}")
+    samples, bits = directory.number(_SAMPLES, 1), directory.numbers(_BITS, _MOST_SAMPLES) or (1,)
+    if samples > _MOST_SAMPLES or max(bits) > 64:
+        raise unsupported(f"TIFF images of {samples} samples and {max(bits)} bits")
+    pieces = _Pieces(directory, size, samples, max(bits))
+    pieces.check(compression)
+    inverted = photometric == _WHITE_IS_ZERO and max(bits) > 8
+    memory = 0 if compression == _RAW else pieces.memory
+    # libtiff gets a copy of the file.
+    return Header("tiff", directory.written(pieces), size, memory=memory + len(data), inverted=inverted)
+
+
+class _Directory:
+    """The tags of the first page."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.order = "<" if data.startswith(b"II") else ">"
+        self._entry = struct.Struct(f"{self.order}HHI4s")
+        at = self._unpack("I", 4)
+        count = self._unpack("H", at)
+        if count == 0 or at + 2 + count * self._entry.size > len(data):
+            raise damaged("tiff")
+        self.entries: dict[int, _Entry] = {}
+        for number in range(count):
+            start = at + 2 + number * self._entry.size
+            tag, kind, values, inline = self._entry.unpack_from(data, start)
+            length = _SIZES.get(kind, 0) * values
+            place = start + 8 if length <= 4 else struct.unpack(f"{self.order}I", inline)[0]
+            self.entries.setdefault(tag, _Entry(kind, values, place, inline))
+
+    def numbers(self, tag: int, most: int) -> tuple[int, ...]:
+        """So many of a tag's values at most; none where it is missing."""
+        entry = self.entries.get(tag)
+        if entry is None:
+            return ()
+        letter, count = _INTEGERS.get(entry.kind), min(entry.values, most)
+        if letter is None or not count or entry.at + count * _SIZES[entry.kind] > len(self.data):
+            raise damaged("tiff")
+        return struct.unpack_from(f"{self.order}{count}{letter}", self.data, entry.at)
+
+    def number(self, tag: int, default: int) -> int:
+        values = self.numbers(tag, 1)
+        return values[0] if values else default
+
+    def written(self, pieces: "_Pieces") -> bytes:
+        """The file with a directory at its end that has the tags that are needed, and no further pages."""
+        kept = []
+        for tag in sorted(_KEPT & self.entries.keys()):
+            kind, count, at, raw = self.entries[tag]
+            size = _SIZES.get(kind, 0)
+            if tag in pieces.tags and count > pieces.count:
+                count = pieces.count  # Pillow would go on with what is beyond the picture
+                if count * size <= 4:  # which lie in the directory itself
+                    raw = self.data[at : at + count * size].ljust(4, b"\0")
+            if not size or count > MOST_PARTS * 2 or at + count * size > len(self.data):
+                raise damaged("tiff")
+            kept.append(self._entry.pack(tag, kind, count, raw))
+        padding = b"\0" * (len(self.data) & 1)
+        head = self.data[:4] + struct.pack(f"{self.order}I", len(self.data) + len(padding))
+        length = struct.pack(f"{self.order}H", len(kept))
+        return b"".join([head, memoryview(self.data)[8:], padding, length, *kept, bytes(4)])
+
+    def _unpack(self, letter: str, at: int) -> int:
+        try:
+            return int(struct.unpack_from(f"{self.order}{letter}", self.data, at)[0])
+        except struct.error:
+            raise damaged("tiff") from None
+
+
+class _Pieces:
+    """The strips or tiles of a page."""
+
+    def __init__(self, directory: _Directory, size: tuple[int, int], samples: int, bits: int) -> None:
+        self._directory = directory
+        width, height = size
+        planes = samples if directory.number(_PLANES, 1) == 2 else 1
+        if _TILES in directory.entries and _STRIPS not in directory.entries:
+            self.tags = (_TILES, _TILE_BYTES)
+            across, down = directory.number(_TILE_WIDTH, 0), directory.number(_TILE_HEIGHT, 0)
+        else:
+            self.tags = (_STRIPS, _STRIP_BYTES)
+            across, down = width, min(directory.number(_ROWS, height), height)
+        if 0 in (across, down):
+            raise damaged("tiff")
+        self.count = math.ceil(width / across) * math.ceil(height / down) * planes
+        self._pixels = across * down
+        # Unpacked, and as RGBA where colours are converted.
+        self.memory = self._pixels * (samples * bits // 8 + 1 + 4)
+
+    def check(self, compression: int) -> None:
+        """Refuse what takes much longer than its pixels and its bytes tell."""
+        offsets, lengths = self.tags
+        if self.count > MOST_PARTS:
+            raise too_complex("TIFF", f"more than {MOST_PARTS} strips or tiles", "save it with larger ones")
+        if len(self._directory.numbers(offsets, self.count)) < self.count:
+            raise damaged("tiff")
+        if compression == _RAW:
+            return
+        data = self._directory.data
+        self._check_lengths(self._directory.numbers(lengths, self.count), len(data))
+        if compression == _JPEG:
+            scans = data.count(b"\xff\xda")
+            if scans > MOST_SCANS * self.count or scans * self._pixels > max(
+                MOST_SCANNED, self.count * self._pixels
+            ):
+                raise too_complex("TIFF", "too many scans of JPEG at this size", "save it with fewer")
+
+    def _check_lengths(self, lengths: Sequence[int], size: int) -> None:
+        """Pieces that lie on each other are unpacked as often as they are named."""
+        if sum(min(each, size) for each in lengths) > 2 * size + MOST_PARTS:
+            raise too_complex("TIFF", "strips or tiles that lie on each other", "save it anew")

@@ -1,0 +1,160 @@
+"""Names the format of a file by its bytes, whatever it is called, and says which formats are read. No Pillow."""
+
+import struct
+from importlib.util import find_spec
+from typing import NamedTuple
+
+# The formats that are read, by the labels that metrics and logs use. HEIC needs pillow-heif.
+READ = ("jpeg", "png", "webp", "gif", "bmp", "tiff", "avif", "heic")
+MEDIA_TYPES = tuple(f"image/{label}" for label in READ)
+# A Pillow that was built without libavif lacks the module.
+_MODULES = {"avif": "PIL._avif", "heic": "pillow_heif"}
+_BMP_HEADERS = (12, 40, 52, 56, 64, 108, 124)
+# What is enough of a file to name its format: but for a drawing behind a very long comment.
+HEAD_BYTES, TAIL_BYTES = 4096, 18
+_TEXT_HEAD = 65_536  # bytes in which a text must show what it is
+TIFF_HEADS = (b"II*\0", b"MM\0*")
+
+
+class Kind(NamedTuple):
+    """A kind of file. ``name``: what people call it. ``picture``: whether a program would show it as one."""
+
+    label: str
+    name: str
+    picture: bool = True
+
+
+_BY_LABEL = {label: Kind(label, label.upper()) for label in READ}
+_SVG = Kind("svg", "SVG")
+_VIDEO = Kind("video", "an MP4 or QuickTime video", picture=False)
+_HTML = Kind("html", "an HTML page", picture=False)
+# (offset, the bytes there, the kind)
+_SIGNATURES = (
+    (0, b"\xff\xd8\xff", _BY_LABEL["jpeg"]),
+    (0, b"\x89PNG\r\n\x1a\n", _BY_LABEL["png"]),
+    (0, b"GIF87a", _BY_LABEL["gif"]),
+    (0, b"GIF89a", _BY_LABEL["gif"]),
+    *((0, head, _BY_LABEL["tiff"]) for head in TIFF_HEADS),
+    (0, b"II+\0", Kind("bigtiff", "BigTIFF")),
+    (0, b"MM\0+", Kind("bigtiff", "BigTIFF")),
+    (0, b"\xff\x0a", Kind("jxl", "JPEG XL")),
+    (0, b"\0\0\0\x0cJXL \r\n\x87\n", Kind("jxl", "JPEG XL")),
+    (0, b"\xff\x4f\xff\x51", Kind("jp2", "JPEG 2000")),
+    (0, b"\0\0\0\x0cjP  \r\n\x87\n", Kind("jp2", "JPEG 2000")),
+    (0, b"II\xbc", Kind("jxr", "JPEG XR")),
+    (0, b"8BPS", Kind("psd", "Photoshop (PSD)")),
+    (0, b"gimp xcf", Kind("xcf", "GIMP (XCF)")),
+    (0, b"\0\0\1\0", Kind("ico", "ICO")),
+    (0, b"\0\0\2\0", Kind("cur", "CUR")),
+    (0, b"icns", Kind("icns", "ICNS")),
+    (0, b"DDS ", Kind("dds", "DDS")),
+    (0, b"\x76\x2f\x31\x01", Kind("exr", "OpenEXR")),
+    (0, b"qoif", Kind("qoi", "QOI")),
+    (0, b"#?RADIANCE", Kind("hdr", "Radiance HDR")),
+    (0, b"#?RGBE", Kind("hdr", "Radiance HDR")),
+    (0, b"\x8aMNG\r\n\x1a\n", Kind("mng", "MNG")),
+    (0, b"\x8bJNG\r\n\x1a\n", Kind("mng", "JNG")),
+    (0, b"\xabKTX ", Kind("ktx", "KTX")),
+    (0, b"BPG\xfb", Kind("bpg", "BPG")),
+    (0, b"SIMPLE  =", Kind("fits", "FITS")),
+    (0, b"\xd7\xcd\xc6\x9a", Kind("wmf", "WMF")),
+    (40, b" EMF", Kind("emf", "EMF")),
+    (0, b"IIRO", Kind("raw", "camera RAW")),
+    (0, b"IIRS", Kind("raw", "camera RAW")),
+    (0, b"IIU\0", Kind("raw", "camera RAW")),
+    (0, b"MMOR", Kind("raw", "camera RAW")),
+    (0, b"FUJIFILMCCD-RAW", Kind("raw", "camera RAW")),
+    (0, b"FOVb", Kind("raw", "camera RAW")),
+    (128, b"DICM", Kind("dicom", "DICOM")),
+    (0, b"AT&TFORM", Kind("djvu", "DjVu")),
+    (0, b"%PDF-", Kind("pdf", "a PDF document", picture=False)),
+    (0, b"%!PS", Kind("eps", "PostScript")),
+    (0, b"\xc5\xd0\xd3\xc6", Kind("eps", "PostScript")),
+    (0, b"\x1f\x8b", Kind("gzip", "gzip data", picture=False)),
+    (0, b"PK\3\4", Kind("zip", "a ZIP archive", picture=False)),
+    (0, b"7z\xbc\xaf\x27\x1c", Kind("7z", "a 7-Zip archive", picture=False)),
+    (0, b"Rar!\x1a\7", Kind("rar", "a RAR archive", picture=False)),
+    (0, b"\x1a\x45\xdf\xa3", Kind("video", "a WebM or Matroska video", picture=False)),
+    (4, b"moov", _VIDEO),
+    (4, b"mdat", _VIDEO),
+)
+# (of the ISO base media file: a brand, the kind); a file names several.
+_BRANDS = (
+    ((b"avif", b"avis"), _BY_LABEL["avif"]),
+    ((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs"), _BY_LABEL["heic"]),
+    ((b"crx ",), Kind("raw", "camera RAW")),
+    ((b"jxl ",), Kind("jxl", "JPEG XL")),
+    ((b"jp2 ", b"jpx ", b"jph "), Kind("jp2", "JPEG 2000")),
+    ((b"mif1", b"msf1", b"heif"), Kind("heif", "HEIF that is neither AVIF nor HEIC")),
+)
+_OF_RIFF = {b"WEBP": _BY_LABEL["webp"], b"AVI ": Kind("video", "an AVI video", picture=False)}
+_NETPBM = {
+    b"1": "PBM",
+    b"4": "PBM",
+    b"2": "PGM",
+    b"5": "PGM",
+    b"3": "PPM",
+    b"6": "PPM",
+    b"7": "PAM",
+    b"F": "PFM",
+    b"f": "PFM",
+}
+
+
+def kind_of(data: bytes) -> Kind | None:
+    """The kind of file that the bytes announce; None where they announce none that is known.
+
+    The first ``HEAD_BYTES`` and the last ``TAIL_BYTES`` of a file are enough.
+    """
+    for offset, signature, kind in _SIGNATURES:
+        if data.startswith(signature, offset):
+            return kind
+    if data.startswith(b"ftyp", 4):
+        return _of_brands(data)
+    if data.startswith(b"RIFF"):
+        return _OF_RIFF.get(data[8:12])
+    if data.startswith(b"BM") and int.from_bytes(data[14:18], "little") in _BMP_HEADERS:
+        return _BY_LABEL["bmp"]
+    if data[:1] == b"P" and data[1:2] in _NETPBM and data[2:3].isspace():
+        return Kind("ppm", _NETPBM[data[1:2]])
+    return Kind("tga", "TGA") if data.endswith(b"TRUEVISION-XFILE.\0") else _of_text(data)
+
+
+def is_readable(label: str) -> bool:
+    """Whether a format is read with the packages that are installed."""
+    return label in READ and (label not in _MODULES or find_spec(_MODULES[label]) is not None)
+
+
+def readable() -> str:
+    """The formats that are read with the packages that are installed, as in ``JPEG, PNG or WEBP``."""
+    names = [label.upper() for label in READ if is_readable(label)]
+    return f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def sniff(data: bytes) -> str:
+    """The label of the format that the bytes announce; ``""`` where it is not known."""
+    kind = kind_of(data)
+    return kind.label if kind else ""
+
+
+def _of_brands(data: bytes) -> Kind | None:
+    length = min(max(struct.unpack_from(">I", data)[0], 16), 512)
+    brands = {data[8:12], *(data[at : at + 4] for at in range(16, min(length, len(data)), 4))}
+    for names, kind in _BRANDS:
+        if not brands.isdisjoint(names):
+            return kind
+    return _VIDEO
+
+
+def _of_text(data: bytes) -> Kind | None:
+    """Markup, behind a byte order mark, a prolog, comments and white space."""
+    head = data[:_TEXT_HEAD]
+    encoding = "utf-16" if head.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
+    text = head.decode(encoding, "ignore").lstrip().lower()
+    if not text.startswith("<"):
+        return None
+    if text.startswith(("<!doctype html", "<html", "<head", "<body")):
+        return _HTML
+    known = [(at, kind) for mark, kind in (("<svg", _SVG), ("<html", _HTML)) if (at := text.find(mark)) >= 0]
+    # The element that comes first is the document's: a page may hold a drawing, and the other way round.
+    return min(known, key=lambda each: each[0])[1] if known else None

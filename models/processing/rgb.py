@@ -1,0 +1,107 @@
+"""Brings the pixels of any Pillow image to RGB, with transparent ones on white.
+
+A picture is brought there strip by strip, so that no step takes the memory of a whole picture.
+"""
+
+import math
+import sys
+from collections.abc import Sequence
+
+from PIL import Image, ImageChops
+
+# Rows of so many pixels are brought to RGB at a time.
+_STRIP = 1 << 18
+_OPAQUE = (255, 255)
+
+
+def to_rgb(
+    image: Image.Image,
+    key: Sequence[int] | None = None,
+    low: Image.Image | None = None,
+    frame: tuple[int, int, int, int] | None = None,
+    inverted: bool = False,
+) -> Image.Image:
+    """The image in RGB; the same object where it is that already.
+
+    Args:
+        image: with its pixels loaded.
+        key: the transparent colour in samples of 16 bits, which a grey image has in full.
+        low: the lower halves of the samples, of a colour image with a ``key``.
+        frame: (left, top, right, bottom) outside of which the picture is transparent.
+        inverted: whether 0 is white in a grey of more than 8 bits.
+
+    Raises:
+        ValueError: Pillow does not convert this mode.
+    """
+    if image.mode == "RGB" and not (image.has_transparency_data or key or frame):
+        return image
+    # A program that fills in no alpha channel leaves it at 0.
+    opaque = image.format == "BMP" and image.mode == "RGBA" and image.getextrema()[3:] == ((0, 0),)
+    scale = _scale(image)
+    whole = Image.new("RGB", image.size, "white")
+    left, top, right, bottom = frame or (0, 0, *image.size)
+    rows = max(_STRIP // image.width, 1)
+    for start in range(top, bottom, rows):
+        box = (left, start, right, min(start + rows, bottom))
+        strip = image.crop(box).convert("RGBX") if opaque else image.crop(box)
+        rgb = _rgb(strip, scale)
+        if inverted:
+            rgb = ImageChops.invert(rgb)
+        if key:
+            rgb.paste("white", mask=_equal(strip, key, low.crop(box) if low else None))
+        whole.paste(rgb, box)
+    return whole
+
+
+def _rgb(image: Image.Image, scale: float) -> Image.Image:
+    if image.mode.startswith("I;16"):  # Pillow's own conversion clips 16 bits to 255 instead of scaling
+        return _halves(image)[0].convert("RGB")
+    if image.mode in ("I", "F"):
+        return image.point(lambda value: value * scale).convert("L").convert("RGB")
+    if image.mode == "La":  # which converts to nothing else
+        image = image.convert("LA")
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    rgba = image.convert("RGBA")
+    alpha = rgba.getchannel("A")
+    if alpha.getextrema() == _OPAQUE:
+        return rgba.convert("RGB")
+    white = Image.new("RGB", rgba.size, "white")
+    white.paste(rgba, mask=alpha)
+    return white
+
+
+def _scale(image: Image.Image) -> float:
+    """The factor that brings numbers of 32 bits to 0 to 255, by the largest: up to 1, 255 or 65535 of a float or a
+    whole number are whites of their own, and of anything beyond the largest number is."""
+    if image.mode not in ("I", "F"):
+        return 1.0
+    _, extreme = image.getextrema()
+    if isinstance(extreme, tuple):  # of several bands, which these modes have not
+        return 1.0
+    largest = float(extreme)
+    if not math.isfinite(largest):
+        return 1.0
+    if largest <= 1 and image.mode == "F":
+        return 255.0
+    if largest <= 255:
+        return 1.0
+    return 1 / 256 if largest <= 65535 else 255 / largest
+
+
+def _halves(image: Image.Image) -> tuple[Image.Image, Image.Image]:
+    """The upper and the lower 8 of 16 bits."""
+    big = image.mode == "I;16B" or (image.mode == "I;16N" and sys.byteorder == "big")
+    data = image.tobytes()
+    first, second = (Image.frombytes("L", image.size, data[start::2]) for start in (0, 1))
+    return (first, second) if big else (second, first)
+
+
+def _equal(image: Image.Image, key: Sequence[int], low: Image.Image | None) -> Image.Image:
+    """255 where all 16 bits of every sample are those of the key."""
+    uppers, lowers = (image.split(), low.split()) if low else tuple((each,) for each in _halves(image))
+    mask = Image.new("L", image.size, 255)
+    for upper, lower, value in zip(uppers, lowers, key, strict=True):
+        for half, wanted in ((upper, value >> 8), (lower, value & 255)):
+            mask = ImageChops.darker(mask, half.point([255 * (each == wanted) for each in range(256)]))
+    return mask
