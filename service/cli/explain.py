@@ -28,7 +28,7 @@ def explain(settings: Settings, show_all: bool) -> int:
     except Exception as error:
         print(f"snapcap: {one_line(error)}", file=sys.stderr)
         return 1
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, markup=False, soft_wrap=True)
     fetched = artifacts.fetched
     differences = {difference.name: difference for difference in fetched.differences}
     console.print(f"model  {describe_model(artifacts.factors)}")

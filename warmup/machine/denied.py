@@ -4,10 +4,10 @@ import contextlib
 import functools
 import logging
 import os
-import resource
 from collections.abc import Iterator
 
 _OTHER_FOLDERS = ("/dev/shm", "/var/tmp")  # noqa: S108 - nobody else can open what is made there
+_NO_LIMIT = -1  # resource.RLIM_INFINITY
 _logger = logging.getLogger("snapcap.machine")
 
 
@@ -23,9 +23,11 @@ def report_denied(what: str, effect: str, reason: str) -> None:
     _logger.warning("%s is not available: %s", what, effect, extra={"fields": {"reason": reason}})
 
 
-def process_limit(which: int, unknown: int = resource.RLIM_INFINITY) -> tuple[int, int]:
+def process_limit(which: int, unknown: int = _NO_LIMIT) -> tuple[int, int]:
     """The soft and the hard limit of a resource, one of ``resource.RLIMIT_…``; where the system does not tell,
     ``unknown`` is both."""
+    import resource  # noqa: PLC0415 - which is not there where torch's libraries are loaded
+
     try:
         return resource.getrlimit(which)
     except OSError as error:
