@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
 from snapcap.models.dataclass import dataclass
-from snapcap.warmup.cache_folder import user_cache
 from snapcap.warmup.option import (
     option,
     parse_address,
@@ -38,6 +37,8 @@ def is_remote(address: str) -> bool:
 
 def default_cache_dir() -> Path:
     """The user cache folder."""
+    from snapcap.warmup.cache_folder import user_cache  # noqa: PLC0415 - of starts that are given no folder
+
     return user_cache("snapcap")
 
 
