@@ -106,6 +106,8 @@ def kind_of(data: bytes) -> Kind | None:
 
     The first ``HEAD_BYTES`` and the last ``TAIL_BYTES`` of a file are enough.
     """
+    if _is_targa(data):
+        return Kind("tga", "TGA")
     for offset, signature, kind in _SIGNATURES:
         if data.startswith(signature, offset):
             return kind
@@ -117,7 +119,15 @@ def kind_of(data: bytes) -> Kind | None:
         return _BY_LABEL["bmp"]
     if data[:1] == b"P" and data[1:2] in _NETPBM and data[2:3].isspace():
         return Kind("ppm", _NETPBM[data[1:2]])
-    return Kind("tga", "TGA") if data.endswith(b"TRUEVISION-XFILE.\0") else _of_text(data)
+    return _of_text(data)
+
+
+def _is_targa(data: bytes) -> bool:
+    """By its end, or, of an old one, by a head that announces colours or greys without a palette."""
+    if data.endswith(b"TRUEVISION-XFILE.\0"):
+        return True
+    old = len(data) > 18 and data[1] == 0 and data[2] in (2, 3, 10, 11) and not any(data[3:12])
+    return old and any(data[12:14]) and any(data[14:16]) and data[16] in (8, 16, 24, 32) and data[17] < 64
 
 
 def is_readable(label: str) -> bool:

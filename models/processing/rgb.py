@@ -72,8 +72,10 @@ def _rgb(image: Image.Image, scale: float) -> Image.Image:
 
 
 def _scale(image: Image.Image) -> float:
-    """The factor that brings numbers of 32 bits to 0 to 255, by the largest: up to 1, 255 or 65535 of a float or a
-    whole number are whites of their own, and of anything beyond the largest number is."""
+    """The factor that brings the numbers of a picture with 32 bits a pixel to 0 to 255.
+
+    The largest number tells what white is: 1 of floats, 255 of both, 65535 of whole numbers; beyond, the largest
+    itself."""
     if image.mode not in ("I", "F"):
         return 1.0
     _, extreme = image.getextrema()
@@ -86,7 +88,7 @@ def _scale(image: Image.Image) -> float:
         return 255.0
     if largest <= 255:
         return 1.0
-    return 1 / 256 if largest <= 65535 else 255 / largest
+    return 1 / 256 if image.mode == "I" and largest <= 65535 else 255 / largest
 
 
 def _halves(image: Image.Image) -> tuple[Image.Image, Image.Image]:

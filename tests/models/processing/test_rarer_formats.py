@@ -1,0 +1,274 @@
+"""GIF, BMP, TIFF, AVIF and HEIC: the first picture, upright, with what is transparent on white."""
+
+import io
+import struct
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+from support.attacks.attack_pictures import bmp_in_runs
+from support.parity.pictures import encoded, scene
+
+from snapcap.models.processing.headers.tiff import read_tiff
+from snapcap.models.processing.image_error import ImageError, NeedsMemory
+from snapcap.models.processing.image_formats import is_readable
+from snapcap.models.processing.transform import ImageTransform
+
+WIDTH, HEIGHT = 90, 70
+PICTURE = scene(WIDTH, HEIGHT)
+TRANSFORM = ImageTransform((HEIGHT, WIDTH))
+heic = pytest.mark.skipif(not is_readable("heic"), reason="pillow-heif is not installed")
+
+
+def decoded(data: bytes) -> NDArray[np.uint8]:
+    return TRANSFORM.decode(data).pixels
+
+
+def by_pillow(data: bytes) -> NDArray[np.uint8]:
+    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+
+
+def see_through() -> Image.Image:
+    """Its left half is transparent over blue."""
+    image = PICTURE.convert("RGBA")
+    image.paste((0, 0, 255, 0), (0, 0, WIDTH // 2, HEIGHT))
+    return image
+
+
+def heif(image: Image.Image, **options: Any) -> bytes:
+    from pillow_heif import register_heif_opener
+
+    register_heif_opener()
+    return encoded(image, "HEIF", quality=100, chroma=444, **options)
+
+
+@pytest.mark.parametrize("kind", ["GIF", "BMP", "TIFF", "AVIF"])
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB"])
+def test_opaque_pictures_are_as_pillow_converts_them(kind: str, mode: str) -> None:
+    data = encoded(PICTURE.convert(mode), kind)
+    assert (decoded(data) == by_pillow(data)).all()
+    assert TRANSFORM.decode(data).format == kind.lower()
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "P", "RGB", "RGBA", "CMYK", "YCbCr"])
+@pytest.mark.parametrize("compression", ["raw", "tiff_lzw", "tiff_adobe_deflate", "packbits", "jpeg"])
+def test_each_kind_of_tiff(mode: str, compression: str) -> None:
+    if compression == "jpeg" and mode == "P":
+        pytest.skip("there is none")
+    data = encoded(PICTURE.convert(mode), "TIFF", compression=compression)
+    assert (decoded(data) == by_pillow(data)).all()
+
+
+@pytest.mark.parametrize("compression", ["group3", "group4", "tiff_ccitt"])
+def test_a_fax(compression: str) -> None:
+    data = encoded(PICTURE.convert("1"), "TIFF", compression=compression)
+    assert (decoded(data) == by_pillow(data)).all()
+
+
+@pytest.mark.parametrize("compression", ["raw", "tiff_lzw"])
+def test_many_strips_and_only_the_first_page(compression: str) -> None:
+    pages = {"save_all": True, "append_images": [PICTURE.rotate(180)]}
+    data = encoded(PICTURE, "TIFF", compression=compression, strip_size=700, **pages)
+    assert (decoded(data) == np.asarray(PICTURE)).all()
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_greys_of_more_than_8_bits_are_scaled(order: str) -> None:
+    grey = (np.arange(HEIGHT * WIDTH, dtype=np.uint16) * 10).reshape(HEIGHT, WIDTH)
+    mode = "I;16" if order == "<" else "I;16B"
+    sixteen = Image.frombytes(mode, (WIDTH, HEIGHT), grey.astype(f"{order}u2").tobytes())
+    assert (decoded(encoded(sixteen, "TIFF")) == (grey >> 8)[..., None]).all()
+    whole = Image.fromarray(grey.astype(np.int32))
+    assert (decoded(encoded(whole, "TIFF")) == (grey >> 8)[..., None]).all()
+    for most in (1.0, 255.0, 4000.0):
+        shades = decoded(encoded(Image.fromarray((grey / grey.max() * most).astype(np.float32)), "TIFF"))
+        assert np.abs(shades[..., 0] - grey / grey.max() * 255).max() <= 1, most
+
+
+def test_a_16_bit_grey_whose_zero_is_white() -> None:
+    grey = (np.arange(HEIGHT * WIDTH, dtype=np.uint16) * 10).reshape(HEIGHT, WIDTH)
+    data = bytearray(encoded(Image.fromarray(grey), "TIFF"))
+    at = data.index(struct.pack("<HHI", 262, 3, 1)) + 8
+    assert data[at] == 1
+    data[at] = 0
+    assert (decoded(bytes(data)) == 255 - (grey >> 8)[..., None]).all()
+
+
+@pytest.mark.parametrize("kind", ["GIF", "TIFF", "AVIF", pytest.param("HEIF", marks=heic)])
+def test_what_is_transparent_is_white(kind: str) -> None:
+    lossless = {"AVIF": {"quality": 100, "subsampling": "4:4:4"}}.get(kind, {})
+    data = heif(see_through()) if kind == "HEIF" else encoded(see_through(), kind, **lossless)
+    pixels = decoded(data)
+    assert (pixels[:, : WIDTH // 2 - 2] == 255).all()
+    assert np.abs(pixels[:, WIDTH // 2 + 2 :].astype(int) - np.asarray(PICTURE)[:, WIDTH // 2 + 2 :]).mean() < 12
+
+
+def test_a_palette_of_a_tiff_and_a_gif_with_a_transparent_entry() -> None:
+    image = Image.new("P", (WIDTH, HEIGHT), 1)
+    image.putpalette([200, 0, 0, 0, 0, 200])
+    image.paste(0, (0, 0, 9, 9))
+    pixels = decoded(encoded(image, "GIF", transparency=1))
+    assert (pixels[:9, :9] == (200, 0, 0)).all()
+    assert (pixels[9:] == 255).all()
+    alpha = image.convert("PA")
+    alpha.putalpha(image.point([255, 0] + [0] * 254, "L"))
+    assert (decoded(encoded(alpha, "TIFF")) == pixels).all()
+
+
+def test_of_an_animation_the_first_frame() -> None:
+    frames = [Image.new("RGB", (WIDTH, HEIGHT), colour) for colour in ("red", "blue", "lime")]
+    for kind, more in (("GIF", {"disposal": 2}), ("GIF", {"disposal": 3}), ("AVIF", {"subsampling": "4:4:4"})):
+        data = encoded(frames[0], kind, save_all=True, append_images=frames[1:], **more)
+        assert np.abs(decoded(data).astype(int) - (255, 0, 0)).max() <= 3
+
+
+def test_around_a_frame_that_is_smaller_than_the_screen_is_white() -> None:
+    red = Image.new("P", (20, 10))
+    red.putpalette([255, 0, 0])
+    data = bytearray(encoded(red, "GIF"))
+    struct.pack_into("<HH", data, 6, WIDTH, HEIGHT)
+    at = data.index(struct.pack("<BHHHH", 0x2C, 0, 0, 20, 10))
+    struct.pack_into("<HH", data, at + 1, 5, 7)
+    pixels = decoded(bytes(data))
+    assert (pixels[7:17, 5:25] == (255, 0, 0)).all()
+    assert (pixels != 255).any(axis=2).sum() == 20 * 10
+
+
+@pytest.mark.parametrize("turn", range(1, 9))
+@pytest.mark.parametrize("compression", ["raw", "tiff_lzw"])
+def test_a_tiff_is_turned_once(turn: int, compression: str) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = turn
+    transform = ImageTransform((WIDTH, HEIGHT) if turn > 4 else (HEIGHT, WIDTH))
+    wanted = transform.decode(encoded(PICTURE, exif=exif)).pixels
+    assert (transform.decode(encoded(PICTURE, "TIFF", exif=exif, compression=compression)).pixels == wanted).all()
+
+
+@pytest.mark.parametrize("turn", range(1, 9))
+@pytest.mark.parametrize("kind", ["AVIF", pytest.param("HEIF", marks=heic)])
+def test_what_a_box_says_of_the_turn_is_done_once(turn: int, kind: str) -> None:
+    """`irot` and `imir`, which stand for the EXIF block's word."""
+    exif = Image.Exif()
+    exif[0x0112] = turn
+    transform = ImageTransform((WIDTH, HEIGHT) if turn > 4 else (HEIGHT, WIDTH))
+    wanted = transform.decode(encoded(PICTURE, exif=exif)).pixels
+    if kind == "HEIF":
+        image = PICTURE.copy()
+        image.info["exif"] = exif.tobytes()
+        data = heif(image)
+    else:
+        data = encoded(PICTURE, "AVIF", exif=exif, quality=100, subsampling="4:4:4")
+    assert np.abs(transform.decode(data).pixels.astype(int) - wanted).max() <= 8
+
+
+def with_alpha(image: Image.Image) -> bytes:
+    """A BMP of Windows 95, which says where its alpha is."""
+    masks = struct.pack("<4I", 0xFF0000, 0xFF00, 0xFF, 0xFF000000)
+    head = struct.pack("<IiiHHI20x", 108, image.width, image.height, 1, 32, 3) + masks + bytes(52)
+    rows = image.transpose(Image.Transpose.FLIP_TOP_BOTTOM).tobytes("raw", "BGRA")
+    return struct.pack("<2sIII", b"BM", 122 + len(rows), 0, 122) + head + rows
+
+
+def test_bitmaps_with_alpha() -> None:
+    data = with_alpha(see_through())
+    assert (decoded(data)[:, : WIDTH // 2] == 255).all()
+    assert (decoded(data)[:, WIDTH // 2 :] == np.asarray(PICTURE)[:, WIDTH // 2 :]).all()
+    image = PICTURE.convert("RGBA")
+    image.putalpha(0)
+    assert (decoded(with_alpha(image)) == np.asarray(PICTURE)).all(), "no program has filled it in"
+
+
+def test_a_bitmap_from_above_and_one_in_runs() -> None:
+    data = bytearray(encoded(PICTURE, "BMP"))
+    struct.pack_into("<i", data, 22, -HEIGHT)
+    assert (decoded(bytes(data)) == np.asarray(PICTURE)[::-1]).all()
+    pixels = decoded(bmp_in_runs(WIDTH, HEIGHT, b"\x0a\x07\x00\x03abc\x00"))
+    assert pixels[5, :15, 0].tolist() == [7] * 10 + [*b"abc", 0, 0]
+
+
+@pytest.mark.parametrize("kind", ["GIF", "BMP", "TIFF", "AVIF", pytest.param("HEIF", marks=heic)])
+def test_a_cut_file_is_refused_and_a_large_one_before_it_is_decoded(kind: str) -> None:
+    data = heif(PICTURE) if kind == "HEIF" else encoded(PICTURE, kind)
+    for share in (0.1, 0.5, 0.9):
+        with pytest.raises(ImageError) as error:
+            decoded(data[: int(len(data) * share)])
+        assert error.value.reason in ("truncated", "not_an_image"), share
+    with pytest.raises(ImageError, match="90×70 pixels is over the limit of 6299"):
+        ImageTransform((8, 8), max_pixels=WIDTH * HEIGHT - 1).decode(data)
+    with pytest.raises(NeedsMemory) as needs:
+        TRANSFORM.decode(data, 1000)
+    assert TRANSFORM.decode(data, needs.value.size).pixels.shape == (HEIGHT, WIDTH, 3)
+
+
+def patched(data: bytes, tag: int, value: int) -> bytes:
+    """A TIFF with another value in its directory."""
+    at = struct.unpack_from("<I", data, 4)[0] + 2
+    while struct.unpack_from("<H", data, at)[0] != tag:
+        at += 12
+    return data[: at + 8] + struct.pack("<I", value) + data[at + 12 :]
+
+
+LZW = encoded(PICTURE, "TIFF", compression="tiff_lzw", strip_size=700)
+DEAR = {
+    "pixels of a bitmap": (
+        encoded(PICTURE, "BMP")[:18] + struct.pack("<ii", 60_000, 60_000) + encoded(PICTURE, "BMP")[26:],
+        "too_large",
+    ),
+    "screen of an animation": (b"GIF89a\xff\xff\xff\xff" + encoded(PICTURE, "GIF")[10:], "too_large"),
+    "pixels of a TIFF": (patched(patched(patched(LZW, 256, 60_000), 257, 60_000), 278, 60_000), "too_large"),
+    "runs of a bitmap": (bmp_in_runs(4000, 4000, b"\1\7"), "too_complex"),
+    "comments of an animation": (encoded(PICTURE, "GIF")[:13] + (b"!\xfe" + b"\1a" * 3_000_000), "too_complex"),
+    "extensions of an animation": (b"GIF89a\1\0\1\0\0\0\0" + b"!\xfe\0" * 1_000_000, "too_complex"),
+    "no frame": (b"GIF89a\1\0\1\0\0\0\0;", "truncated"),
+}
+
+
+@pytest.mark.parametrize(("data", "reason"), DEAR.values(), ids=DEAR.keys())
+def test_what_is_dear_is_refused_before_a_codec_sees_it(
+    data: bytes, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(image: Image.Image) -> None:
+        raise AssertionError("a codec was given it")
+
+    monkeypatch.setattr(Image.Image, "load", load)
+    with pytest.raises(ImageError) as error:
+        decoded(data)
+    assert error.value.reason == reason
+
+
+def test_a_directory_of_a_tiff_costs_nothing() -> None:
+    """Tags that nobody needs, each of which is as long as the file, further pages, and a directory in a circle."""
+    data = encoded(PICTURE, "TIFF")
+    plain = read_tiff(data)
+    entries = b"".join(struct.pack("<HHII", tag, 7, len(data), 0) for tag in range(40_000, 50_000))
+    at = struct.unpack_from("<I", data, 4)[0]
+    (count,) = struct.unpack_from("<H", data, at)
+    own = data[at + 2 : at + 2 + 12 * count]
+    directory = struct.pack("<H", count + 10_000) + own + entries + struct.pack("<I", 8)
+    heavy = data[:4] + struct.pack("<I", len(data)) + data[8:] + directory
+    assert len(read_tiff(heavy).data) < len(heavy) + len(plain.data) - len(data) + 2
+    assert (decoded(heavy) == np.asarray(PICTURE)).all()
+
+
+def test_strips_that_lie_on_each_other_are_refused() -> None:
+    rows = HEIGHT
+    data = encoded(PICTURE.resize((2000, 2000)), "TIFF", compression="tiff_lzw", strip_size=6000)
+    at = struct.unpack_from("<I", data, 4)[0] + 2
+    while struct.unpack_from("<H", data, at)[0] != 279:
+        at += 12
+    count, place = struct.unpack_from("<II", data, at + 4)
+    assert count == 2000 > rows
+    lying = data[:place] + struct.pack("<I", len(data)) * count + data[place + 4 * count :]
+    with pytest.raises(ImageError, match="strips or tiles that lie on each other") as error:
+        decoded(lying)
+    assert error.value.reason == "too_complex"
+
+
+def test_nothing_is_said_of_a_picture_on_the_way() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for kind in ("GIF", "BMP", "TIFF", "AVIF"):
+            decoded(encoded(PICTURE, kind))
