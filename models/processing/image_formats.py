@@ -45,7 +45,6 @@ _SIGNATURES = (
     (0, b"8BPS", Kind("psd", "Photoshop (PSD)")),
     (0, b"gimp xcf", Kind("xcf", "GIMP (XCF)")),
     (0, b"\0\0\1\0", Kind("ico", "ICO")),
-    (0, b"\0\0\2\0", Kind("cur", "CUR")),
     (0, b"icns", Kind("icns", "ICNS")),
     (0, b"DDS ", Kind("dds", "DDS")),
     (0, b"\x76\x2f\x31\x01", Kind("exr", "OpenEXR")),
@@ -106,8 +105,6 @@ def kind_of(data: bytes) -> Kind | None:
 
     The first ``HEAD_BYTES`` and the last ``TAIL_BYTES`` of a file are enough.
     """
-    if _is_targa(data):
-        return Kind("tga", "TGA")
     for offset, signature, kind in _SIGNATURES:
         if data.startswith(signature, offset):
             return kind
@@ -119,7 +116,7 @@ def kind_of(data: bytes) -> Kind | None:
         return _BY_LABEL["bmp"]
     if data[:1] == b"P" and data[1:2] in _NETPBM and data[2:3].isspace():
         return Kind("ppm", _NETPBM[data[1:2]])
-    return _of_text(data)
+    return Kind("tga", "TGA") if _is_targa(data) else _of_text(data)
 
 
 def _is_targa(data: bytes) -> bool:

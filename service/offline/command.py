@@ -19,6 +19,7 @@ from snapcap.service.offline.failure import Failure
 from snapcap.service.offline.model import OfflineModel
 from snapcap.service.offline.outputs import Outputs
 from snapcap.service.offline.progress import open_progress
+from snapcap.service.offline.sidecars import sidecar
 from snapcap.service.telemetry import logs
 from snapcap.warmup.errors import one_line
 
@@ -36,7 +37,9 @@ def caption(settings: Settings, job: Job) -> int:
         # What is there already needs no model.
         tally = _run(settings, job, outputs) if outputs.todo else Tally()
         tally.failures[:0] = found.failures
-        _report(tally, len(outputs.todo), outputs.held, found.others, as_json=settings.log.format == "json")
+        own = {job.output, *map(sidecar, found.images)}
+        others = [each for each in found.others if each not in own]
+        _report(tally, len(outputs.todo), outputs.held, others, as_json=settings.log.format == "json")
     if tally.signal is not None:
         return 128 + tally.signal
     return 1 if tally.failures or tally.error else 0

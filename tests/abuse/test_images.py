@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from support.attacks.abuse import Abused
 from support.attacks.attack_pictures import (
+    bmp_in_runs,
     chunk,
     flat_png,
     flat_webp,
     many_scans,
-    packed_text,
     segment,
     with_chunks,
     with_segments,
@@ -51,7 +51,13 @@ def dear() -> Iterator[tuple[str, bytes, str]]:
     yield "segments", with_segments(jpeg, segment(0xE5, b"") * 4_000_000), "too_complex"
     yield "chunks", with_chunks(png, chunk(b"abCd", b"") * 1_500_000), "too_complex"
     yield "chunks of no pixels", with_chunks(png, chunk(b"IDAT", b"") * 1_500_000), "too_complex"
-    yield "texts", with_chunks(png, *(packed_text(number) for number in range(600))), "too_complex"
+    yield "comments of an animation", b"GIF89a\1\0\1\0\0\0\0!\xfe" + b"\1a" * 5_000_000, "too_complex"
+    yield "runs of a bitmap", bmp_in_runs(4000, 4000, b"\1\7"), "too_complex"
+    yield (
+        "screen of an animation",
+        b"GIF89a\xff\xff\xff\xff\0\0\0," + bytes(4) + b"\xff\xff" * 2 + bytes(50),
+        "too_large",
+    )
     yield "frames", flat_webp(20, 20) + frame * 2_000_000, "too_complex"
     yield "pixels", flat_webp(16_000, 16_000), "too_large"
     yield "a thin one", flat_png("RGB", 4, 3_000_000), "too_large"

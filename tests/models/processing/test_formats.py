@@ -79,6 +79,7 @@ UNREAD = {
     "OpenEXR": b"\x76\x2f\x31\x01\2\0\0\0",
     "QOI": encoded(SMALL, "QOI"),
     "TGA": encoded(SMALL, "TGA"),
+    "TGA of old": encoded(SMALL, "TGA")[:-26],
     "DDS": encoded(SMALL, "DDS"),
     "Radiance HDR": b"#?RADIANCE\nFORMAT=32-bit_rle_rgbe\n",
     "TIFF images with old JPEG": tiff(*SIZE, (259, 3, 6)),
@@ -113,7 +114,7 @@ def test_what_is_not_read_is_named_with_what_is(name: str, data: bytes) -> None:
     with pytest.raises(ImageError) as error:
         TRANSFORM.decode(data)
     assert error.value.reason == "unsupported_format"
-    short = re.split(" behind | in UTF| of a | of C| of F", name)[0].strip()
+    short = re.split(" behind | in UTF| of a | of C| of F| of old", name)[0].strip()
     assert str(error.value).startswith(short), str(error.value)
     assert str(error.value).endswith(f"are not read; send {readable()}")
 

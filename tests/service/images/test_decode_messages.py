@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from snapcap.models.processing.image_error import Reason
+from snapcap.models.processing.image_formats import READ
 from snapcap.service.images.processes.messages import (
     Answer,
     AnswerReader,
@@ -27,7 +28,7 @@ from snapcap.service.images.processes.messages import (
 
 MOMENT = st.floats(0, 1e9)
 ANSWERS = st.one_of(
-    st.builds(Decoded, st.sampled_from(["jpeg", "png", "webp"]), MOMENT, MOMENT),
+    st.builds(Decoded, st.sampled_from(READ), MOMENT, MOMENT),
     st.builds(Refused, st.sampled_from(get_args(Reason)), st.text(max_size=99)),
     st.builds(Broken, st.text(max_size=99)),
     st.builds(Needs, st.integers(0, 2**63)),
@@ -57,7 +58,7 @@ def test_nothing_else_gets_through(pieces: list[bytes]) -> None:
 def check(answer: Answer) -> None:
     match answer:
         case Decoded(name, began, seconds):
-            assert name in ("jpeg", "png", "webp")
+            assert name in READ
             assert math.isfinite(began)
             assert 0 <= seconds < math.inf
         case Refused(reason, sentence):

@@ -12,7 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from support.parity.pictures import encoded, scene
 from support.servers.server_process import ServerProcess, children, is_gone, wait_until
+
+from snapcap.models.processing.image_formats import readable
 
 PATIENCE = 60.0
 JSON = {"Content-Type": "application/json"}
@@ -64,10 +67,27 @@ def test_captions_and_problems_are_those_of_threads(server: ServerProcess, sampl
     assert found == list(samples.values())
     after = server.metrics()
     assert after['snapcap_image_decode_seconds_count{format="png"}'] == before + len(samples)
-    status, body, _ = server.call("/v1/caption", b"GIF89a, as if")
+    status, body, _ = server.call("/v1/caption", b"8BPS, as if")
     assert (status, body["reason"]) == (422, "unsupported_format")
-    assert body["detail"] == "GIF images are not read; send JPEG, PNG or WEBP."
+    assert body["detail"] == f"Photoshop (PSD) images are not read; send {readable()}."
     assert server.metrics()['snapcap_image_decode_failures_total{reason="unsupported_format"}'] == 1
+
+
+def test_every_format_is_captioned_in_its_process(server: ServerProcess, sample: tuple[Path, str]) -> None:
+    path, caption = sample
+    with Image.open(path) as opened:
+        picture = opened.convert("RGB")
+    kinds = {"GIF": {}, "BMP": {}, "TIFF": {"compression": "tiff_lzw"}, "AVIF": {"quality": 100}}
+    for kind, more in kinds.items():
+        # Each process imports what decodes it with its first such picture.
+        for _ in range(4):
+            assert server.call("/v1/caption", encoded(picture, kind, **more))[1]["caption"] == caption, kind
+        assert server.metrics()[f'snapcap_image_decode_seconds_count{{format="{kind.lower()}"}}'] == 4
+    fax = bytearray(encoded(scene(900, 900).convert("1"), "TIFF", compression="group4"))
+    fax[200:3000:9] = bytes(len(fax[200:3000:9]))
+    for _ in range(4):
+        assert server.call("/v1/caption", bytes(fax))[0] in (200, 422)
+    assert "Fax4Decode" not in server.log(), "what libtiff says of each row"
 
 
 def test_a_stream_and_a_large_body(server: ServerProcess, sample: tuple[Path, str]) -> None:

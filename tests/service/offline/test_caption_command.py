@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from support.servers.server_process import clean_environment, snapcap
 
+from snapcap.models.processing.image_formats import readable
 from snapcap.service.cli import main as cli
 
 FAST = ("--backend", "eager", "--buckets", "1,4")
@@ -33,6 +34,7 @@ def photos(tmp_path: Path, samples: dict[Path, str]) -> tuple[Path, dict[str, st
     (folder / "broken.png").write_bytes(next(iter(samples)).read_bytes()[:300])
     (folder / "text.jpg").write_text("no image at all")
     (folder / "notes.md").write_text("passed over")
+    (folder / "drawing.dat").write_text("<?xml version='1.0'?><svg/>")
     (folder / "._one-2.png").write_text("of macOS")
     return folder, expected
 
@@ -74,11 +76,13 @@ def test_a_folder_to_json_lines_and_again(photos: tuple[Path, dict[str, str]]) -
     assert read(output) == expected
     failed = [line for line in run.stderr.splitlines() if line.startswith("snapcap: ")]
     assert failed == [
+        f"snapcap: {folder}/drawing.dat: SVG images are not read; convert it to {readable()}",
         f"snapcap: {folder}/gone.png: No such file or directory",
         f"snapcap: {folder}/broken.png: the PNG data is incomplete or damaged; send the whole file",
-        f"snapcap: {folder}/text.jpg: the data is not an image; send JPEG, PNG or WEBP",
+        f"snapcap: {folder}/text.jpg: the data is not an image; send {readable()}",
     ]
-    assert "captions=12 failed=3" in run.stderr
+    assert "captions=12 failed=4" in run.stderr
+    assert f'not_pictures=1 left_out="{folder}/notes.md"' in run.stderr
 
     refused = snapcap("caption", str(folder), "--output", str(output), *FAST)
     assert (refused.returncode, refused.stdout) == (2, "")
@@ -86,6 +90,7 @@ def test_a_folder_to_json_lines_and_again(photos: tuple[Path, dict[str, str]]) -
 
     (folder / "broken.png").unlink()
     (folder / "text.jpg").unlink()
+    (folder / "drawing.dat").unlink()
     resumed = snapcap("caption", str(folder), "-r", "--resume", "-o", str(output), "--model", "no-such-folder/x")
     assert resumed.returncode == 0, resumed.stderr  # all is there: no model is needed
     assert read(output) == expected
@@ -104,9 +109,12 @@ def test_sidecars(photos: tuple[Path, dict[str, str]]) -> None:
     assert sorted(path.name for path in folder.glob(".*")) == ["._one-2.png"]  # no part of a file
     log = [json.loads(line) for line in run.stderr.splitlines()]
     assert [Path(line["file"]).name for line in log if line["message"] == "no caption"] == [
+        "drawing.dat",
         "broken.png",
         "text.jpg",
     ]
+    (summary,) = [line for line in log if line["message"] == "captioned"]
+    assert (summary["not_pictures"], Path(summary["left_out"]).name) == (1, "notes.md"), "sidecars are its own"
 
 
 def test_a_list_on_standard_input_and_lines_on_standard_output(samples: dict[Path, str]) -> None:

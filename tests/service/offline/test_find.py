@@ -4,7 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
+from support.parity.pictures import encoded, scene
 
+from snapcap.models.processing.image_formats import readable
 from snapcap.service.offline.discovery import Found, find_images
 
 
@@ -36,17 +38,18 @@ TOP = ["photos/a b.png", "photos/b.JPG", "photos/ü.webp"]
 
 @pytest.mark.usefixtures("folder")
 class TestFinds:
-    def test_a_folder_by_extension_and_without_hidden_files(self) -> None:
-        assert find("photos") == Found(TOP)
+    def test_a_folder_without_hidden_files(self) -> None:
+        assert find("photos") == Found(TOP, [], ["photos/notes.txt"])
 
     def test_folders_of_folders(self) -> None:
-        assert find("photos", recursive=True) == Found([*TOP, "photos/sub/c.jpeg", "photos/sub/deep/d.png"])
+        found = find("photos", recursive=True)
+        assert found.images == [*TOP, "photos/sub/c.jpeg", "photos/sub/deep/d.png"]
 
     def test_a_file_whatever_its_name_is(self) -> None:
         assert find("photos/notes.txt") == Found(["photos/notes.txt"])
 
     def test_a_pattern_that_the_shell_has_left_alone(self) -> None:
-        assert find("photos/*") == Found(["photos/a b.png", "photos/b.JPG", "photos/sub/c.jpeg", "photos/ü.webp"])
+        assert find("photos/*").images == ["photos/a b.png", "photos/b.JPG", "photos/sub/c.jpeg", "photos/ü.webp"]
         assert find("photos/**/*.png") == Found(["photos/a b.png", "photos/sub/deep/d.png"])
 
     def test_a_file_whose_name_looks_like_a_pattern(self) -> None:
@@ -55,7 +58,7 @@ class TestFinds:
 
     def test_each_image_once_where_it_came_first(self, folder: Path) -> None:
         found = find("photos/b.JPG", "photos", "photos/*.png", "./photos/b.JPG", str(folder / "photos"))
-        assert found == Found(["photos/b.JPG", "photos/a b.png", "photos/ü.webp"])
+        assert found.images == ["photos/b.JPG", "photos/a b.png", "photos/ü.webp"]
 
     def test_a_list_of_names_of_files_and_folders(self) -> None:
         found = find("-", lines=(b"photos/b.JPG\n", b"\n", b"photos/sub\r\n", b"photos/a b.png"))
@@ -79,16 +82,67 @@ class TestFinds:
         assert found.images == ["photos/b.JPG"]
         assert [(each.path, each.reason.partition(";")[0]) for each in found.failures] == [
             ("gone.png", "No such file or directory"),
-            ("empty", "no JPEG, PNG or WEBP file in this folder"),
-            ("*.png", "no JPEG, PNG or WEBP file matches"),
+            ("empty", "no picture in this folder"),
+            ("*.png", "no picture matches"),
             ("lost.jpg", "No such file or directory"),
         ]
 
-    def test_images_of_other_formats_are_named_once(self) -> None:
-        Path("photos/z.HEIC").touch()
-        found = find("photos", "photos/*")
-        assert [each.path for each in found.failures] == ["photos/z.HEIC"]
-        assert found.failures[0].reason.startswith("HEIC images are not read")
+    def test_pictures_are_known_by_their_first_bytes(self) -> None:
+        small = scene(20, 10)
+        kinds = {"a.MPO": "JPEG", "b.apng": "PNG", "c.jpe": "JPEG", "d.pjpeg": "JPEG", "e": "WEBP", "f.dat": "GIF"}
+        kinds |= {"g.txt": "BMP", "h.TIF": "TIFF", "i.avif": "AVIF"}
+        for name, kind in kinds.items():
+            Path("photos/sub", name).write_bytes(encoded(small, kind))
+        names = sorted([*kinds, "c.jpeg"])
+        assert find("photos/sub") == Found([f"photos/sub/{name}" for name in names])
+
+    def test_pictures_of_other_formats_are_named_once(self) -> None:
+        files = {
+            "a.psd": b"8BPS\0\1",
+            "b.jpg": b"\xff\x0a",
+            "c.svg": b"<?xml version='1.0'?><svg/>",
+            "d.pnm": b"P6 9 9 255 ",
+        }
+        files["e.tga"] = encoded(scene(80, 80), "TGA")
+        for name, data in files.items():
+            Path("photos/sub", name).write_bytes(data)
+        found = find("photos/sub", "photos/sub/*.*")
+        assert [(each.path, each.reason.partition(" images")[0]) for each in found.failures] == [
+            ("photos/sub/a.psd", "Photoshop (PSD)"),
+            ("photos/sub/b.jpg", "JPEG XL"),
+            ("photos/sub/c.svg", "SVG"),
+            ("photos/sub/d.pnm", "PPM"),
+            ("photos/sub/e.tga", "TGA"),
+        ]
+        assert all(each.reason.endswith(f"are not read; convert it to {readable()}") for each in found.failures)
+        assert found.images == ["photos/sub/c.jpeg"]
+
+    def test_what_is_no_picture_is_left_out_and_counted(self) -> None:
+        Path("photos/page.html").write_text("<html></html>")
+        Path("photos/film.mp4").write_bytes(b"\0\0\0\x18ftypisom\0\0\2\0")
+        Path("photos/lost.jpg").write_text("<html>404</html>")  # captioning it fails, and says why
+        found = find("photos", "photos/?[aio]*")
+        assert found.others == ["photos/film.mp4", "photos/notes.txt", "photos/page.html"]
+        assert "photos/lost.jpg" in found.images
+        assert not found.failures
+
+    def test_a_file_that_may_not_be_read_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        opened = os.open
+
+        def refuse(path: str, flags: int) -> int:
+            if path == os.path.join("photos", "b.JPG"):
+                raise PermissionError(13, "Permission denied", path)
+            return opened(path, flags)
+
+        monkeypatch.setattr(os, "open", refuse)
+        found = find("photos")
+        assert found.images == [TOP[0], TOP[2]]
+        assert [(each.path, each.reason) for each in found.failures] == [("photos/b.JPG", "Permission denied")]
+
+    def test_a_pipe_keeps_nobody_waiting(self) -> None:
+        os.mkfifo("photos/pipe.png")
+        assert find("photos").images == TOP
+        assert [each.path for each in find("photos/*.png").failures] == ["photos/pipe.png"]
 
     def test_folder_that_may_not_be_read(self, monkeypatch: pytest.MonkeyPatch) -> None:
         scandir = os.scandir

@@ -47,9 +47,14 @@ def refused() -> dict[str, bytes]:
     return {
         "zeros": b"\0" * 10_000,
         "text": b"Please caption this." * 100,
-        "gif": encoded(small, "GIF"),
-        "bmp": encoded(small, "BMP"),
-        "tiff": encoded(small, "TIFF"),
+        "gif_cut": encoded(small, "GIF")[:-900],
+        "bmp_cut": encoded(small, "BMP")[:-100],
+        "tiff_cut": encoded(small, "TIFF")[:-100],
+        "tiff_of_nothing": b"II*\0\x08\0\0\0",
+        "tiff_far_directory": b"MM\0*\xff\xff\xff\xff" + bytes(100),
+        "avif_cut": encoded(small, "AVIF")[:-100],
+        "avif_signature_alone": b"\0\0\0\x18ftypavif\0\0\0\0avifmif1",
+        "bigtiff": encoded(small, "TIFF", big_tiff=True),
         "ppm": encoded(small, "PPM"),
         "ico": encoded(small, "ICO"),
         "pdf": b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n" + photo,
@@ -73,7 +78,6 @@ def refused() -> dict[str, bytes]:
         "png_not_deflate": png(64, 64, b"\xff" * 1_000),
         "png_without_pixels": png(1_000, 1_000, zlib.compress(b"")),
         "png_chunk_length_huge": PNG + struct.pack(">I", 2**31 - 1) + b"IHDR",
-        "png_text_bomb": with_text(100_000_000),
         "jpeg_cut": photo[: len(photo) // 2],
         "jpeg_header_only": photo[:200],
         "webp_cut": encoded(small, "WEBP")[:-100],
@@ -85,6 +89,16 @@ def read() -> dict[str, bytes]:
     """Odd pictures that are read: each gets some caption, or is refused as damaged; never more."""
     small = scene(64, 48)
     return {
+        "png_text_bomb": with_text(100_000_000),
+        "gif": encoded(small, "GIF", comment=b"a" * 100_000),
+        "gif_animated": animation("GIF", 200),
+        "bmp": encoded(small, "BMP"),
+        "tiff": encoded(small, "TIFF", compression="tiff_lzw"),
+        "tiff_many_pages": animation("TIFF", 200),
+        "avif": encoded(small, "AVIF"),
+        "avif_of_a_smaller_size": encoded(Image.new("RGB", (6000, 4000)), "AVIF", speed=10).replace(
+            struct.pack(">II", 6000, 4000), struct.pack(">II", 64, 48)
+        ),
         "one_pixel": encoded(Image.new("RGB", (1, 1)), "PNG"),
         "one_row": encoded(Image.new("L", (20_000, 1)), "PNG"),
         "one_column": encoded(Image.new("L", (1, 20_000)), "PNG"),

@@ -20,10 +20,10 @@ OpenPage = Callable[..., Page]
 MAX_BODY = 1 << 20
 
 
-def animation(red: int) -> bytes:
-    """A GIF, which a browser shows and the server refuses."""
+def icon(red: int) -> bytes:
+    """An ICO, which a browser shows and the server refuses."""
     file = io.BytesIO()
-    Image.new("RGB", (8, 8), (red, 0, 0)).save(file, "GIF")
+    Image.new("RGB", (8, 8), (red, 0, 0)).save(file, "ICO", bitmap_format="bmp")
     return file.getvalue()
 
 
@@ -132,7 +132,7 @@ def test_a_model_with_tasks_offers_them(address: str, open_page: OpenPage, image
 
 def test_a_file_that_only_the_browser_can_read_is_sent_as_a_copy(engine, address: str, open_page: OpenPage) -> None:
     page = open_page(address, expected="status of 422")
-    give(page, animation(90))
+    give(page, icon(90))
     expect(page.locator("#caption")).to_have_text("90 7")
     expect(page.locator("#notice")).to_have_text(
         "This server does not read such files: a copy of 8 × 8 pixels was sent."

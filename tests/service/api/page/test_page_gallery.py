@@ -20,9 +20,9 @@ def give_all(page: Page, *pictures: tuple[str, bytes]) -> None:
     page.locator("#file").set_input_files(files)
 
 
-def gif(red: int) -> bytes:
+def icon(red: int) -> bytes:
     file = io.BytesIO()
-    Image.new("RGB", (8, 8), (red, 0, 0)).save(file, "GIF")
+    Image.new("RGB", (8, 8), (red, 0, 0)).save(file, "ICO", bitmap_format="bmp")
     return file.getvalue()
 
 
@@ -36,7 +36,7 @@ def test_many_pictures_go_in_pieces_and_each_has_its_answer(
     page.locator("#options > summary").click()
     page.get_by_label("Longest").fill("9")
     good = [(f"{number}.png", image(number)) for number in range(18)]
-    give_all(page, *good, ("letter.txt", b"hello"), ("moving.gif", gif(90)))
+    give_all(page, *good, ("letter.txt", b"hello"), ("icon.ico", icon(90)))
     cards = page.locator(".card")
     expect(cards).to_have_count(20)
     expect(page.locator("#visit-count")).to_have_text("19 captions, 1 failed")
@@ -60,7 +60,7 @@ def test_many_pictures_go_in_pieces_and_each_has_its_answer(
     lines: list[dict[str, Any]] = [
         json.loads(line) for line in (tmp_path / "captions.jsonl").read_text().splitlines()
     ]
-    assert [line["file_name"] for line in lines][-2:] == ["letter.txt", "moving.gif"]
+    assert [line["file_name"] for line in lines][-2:] == ["letter.txt", "icon.ico"]
     assert lines[0]["caption"] == "0 7"
     assert lines[0]["options"] == {"max_new_tokens": 9}
     assert (lines[18]["status"], lines[18]["code"]) == (422, "unprocessable_image")
