@@ -77,7 +77,9 @@ def test_an_allowed_host_is_asked_by_its_name_at_the_address_that_was_checked(ho
     assert path == "/image?size=9"
     assert headers["Host"] == name
     assert "Authorization" not in headers
-    assert headers["Accept"].startswith("image/jpeg,image/png,image/webp,image/gif,image/bmp,image/tiff,image/avif;")
+    assert headers["Accept"].startswith(
+        "image/jpeg,image/png,image/webp,image/gif,image/bmp,image/tiff,image/avif;"
+    )
 
 
 def test_a_redirect_is_followed_and_checked_again(host, connected) -> None:
