@@ -97,8 +97,8 @@ class ModelConfig:
 
     @classmethod
     def from_folder(cls, folder: Path, chat_of: ChatOf | None = None) -> "ModelConfig":
-        """Read ``config.json`` and, where they exist, ``generation_config.json`` and, for the size of images that an
-        encoder of any size takes, the processor's file.
+        """Read ``config.json``, ``generation_config.json`` where it exists and, for an encoder that takes images of
+        any size, the image processor's file.
 
         Args:
             chat_of: says what the chat template makes of a message, of a family that has one; None: it is read.

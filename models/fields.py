@@ -28,7 +28,7 @@ class ConfigError(UserError, ValueError):
 
 
 class FileError(ConfigError):
-    """A file of a checkpoint that the system does not let be read; one line with the file and the system's reason."""
+    """A file of a checkpoint that the system does not let be read; one line with the file and the reason."""
 
     def __init__(self, path: Path, error: OSError) -> None:
         UserError.__init__(self, f"{path} cannot be read: {error.strerror or error}")

@@ -6,7 +6,6 @@ Dimensions and families both import it, so it stands before either.
 import re
 from collections.abc import Iterable, Iterator
 from itertools import product
-from os.path import commonprefix
 
 from snapcap.models.dataclass import dataclass
 
@@ -18,7 +17,7 @@ _TIES = (
     ("decoder.wte.weight", "decoder.lm_head.weight"),
     # Florence-2 has an embedding that encoder, decoder and head share.
     ("decoder.token", "decoder.head.weight", "decoder.own_token", "text_encoder.token"),
-    ("decoder.head.bias", "decoder.head.shared_bias"),
+    ("decoder.head.shared_bias", "decoder.head.bias"),
 )
 # What wraps a module puts before the names of its tensors: torch.compile, FSDP, DistributedDataParallel and PEFT.
 _INNER_WRAPPERS = re.compile(r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
@@ -57,8 +56,8 @@ class Names:
         return found
 
     def original(self, ours: str, present: Iterable[str]) -> str:
-        """What a checkpoint that has the tensors ``present`` would call one of snapcap's names: of several names the
-        one that differs least from one that is there."""
+        """The name of a tensor, given snapcap's, in a checkpoint that has the tensors ``present``: of several names
+        the one that differs least from one that is there."""
         spelled = [name for rule in self.rules for name in _spellings(rule, ours)]
         pairs = [(name, each) for name in spelled or [ours] for each in present] or [(ours, "")]
         name, like = min(pairs, key=lambda pair: _difference(pair[0], _plain(pair[1])))
@@ -68,9 +67,15 @@ class Names:
 
 def _difference(one: str, other: str) -> int:
     """The letters between what two names begin and end with alike."""
-    begin = len(commonprefix((one, other)))
+    begin = _alike(one, other)
     one, other = one[begin:], other[begin:]
-    return len(one) + len(other) - 2 * len(commonprefix((one[::-1], other[::-1])))
+    return len(one) + len(other) - 2 * _alike(one[::-1], other[::-1])
+
+
+def _alike(one: str, other: str) -> int:
+    """The letters that two names begin with alike."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((place for place, (mine, theirs) in pairs if mine != theirs), min(len(one), len(other)))
 
 
 def _plain(name: str) -> str:

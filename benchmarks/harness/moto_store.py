@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapcap.benchmarks.harness.common import build_store, environment, free_port, run_snapcap
-from snapcap.warmup.checkpoints.patterns import is_checkpoint_name
+from snapcap.warmup.checkpoints.patterns import checkpoint_names
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -51,9 +51,9 @@ class S3Artifacts:
 
 def _uploaded(s3: "S3Client", checkpoint: Path) -> str:
     """The source under which the files of a folder are in S3."""
-    for path in checkpoint.iterdir():
-        if is_checkpoint_name(path.name):
-            s3.upload_file(str(path), _BUCKET, f"model/{path.name}")
+    names = [path.name for path in checkpoint.iterdir()]
+    for name in checkpoint_names(names, lambda index: (checkpoint / index).read_bytes()):
+        s3.upload_file(str(checkpoint / name), _BUCKET, f"model/{name}")
     return f"s3://{_BUCKET}/model"
 
 

@@ -1,5 +1,6 @@
 """Reads a checkpoint's chat template, and what it puts around the image and the text of a user's message."""
 
+import io
 import json
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from snapcap.models.dataclass import dataclass
-from snapcap.models.fields import ConfigError, json_or_empty
+from snapcap.models.fields import ConfigError, is_there, json_or_empty, read_bytes
 from snapcap.models.processing import tokenizer_files
 
 _FILE, _LEGACY = "chat_template.jinja", "chat_template.json"
@@ -67,11 +68,12 @@ def _around(template: str, names: Mapping[str, str], content: Callable[[str], ob
 def _template(folder: Path) -> str:
     """As transformers looks for it: files of its own before the processor's and the tokenizer's."""
     file = folder / _FILE
-    if file.is_file():
-        if file.stat().st_size > _MOST_BYTES:
+    if is_there(file):
+        content = read_bytes(file, _MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
             raise _refused(f"{_FILE} has more than {_MOST_BYTES} bytes")
         try:
-            return file.read_text(encoding="utf-8")
+            return io.StringIO(content.decode(), newline=None).read()  # lines end as in a text file
         except UnicodeDecodeError:
             raise _refused(f"{_FILE} is not UTF-8") from None
     for name in (_LEGACY, "processor_config.json", "tokenizer_config.json"):

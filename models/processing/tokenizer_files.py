@@ -1,5 +1,6 @@
 """Reads a checkpoint's tokenizer files: `tokenizer.json`, or the slow ones of three families."""
 
+import io
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,7 +10,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from snapcap.models.errors import TokenizerFailed
-from snapcap.models.fields import ConfigError, json_or_empty
+from snapcap.models.fields import ConfigError, FileError, is_there, json_or_empty, read_bytes
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 _SPECIAL_LISTS = ("additional_special_tokens", "extra_special_tokens")
@@ -49,8 +50,9 @@ def read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
     config = json_or_empty(folder / "tokenizer_config.json")
     special_map = json_or_empty(folder / "special_tokens_map.json")
     fast = folder / "tokenizer.json"
-    if fast.is_file():
-        backend = _read(fast.name, lambda: tokenizers.Tokenizer.from_file(str(fast)))
+    if is_there(fast):
+        content = read_bytes(fast)
+        backend = _read(fast.name, lambda: tokenizers.Tokenizer.from_buffer(content))
         # A length or padding that training left in the file must not cut or pad a prompt.
         backend.no_truncation()
         backend.no_padding()
@@ -131,8 +133,8 @@ def _check_decoder(backend: tokenizers.Tokenizer) -> None:
 def _slow_class(folder: Path, config: Mapping[str, Any]) -> str:
     """Which of the slow tokenizers the files are, by the class they name or, without one, by the model's family."""
     named = config.get("tokenizer_class")
-    word_pieces = (folder / "vocab.txt").is_file()
-    byte_pairs = (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file()
+    word_pieces = is_there(folder / "vocab.txt")
+    byte_pairs = is_there(folder / "vocab.json") and is_there(folder / "merges.txt")
     if not word_pieces and not byte_pairs:
         raise ConfigError("tokenizer", named or folder.name, f"there is no tokenizer.json; {_REMEDY}")
     if named is not None:
@@ -152,6 +154,8 @@ def _slow_class(folder: Path, config: Mapping[str, Any]) -> str:
 def _byte_level(folder: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
     """Byte-level BPE, which is all that GPT-2's and RoBERTa's slow tokenizers are."""
     vocab, merges = folder / "vocab.json", folder / "merges.txt"
+    for file in (vocab, merges):
+        read_bytes(file, 1)  # the library does not say which of both may not be read
     model = _read(f"{vocab.name} and {merges.name}", lambda: models.BPE.from_file(str(vocab), str(merges)))
     backend = tokenizers.Tokenizer(model)
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(config.get("add_prefix_space", False)))
@@ -165,8 +169,8 @@ def _bert(folder: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
     unknown = config.get("unk_token") or _DEFAULTS["BertTokenizer"]["unk_token"]
 
     def model() -> models.WordPiece:
-        with file.open(encoding="utf-8") as lines:
-            vocab = {token.rstrip("\n"): index for index, token in enumerate(lines)}
+        lines = io.StringIO(read_bytes(file).decode(), newline=None)  # lines end as in a text file
+        vocab = {token.rstrip("\n"): index for index, token in enumerate(lines)}
         return models.WordPiece(vocab, unk_token=unknown["content"] if isinstance(unknown, dict) else unknown)
 
     backend = tokenizers.Tokenizer(_read(file.name, model))
@@ -184,6 +188,8 @@ def _bert(folder: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
 def _read(files: str, read: Callable[[], T]) -> T:
     try:
         return read()
+    except FileError:
+        raise
     except BaseException as error:
         raise ConfigError("tokenizer", files, f"cannot be read ({failure(error)})") from None
 

@@ -91,6 +91,4 @@ def _head_bias(take: WeightSource, decoder: BertConfig) -> Tensor:
     """BERT's head has one bias under two names: that of the layer goes first. Without any the region adds zeros."""
     if not decoder.head_bias:
         return take.place(torch.zeros(decoder.vocab_size))
-    if take.has("decoder.head.shared_bias"):
-        take.raw("decoder.head.shared_bias", decoder.vocab_size)
-    return take("decoder.head.bias", decoder.vocab_size)
+    return take.copy("decoder.head.bias", take("decoder.head.shared_bias", decoder.vocab_size))

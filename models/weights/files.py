@@ -12,8 +12,8 @@ from snapcap.models.weights.listing import WeightsError, weight_files, weight_pl
 def read_tensors(folder: Path) -> dict[str, Tensor]:
     """Every tensor of the checkpoint, memory-mapped on the CPU, in the dtype of the file.
 
-    ``.bin`` files are pickles: they are read with ``weights_only=True``, which runs no code. Where several files hold
-    a tensor, that of the file which the index names is read.
+    ``.bin`` files are pickles: they are read with ``weights_only=True``, which runs no code. Where several files
+    hold a tensor, that of the file which the index names is read.
 
     Raises:
         WeightsError: a file cannot be read.

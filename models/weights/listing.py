@@ -40,13 +40,18 @@ def weight_places(folder: Path) -> Mapping[str, str]:
 
 def weight_names(folder: Path) -> list[str]:
     """As ``weight_files``, by name in the folder; an index that names them is the first. Raises as above."""
-    names = choose_weights(lambda name: is_there(folder / name), lambda index: _index_bytes(folder / index))
+    names = wanted_names(folder)
     if not names:
         raise WeightsError(_nothing(folder))
     for name in names:
         if not is_there(folder / name):
             raise WeightsError(f"{names[0]} names {name!r}, which is not in {folder.name}/")
     return names
+
+
+def wanted_names(folder: Path) -> list[str]:
+    """As ``choose_weights``, of a folder in which the files that an index names may be missing. Raises as above."""
+    return choose_weights(lambda name: is_there(folder / name), lambda index: _index_bytes(folder / index))
 
 
 def choose_weights(has: Callable[[str], bool], read: Callable[[str], bytes]) -> list[str]:
@@ -92,8 +97,8 @@ def index_places(content: bytes, index: str) -> dict[str, str]:
 
 
 def is_safe_name(name: str) -> bool:
-    """Whether a name leads to a file in the folder it is looked up in, or in one below it, and to none that is hidden
-    or a program."""
+    """Whether a name leads to a file in the folder that it is looked up in, or in one below it, and to none that is
+    hidden or a program."""
     parts = name.split("/")
     return (
         name.isprintable()

@@ -86,7 +86,7 @@ def _distinct(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, s
     """The checkpoint's name of each of our tensors.
 
     Raises:
-        WeightsError: the checkpoint has two that are one to the model, as with and without a prefix, and they differ.
+        WeightsError: two tensors that differ are one to the model, as with and without a prefix.
     """
     theirs: dict[str, str] = {}
     for name, ours in config.names.canonical(tensors).items():

@@ -2,19 +2,14 @@
 
 import os
 import re
+from collections.abc import Iterable
+from glob import escape
 from pathlib import Path
 
-from snapcap.models.weights.listing import weight_files
+from snapcap.models.fields import ConfigError
+from snapcap.models.weights.listing import FORMATS, WeightsError, wanted_names, weight_files
 from snapcap.warmup.cache_folder import is_usable, user_cache
-from snapcap.warmup.checkpoints.patterns import (
-    METADATA,
-    OUTAGE_S,
-    PICKLES,
-    SAFETENSORS,
-    CheckpointError,
-    matching,
-    report_unasked,
-)
+from snapcap.warmup.checkpoints.patterns import METADATA, OUTAGE_S, CheckpointError, report_unasked
 from snapcap.warmup.errors import os_error_text
 from snapcap.warmup.machine.bounded import within
 
@@ -50,6 +45,8 @@ def download_checkpoint(source: str) -> Path:
             return known
     try:
         return _snapshot(source)
+    except (WeightsError, ConfigError) as error:
+        raise CheckpointError(f"{source!r}: {error}") from error
     except Exception as error:  # the library's own, its HTTP client's (which changed twice), the disk's
         raise CheckpointError(_sentence(error, source)) from error
 
@@ -61,21 +58,20 @@ def _snapshot(source: str, *, local_files_only: bool = False) -> Path:
 
     repository, _, revision = source.partition("@")
 
-    def snapshot(*patterns: str) -> Path:
+    def snapshot(revision: str | None, names: Iterable[str]) -> Path:
+        patterns = [*METADATA, *map(escape, names)]
         return Path(
             snapshot_download(
-                repository,
-                revision=revision or None,
-                allow_patterns=list(patterns),
-                local_files_only=local_files_only,
+                repository, revision=revision, allow_patterns=patterns, local_files_only=local_files_only
             )
         )
 
-    folder = snapshot(*METADATA, *SAFETENSORS)
+    folder = snapshot(revision or None, FORMATS[0])
     # Pickles only where there is nothing else: many repositories hold both.
-    if not matching((file.name for file in folder.glob("*")), SAFETENSORS):
-        folder = snapshot(*METADATA, *PICKLES)
-    return folder
+    if not wanted_names(folder):
+        folder = snapshot(commit_of(folder), FORMATS[1])
+    weights = wanted_names(folder)
+    return snapshot(commit_of(folder), weights) if len(weights) > 1 else folder
 
 
 def _whole_folder(source: str) -> Path | None:

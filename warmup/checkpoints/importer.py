@@ -3,17 +3,18 @@
 import json
 import os
 import shutil
+import stat
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapcap.models.config import ConfigError, ModelConfig
-from snapcap.models.fields import read_json
-from snapcap.models.names import HEADS
+from snapcap.models.fields import FileError, is_there, json_or_empty, read_json
+from snapcap.models.names import ties
 from snapcap.models.processing.tokenizer import Tokenizer
 from snapcap.models.processing.transform import ImageTransform
-from snapcap.models.weights.listing import WeightsError, weight_files
-from snapcap.warmup.checkpoints.patterns import SAFETENSORS, CheckpointError, matching
+from snapcap.models.weights.listing import FORMATS, WeightsError, weight_names
+from snapcap.warmup.checkpoints.patterns import ADAPTER, CheckpointError
 from snapcap.warmup.checkpoints.resolve import resolve_checkpoint
 from snapcap.warmup.errors import os_error_text
 from snapcap.warmup.machine.files import sync
@@ -26,6 +27,8 @@ _COPIED = (
     *("config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json"),
     *("chat_template.jinja", "chat_template.json"),
 )
+# Of files that only transformers can read a tokenizer from; programs and weights are not among them.
+_TOKENIZER_ENDINGS = (".json", ".txt", ".model", ".tiktoken", ".vocab", ".codes", ".bpe")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 
 
@@ -35,7 +38,8 @@ def import_checkpoint(
     """Write a checkpoint as the server reads it; tensors keep their names, dtypes and values.
 
     Pickled weights become ``model.safetensors``, and slow tokenizers ``tokenizer.json``: with transformers, but for
-    those that the server reads as they are. Nothing appears in ``destination`` unless everything succeeded.
+    those that the server reads as they are. No code of a checkpoint is run or copied. Nothing appears in
+    ``destination`` unless everything succeeded, and the server can read the weights.
 
     Args:
         source: whatever ``resolve_checkpoint`` takes; ``s3`` says where S3 is.
@@ -63,10 +67,12 @@ def _write(folder: Path, destination: Path) -> list[Path]:
         # Inside the destination, so that the files move within one file system.
         with tempfile.TemporaryDirectory(prefix=".snapcap-import-", dir=destination) as staging:
             _convert(folder, Path(staging))
+            _refuse_leftovers(Path(staging), destination)
             return _move(Path(staging), destination)
     except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
         raise CheckpointError(
-            f"{str(folder)!r} cannot be imported to {str(destination)!r}: {os_error_text(error)}"
+            f"{str(folder)!r} cannot be imported to {str(destination)!r}: {where}{os_error_text(error)}"
         ) from error
 
 
@@ -75,11 +81,11 @@ def _convert(folder: Path, staging: Path) -> None:
         config = ModelConfig.from_folder(folder)
         ImageTransform.from_folder(folder, config.vision.image_size, family=config.vision.family)
         for name in _COPIED:
-            if (folder / name).is_file():
+            if is_there(folder / name):
                 shutil.copyfile(folder / name, staging / name)
         _convert_tokenizer(folder, staging)
         _convert_weights(folder, staging, config)
-        ModelConfig.from_folder(staging)  # what a server needs is there
+        _check_weights(staging, ModelConfig.from_folder(staging))  # what a server needs is there
     except (ConfigError, WeightsError) as error:
         raise CheckpointError(str(error)) from error
 
@@ -90,10 +96,11 @@ def _convert_weights(folder: Path, staging: Path, config: ModelConfig) -> None:
 
     from snapcap.models.weights.files import read_tensors  # noqa: PLC0415 - torch
 
-    files = weight_files(folder)
-    if files[0].suffix == ".safetensors":
-        shards = matching((path.name for path in folder.iterdir()), SAFETENSORS[1:]) if len(files) > 1 else []
-        for name in shards or [files[0].name]:
+    names = weight_names(folder)
+    # The server reads files of any name, but transformers tells formats by their endings.
+    if names[0] in FORMATS[0] and all(name.endswith(".safetensors") for name in names[1:]):
+        for name in names:
+            (staging / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(folder / name, staging / name)
         return
     tensors = _without_aliases(read_tensors(folder), config)
@@ -104,33 +111,45 @@ def _convert_weights(folder: Path, staging: Path, config: ModelConfig) -> None:
         raise CheckpointError(f"{str(staging.parent)!r} cannot be written to: {error}") from error
 
 
+def _check_weights(staging: Path, config: ModelConfig) -> None:
+    """Raises WeightsError where the server would miss a tensor. Only names, shapes and dtypes are looked at."""
+    import torch  # noqa: PLC0415
+
+    from snapcap.models.weights.load import Normalisation, load_weights  # noqa: PLC0415 - torch
+
+    pixels = Normalisation(1.0, (0.0,) * 3, (1.0,) * 3)
+    load_weights(staging, config, pixels, torch.device("meta"), torch.float32, "cpu")
+
+
 def _without_aliases(tensors: "dict[str, Tensor]", config: ModelConfig) -> "dict[str, Tensor]":
-    """Give every tensor its own memory, which safetensors asks for; a head tied to the embedding is left out."""
-    known = config.names.canonical(tensors)
-    heads = {name for name, ours in known.items() if ours in HEADS}
+    """Give every tensor its own memory, which safetensors asks for. Of tied ones in one memory one is kept."""
+    theirs = {ours: name for name, ours in config.names.canonical(tensors).items()}
+    left_out: set[str] = set()
+    for names in ties(tied_head=True) if config.decoder.tied_head else ():
+        first, *others = [theirs[name] for name in names if name in theirs] or [""]
+        left_out.update(name for name in others if tensors[name].data_ptr() == tensors[first].data_ptr())
     separate: dict[str, Tensor] = {}
     seen: set[int] = set()
-    for name in sorted(tensors, key=lambda name: name in heads):  # after the embedding it may be
-        tensor = tensors[name]
+    for name, tensor in tensors.items():
+        if name in left_out:
+            continue
         storage = tensor.untyped_storage().data_ptr()
-        if storage in seen:
-            if config.decoder.tied_head and name in heads:
-                continue
-            tensor = tensor.clone()
+        separate[name] = (tensor.clone() if storage in seen else tensor).contiguous()
         seen.add(storage)
-        separate[name] = tensor.contiguous()
     return separate
 
 
 def _convert_tokenizer(folder: Path, staging: Path) -> None:
     for name in _TOKENIZER_FILES:
-        if (folder / name).is_file():
+        if is_there(folder / name):
             shutil.copyfile(folder / name, staging / name)
     if (staging / "tokenizer.json").is_file():
         Tokenizer.from_folder(staging)
         return
     try:
         tokenizer = Tokenizer.from_folder(folder)
+    except FileError:
+        raise
     except ConfigError:
         _convert_with_transformers(folder, staging)
     else:
@@ -145,32 +164,78 @@ def _convert_with_transformers(folder: Path, staging: Path) -> None:
             "only transformers can convert this tokenizer; run: pip install 'snapcap[transformers]'"
         ) from None
     with tempfile.TemporaryDirectory() as folder_for_transformers:
-        copy = Path(folder_for_transformers) / "tokenizer"
-        shutil.copytree(folder, copy, ignore=_is_no_tokenizer_file)
-        # The tokenizer is the decoder's; transformers does not look for one of a vision-encoder-decoder.
-        config = read_json(folder / "config.json")
-        (copy / "config.json").write_text(json.dumps(config.get("decoder", config)))
+        copy, saved = (Path(folder_for_transformers) / name for name in ("tokenizer", "saved"))
+        own_code = _copy_tokenizer(folder, copy)
         try:
-            AutoTokenizer.from_pretrained(copy, local_files_only=True).save_pretrained(staging)
+            # This neither runs a checkpoint's code nor asks on the terminal whether it may.
+            tokenizer = AutoTokenizer.from_pretrained(copy, local_files_only=True, trust_remote_code=False)
+            tokenizer.save_pretrained(saved)
         except Exception as error:  # whatever a tokenizer of the hub may raise
+            if own_code:
+                raise CheckpointError(
+                    "this tokenizer is Python code of the checkpoint, which is never run; give a checkpoint with a "
+                    "tokenizer.json"
+                ) from error
             reason = " ".join(str(error).split())[:300]
             raise CheckpointError(f"transformers cannot read the tokenizer: {reason}") from error
-    if not (staging / "tokenizer.json").is_file():
+        for name in _TOKENIZER_FILES:
+            if is_there(saved / name):
+                shutil.copyfile(saved / name, staging / name)
+    if not is_there(staging / "tokenizer.json"):
         raise CheckpointError("this tokenizer has no fast version, which the server needs")
     Tokenizer.from_folder(staging)
 
 
-def _is_no_tokenizer_file(_folder: str, names: list[str]) -> list[str]:
-    return [n for n in names if n.endswith((".safetensors", ".bin", ".h5", ".msgpack", ".pt")) or n.startswith(".")]
+def _copy_tokenizer(folder: Path, copy: Path) -> bool:
+    """Copy what transformers may read, without the fields that lead it to a checkpoint's own code; returns whether
+    there were any."""
+    copy.mkdir()
+    for path in folder.iterdir():
+        if path.suffix in _TOKENIZER_ENDINGS and is_there(path):
+            shutil.copyfile(path, copy / path.name)
+    config = read_json(folder / "config.json")
+    # The tokenizer is the decoder's; transformers looks for none of a vision-encoder-decoder. The type, which is
+    # one that snapcap serves, is all that transformers needs of the configuration.
+    owner = config["decoder"] if config["model_type"] == "vision-encoder-decoder" else config
+    (copy / "config.json").write_text(json.dumps({"model_type": owner["model_type"]}))
+    settings = json_or_empty(folder / "tokenizer_config.json")
+    own_code = settings.pop("auto_map", None) is not None
+    (copy / "tokenizer_config.json").write_text(json.dumps(settings))
+    return own_code
+
+
+def _refuse_leftovers(staging: Path, destination: Path) -> None:
+    """Raises CheckpointError where a server would read a file of another checkpoint beside these."""
+    weights = weight_names(staging)[0]
+    every = [name for names in FORMATS for name in names]
+    for name in (*every[: every.index(weights)], *_COPIED, *_TOKENIZER_FILES, ADAPTER):
+        if (destination / name).exists() and not (staging / name).exists():
+            raise CheckpointError(
+                f"{str(destination)!r} holds {name}, which the source does not have and a server would read; "
+                "remove it, or give another folder"
+            )
 
 
 def _move(staging: Path, destination: Path) -> list[Path]:
     """Into their places, once all of them are on the disk: a power cut leaves no file that only looks whole."""
-    for file in staging.iterdir():
+    files = sorted(path for path in staging.rglob("*") if path.is_file())
+    mode = _mode_of_new_files(staging)
+    for file in files:
+        file.chmod(mode)  # safetensors makes files that only their owner may read
         sync(file)
-    written = []
-    for file in sorted(staging.iterdir()):
-        os.replace(file, destination / file.name)
-        written.append(destination / file.name)
-    sync(destination)
+    written = [destination / file.relative_to(staging) for file in files]
+    for file, place in zip(files, written, strict=True):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(file, place)
+    for folder in {destination, *(place.parent for place in written)}:
+        sync(folder)
     return written
+
+
+def _mode_of_new_files(folder: Path) -> int:
+    """The mode that the umask gives a file: a process can read its umask only by setting it."""
+    probe = folder / ".mode"
+    os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+    mode = stat.S_IMODE(probe.stat().st_mode)
+    probe.unlink()
+    return mode

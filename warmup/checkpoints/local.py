@@ -4,10 +4,12 @@
 """
 
 import os
+import stat
 from pathlib import Path
 from typing import Literal
 
-from snapcap.warmup.checkpoints.patterns import CheckpointError
+from snapcap.models.fields import ConfigError, is_there, json_or_empty
+from snapcap.warmup.checkpoints.patterns import ADAPTER, CheckpointError
 
 SHIPPED = "demo"
 S3 = "s3://"
@@ -38,10 +40,12 @@ def local_folder(source: str) -> Path | None:
             f"there is no home folder for {source!r}; give a folder, a hub id or s3://…"
         ) from None
     try:
-        if folder.is_dir():
+        mode = folder.stat().st_mode  # Path.is_dir of some versions of Python says no where it may not look
+        if stat.S_ISDIR(mode):
             return checked(folder, source)
-        if folder.exists():
-            raise CheckpointError(f"{source!r} is a file; give the folder that holds config.json")
+        raise CheckpointError(f"{source!r} is a file; give the folder that holds config.json")
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # the last: what no file can be called
+        pass
     except OSError as error:
         raise CheckpointError(
             f"{source!r} cannot be read: {error.strerror}; give a folder, a hub id or s3://…"
@@ -52,10 +56,29 @@ def local_folder(source: str) -> Path | None:
 
 
 def checked(folder: Path, source: str) -> Path:
-    """The folder, which holds a checkpoint. Raises CheckpointError."""
-    if not (folder / "config.json").is_file():
-        raise CheckpointError(f"{source!r} has no config.json; give the folder that save_pretrained wrote")
-    return folder
+    """The folder, which holds a checkpoint.
+
+    Raises:
+        CheckpointError: it holds none, or an adapter of one, or may not be looked at.
+    """
+    try:
+        if is_there(folder / ADAPTER):
+            raise adapter_error(source, json_or_empty(folder / ADAPTER).get("base_model_name_or_path"))
+        if is_there(folder / "config.json"):
+            return folder
+    except ConfigError as error:
+        raise CheckpointError(str(error)) from error
+    raise CheckpointError(f"{source!r} has no config.json; give the folder that save_pretrained wrote")
+
+
+def adapter_error(source: str, base: object = None) -> CheckpointError:
+    """The refusal of a PEFT adapter. ``base``: the model that it adapts, if that is known."""
+    model = repr(base[:200]) if isinstance(base, str) and base.isprintable() else "another model"
+    return CheckpointError(
+        f"{source!r} holds a PEFT adapter of {model} ({ADAPTER}), which is not served; merge it in Python, "
+        f"PeftModel.from_pretrained(model, {source!r}).merge_and_unload().save_pretrained('merged'), and give that "
+        f"folder; where the weights are merged already, remove {ADAPTER}"
+    )
 
 
 def _exists(source: str) -> bool:

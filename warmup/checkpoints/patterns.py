@@ -1,16 +1,18 @@
 """Selects the files that make up a checkpoint, and defines the error when it cannot be had.
 
-Nothing else is downloaded.
+Nothing else is downloaded. An index of weights decides about their files, whatever they are called.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
 
 from snapcap.models.errors import UserError
 
+ADAPTER = "adapter_config.json"  # PEFT's, which comes along so that the refusal can name what it adapts
 METADATA = (
     "config.json",
+    ADAPTER,
     "generation_config.json",
     "preprocessor_config.json",
     "processor_config.json",
@@ -25,9 +27,6 @@ METADATA = (
     "merges.txt",
     "*.model",
 )
-SAFETENSORS = ("model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors")
-PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*-of-*.bin")
-
 
 OUTAGE_S = 10.0  # in which a source must say which revision it has, where this machine has one already
 _logger = logging.getLogger("snapcap.start")
@@ -56,12 +55,22 @@ def matching(names: Iterable[str], patterns: Iterable[str]) -> list[str]:
     return [name for name in names if name.isprintable() and any(fnmatchcase(name, each) for each in wanted)]
 
 
-def checkpoint_names(names: Iterable[str]) -> list[str]:
-    """The names to download: what describes the model, and its safetensors or, without any, its pickles."""
+def checkpoint_names(names: Iterable[str], read: Callable[[str], bytes]) -> list[str]:
+    """The names to download: what describes the model, and what holds its weights, which may be in folders below.
+
+    Args:
+        names: those of the checkpoint's own folder.
+        read: the content of an index of weights.
+
+    Raises:
+        CheckpointError: the index is none, or names what cannot be a file of the checkpoint.
+    """
+    from snapcap.models.weights.listing import WeightsError, choose_weights  # noqa: PLC0415  of downloads alone
+
     every = list(names)
-    return matching(every, METADATA) + (matching(every, SAFETENSORS) or matching(every, PICKLES))
-
-
-def is_checkpoint_name(name: str) -> bool:
-    """Whether ``checkpoint_names`` could have named it: the only files that a folder of downloads has of ours."""
-    return "/" not in name and bool(matching([name], METADATA + SAFETENSORS + PICKLES))
+    try:
+        weights = choose_weights(set(every).__contains__, read)
+    except WeightsError as error:
+        raise CheckpointError(str(error)) from error
+    described = [name for name in matching(every, METADATA) if "/" not in name]
+    return described + [name for name in weights if name not in described]

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from snapcap.models.weights.listing import WeightsError, weight_files
+from snapcap.models.weights.listing import MOST_INDEX_BYTES, WeightsError, is_safe_name, weight_names
+from snapcap.warmup.checkpoints.local import adapter_error
 from snapcap.warmup.checkpoints.patterns import (
+    ADAPTER,
     OUTAGE_S,
     CheckpointError,
     checkpoint_names,
-    is_checkpoint_name,
     report_unasked,
 )
 from snapcap.warmup.errors import os_error_text
@@ -37,7 +38,7 @@ from snapcap.warmup.s3.download import (
     split_uri,
 )
 from snapcap.warmup.s3.errors import S3Error
-from snapcap.warmup.s3.ranges import S3Object
+from snapcap.warmup.s3.ranges import Ending, Ranges, S3Object
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -71,23 +72,23 @@ def download_checkpoint(source: str, cache: Path, options: S3Options) -> Path:
     """
     deadline = time.monotonic() + options.deadline
     try:
-        bucket, prefix = split_uri(source)
+        bucket, _ = split_uri(source)
         folder = local_folder(source, cache, options)
         try:
-            s3, objects = _listed(bucket, prefix, options, deadline, brief=is_whole(folder))
+            s3, wanted = _listed(source, folder, options, deadline, brief=is_whole(folder))
         except (S3Error, TimeoutError) as error:
             if not is_whole(folder):
                 raise
             report_unasked(source, error)
             return folder
-        wanted = _wanted(source, objects)
         record = _prepare(folder, wanted)
         missing = [Download(entry, folder / name) for name, entry in wanted.items() if name not in record]
         boot = _boot()
         for item in download(s3 or client(options), bucket, missing, deadline) if missing else ():
             if boot is None:
                 sync(item.dest)
-            record[item.dest.name] = _entry(item.source) | ({"boot": boot} if boot else {})
+            name = item.dest.relative_to(folder).as_posix()
+            record[name] = _entry(item.source) | ({"boot": boot} if boot else {})
             _write(folder, record)
         if (folder / _PARTIAL).exists():
             (folder / _PARTIAL).unlink()
@@ -106,21 +107,22 @@ def download_checkpoint(source: str, cache: Path, options: S3Options) -> Path:
 
 
 def _listed(
-    bucket: str, prefix: str, options: S3Options, deadline: float, *, brief: bool
-) -> "tuple[S3Client | None, list[S3Object]]":
-    """A client to download with, and the objects under a prefix; without the client and within ``OUTAGE_S`` where
-    the answer is needed ``brief``, as it is mostly that nothing has changed.
+    source: str, folder: Path, options: S3Options, deadline: float, *, brief: bool
+) -> "tuple[S3Client | None, dict[str, S3Object]]":
+    """A client to download with, and the objects of a checkpoint by name; without the client and within
+    ``OUTAGE_S`` where the answer is needed ``brief``, as it is mostly that nothing has changed.
 
     Raises:
         S3Error, TimeoutError: S3 does not say.
+        CheckpointError: the prefix holds no checkpoint.
     """
     if not brief:
         s3 = client(options)
-        return s3, list_objects(s3, bucket, prefix, deadline)
+        return s3, _wanted(s3, source, deadline, folder)
     seconds = min(options.deadline, OUTAGE_S)
     asked = replace(options, deadline=seconds)
     until = time.monotonic() + seconds
-    return None, within(seconds, lambda: list_objects(client(asked), bucket, prefix, until), "snapcap-source")
+    return None, within(seconds, lambda: _wanted(client(asked), source, until, folder), "snapcap-source")
 
 
 def is_whole(folder: Path) -> bool:
@@ -135,7 +137,7 @@ def is_whole(folder: Path) -> bool:
                 entry.get("boot", boot) == boot and _size(folder / name) == entry.get("size")
                 for name, entry in record.items()
             )
-            and {path.name for path in weight_files(folder)} <= record.keys()
+            and set(weight_names(folder)) <= record.keys()
         )
     except (WeightsError, OSError, ValueError):
         return False
@@ -160,8 +162,7 @@ def listed_identity(
         CheckpointError: the prefix cannot be listed, or holds no checkpoint.
     """
     try:
-        bucket, prefix = split_uri(source)
-        wanted = _wanted(source, list_objects(s3 or client(options), bucket, prefix, deadline))
+        wanted = _wanted(s3 or client(options), source, deadline)
     except S3Error as error:
         raise CheckpointError(str(error)) from error
     return {name: _identity(_entry(entry)) for name, entry in wanted.items()}
@@ -198,13 +199,45 @@ def _boot() -> str | None:
         return None
 
 
-def _wanted(source: str, objects: list[S3Object]) -> dict[str, S3Object]:
-    by_name = {entry.key.rpartition("/")[2]: entry for entry in objects}
+def _wanted(s3: "S3Client", source: str, deadline: float, folder: Path | None = None) -> dict[str, S3Object]:
+    """The objects of a checkpoint by the names of their files.
+
+    Args:
+        folder: where the checkpoint is downloaded to; an index of weights that is there already is not read again.
+
+    Raises:
+        S3Error: the prefix, or an index of weights, cannot be read.
+        CheckpointError: the prefix holds no checkpoint.
+    """
+    bucket, prefix = split_uri(source)
+
+    def listed(below: str = "") -> dict[str, S3Object]:
+        objects = list_objects(s3, bucket, "/".join(part for part in (prefix, below) if part), deadline)
+        return {f"{below}/{name}".lstrip("/"): entry for entry in objects if (name := entry.key.rpartition("/")[2])}
+
+    def read(index: str) -> bytes:
+        entry = by_name[index]
+        if folder is not None and _is_current(_read(folder).get(index), entry, folder / index):
+            return (folder / index).read_bytes()
+        where = f"s3://{bucket}/{entry.key}"
+        if entry.size > MOST_INDEX_BYTES:
+            raise CheckpointError(f"{where} has more than {MOST_INDEX_BYTES} bytes")
+        return b"".join(Ranges(s3, bucket, entry, deadline, Ending()).read(0, entry.size)) if entry.size else b""
+
+    by_name = listed()
     if not by_name:
         raise CheckpointError(f"there is nothing under {source}; check the prefix")
+    if ADAPTER in by_name:
+        raise adapter_error(source)
     if "config.json" not in by_name:
         raise CheckpointError(f"{source} has no config.json; give the prefix of the files save_pretrained wrote")
-    return {name: by_name[name] for name in checkpoint_names(by_name)}
+    names = checkpoint_names(by_name, read)
+    for below in sorted({name.rpartition("/")[0] for name in names} - {""}):
+        by_name |= listed(below)
+    for name in names:
+        if name not in by_name:
+            raise CheckpointError(f"{source}: its index of weights names {name!r}, which is not there")
+    return {name: by_name[name] for name in names}
 
 
 def _folder_name(bucket: str, prefix: str, endpoint: str | None) -> str:
@@ -218,12 +251,13 @@ def _prepare(folder: Path, wanted: dict[str, S3Object]) -> Record:
     """Make the folder, remove what the prefix no longer has, and return the record of what is still good. A folder
     that is up to date is not written to."""
     make_folder(folder, 0o755)
-    remove_parts(folder)
-    known, boot = _read(folder), _boot()
+    for place in {folder, *((folder / name).parent for name in wanted)}:
+        if place.is_dir():
+            remove_parts(place)
+    known = _read(folder)
     record: Record = {}
     for name, entry in known.items():
-        expected = _entry(wanted[name]) if name in wanted else {}
-        if entry in (expected, expected | {"boot": boot}) and _size(folder / name) == entry["size"]:
+        if name in wanted and _is_current(entry, wanted[name], folder / name):
             record[name] = entry
     if record != known or record.keys() != wanted.keys():
         if known:
@@ -232,6 +266,12 @@ def _prepare(folder: Path, wanted: dict[str, S3Object]) -> Record:
             (folder / name).unlink(missing_ok=True)
         _write(folder, record)
     return record
+
+
+def _is_current(known: Entry | None, entry: S3Object, file: Path) -> bool:
+    """Whether a file is what S3 lists: recorded so, on the disk or in the memory of a system that still runs."""
+    recorded = (_entry(entry), _entry(entry) | {"boot": _boot()})
+    return known in recorded and _size(file) == entry.size
 
 
 def _entry(source: S3Object) -> Entry:
@@ -251,7 +291,7 @@ def _read(folder: Path) -> Record:
         return {}
     if not isinstance(value, dict):
         return {}
-    return {name: e for name, e in value.items() if is_checkpoint_name(name) and isinstance(e, dict)}
+    return {name: e for name, e in value.items() if is_safe_name(name) and isinstance(e, dict)}
 
 
 def _write(folder: Path, record: Record) -> None:

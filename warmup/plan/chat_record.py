@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from snapcap.models.config import ModelConfig
-from snapcap.models.fields import is_whole
+from snapcap.models.fields import is_there, is_whole, read_bytes
 from snapcap.models.text import ChatIds, ImageMarkup
 from snapcap.warmup.artifacts.key import canonical_json
 from snapcap.warmup.machine.installation import installed_version, package_folder
@@ -84,10 +84,8 @@ def _digest(folder: Path, markup: ImageMarkup) -> str:
     digest = hashlib.sha256(canonical_json([asdict(markup), versions]))
     ours = package_folder("snapcap.models") / "processing"
     for file in (*(ours / source for source in _SOURCES), *(folder / name for name in _FILES)):
-        if file.is_file():  # what is no file is not read for a template either, and a pipe would never end
-            with file.open("rb") as opened:
-                content = hashlib.file_digest(opened, "sha256").hexdigest()
-            digest.update(f"{file.name} {content}\n".encode())
+        if is_there(file):  # what is no file is not read for a template either, and a pipe would never end
+            digest.update(f"{file.name} {hashlib.sha256(read_bytes(file)).hexdigest()}\n".encode())
     return digest.hexdigest()
 
 

@@ -15,6 +15,7 @@ from support.checkpoints.chat_files import (
     TEXT_TEMPLATE,
     write_chat_files,
 )
+from support.checkpoints.permissions import denied
 
 from snapcap.models.config import ConfigError
 from snapcap.models.errors import PromptError
@@ -266,3 +267,10 @@ def test_ids_that_the_model_has_not_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="vocab_size = 300"):
         ModelConfig.from_folder(tmp_path)
     assert isinstance(read_chat(tmp_path, MARKUP), ChatIds)
+
+
+@pytest.mark.parametrize("name", ["chat_template.jinja", "chat_template.json", "processor_config.json"])
+def test_a_file_that_may_not_be_read_is_named(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text("{}")
+    with denied(tmp_path / name), pytest.raises(ConfigError, match=f"{name} cannot be read: Permission denied"):
+        read_template(tmp_path)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import tokenizers
+from support.checkpoints.permissions import denied
 from support.checkpoints.tokenizer_cases import assert_equal_to_transformers, byte_level_bpe, write
 from tokenizers import Regex, decoders, pre_tokenizers
 
@@ -226,3 +227,20 @@ def test_a_panic_at_a_text_is_an_error_of_that_text(tmp_path: Path) -> None:
         tokenizer.encode("x" * 40)
     assert "retry-limit-in-match over" in caught.value.cause
     assert tokenizer.encode("y")
+
+
+FAST = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+
+
+@pytest.mark.parametrize("name", [*FAST, "vocab.json", "merges.txt", "added_tokens.json", "vocab.txt"])
+def test_a_file_that_may_not_be_read_is_named(tmp_path: Path, name: str) -> None:
+    folder = fast_folder(tmp_path) if name in FAST else slow_folder(tmp_path)
+    if name == "vocab.txt":
+        write(folder, "tokenizer_config.json", {"tokenizer_class": "BertTokenizer"})
+        (folder / name).write_text("[UNK]\nred\n")
+    elif not (folder / name).exists():
+        write(folder, name, {})
+    Tokenizer.from_folder(folder)
+    with denied(folder / name), pytest.raises(ConfigError) as caught:
+        Tokenizer.from_folder(folder)
+    assert str(caught.value) == f"{folder / name} cannot be read: Permission denied"

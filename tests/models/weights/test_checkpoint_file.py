@@ -104,7 +104,7 @@ def test_an_index_may_not_name_a_file_elsewhere(
     for place in (folder.parent / SAFE, folder / "sub" / SAFE, folder / SAFE.replace("model", "another")):
         save_file(tensors, place)
     (folder / f"{kind}.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
-    with pytest.raises(WeightsError, match="names .*, which is no name of a file in the checkpoint") as refusal:
+    with pytest.raises(WeightsError, match=r"names .*, which is no name of a file in the checkpoint") as refusal:
         read_tensors(folder)
     assert "\n" not in str(refusal.value)
     assert len(str(refusal.value)) < 400

@@ -1,4 +1,4 @@
-"""What tensors are called in files: tied ones under either name, within wrappers, twice; every family, and messages."""
+"""Tensors' names in files of every family: tied ones under either name, within wrappers, twice, in messages."""
 
 import json
 import re
@@ -190,5 +190,5 @@ def test_a_quantized_checkpoint_is_refused_before_a_tensor_is_read(saved: tuple[
     config = json.loads((other / "config.json").read_text())
     config["quantization_config"] = {"quant_method": "bitsandbytes", "load_in_8bit": True}
     (other / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="unsupported quantization_config = .*quantized weights are not read"):
+    with pytest.raises(ValueError, match=r"unsupported quantization_config = .*quantized weights are not read"):
         config_of(other)

@@ -1,6 +1,5 @@
 """Where checkpoints come from: the demo, folders and S3, each from a real server or folder."""
 
-import errno
 import json
 import shutil
 import socket
@@ -17,12 +16,15 @@ from typing import Any
 
 import pytest
 from support.checkpoints.checkpoint_files import SAFE, contents
+from support.checkpoints.permissions import denied
 
 from snapcap import models
+from snapcap.models.config import ConfigError, ModelConfig
 from snapcap.warmup.checkpoints import s3 as s3_checkpoint
 from snapcap.warmup.checkpoints.local import kind_of, local_folder
 from snapcap.warmup.checkpoints.patterns import CheckpointError
 from snapcap.warmup.checkpoints.resolve import resolve_checkpoint
+from snapcap.warmup.checkpoints.s3 import downloaded_identity, listed_identity
 from snapcap.warmup.options import S3Options
 
 
@@ -106,13 +108,102 @@ def test_pickles_are_taken_where_there_is_nothing_else(s3: Any, s3_server: str, 
         "config.json": b"{}",
         "vocab.json": b"{}",
         "merges.txt": b"",
-        "pytorch_model.bin.index.json": b"{}",
+        "pytorch_model.bin.index.json": index(
+            "pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"
+        ),
         "pytorch_model-00001-of-00002.bin": b"1",
         "pytorch_model-00002-of-00002.bin": b"2",
     }
     upload(s3, "old", sharded | {"training_args.bin": b"!"})
     folder = resolve_checkpoint("s3://bucket/old", tmp_path, S3Options(endpoint_url=s3_server))
     assert contents(folder) == sharded
+
+
+def index(*files: str) -> bytes:
+    return json.dumps({"weight_map": {f"tensor.{number}": file for number, file in enumerate(files)}}).encode()
+
+
+SHARDED = {
+    "config.json": b"{}",
+    "model.safetensors.index.json": index("left.safetensors", "deep/er/right.safetensors"),
+    "left.safetensors": b"left",
+    "deep/er/right.safetensors": b"right",
+}
+
+
+def all_contents(folder: Path) -> dict[str, bytes]:
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def test_shards_are_those_that_the_index_names(s3: Any, s3_server: str, tmp_path: Path) -> None:
+    options = S3Options(endpoint_url=s3_server)
+    others = {"model-00001-of-00001.safetensors": b"old", "deep/other.safetensors": b"!", "pytorch_model.bin": b"!"}
+    upload(s3, "x", SHARDED | others)
+    folder = resolve_checkpoint("s3://bucket/x", tmp_path, options)
+    assert all_contents(folder) == SHARDED
+    assert listed_identity("s3://bucket/x", options, time.monotonic() + 60) == downloaded_identity(folder)
+
+    before = {path: path.stat().st_ino for path in folder.rglob("*.safetensors")}
+    upload(s3, "x", {"left.safetensors": b"LEFT"})
+    resolve_checkpoint("s3://bucket/x", tmp_path, options)
+    assert all_contents(folder) == SHARDED | {"left.safetensors": b"LEFT"}
+    assert {path for path, inode in before.items() if path.stat().st_ino == inode} == {
+        folder / "deep/er/right.safetensors"
+    }
+
+    moved = {"model.safetensors.index.json": index("left.safetensors")}
+    upload(s3, "x", moved)
+    resolve_checkpoint("s3://bucket/x", tmp_path, options)
+    assert all_contents(folder) == {"config.json": b"{}", "left.safetensors": b"LEFT", **moved}
+
+    upload(s3, "x", {"model.safetensors": b"one"})
+    resolve_checkpoint("s3://bucket/x", tmp_path, options)
+    assert all_contents(folder) == {"config.json": b"{}", "model.safetensors": b"one"}
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "is not a weight index: it is not JSON"),
+        (b'{"weight_map": {}}', "is not a weight index: it needs a 'weight_map'"),
+        (
+            index("../left.safetensors"),
+            r"names '\.\./left\.safetensors', which is no name of a file in the checkpoint",
+        ),
+        (index("left.safetensors", "gone.safetensors"), r"names 'gone\.safetensors', which is not there"),
+        (index(".snapcap-s3.json"), "names '.snapcap-s3.json', which is no name of a file"),
+    ],
+)
+def test_an_index_that_cannot_be_followed_is_one_line(
+    s3: Any, s3_server: str, tmp_path: Path, content: bytes, says: str
+) -> None:
+    upload(s3, "x", SHARDED | {"model.safetensors.index.json": content})
+    upload(s3, "", {"left.safetensors": b"of another"})
+    with pytest.raises(CheckpointError, match=says) as caught:
+        resolve_checkpoint("s3://bucket/x", tmp_path, S3Options(endpoint_url=s3_server))
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_an_adapter_is_refused_and_how_to_merge_it_said(s3: Any, s3_server: str, tmp_path: Path) -> None:
+    adapter = {"adapter_config.json": b'{"base_model_name_or_path": "me/base"}', "adapter_model.safetensors": b"!"}
+    upload(s3, "adapter", adapter)
+    folder = folder_with(tmp_path / "adapter", adapter)
+    advice = r"a PEFT adapter of .*merge_and_unload\(\)\.save_pretrained\('merged'\)"
+    with pytest.raises(CheckpointError, match=advice):
+        resolve_checkpoint("s3://bucket/adapter", tmp_path, S3Options(endpoint_url=s3_server))
+    with pytest.raises(CheckpointError, match=f"adapter of 'me/base'.*{advice[20:]}"):
+        resolve_checkpoint(str(folder), tmp_path, S3Options())
+    (folder / "config.json").write_bytes(b"{}")
+    (folder / "model.safetensors").write_bytes(b"weights")
+    with pytest.raises(CheckpointError, match=r"where the weights are merged already, remove adapter_config\.json"):
+        resolve_checkpoint(str(folder), tmp_path, S3Options())
+    for content in (b"[]", b"{", b'{"base_model_name_or_path": 7}', b'{"base_model_name_or_path": "a\\u001b[2J"}'):
+        (folder / "adapter_config.json").write_bytes(content)
+        with pytest.raises(CheckpointError) as caught:
+            resolve_checkpoint(str(folder), tmp_path, S3Options())
+        assert str(caught.value).isprintable()
 
 
 def test_only_what_changed_is_downloaded_again(s3: Any, s3_server: str, tmp_path: Path) -> None:
@@ -300,12 +391,17 @@ def test_a_name_that_no_file_can_have_is_an_error_of_one_line(source: str) -> No
         assert local_folder(source) is None
 
 
-def test_a_folder_that_may_not_be_read_is_an_error_of_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def denied(_: Path) -> bool:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr(Path, "is_dir", denied)
-    with pytest.raises(CheckpointError, match="cannot be read: Permission denied"):
-        local_folder(str(tmp_path / "model"))
+@pytest.mark.parametrize("name", [".", "config.json", "adapter_config.json"])
+def test_what_may_not_be_read_is_an_error_of_one_line(tmp_path: Path, name: str) -> None:
+    folder = folder_with(tmp_path / "model", SAFE | {"adapter_config.json": b"{}"} if "adapter" in name else SAFE)
+    with denied(folder / name):
+        if name == "config.json":  # it is there; who reads it says so
+            assert local_folder(str(folder)) == folder
+            with pytest.raises(ConfigError, match=f"{folder / name} cannot be read: Permission denied"):
+                ModelConfig.from_folder(folder)
+            return
+        with pytest.raises(CheckpointError, match="cannot be read: Permission denied") as caught:
+            local_folder(str(folder))
+    assert str(folder) in str(caught.value)
+    with denied(tmp_path), pytest.raises(CheckpointError, match="cannot be read: Permission denied"):
+        local_folder(str(folder))

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from support.checkpoints.checkpoint_files import SAFE, contents
@@ -25,6 +26,28 @@ HUB: dict[str, dict[str, bytes]] = {
         "training_args.bin": b"!",
     },
     "me/empty": {"README.md": b"#"},
+    "me/sharded": {
+        "config.json": b"{}",
+        "model.safetensors.index.json": json.dumps(
+            {"weight_map": {"a": "[l]eft.safetensors", "b": "deep/right.safetensors"}}
+        ).encode(),
+        "[l]eft.safetensors": b"left",
+        "left.safetensors": b"another",
+        "deep/right.safetensors": b"right",
+        "model-00001-of-00001.safetensors": b"old",
+        "pytorch_model.bin": b"old",
+        "evil.py": b"raise SystemExit",
+    },
+    "me/pickled-sharded": {
+        "config.json": b"{}",
+        "pytorch_model.bin.index.json": b'{"weight_map": {"a": "consolidated.pth"}}',
+        "consolidated.pth": b"old",
+    },
+    "me/traversal": {
+        "config.json": b"{}",
+        "model.safetensors.index.json": b'{"weight_map": {"a": "../../secret"}}',
+    },
+    "me/adapter": {"adapter_config.json": b'{"base_model_name_or_path": "me/safe"}', "adapter_model.bin": b"!"},
     "me/large": SAFE | {"model.safetensors": bytes(2 * SMALL)},
 }
 REFUSED = {"me/gated": (403, "GatedRepo"), "me/private": (401, "RepoNotFound"), "me/broken": (418, "")}
@@ -47,10 +70,13 @@ class HubHandler(BaseHTTPRequestHandler):
             siblings = [{"rfilename": n} for n in files]
             return self.reply_json({"id": repository, "sha": COMMIT, "siblings": siblings})
         if kind == "tree":
-            tree = [{"type": "file", "path": n, "size": len(c), "oid": f"{n}-oid"} for n, c in files.items()]
+            tree = [
+                {"type": "file", "path": n, "size": len(c), "oid": f"{n}-oid".replace("/", "-")}
+                for n, c in files.items()
+            ]
             return self.reply_json(tree)
-        content = files[rest[0]]
-        return self.reply(200, content, {"ETag": f'"{rest[0]}-oid"', "X-Repo-Commit": COMMIT})
+        file = unquote("/".join(part for part in rest if part))
+        return self.reply(200, files[file], {"ETag": f'"{file}-oid"'.replace("/", "-"), "X-Repo-Commit": COMMIT})
 
     do_HEAD = do_GET  # noqa: N815 - the name that the base class looks for
 
@@ -148,6 +174,18 @@ def test_without_the_hub_a_whole_checkpoint_of_its_cache_is_used(kind: str, hub:
     assert len(warnings) == 2, lines
 
 
+def test_shards_are_those_that_the_index_names(hub: str, tmp_path: Path) -> None:
+    sources = ["me/sharded", "me/sharded@v1", "me/pickled-sharded"]
+    sharded, tagged, pickled = (Path(line) for line in resolve_from_hub(sources, tmp_path, HF_ENDPOINT=hub))
+    wanted = ("config.json", "model.safetensors.index.json", "[l]eft.safetensors", "deep/right.safetensors")
+    files = {path.relative_to(sharded).as_posix() for path in sharded.rglob("*") if path.is_file()}
+    assert files == set(wanted)
+    assert tagged == sharded
+    assert contents(pickled) == HUB["me/pickled-sharded"]
+    offline = resolve_from_hub(sources, tmp_path, HF_ENDPOINT=hub, HF_HUB_OFFLINE="1")
+    assert offline == [str(sharded), str(sharded), str(pickled)]
+
+
 def test_what_the_hub_refuses_is_one_line_each(hub: str, tmp_path: Path) -> None:
     expected = {
         "me/none": "there is no such repository, or it is private; check the name, or set HF_TOKEN",
@@ -155,6 +193,8 @@ def test_what_the_hub_refuses_is_one_line_each(hub: str, tmp_path: Path) -> None
         "me/gated": "access is gated; accept its terms on the hub and set HF_TOKEN",
         "me/safe@none": "there is no such revision; write owner/name@branch, @tag or @commit",
         "me/empty": "has no config.json",
+        "me/traversal": "names '../../secret', which is no name of a file in the checkpoint",
+        "me/adapter": "holds a PEFT adapter of 'me/safe' (adapter_config.json), which is not served; merge it",
         "me/broken": "",
         "not an id": "that is neither a folder nor a hub id; hub ids look like owner/name",
     }

@@ -1,6 +1,8 @@
 """`snapcap import` on folders as older transformers left them: slow tokenizers and pickled weights."""
 
 import json
+import os
+import stat
 import sys
 from collections import OrderedDict
 from pathlib import Path
@@ -8,20 +10,23 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from support.checkpoints import random_captioners
 from support.checkpoints.chat_files import write_chat_files
+from support.checkpoints.florence2_files import write_florence2
+from support.checkpoints.permissions import denied
 from tokenizers import pre_tokenizers
 from torch import Tensor
 
 from snapcap.models.config import ModelConfig
 from snapcap.models.processing.tokenizer import Tokenizer
 from snapcap.models.processing.transform import ImageTransform
+from snapcap.models.weights.files import read_tensors
 from snapcap.warmup.checkpoints.importer import import_checkpoint
 from snapcap.warmup.checkpoints.patterns import CheckpointError
 from snapcap.warmup.options import S3Options
 
-END = "<|endoftext|>"
+END, SAFE = "<|endoftext|>", "model.safetensors"
 
 
 def tiny_model(tied: bool = True) -> Any:
@@ -285,3 +290,141 @@ def test_a_pickle_that_runs_code_does_not(old_folder: Path, tmp_path: Path) -> N
     with pytest.raises(CheckpointError, match=r"pytorch_model\.bin"):
         import_checkpoint(str(old_folder), tmp_path / "new")
     assert not (tmp_path / "sprung").exists()
+
+
+def without_weights(folder: Path) -> dict[str, Tensor]:
+    """The tensors of the folder, which has no file of them any more."""
+    state: dict[str, Tensor] = torch.load(folder / "pytorch_model.bin", weights_only=True)
+    (folder / "pytorch_model.bin").unlink()
+    del state["decoder.lm_head.weight"]
+    return {name: tensor.clone().contiguous() for name, tensor in state.items()}
+
+
+def write_shards(folder: Path, index: str, files: tuple[str, ...], tensors: dict[str, Tensor]) -> dict[str, str]:
+    places = {name: files[number % len(files)] for number, name in enumerate(sorted(tensors))}
+    for file in files:
+        shard = {name: tensors[name] for name, place in places.items() if place == file}
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        save_file(shard, folder / file) if file.endswith("safetensors") else torch.save(shard, folder / file)
+    (folder / index).write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    return places
+
+
+@pytest.mark.parametrize(
+    ("index", "files", "kept"),
+    [
+        (f"{SAFE}.index.json", ("left.safetensors", "deep/er/right.safetensors"), True),
+        (f"{SAFE}.index.json", ("weights.safetensors",), True),
+        ("pytorch_model.bin.index.json", ("consolidated.00.pth", "deep/consolidated.01.pth"), False),
+        ("pytorch_model.bin.index.json", ("left.safetensors", "right.safetensors"), False),
+    ],
+)
+def test_every_shard_that_the_index_names_is_imported(
+    old_folder: Path, tmp_path: Path, index: str, files: tuple[str, ...], kept: bool
+) -> None:
+    tensors = without_weights(old_folder)
+    write_shards(old_folder, index, files, tensors)
+    (old_folder / "modeling_evil.py").write_text("raise SystemExit")
+    destination = tmp_path / "new"
+    written = {path.relative_to(destination).as_posix() for path in import_checkpoint(str(old_folder), destination)}
+    weights = {index, *files} if kept else {SAFE}
+    assert weights <= written
+    found = {path.relative_to(destination).as_posix() for path in destination.rglob("*") if path.is_file()}
+    assert found == written
+    assert not {name for name in written if name.endswith((".py", ".pth", ".bin"))}
+    imported = read_tensors(destination)
+    assert imported.keys() == tensors.keys()
+    assert all(torch.equal(imported[name], tensors[name]) for name in tensors)
+
+
+def test_a_file_goes_before_an_index_as_in_transformers(old_folder: Path, tmp_path: Path) -> None:
+    tensors = without_weights(old_folder)
+    shifted = {name: tensor + 1 for name, tensor in tensors.items()}
+    write_shards(old_folder, f"{SAFE}.index.json", ("left.safetensors",), shifted)
+    save_file(tensors, old_folder / SAFE)
+    import_checkpoint(str(old_folder), tmp_path / "new")
+    assert sorted(path.name for path in (tmp_path / "new").iterdir() if "safetensors" in path.name) == [SAFE]
+    assert all(torch.equal(saved(tmp_path / "new")[name], tensor) for name, tensor in tensors.items())
+
+
+@pytest.mark.parametrize(
+    "kind", ["a shard is not there", "a shard lacks it", "a file lacks it", "its shape", "int8"]
+)
+def test_an_import_that_would_lose_a_tensor_fails_and_writes_nothing(
+    old_folder: Path, tmp_path: Path, kind: str
+) -> None:
+    tensors, lost = without_weights(old_folder), "decoder.transformer.h.0.ln_1.weight"
+    if "shard" in kind:
+        places = write_shards(old_folder, f"{SAFE}.index.json", ("left.safetensors", "right.safetensors"), tensors)
+        shard = places[lost]
+        if kind == "a shard is not there":
+            (old_folder / shard).unlink()
+        else:
+            others = {name: tensors[name] for name, place in places.items() if place == shard and name != lost}
+            save_file(others, old_folder / shard)
+    else:
+        changed = {"its shape": torch.zeros(3), "int8": tensors.pop(lost).to(torch.int8)}
+        save_file({**tensors, **({lost: changed[kind]} if kind in changed else {})}, old_folder / SAFE)
+    with pytest.raises(CheckpointError, match=r"safetensors|decoder\.transformer\.h\.0\.ln_1\.weight"):
+        import_checkpoint(str(old_folder), tmp_path / "new")
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_an_index_that_leads_elsewhere_is_refused(old_folder: Path, tmp_path: Path) -> None:
+    tensors = without_weights(old_folder)
+    save_file(tensors, tmp_path / "outside.safetensors")
+    index = {"weight_map": dict.fromkeys(tensors, "../outside.safetensors")}
+    (old_folder / f"{SAFE}.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match="which is no name of a file in the checkpoint"):
+        import_checkpoint(str(old_folder), tmp_path / "new")
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_tied_tensors_of_a_pickle_are_stored_once_and_read(tmp_path: Path) -> None:
+    """Florence-2's embedding has four names."""
+    model, source = random_captioners.florence2(), tmp_path / "old"
+    write_florence2(source, {"vocab_size": 340, "d_model": 40, "max_position_embeddings": 200}, 0)
+    tensors = load_file(source / SAFE)
+    (source / SAFE).unlink()
+    shared = tensors["model.language_model.shared.weight"]
+    copies = (
+        *(f"model.language_model.{part}.embed_tokens.weight" for part in ("encoder", "decoder")),
+        "lm_head.weight",
+    )
+    torch.save({**tensors, **dict.fromkeys(copies, shared)}, source / "pytorch_model.bin")
+    import_checkpoint(str(source), tmp_path / "new")
+    assert saved(tmp_path / "new").keys() == tensors.keys()
+    again = type(model).from_pretrained(tmp_path / "new").state_dict()
+    assert all(torch.equal(again[name], shared) for name in copies)
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
+def test_files_have_the_mode_that_the_umask_gives(old_folder: Path, tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        written = import_checkpoint(str(old_folder), tmp_path / "new" / "er")
+    finally:
+        os.umask(before)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in written} == {0o666 & ~umask}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "new", tmp_path / "new/er")} == {
+        0o777 & ~umask
+    }
+
+
+@pytest.mark.parametrize("name", ["config.json", "pytorch_model.bin", "vocab.json", "preprocessor_config.json"])
+def test_a_file_that_may_not_be_read_is_named(old_folder: Path, tmp_path: Path, name: str) -> None:
+    with denied(old_folder / name), pytest.raises(CheckpointError, match=rf"{name}.*Permission denied") as caught:
+        import_checkpoint(str(old_folder), tmp_path / "new")
+    assert "\n" not in str(caught.value)
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", [SAFE, "chat_template.jinja", "special_tokens_map.json", "adapter_config.json"])
+def test_by_force_no_file_of_another_checkpoint_is_read_beside(old_folder: Path, tmp_path: Path, name: str) -> None:
+    write_shards(old_folder, f"{SAFE}.index.json", ("left.safetensors",), without_weights(old_folder))
+    destination = tmp_path / "new"
+    destination.mkdir()
+    (destination / name).write_text("of another")
+    with pytest.raises(CheckpointError, match=f"holds {name}, which the source does not have .* remove it"):
+        import_checkpoint(str(old_folder), destination, force=True)
+    assert [path.name for path in destination.iterdir()] == [name]
