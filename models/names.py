@@ -58,8 +58,11 @@ class Names:
     def original(self, ours: str, present: Iterable[str]) -> str:
         """The name of a tensor, given snapcap's, in a checkpoint that has the tensors ``present``: of several names
         the one that differs least from one that is there."""
-        spelled = [name for rule in self.rules for name in _spellings(rule, ours)]
-        pairs = [(name, each) for name in spelled or [ours] for each in present] or [(ours, "")]
+        tied = next((names for names in _TIES if ours in names), ())
+        # A family may have no rule for the one name of a tied tensor, as GIT's head has one bias.
+        known = ([each for rule in self.rules for each in _spellings(rule, name)] for name in (ours, *tied))
+        spelled = next(filter(None, known), [ours])
+        pairs = [(name, each) for name in spelled for each in present] or [(ours, "")]
         name, like = min(pairs, key=lambda pair: _difference(pair[0], _plain(pair[1])))
         outer = _OUTER_WRAPPERS.match(like)
         return f"{outer[0] if outer else ''}{name}"

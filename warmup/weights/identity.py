@@ -9,7 +9,7 @@ import hashlib
 from pathlib import Path
 
 from snapcap.models.dataclass import dataclass
-from snapcap.models.weights.listing import weight_files
+from snapcap.models.weights.listing import weight_names
 from snapcap.warmup.machine.files import sync
 
 # A file may be written twice at what a clock says is one moment, of up to two seconds on some file systems.
@@ -18,7 +18,7 @@ CLOCK_NS = 2_000_000_000
 
 @dataclass(frozen=True)
 class FileIdentity:
-    """``name`` in the checkpoint; ``path``: the file that it leads to; times in nanoseconds. Without its device,
+    """``name`` in the checkpoint's folder; ``path``: the file that it leads to; times in nanoseconds. No device,
     whose number may be another after each mount."""
 
     name: str
@@ -33,21 +33,21 @@ Identity = tuple[FileIdentity, ...]
 
 
 def identify(folder: Path) -> Identity:
-    """The files of a checkpoint folder that hold its weights.
+    """The files of a checkpoint folder that hold its weights, and the index that names them.
 
     Raises:
         WeightsError: there are none.
         OSError: one cannot be looked at.
     """
-    return tuple(_identify(path) for path in weight_files(folder))
+    return tuple(_identify(folder, name) for name in weight_names(folder))
 
 
 def flushed_identity(folder: Path) -> Identity:
     """The identity after which any write gives another: one through a map changes a file's times only when it is
     the first since the page was written to the disk. Raises as ``identify``."""
-    for path in weight_files(folder):
+    for name in weight_names(folder):
         with contextlib.suppress(OSError):  # where nothing can be written
-            sync(path)
+            sync(folder / name)
     return identify(folder)
 
 
@@ -58,20 +58,20 @@ def is_at_rest(files: Identity, moment: int) -> bool:
 
 
 def content_digest(folder: Path) -> str:
-    """SHA-256, in hex, of the names and contents of the weights' files.
+    """SHA-256, in hex, of the names and contents of the weights' files, and of the index that names them.
 
     Raises:
         WeightsError, OSError: they cannot be read.
     """
     digest = hashlib.sha256()
-    for path in weight_files(folder):
-        with path.open("rb") as file:
-            digest.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    for name in weight_names(folder):
+        with (folder / name).open("rb") as file:
+            digest.update(f"{name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
     return digest.hexdigest()
 
 
-def _identify(path: Path) -> FileIdentity:
-    real = path.resolve()
+def _identify(folder: Path, name: str) -> FileIdentity:
+    real = (folder / name).resolve()
     status = real.stat()
     times = status.st_mtime_ns, status.st_ctime_ns
-    return FileIdentity(path.name, str(real), status.st_size, *times, status.st_ino)
+    return FileIdentity(name, str(real), status.st_size, *times, status.st_ino)

@@ -168,10 +168,12 @@ class PanicException(BaseException):
 def test_a_panic_of_the_library_is_a_file_that_cannot_be_read(
     demo_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def panic(path: str) -> tokenizers.Tokenizer:
+    def panic(content: bytes) -> tokenizers.Tokenizer:
         raise PanicException("index out of bounds")
 
-    monkeypatch.setattr(tokenizer_files, "tokenizers", SimpleNamespace(Tokenizer=SimpleNamespace(from_file=panic)))
+    monkeypatch.setattr(
+        tokenizer_files, "tokenizers", SimpleNamespace(Tokenizer=SimpleNamespace(from_buffer=panic))
+    )
     with pytest.raises(ConfigError, match=r"tokenizer\.json.*index out of bounds"):
         Tokenizer.from_folder(demo_folder)
 

@@ -1,5 +1,6 @@
 """The identity of a checkpoint's files: any change gives another, and what the clock cannot tell is not trusted."""
 
+import json
 import os
 import shutil
 import time
@@ -83,6 +84,17 @@ def test_shards_are_all_looked_at(checkpoint: Path, local: FolderStore) -> None:
     rewrite_in_place(checkpoint / "two.safetensors")
     assert recorded_digest(local, checkpoint, identify(checkpoint)) is None
     assert content_digest(checkpoint) != before
+
+
+def test_an_index_is_looked_at_as_it_says_which_shard_holds_a_tensor(checkpoint: Path) -> None:
+    (checkpoint / "model.safetensors").rename(checkpoint / "one.safetensors")
+    shutil.copy(checkpoint / "one.safetensors", checkpoint / "two.safetensors")
+    index, files = checkpoint / "model.safetensors.index.json", ("one.safetensors", "two.safetensors")
+    index.write_text(json.dumps({"weight_map": dict(zip("ab", files, strict=True))}))
+    before = identify(checkpoint), content_digest(checkpoint)
+    index.write_text(json.dumps({"weight_map": dict(zip("ba", files, strict=True))}))
+    assert identify(checkpoint) != before[0]
+    assert content_digest(checkpoint) != before[1]
 
 
 def test_a_checkpoint_without_weights_has_no_identity(checkpoint: Path) -> None:
