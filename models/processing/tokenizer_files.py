@@ -37,7 +37,7 @@ _DEFAULTS: dict[str, dict[str, str]] = {
     },
 }
 _MOST_GROWTH = 16  # of a decoder's text; a space for "▁" makes it shorter
-_ROBERTA_DECODERS = ("roberta", "trocr")
+_ROBERTA_FAMILIES = ("roberta", "trocr", "florence2")
 T = TypeVar("T")
 
 
@@ -142,9 +142,10 @@ def _slow_class(folder: Path, config: Mapping[str, Any]) -> str:
     elif word_pieces:
         name = "BertTokenizer"
     else:
-        decoder = json_or_empty(folder / "config.json").get("decoder")
+        model = json_or_empty(folder / "config.json")
+        decoder = model.get("decoder", model)
         family = decoder.get("model_type") if isinstance(decoder, dict) else None
-        name = "RobertaTokenizer" if family in _ROBERTA_DECODERS else "GPT2Tokenizer"
+        name = "RobertaTokenizer" if family in _ROBERTA_FAMILIES else "GPT2Tokenizer"
     if name not in _DEFAULTS or not (word_pieces if name == "BertTokenizer" else byte_pairs):
         known = "GPT-2's, RoBERTa's and BERT's"
         raise ConfigError("tokenizer_class", named, f"without a tokenizer.json only {known} are read; {_REMEDY}")

@@ -62,12 +62,13 @@ def checked(folder: Path, source: str) -> Path:
         CheckpointError: it holds none, or an adapter of one, or may not be looked at.
     """
     try:
+        found = is_there(folder / "config.json")
         if is_there(folder / ADAPTER):
             raise adapter_error(source, json_or_empty(folder / ADAPTER).get("base_model_name_or_path"))
-        if is_there(folder / "config.json"):
-            return folder
     except ConfigError as error:
         raise CheckpointError(str(error)) from error
+    if found:
+        return folder
     raise CheckpointError(f"{source!r} has no config.json; give the folder that save_pretrained wrote")
 
 

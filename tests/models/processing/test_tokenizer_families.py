@@ -131,6 +131,8 @@ def test_without_a_class_the_decoder_says_whose_files_they_are(tmp_path: Path, f
     write(folder, "config.json", {"model_type": "vision-encoder-decoder", "decoder": {"model_type": family}})
     tokenizer = Tokenizer.from_folder(folder)
     assert tokenizer.decode([0, *tokenizer.encode("a dog"), 2, 1]) == "a dog"
+    write(folder, "config.json", {"model_type": "florence2"})  # whose text part is BART
+    assert Tokenizer.from_folder(folder).vocab_size == tokenizer.vocab_size
 
 
 def test_a_class_whose_files_are_not_there_is_named(tmp_path: Path) -> None:

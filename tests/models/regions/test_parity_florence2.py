@@ -1,5 +1,6 @@
 """Florence-2 against transformers on random weights: stages, prefix, logits, tokens of each text, beams."""
 
+import json
 import random
 from functools import partial
 from itertools import product
@@ -120,6 +121,22 @@ def test_logits_and_greedy_tokens_equal_transformers(case: tuple[Any, Path], tex
     if not model.config.text_config.scale_embedding:  # with it a tied head finds the token that was put in
         assert len(set(tokens.flatten().tolist())) > 2, "the model must not repeat one token"
         assert expected[0] != expected[1], "the model must see the image"
+
+
+@torch.no_grad()
+def test_images_of_the_processors_size_equal_transformers(tmp_path: Path) -> None:
+    """Whatever the configuration says, which transformers does not ask."""
+    model = random_captioners.florence2()
+    model.save_pretrained(tmp_path)
+    size = {"size": {"height": 64, "width": 64}, "do_center_crop": False}
+    processor = {"image_processor_type": "CLIPImageProcessor", **size}
+    (tmp_path / "processor_config.json").write_text(json.dumps({"image_processor": processor}))
+    runner = build_runner(tmp_path)
+    images = random_images(runner.config, 2)
+    assert images[0].shape == (64, 64, 3)
+    model.config.vision_config.image_size = 64  # for the number of placeholders, which a processor would know
+    tokens = generate(runner, images, NEW_TOKENS, texts=TEXTS[:1] * 2)
+    assert tokens.tolist() == generated_by_florence2(model, images, NEW_TOKENS, text=TEXTS[0])[0]
 
 
 @torch.no_grad()
