@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -23,10 +24,18 @@ def leaving(device: torch.device) -> Callable[[float], object]:
     if device.type != "cuda":
         pytest.skip("NO CUDA DEVICE HERE: NOTHING IS CHECKED ON A GPU")
 
+    def settled() -> int:
+        """Bytes that are free, once a process that has ended has given back all that it held."""
+        free, seen = torch.cuda.mem_get_info(device)[0], -1
+        while free != seen:
+            time.sleep(1)
+            seen, free = free, torch.cuda.mem_get_info(device)[0]
+        return free
+
     @contextmanager
     def held(gib: float) -> Iterator[None]:
         torch.cuda.empty_cache()
-        free, _ = torch.cuda.mem_get_info(device)
+        free = settled()
         with ExitStack() as scope:
             if free > gib * GIB:
                 rest = [torch.empty(free - int(gib * GIB), dtype=torch.uint8, device=device)]
