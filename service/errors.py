@@ -18,7 +18,7 @@
     │   ├── UnsupportedMediaType    415  unsupported_media_type
     │   │   └── UnsupportedEncoding 415  unsupported_media_type (Accept-Encoding)
     │   └── Unprocessable           422  unprocessable
-    │       ├── UnknownOption       422  unknown_option         (names the option and the known ones)
+    │       ├── UnknownOption       422  unknown_option         (names the option and those that are near)
     │       ├── InvalidOption       422  invalid_option         (names the option)
     │       ├── UnsupportedOption   422  unsupported_option     (names the option)
     │       ├── MissingImage        422  missing_image
@@ -227,15 +227,24 @@ class Unprocessable(BadRequest):
     title = "Unprocessable request"
 
 
+_FEW = 17  # options that a sentence may list
+
+
 class UnknownOption(Unprocessable):
+    """Names the options that may be meant, and all of them where they are few. `within`: the member of the request
+    in which options stand, if that is not where this one is."""
+
     code = "unknown_option"
     title = "Unknown option"
 
-    def __init__(self, option: str, known: Iterable[str]) -> None:
+    def __init__(self, option: str, known: Iterable[str], within: str = "") -> None:
         named, names = option[:64], tuple(known)
-        meant = suggestion(named, names)
+        meant = suggestion(named, names, most=3)
+        listed = f"options{within and f' in {within}'} are {', '.join(names)}"
+        if len(names) > _FEW:
+            listed = "reference at /openapi.json lists the options"
         joined = f"{meant} The" if meant else "; the"
-        super().__init__(f"There is no option {named!r}{joined} options are {', '.join(names)}.", option=named)
+        super().__init__(f"There is no option {named!r}{within and ' here'}{joined} {listed}.", option=named)
 
 
 class InvalidOption(Unprocessable):

@@ -138,7 +138,12 @@ class Dispatch:
         methods = self._apis.methods(path)
         if methods:
             raise MethodNotAllowed(scope["method"], path, methods)
-        raise NotFound(f"There is nothing at {path[:200]}; GET /openapi.json lists what there is.")
+        raise nothing_at(path)
+
+
+def nothing_at(path: str) -> NotFound:
+    """The error of a path that has no endpoint."""
+    return NotFound(f"There is nothing at {path[:200]}; GET /openapi.json lists what there is.")
 
 
 def _check_query(query: bytes) -> None:

@@ -26,7 +26,7 @@ class CaptionOptions:
 
     `clamp`: `max_new_tokens` may be more than the model holds, and then means as many as it holds. Clients of other
     APIs send such bounds whatever the model is. `named`: the options that were given, for which no default of a
-    model holds."""
+    model holds. `ignored`: the fields of the request that nobody reads, which the reply names."""
 
     prompt: str = ""
     sampling: SamplingParams = _DEFAULT
@@ -34,6 +34,11 @@ class CaptionOptions:
     clamp: bool = False
     task: str = ""
     named: frozenset[str] = frozenset()
+    ignored: tuple[str, ...] = ()
+
+    def ignoring(self, *names: str) -> "CaptionOptions":
+        """The same options beside further fields that nobody reads."""
+        return replace(self, ignored=(*self.ignored, *names)) if names else self
 
 
 @dataclass(frozen=True)
@@ -72,13 +77,13 @@ _HELP: dict[str, str] = {
     "prompt": "Text that the caption continues; of a model that takes instructions, what it is to do.",
     "task": "What the model is asked to do, such as `detailed_caption`, for models that have tasks: `tasks` of "
     "/startup lists them. The default is the first of these.",
-    "max_new_tokens": "Tokens to generate at most. The default is the model's.",
+    "max_new_tokens": "Tokens to generate at most. The default, which is also -1, is the model's.",
     "min_new_tokens": "Tokens to generate at least, as far as `max_new_tokens` allows.",
     "min_length": "The same, but counted as transformers does: with the start token and the prompt.",
     "temperature": "0 takes the most likely token each time; above 0 samples.",
-    "top_k": "Sample among the k most likely tokens only; 0 is all of them.",
+    "top_k": "Sample among the k most likely tokens only; 0 and -1 are all of them.",
     "top_p": "Sample among the most likely tokens that together reach this probability only.",
-    "seed": "Makes sampling repeatable. Without it each request samples differently.",
+    "seed": "Makes sampling repeatable. Without it, or with -1, each request samples differently.",
     "timeout": "Seconds this request may take at most; the server's own limit holds too.",
     "num_beams": "Above 1: beam search with so many beams, each a row of a batch. Not with a temperature above 0.",
     "length_penalty": "Beam search divides a score by the length to this power: above 0 favours long captions.",
@@ -88,6 +93,9 @@ _HELP: dict[str, str] = {
     "repetition_penalty": "Above 1 makes tokens that are there already less likely, below 1 more.",
 }
 NAMES: tuple[str, ...] = tuple(_HELP)
+# Their -1 is "not given", as vLLM and llama.cpp have it, and the clients that are made for these.
+_UNSET = -1
+_MAY_BE_UNSET = frozenset({"max_new_tokens", "top_k", "seed"})
 _EARLY: Mapping[str, EarlyStopping] = {"true": True, "false": False, "never": "never"}
 
 
@@ -129,11 +137,20 @@ def schema() -> dict[str, dict[str, Any]]:
         low = "exclusiveMinimum" if span.above else "minimum"
         kind = "integer" if span.kind is int else "number"
         properties[name] = {"type": kind, low: span.low, "maximum": span.high}
+        if name in _MAY_BE_UNSET:
+            properties[name] = or_unset(properties[name])
         default = getattr(_DEFAULT, name, None)
         if default is not None:
             properties[name]["default"] = default
     properties["early_stopping"] = {"enum": [*_EARLY.values()], "default": False}
     return {name: {**properties[name], "description": _HELP[name]} for name in NAMES}
+
+
+def or_unset(numbers: dict[str, Any]) -> dict[str, Any]:
+    """The JSON schema of whole numbers, or of -1."""
+    if numbers["minimum"] == 0:
+        return {**numbers, "minimum": _UNSET}
+    return {"anyOf": [numbers, {"const": _UNSET}]}
 
 
 def integer(value: Any) -> int | None:
@@ -165,6 +182,9 @@ def _number_from_text(name: str, text: str) -> float:
 
 
 def _checked(values: dict[str, Any], base: CaptionOptions) -> CaptionOptions:
+    for name in _MAY_BE_UNSET & values.keys():
+        if integer(values[name]) == _UNSET:
+            del values[name]
     if not values:
         return base
     for name, value in values.items():

@@ -100,6 +100,30 @@ def test_values_of_options(abused: Abused) -> None:
     abused.withstands(attack)
 
 
+def test_fields_that_nobody_reads(abused: Abused) -> None:
+    """Their names are compared with those of the options, and come back in a header: few, and not as sent."""
+    image = base64.b64encode(next(iter(abused.samples)).read_bytes()).decode()
+    evil = {"a\r\nX-Evil: 1": 1, "b, c": 1, "é\0\ud800": 1, "x" * 50_000: 1}
+    floods: dict[str, tuple[dict[str, Any], int]] = {
+        "names": (evil, 200),
+        "nearly": ({f"max_tokens_of_completion_penalty_{number}": 1 for number in range(60)}, 200),
+        "many": ({f"unknown{number}z": 1 for number in range(5_000)}, 422),
+        "deep": ({"unknown": json.loads("[" * 900 + "]" * 900)}, 200),
+    }
+
+    def attack() -> None:
+        for name, (fields, status) in floods.items():
+            for path, document in (("/v1/caption", {"image": image}), ("/", {"inputs": image})):
+                body = json.dumps({**document, **fields}).encode()
+                for _ in range(5):
+                    found, reply, headers = abused.server.call(path, body, JSON)
+                    assert found == status, (name, reply)
+                    assert "x-evil" not in {each.lower() for each in headers}
+                    assert sum(len(value) for value in headers.values()) < 2_000
+
+    abused.withstands(attack)
+
+
 def test_conversations_without_end(abused: Abused) -> None:
     """Every message is looked at, and no image but the last is decoded."""
     picture = base64.b64encode(next(iter(abused.samples)).read_bytes()).decode()

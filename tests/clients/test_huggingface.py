@@ -60,12 +60,20 @@ def test_json_with_parameters(server: ServerProcess, sample: tuple[Path, str]) -
     assert first[1][0]["generated_text"].startswith("a large")  # type: ignore[index]
 
 
+def test_the_chat_client_that_knows_an_address_alone(url: str, model: str, sample: tuple[Path, str]) -> None:
+    image, caption = sample
+    uri = f"data:image/png;base64,{base64.b64encode(image.read_bytes()).decode()}"
+    messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": uri}}]}]
+    reply = InferenceClient(url).chat_completion(messages, max_tokens=20, tools=[], stop=[], n=1)
+    assert (reply.choices[0].message.content, reply.model) == (caption, model)
+
+
 @pytest.mark.parametrize(
     ("body", "status", "says"),
     [
         ({}, 422, "inputs is missing"),
         ({"inputs": "no base64!"}, 422, "inputs must be base64"),
-        ({"inputs": "aa==", "beams": 1}, 422, "'beams'; the options are inputs, parameters"),
+        ({"inputs": "aa==", "beams": 1}, 422, "'beams' here; did you mean num_beams? The options in parameters"),
         ({"inputs": "aa==", "parameters": {"beams": 1}}, 422, "'beams'"),
         ({"inputs": "aa==", "parameters": {"num_beams": 9}}, 422, "from 1 to 8"),
         ({"inputs": "aa==", "parameters": {"do_sample": 1}}, 422, "true or false"),

@@ -90,9 +90,18 @@ def test_parameters(client: triton.InferenceServerClient, model: str, sample: tu
     image, caption = sample
     short = client.infer(model, [tensor([image.read_bytes()])], parameters={"max_new_tokens": 2})
     assert captions(short) == [" ".join(caption.split()[:2])]
+    images, more = [tensor([image.read_bytes()])], {"content_type": "np"}
+    assert captions(client.infer(model, images, priority=3, sequence_id=5, parameters=more)) == [caption]
     with pytest.raises(InferenceServerException, match="within the time limit") as late:
         client.infer(model, [tensor([image.read_bytes()])], timeout=1)  # a microsecond
     assert late.value.status() == "504"
+
+
+def test_extensions_that_are_not_here(client: triton.InferenceServerClient, model: str) -> None:
+    for call in (client.get_model_config, client.get_inference_statistics):
+        with pytest.raises(InferenceServerException, match="There is nothing at") as missing:
+            call(model)
+        assert missing.value.status() == "404"
 
 
 def test_an_image_that_is_none_fails_the_batch(

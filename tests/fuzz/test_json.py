@@ -16,8 +16,9 @@ from support.attacks.mutations import mutated
 from snapcap.service.api.bodies.body import BodyLimits
 from snapcap.service.api.caption.request import read_image
 from snapcap.service.api.huggingface.request import parse_inputs
-from snapcap.service.api.openai.request import LABELS, NEUTRAL, OPTIONS, parse_chat
+from snapcap.service.api.openai.request import LABELS, OPTIONS, parse_chat
 from snapcap.service.api.v2.request import parse_infer
+from snapcap.service.captioning.fields import NEUTRAL
 from snapcap.service.captioning.options import NAMES, CaptionOptions
 
 LIMITS = BodyLimits(1 << 20, 5.0)

@@ -1,7 +1,8 @@
 """Writes replies: JSON at once, or server-sent events, whose source is left as soon as the client leaves."""
 
 import json
-from collections.abc import AsyncGenerator, Callable, Mapping
+import re
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, TypeAlias
 
@@ -12,9 +13,21 @@ from snapcap.service.api.bodies.disconnect import unless_disconnected
 from snapcap.service.errors import ClientDisconnected
 
 RawHeaders: TypeAlias = tuple[tuple[bytes, bytes], ...]
+IGNORED = "X-Snapcap-Ignored"  # names what of a request has no part in its caption
+_MOST_NAMES, _LONGEST_NAME = 16, 64
+_UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 _TYPE = (b"content-type", b"application/json")
 # One for all replies: `json.dumps` makes one for each.
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+
+
+def ignored_header(names: Sequence[str]) -> RawHeaders:
+    """The header that names what of a request was ignored, if anything. The names are the client's: they are cut
+    short, and hold no character that means something in a header."""
+    distinct = list(dict.fromkeys(_UNSAFE.sub("?", name[:_LONGEST_NAME]) or "?" for name in names))
+    more = len(distinct) - _MOST_NAMES
+    shown = ", ".join([*distinct[:_MOST_NAMES], *([f"and {more} more"] if more > 0 else [])])
+    return ((IGNORED.lower().encode(), shown.encode()),) if shown else ()
 
 
 class JsonReply(Response):

@@ -11,10 +11,11 @@ from snapcap.service.api.openapi.schema_parts import (
     IMAGE_TEXT,
     JSON_BODY,
     Schema,
-    closed_object,
+    caption_reply,
+    form_object,
     nullable,
     problems,
-    reply,
+    request_object,
 )
 from snapcap.service.captioning import options as caption_options
 from snapcap.service.errors import ServiceError
@@ -34,12 +35,13 @@ def operations() -> dict[str, dict[str, Any]]:
     return {
         "caption": {
             "summary": "Caption an image",
-            "responses": reply("The caption", "Caption") | problems(*_CAPTION_PROBLEMS),
+            "responses": caption_reply("The caption", "Caption") | problems(*_CAPTION_PROBLEMS),
             "openapi_extra": _caption_request(),
         },
         "captions": {
             "summary": "Caption up to 16 images",
-            "responses": reply("A caption or a problem for each image", "Captions") | problems(*_CAPTIONS_PROBLEMS),
+            "responses": caption_reply("A caption or a problem for each image", "Captions")
+            | problems(*_CAPTIONS_PROBLEMS),
             "openapi_extra": _captions_request(),
         },
     }
@@ -50,9 +52,9 @@ def _caption_request() -> dict[str, Any]:
     members = {name: nullable(option) for name, option in options.items()}
     content = {
         **IMAGE_BODIES,
-        "multipart/form-data": {"schema": closed_object(["image"], {"image": _BINARY, **options})},
+        "multipart/form-data": {"schema": form_object(["image"], {"image": _BINARY, **options})},
         "application/json": {
-            "schema": closed_object(["image"], {"image": IMAGE_TEXT, **members}),
+            "schema": request_object(["image"], {"image": IMAGE_TEXT, **members}),
             "example": {"image": EXAMPLE_IMAGE},
         },
     }
@@ -62,7 +64,7 @@ def _caption_request() -> dict[str, Any]:
 def _captions_request() -> dict[str, Any]:
     options = caption_options.schema()
     images = {"type": "array", "items": _BINARY, "minItems": 1, "maxItems": 16}
-    content = {"multipart/form-data": {"schema": closed_object(["images"], {"images": images, **options})}}
+    content = {"multipart/form-data": {"schema": form_object(["images"], {"images": images, **options})}}
     return {"parameters": _parameters(options), "requestBody": {"required": True, "content": content}}
 
 

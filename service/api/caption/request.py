@@ -12,6 +12,7 @@ from snapcap.service.api.bodies.base64_text import decode_base64
 from snapcap.service.api.bodies.body import BodyLimits, parse_received, read_body, read_multipart
 from snapcap.service.api.bodies.json_body import image_from_base64, json_object, read_json
 from snapcap.service.api.bodies.multipart import Part
+from snapcap.service.captioning.fields import sort_fields
 from snapcap.service.captioning.options import NAMES, CaptionOptions, options_from_json, options_from_text
 from snapcap.service.errors import EmptyBody, MissingImage, TooManyImages, UnknownOption, UnsupportedMediaType
 
@@ -24,6 +25,7 @@ UNTYPED = ("", "application/octet-stream", "binary/octet-stream", "application/x
 # An image of no format begins so. The mark is that of UTF-8.
 _JSON_OBJECT = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]{0,1000}\{")
 _IMAGE_PARTS = ("image", "images")
+_MEMBERS = ("image", *NAMES)
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,12 @@ def _unsupported(kind: str, others: str) -> UnsupportedMediaType:
 def _query_options(request: Request) -> CaptionOptions:
     if not request.scope["query_string"]:
         return CaptionOptions()
-    return options_from_text(request.query_params.multi_items())
+    return _options_from_text(request.query_params.multi_items(), CaptionOptions())
+
+
+def _options_from_text(pairs: Iterable[tuple[str, str]], base: CaptionOptions) -> CaptionOptions:
+    fields = sort_fields(pairs, NAMES)
+    return options_from_text(fields.known, base).ignoring(*fields.ignored)
 
 
 def _from_form(
@@ -122,7 +129,7 @@ def _from_form(
         raise TooManyImages(_too_many(len(pictures), at_most))
     images = [_named_image(part) for part in pictures]
     fields = [part for part in given if part.filename is None and part.name not in _IMAGE_PARTS]
-    options = options_from_text([(part.name, part.text) for part in fields], query)
+    options = _options_from_text([(part.name, part.text) for part in fields], query)
     if not images:
         raise MissingImage("There is no file part named image; send one as `curl -F image=@photo.jpg` does.")
     return images, options
@@ -145,8 +152,9 @@ def _too_many(count: int, at_most: int) -> str:
 
 
 def _from_json(body: bytes, query: CaptionOptions) -> tuple[bytes, CaptionOptions]:
-    document = json_object(body, '{"image": "…base64…"}')
+    fields = sort_fields(json_object(body, '{"image": "…base64…"}').items(), _MEMBERS, _MEMBERS)
+    document = dict(fields.known)
     image = document.pop("image", None)
     if image is None or image == "":
         raise MissingImage("The member image is missing; send the image there as base64 or as a data URI.")
-    return image_from_base64(image, "image"), options_from_json(document, query)
+    return image_from_base64(image, "image"), options_from_json(document, query).ignoring(*fields.ignored)

@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from snapcap.service.api.bodies.body import BodyLimits
 from snapcap.service.api.bodies.disconnect import unless_disconnected
-from snapcap.service.api.bodies.replies import JsonReply
+from snapcap.service.api.bodies.replies import JsonReply, RawHeaders, ignored_header
 from snapcap.service.api.caption.request import NamedImage, read_image, read_images
 from snapcap.service.api.middleware.request_id import request_id
 from snapcap.service.api.middleware.request_log import new_caption
@@ -29,15 +29,17 @@ Read = Callable[[Request, BodyLimits, Executor], Awaitable[tuple[bytes, CaptionO
 _logger = logging.getLogger("snapcap.access")
 
 
-async def caption_of(request: Request, captioner: Captioner, limits: BodyLimits, read: Read) -> CaptionResult:
-    """The caption of the one image that `read` finds in the request."""
+async def caption_of(
+    request: Request, captioner: Captioner, limits: BodyLimits, read: Read
+) -> tuple[CaptionResult, RawHeaders]:
+    """The caption of the one image that `read` finds in the request, and headers of the reply."""
     with captioner.admit() as permit:
         image, options = await read(request, limits, captioner.pool)
         permit.take()
         scope = request.scope
         times, account = new_caption(scope), body_account(scope)
         work = captioner.caption(image, options, request_id(scope), permit, account, times)
-        return await unless_disconnected(request.receive, work)
+        return await unless_disconnected(request.receive, work), ignored_header(options.ignored)
 
 
 class CaptionRoutes:
@@ -58,7 +60,8 @@ class CaptionRoutes:
     async def caption(self, request: Request) -> Response:
         """The image is the body, a part of a form, or base64 in JSON. Options in the body win over those in the
         query."""
-        return JsonReply((await caption_of(request, self._captioner, self._limits, read_image)).to_dict())
+        result, headers = await caption_of(request, self._captioner, self._limits, read_image)
+        return JsonReply(result.to_dict(), headers)
 
     async def captions(self, request: Request) -> Response:
         """The file parts are named image or images; the options hold for all. The reply has, in order, a caption
@@ -76,7 +79,7 @@ class CaptionRoutes:
             {"index": index, "filename": image.filename, **self._item(request, outcome)}
             for index, (image, outcome) in enumerate(zip(images, outcomes, strict=True))
         ]
-        return JsonReply({"captions": items})
+        return JsonReply({"captions": items}, ignored_header(options.ignored))
 
     async def _caption_all(
         self, request: Request, images: list[NamedImage], options: CaptionOptions

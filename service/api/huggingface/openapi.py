@@ -3,7 +3,7 @@
 from typing import Any
 
 from snapcap.service import errors
-from snapcap.service.api.huggingface.request import NESTED
+from snapcap.service.api.huggingface.request import MAX_LENGTH, NESTED
 from snapcap.service.api.openapi.schema_parts import (
     BODY,
     CAPTION,
@@ -11,11 +11,11 @@ from snapcap.service.api.openapi.schema_parts import (
     IMAGE_BODIES,
     IMAGE_TEXT,
     JSON_BODY,
-    closed_object,
+    caption_reply,
     nullable,
     path_parameter,
     problems,
-    reply,
+    request_object,
 )
 from snapcap.service.api.problems import HUGGING_FACE
 from snapcap.service.captioning import options as caption_options
@@ -30,20 +30,24 @@ def _body() -> dict[str, Any]:
         "type": ["boolean", "null"],
         "description": "false: greedy, whatever the temperature; true: the temperature is 1 unless it is given.",
     }
-    level = closed_object([], parameters)
+    parameters[MAX_LENGTH] = {
+        **parameters["max_new_tokens"],
+        "description": "As max_new_tokens, which wins, but with the token that a caption starts with.",
+    }
+    level = request_object([], parameters)
     nested = {
         name: {**nullable(level), "description": "They count as if they stood outside; none may stand in both."}
         for name in NESTED
     }
-    members = {"inputs": IMAGE_TEXT, "parameters": nullable(closed_object([], {**parameters, **nested}))}
-    json_body = {"schema": closed_object(["inputs"], members), "example": {"inputs": EXAMPLE_IMAGE}}
+    members = {"inputs": IMAGE_TEXT, "parameters": nullable(request_object([], {**parameters, **nested}))}
+    json_body = {"schema": request_object(["inputs"], members), "example": {"inputs": EXAMPLE_IMAGE}}
     content = {**IMAGE_BODIES, "application/json": json_body}
     return {"requestBody": {"required": True, "content": content}}
 
 
 def operations() -> dict[str, dict[str, Any]]:
     """FastAPI's keywords for each route, by its name."""
-    found = reply("The caption", "HuggingFaceCaptions")
+    found = caption_reply("The caption", "HuggingFaceCaptions")
     return {
         "image_to_text": {
             "summary": "Caption an image",

@@ -29,8 +29,8 @@ class HuggingFaceRoutes:
 
     async def image_to_text(self, request: Request) -> Response:
         """The image is the body, or base64 in JSON with parameters."""
-        result = await caption_of(request, self._captioner, self._limits, read_huggingface)
-        return JsonReply([{"generated_text": result.caption}])
+        result, headers = await caption_of(request, self._captioner, self._limits, read_huggingface)
+        return JsonReply([{"generated_text": result.caption}], headers)
 
     async def image_to_text_of_model(self, request: Request) -> Response:
         """As POST /, if the model is the one that is served. Its name may hold slashes."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import re
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from urllib.parse import urljoin
 
 from snapcap.models.processing.image_formats import MEDIA_TYPES
 from snapcap.service.api.bodies.body import BodyClock, BodyLimits
-from snapcap.service.api.openai.image_url import AllowedHosts, Target, is_public
+from snapcap.service.api.openai.image_url import AllowedHosts, Target, is_public, percent_encoded
 from snapcap.service.errors import ImageNotFetched, ImageUrlRefused, Overloaded
 from snapcap.service.memory.bodies import BodyAccount
 
@@ -24,6 +25,7 @@ _CHUNK = 64 << 10
 # AVIF and HEIC are the last to be asked for: they take long to decode, and not every installation reads them.
 _LAST = ("image/avif", "image/heic")
 _ACCEPT = ",".join(f"{name};q=0.5" if name in _LAST else name for name in (*MEDIA_TYPES, "*/*;q=0.1"))
+_LONGEST_SHOWN = 200  # characters of a URL in a message
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -75,6 +77,7 @@ class ImageFetcher:
         if self._running >= MAX_CONCURRENT:
             raise ImageFetchesFull
         self._running += 1
+        redirect = ""
         try:
             async with asyncio.timeout(self._limits.timeout) as deadline:
                 for _ in range(MAX_REDIRECTS + 1):
@@ -82,9 +85,14 @@ class ImageFetcher:
                     if isinstance(found, bytes):
                         return found
                     url = _joined(url, found)
+                    redirect = _shown(url)
                     target = self._hosts.target(url)
         except TimeoutError:
             raise ImageNotFetched("The image at the URL took too long; send it as a data URI.") from None
+        except (ImageUrlRefused, ImageNotFetched) as error:
+            if not redirect:
+                raise
+            raise type(error)(f"The image URL redirects to {redirect}. {error.detail}") from None
         finally:
             self._running -= 1
         raise ImageNotFetched(f"The image URL redirects more than {MAX_REDIRECTS} times.")
@@ -167,13 +175,20 @@ def _joined(url: str, location: str) -> str:
         raise ImageNotFetched("The image URL redirects to what is no URL.") from None
 
 
+def _shown(url: str) -> str:
+    """The redirect's URL for a message, without a query or a password, which may be a secret of the host's."""
+    scheme, separator, rest = re.split(r"[?#]", url, maxsplit=1)[0].partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}"[:_LONGEST_SHOWN]
+
+
 def _read_head(target: Target, response: "h11.Response") -> str | None:
     """Where the image is instead, or None: it follows. Raises ImageNotFetched."""
-    fields = {name: value.decode("latin-1") for name, value in response.headers}
+    fields = dict(response.headers)
     if response.status_code in _REDIRECTS and b"location" in fields:
-        return fields[b"location"]
+        return percent_encoded(fields[b"location"])
     if response.status_code != 200:
         raise ImageNotFetched(f"{target.authority} answered {response.status_code} for the image.")
-    if fields.get(b"content-encoding", "identity") != "identity":
+    if fields.get(b"content-encoding", b"identity") != b"identity":
         raise ImageNotFetched(f"{target.authority} sends the image compressed, which was not asked for.")
     return None

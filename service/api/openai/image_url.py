@@ -7,13 +7,16 @@ the list, every address that its name has must be public, and `image_fetcher.py`
 import ipaddress
 import re
 from collections.abc import Iterable
-from urllib.parse import urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from snapcap.models.dataclass import dataclass
 from snapcap.service.errors import ImageUrlRefused
 
 _PORTS = {"http": 80, "https": 443}
-_URL = re.compile(r"[\x21-\x7e]{1,8192}")
+_MAX_URL = 8192  # characters, once they are percent-encoded
+_MAX_HOST = 253
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_ASCII = "".join(map(chr, range(0x21, 0x7F)))
 # Addresses that a gateway on the way turns into an IPv4 address, whatever that is: NAT64, and 6to4 relays.
 _GATEWAYS = tuple(ipaddress.ip_network(each) for each in ("64:ff9b::/96", "64:ff9b:1::/48", "192.88.99.0/24"))
 _FORBIDDEN = "Image URLs are not fetched by this server; send the image as a data URI."
@@ -48,17 +51,21 @@ class AllowedHosts:
         """The parts of an http(s) URL. Raises ImageUrlRefused when it is not allowed or cannot be read."""
         if not self._hosts:
             raise ImageUrlRefused(_FORBIDDEN)
-        if not _URL.fullmatch(url):
-            raise ImageUrlRefused("The image URL is too long, or has characters that must be percent-encoded.")
         try:
-            parts = urlsplit(url)
-            scheme, host, port = parts.scheme, (parts.hostname or "").rstrip("."), parts.port
+            if _CONTROL.search(url):
+                raise ValueError
+            encoded = percent_encoded(url.strip(" "))
+            if len(encoded) > _MAX_URL:
+                raise ValueError
+            parts = urlsplit(encoded)
+            scheme, host, port = parts.scheme, _ascii_host(parts.hostname or ""), parts.port
         except ValueError:
-            raise ImageUrlRefused("The image URL cannot be read; send one as https://host/photo.jpg.") from None
+            like = f"https://host/photo.jpg, of at most {_MAX_URL} characters and without control characters"
+            raise ImageUrlRefused(f"An image URL must be one such as {like}.") from None
         if scheme not in _PORTS or not host:
-            raise ImageUrlRefused("The image URL must begin with http:// or https:// and a host.")
+            raise ImageUrlRefused("An image URL must begin with http:// or https:// and a host.")
         if parts.username is not None or parts.password is not None:
-            raise ImageUrlRefused("The image URL must not have a user name or password.")
+            raise ImageUrlRefused("An image URL must not have a user name or password.")
         target = Target(scheme, host, port or _PORTS[scheme], _path(parts.path, parts.query))
         if target.authority not in self._hosts:
             raise ImageUrlRefused(
@@ -66,6 +73,11 @@ class AllowedHosts:
                 "--allow-image-host. Send the image as a data URI."
             )
         return target
+
+
+def percent_encoded(url: str | bytes) -> str:
+    """Returns a URL in printable ASCII: spaces and other letters are percent-encoded, as browsers do it."""
+    return quote(url, safe=_ASCII)
 
 
 def is_public(address: str) -> bool:
@@ -76,6 +88,14 @@ def is_public(address: str) -> bool:
     if any(ip in network for network in _GATEWAYS):
         return False
     return ip.is_global and not (ip.is_multicast or ip.is_reserved or ip.is_unspecified)
+
+
+def _ascii_host(name: str) -> str:
+    """The name as it is looked up, from letters or from percent-encoded UTF-8. Raises ValueError."""
+    name = unquote(name, errors="strict").rstrip(".")
+    if len(name) > _MAX_HOST or not name.isprintable():
+        raise ValueError
+    return name if name.isascii() else name.encode("idna").decode()
 
 
 def _path(path: str, query: str) -> str:

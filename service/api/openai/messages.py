@@ -1,9 +1,9 @@
 """Reads the messages of a chat: the image to caption, and what is said beside it.
 
 Chat clients send whole conversations: a system message, replies, earlier images, a question about the last one. A
-captioner takes no instructions, so by default the last image is captioned, and the rest is ignored and named. With
-`--chat-text continue` there is one message, whose text is the beginning of the caption. A model with a chat
-template does take instructions: the last text that a user has sent is one.
+captioner takes no instructions, so by default the newest image is captioned, whoever sent it, and the rest is
+ignored and named. With `--chat-text continue` there is one message, whose text is the beginning of the caption. A
+model with a chat template does take instructions: the last text that a user has sent is one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from snapcap.service.api.bodies.json_body import image_from_base64
 from snapcap.service.errors import InvalidOption, MissingImage, TooManyImages
 
 USER = "user"
-# Whose messages hold no image to caption, by the name under which a reply says that they were ignored.
+# Whose texts are never an instruction, by the name under which a reply says that they were ignored.
 OTHER_ROLES: Mapping[str, str] = {
     "system": "system",
     "developer": "system",
@@ -23,7 +23,10 @@ OTHER_ROLES: Mapping[str, str] = {
     "tool": "replies",
     "function": "replies",
 }
-DETAILS = ("auto", "low", "high")
+# The second name of each is that of OpenAI's newer API, which some clients use in both.
+IMAGES = ("image_url", "input_image")
+TEXTS = ("text", "input_text")
+_PARTS = f"be a content part of type {TEXTS[0]} or {IMAGES[0]}"
 _NO_IMAGE = "There is no image; send one as a content part of type image_url with a data URI."
 
 
@@ -38,11 +41,12 @@ class Conversation:
 
 
 @dataclass(frozen=True)
-class _UserMessage:
-    """`images`: each URL with the place where it stands."""
+class _Message:
+    """`images`: the content parts of images, or of what may be one, each with the place where it stands. `texts`:
+    the other parts; of other roles than the user's nobody reads them, and they are empty."""
 
     texts: Sequence[str]
-    images: Sequence[tuple[str, str]]
+    images: Sequence[tuple[Mapping[str, Any], str]]
 
 
 def read_messages(messages: Any, *, continue_text: bool, instruct: bool = False) -> Conversation:
@@ -52,28 +56,27 @@ def read_messages(messages: Any, *, continue_text: bool, instruct: bool = False)
     Raises InvalidOption, MissingImage, TooManyImages, UnprocessableImage."""
     if not isinstance(messages, list) or not messages or not all(isinstance(each, dict) for each in messages):
         raise InvalidOption("messages", "be a list of messages")
-    return _only_message(messages) if continue_text and not instruct else _last_image(messages, instruct)
+    return _only_message(messages) if continue_text and not instruct else _newest_image(messages, instruct)
 
 
-def _last_image(messages: list[dict[str, Any]], instruct: bool) -> Conversation:
+def _newest_image(messages: list[dict[str, Any]], instruct: bool) -> Conversation:
     ignored: set[str] = set()
-    asked: _UserMessage | None = None
+    asked: _Message | None = None
     said = ""
     for index, message in enumerate(messages):
-        role = message.get("role")
-        if role == USER:
-            found = _user_message(message, f"messages[{index}]")
-            text = "".join(found.texts)
-            if text.strip():
-                ignored |= {"text"} if said or not instruct else set()
-                said = text
-            if found.images:
-                ignored |= set() if asked is None else {"images"}
-                asked = found
-        elif isinstance(role, str) and role in OTHER_ROLES:
+        role, where = message.get("role"), f"messages[{index}]"
+        if not isinstance(role, str) or role not in (USER, *OTHER_ROLES):
+            raise InvalidOption(f"{where}.role", f"be {', '.join((USER, *OTHER_ROLES))}")
+        found = _read(message, where, strict=role == USER)
+        text = "".join(found.texts)
+        if role == USER and text.strip():
+            ignored |= {"text"} if said or not instruct else set()
+            said = text
+        elif role != USER and (found.texts or not found.images):
             ignored.add(OTHER_ROLES[role])
-        else:
-            raise InvalidOption(f"messages[{index}].role", f"be {', '.join((USER, *OTHER_ROLES))}")
+        if found.images:
+            ignored |= set() if asked is None else {"images"}
+            asked = found
     if asked is None:
         raise MissingImage(_NO_IMAGE)
     return Conversation(_one_image(asked.images), said if instruct else "", tuple(sorted(ignored)))
@@ -84,55 +87,56 @@ def _only_message(messages: list[dict[str, Any]]) -> Conversation:
         raise InvalidOption("messages", "be a list of one message; a caption has no conversation before it")
     if messages[0].get("role") != USER:
         raise InvalidOption("messages[0].role", "be 'user'; this model takes no instructions")
-    found = _user_message(messages[0], "messages[0]")
+    found = _read(messages[0], "messages[0]", strict=True)
     image = _one_image(found.images)
     if len(found.texts) > 1:
         raise InvalidOption("messages[0].content", "have one text part at most: the beginning of the caption")
     return Conversation(image, "".join(found.texts))
 
 
-def _user_message(message: Mapping[str, Any], where: str) -> _UserMessage:
-    if set(message) - {"role", "content", "name"} or not isinstance(message.get("name"), str | None):
-        raise InvalidOption(where, "have the members role and content, and as name a text")
+def _read(message: Mapping[str, Any], where: str, *, strict: bool) -> _Message:
+    """Finds the texts and images of a message. `strict`: it must have a content, whose every part is one of both.
+
+    No part that may be an image is passed over: an older image would be captioned in its place."""
+    images: list[tuple[Mapping[str, Any], str]] = []
+    texts: list[str] = []
     content = message.get("content")
     if isinstance(content, str):
-        return _UserMessage([content], [])
-    if not isinstance(content, list):
+        texts.append(content)
+    elif strict and not isinstance(content, list):
         raise InvalidOption(f"{where}.content", "be text or a list of content parts")
-    images, texts = [], []
-    for index, part in enumerate(content):
+    for index, part in enumerate(content if isinstance(content, list) else ()):
         place = f"{where}.content[{index}]"
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in ("text", "image_url"):
-            raise InvalidOption(place, "be a content part of type text or image_url")
-        if set(part) - {"type", kind}:
-            raise InvalidOption(place, f"have the members type and {kind} only")
-        if kind == "image_url":
-            images.append(_image_url(part.get("image_url"), f"{place}.image_url"))
-        else:
+        if isinstance(kind, str) and ("image" in kind or "video" in kind):
+            images.append((part, place))
+        elif not strict:
+            texts.append("")
+        elif kind in TEXTS and part.get(IMAGES[0]) is None:
             texts.append(text_of(part.get("text"), f"{place}.text"))
-    return _UserMessage(texts, images)
+        else:
+            raise InvalidOption(place, _PARTS)
+    if message.get("images"):  # as some servers reply with images
+        images.append(({"type": "images"}, f"{where}.images"))
+    return _Message(texts, images)
 
 
-def _image_url(value: Any, where: str) -> tuple[str, str]:
-    if isinstance(value, str):  # as some clients have it
-        return value, where
-    if not isinstance(value, dict) or set(value) - {"url", "detail"}:
-        raise InvalidOption(where, 'be an object such as {"url": "data:image/jpeg;base64,…"}')
-    if value.get("detail") not in (None, *DETAILS):
-        raise InvalidOption(f"{where}.detail", f"be {', '.join(DETAILS)}")
-    return text_of(value.get("url"), f"{where}.url"), f"{where}.url"
-
-
-def _one_image(images: Sequence[tuple[str, str]]) -> bytes | str:
+def _one_image(images: Sequence[tuple[Mapping[str, Any], str]]) -> bytes | str:
     if not images:
         raise MissingImage(_NO_IMAGE)
     if len(images) > 1:
         raise TooManyImages(f"There are {len(images)} images in a message; send one in each.")
-    ((url, where),) = images
+    ((part, where),) = images
+    if part["type"] not in IMAGES:
+        raise InvalidOption(where, _PARTS)
+    url, where = part.get(IMAGES[0]), f"{where}.{IMAGES[0]}"
+    if isinstance(url, dict):
+        url, where = url.get("url"), f"{where}.url"
+    if not isinstance(url, str):
+        raise InvalidOption(where, 'be an object such as {"url": "data:image/jpeg;base64,…"}')
     if is_data_uri(url):
         return image_from_base64(url, where)
-    if url.lower().startswith(("http://", "https://")):
+    if url.lstrip()[:8].lower().startswith(("http://", "https://")):
         return url
     raise InvalidOption(where, "be a data URI with base64, as in data:image/jpeg;base64,…")
 

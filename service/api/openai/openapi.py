@@ -3,32 +3,28 @@
 from typing import Any
 
 from snapcap.service import errors
-from snapcap.service.api.openai.messages import DETAILS, OTHER_ROLES, USER
-from snapcap.service.api.openai.request import LABELS, MAX_STOP_CHARACTERS, MAX_STOPS, NEUTRAL, OPTIONS
-from snapcap.service.api.openai.routes import IGNORED
+from snapcap.service.api.openai.messages import IMAGES, OTHER_ROLES, TEXTS, USER
+from snapcap.service.api.openai.request import LABELS, MAX_STOP_CHARACTERS, MAX_STOPS, OPTIONS
 from snapcap.service.api.openapi.schema_parts import (
     BODY,
     CAPTION,
     EXAMPLE_IMAGE,
     EXAMPLE_MODEL,
     JSON_BODY,
-    closed_object,
+    caption_reply,
     nullable,
     path_parameter,
     problems,
     reply,
+    request_object,
 )
 from snapcap.service.api.problems import OPENAI
 from snapcap.service.captioning import options as caption_options
-
-_IGNORED = (
-    "What the messages hold that has no part in the caption: `text` of users, `system` messages, `replies`, "
-    "earlier `images`. Absent where there is nothing of it."
-)
+from snapcap.service.captioning.fields import EMPTY, NEUTRAL
 
 
 def _object(required: list[str], **properties: Any) -> dict[str, Any]:
-    return closed_object(required, properties)
+    return request_object(required, properties)
 
 
 def _image(urls: bool) -> dict[str, Any]:
@@ -37,16 +33,16 @@ def _image(urls: bool) -> dict[str, Any]:
         remote = {"type": "string", "format": "uri", "description": "An http(s) URL of a host that is allowed."}
         url = {"anyOf": [url, remote]}
     # As OpenAI has it, and as a text, which some clients send.
-    either = {"anyOf": [_object(["url"], url=url, detail={"enum": [*DETAILS, None]}), url]}
-    return _object(["type", "image_url"], type={"const": "image_url"}, image_url=either)
+    either = {"anyOf": [_object(["url"], url=url), url]}
+    return _object(["type", "image_url"], type={"enum": [*IMAGES]}, image_url=either)
 
 
 def _user(content: dict[str, Any]) -> dict[str, Any]:
-    return _object(["role", "content"], role={"const": USER}, content=content, name={"type": ["string", "null"]})
+    return _object(["role", "content"], role={"const": USER}, content=content, images={"enum": [None, []]})
 
 
 def _text(schema: dict[str, Any]) -> dict[str, Any]:
-    return _object(["type", "text"], type={"const": "text"}, text=schema)
+    return _object(["type", "text"], type={"enum": [*TEXTS]}, text=schema, image_url={"type": "null"})
 
 
 def _one_message(urls: bool) -> dict[str, Any]:
@@ -64,16 +60,21 @@ def _one_message(urls: bool) -> dict[str, Any]:
 
 
 def _conversation(urls: bool) -> dict[str, Any]:
-    """As text is ignored: some user's message has an image, which is the one that counts if it is the last."""
+    """As text is ignored: some message has an image, which is the one that counts if it is the newest."""
     image = _image(urls)
     parts = {"type": "array", "items": {"anyOf": [image, _text({"type": "string"})]}}
     user = _user({"anyOf": [{"type": "string"}, parts]})
-    other = {"type": "object", "required": ["role"], "properties": {"role": {"enum": [*OTHER_ROLES]}}}
+    other = _object(
+        ["role"],
+        role={"enum": [*OTHER_ROLES]},
+        content={"anyOf": [{"type": ["string", "null"]}, parts]},
+        images={"enum": [None, []]},
+    )
     return {
         "type": "array",
-        "items": {"anyOf": [user, {**other, "description": "Ignored."}]},
+        "items": {"anyOf": [user, {**other, "description": "Ignored, but for images."}]},
         "contains": _user({**parts, "contains": image, "maxContains": 1}),
-        "description": "The last image of the users' messages is captioned; text and the rest are ignored.",
+        "description": "The newest image of the messages is captioned; text and the rest are ignored.",
     }
 
 
@@ -83,16 +84,20 @@ def _body(urls: bool, continue_text: bool) -> dict[str, Any]:
     switch = {"type": ["boolean", "null"]}
     usage = _object([], include_usage=switch, include_obfuscation=switch)
     request = _object(
-        ["model", "messages"],
-        model={"type": "string"},
+        ["messages"],
+        model={
+            "type": ["string", "null"],
+            "description": "The one that is served; so is `dummy`.",
+        },
         messages=_one_message(urls) if continue_text else _conversation(urls),
         stream={**switch, "default": False},
         stream_options={**nullable(usage), "description": "With stream only."},
         stop={"anyOf": [stop, {"type": "array", "items": stop, "maxItems": MAX_STOPS}, {"type": "null"}]},
         **{field: nullable(options[name]) for field, name in OPTIONS.items()},
         **{
-            field: {"enum": [*values, None], "description": "Nothing else is served."}
+            field: {"enum": [*values, *EMPTY, None], "description": "Nothing else is served."}
             for field, values in NEUTRAL.items()
+            if field not in OPTIONS
         },
         **{field: {"description": "Read by nobody."} for field in LABELS},
     )
@@ -103,8 +108,7 @@ def _body(urls: bool, continue_text: bool) -> dict[str, Any]:
 
 
 def _chat_reply() -> dict[int | str, dict[str, Any]]:
-    whole = reply("The caption, or with stream its pieces as server-sent events", "ChatCompletion")
-    whole[200]["headers"] = {IGNORED: {"schema": {"type": "string"}, "description": _IGNORED}}
+    whole = caption_reply("The caption, or with stream its pieces as server-sent events", "ChatCompletion")
     whole[200]["content"]["text/event-stream"] = {
         "schema": {
             "type": "string",

@@ -1,20 +1,21 @@
 """Parses an OpenAI chat completion into a caption request: one image, options, and the text that is continued."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from snapcap.models.dataclass import dataclass
 from snapcap.service.api.bodies.json_body import json_object
 from snapcap.service.api.openai.messages import read_messages, text_of
+from snapcap.service.captioning.fields import sort_fields
 from snapcap.service.captioning.options import CaptionOptions, options_from_json
-from snapcap.service.errors import InvalidOption, UnknownOption, UnsupportedOption
+from snapcap.service.errors import InvalidOption
 
 MAX_STOPS = 4
 MAX_STOP_CHARACTERS = 1000
 _EXAMPLE = '{"model": "…", "messages": [{"role": "user", "content": [{"type": "image_url", …}]}]}'
 # Later ones win: max_completion_tokens is the new name of max_tokens.
 OPTIONS: Mapping[str, str] = {
+    "max_new_tokens": "max_new_tokens",
     "max_tokens": "max_new_tokens",
     "max_completion_tokens": "max_new_tokens",
     "min_tokens": "min_new_tokens",
@@ -31,33 +32,19 @@ OPTIONS: Mapping[str, str] = {
     "repetition_penalty": "repetition_penalty",
     "prompt": "prompt",
     "task": "task",
+    "timeout": "timeout",
 }
-# What these ask for, with these values, is what is done anyway. Clients send them without being told to.
-NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "logit_bias": ({},),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
-    "store": (False,),
-    "service_tier": ("auto", "default"),
-}
-# They are for the one who sends them: they change nothing in a reply.
-LABELS = ("user", "metadata", "safety_identifier", "prompt_cache_key")
+# They are for the one who sends them: nobody misses them in a caption, so a reply does not name them.
+LABELS = ("user", "metadata")
 _FIELDS = ("model", "messages", "stream", "stream_options", "stop")
 
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """`image` is the bytes of a data URI, or an http(s) URL; `ignored` as `messages.Conversation` has it."""
+    """`model` None: whichever is served. `image` is the bytes of a data URI, or an http(s) URL. `ignored`: what of
+    the messages, and which fields, have no part in the caption."""
 
-    model: str
+    model: str | None
     image: bytes | str
     options: CaptionOptions
     stop: tuple[str, ...]
@@ -70,8 +57,8 @@ def parse_chat(body: bytes, *, continue_text: bool = False, instruct: bool = Fal
     """`continue_text`, `instruct`: as `read_messages` has them.
 
     Raises the subclasses of BadRequest that say what is wrong, with the field as `option`."""
-    document = {name: value for name, value in json_object(body, _EXAMPLE).items() if value is not None}
-    _check_names(document)
+    fields = sort_fields(json_object(body, _EXAMPLE).items(), (*_FIELDS, *OPTIONS, *LABELS), (*OPTIONS, "stop"))
+    document = dict(fields.known)
     options = CaptionOptions(clamp=True)
     for field, option in OPTIONS.items():
         if field in document:
@@ -84,32 +71,14 @@ def parse_chat(body: bytes, *, continue_text: bool = False, instruct: bool = Fal
     stream = _switch(document, "stream", "stream")
     include_usage = _include_usage(document.get("stream_options"), stream)
     return ChatRequest(
-        model=text_of(document.get("model"), "model"),
+        model=text_of(document["model"], "model") if "model" in document else None,
         image=asked.image,
         options=options,
         stop=_stops(document.get("stop", [])),
         stream=stream,
         include_usage=include_usage,
-        ignored=asked.ignored,
+        ignored=(*asked.ignored, *fields.ignored),
     )
-
-
-def _check_names(document: Mapping[str, Any]) -> None:
-    known = (*_FIELDS, *OPTIONS, *NEUTRAL, *LABELS)
-    for name, value in document.items():
-        if name not in known:
-            raise UnknownOption(name, known)
-        if name in NEUTRAL and not any(_same(value, neutral) for neutral in NEUTRAL[name]):
-            raise UnsupportedOption(name, f"leave it out or send {_choices(NEUTRAL[name])}")
-
-
-def _same(value: Any, other: Any) -> bool:
-    # To Python, true is 1.
-    return isinstance(value, bool) == isinstance(other, bool) and bool(value == other)
-
-
-def _choices(values: tuple[Any, ...]) -> str:
-    return " or ".join(json.dumps(value) for value in values)
 
 
 def _option(name: str, value: Any, field: str, options: CaptionOptions) -> CaptionOptions:
@@ -132,12 +101,9 @@ def _stops(value: Any) -> tuple[str, ...]:
 def _include_usage(options: Any, stream: bool) -> bool:
     if options is None:
         return False
-    if not isinstance(options, dict) or set(options) - {"include_usage", "include_obfuscation"}:
+    if not isinstance(options, dict):
         raise InvalidOption("stream_options", 'be an object such as {"include_usage": true}')
-    if not stream:
-        raise InvalidOption("stream_options", "be given with `stream` only")
-    _switch(options, "include_obfuscation", "stream_options.include_obfuscation")
-    return _switch(options, "include_usage", "stream_options.include_usage")
+    return _switch(options, "include_usage", "stream_options.include_usage") and stream
 
 
 def _switch(values: Mapping[str, Any], name: str, where: str) -> bool:

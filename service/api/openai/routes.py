@@ -13,7 +13,7 @@ from starlette.routing import Route
 from snapcap.service.api.bodies.body import BodyLimits
 from snapcap.service.api.bodies.disconnect import unless_disconnected
 from snapcap.service.api.bodies.json_body import read_json
-from snapcap.service.api.bodies.replies import EventStream, JsonReply, RawHeaders
+from snapcap.service.api.bodies.replies import EventStream, JsonReply, ignored_header
 from snapcap.service.api.caption.request import JSON, UNTYPED, is_json, media_type
 from snapcap.service.api.middleware.problem_handler import ProblemHandler
 from snapcap.service.api.middleware.request_id import request_id
@@ -28,7 +28,7 @@ from snapcap.service.engine.admission import Permit
 from snapcap.service.errors import UnsupportedMediaType
 from snapcap.service.memory.bodies import body_account
 
-IGNORED = "X-Snapcap-Ignored"  # what of the messages has no part in the caption
+_ANY_MODEL = "dummy"  # the model of huggingface_hub's chat client, which knows an address alone
 
 
 class OpenAIRoutes:
@@ -67,13 +67,14 @@ class OpenAIRoutes:
         return JsonReply(self._model(request.path_params["model"]))
 
     async def create_chat_completion(self, request: Request) -> Response:
-        """Captions the last image of the messages, a data URI. A captioner takes no instructions: text, system
-        messages and replies are ignored, and the header X-Snapcap-Ignored names what was there of them. `prompt` is
-        the beginning of the caption, and the reply is what follows it; with `--chat-text continue` the text of the
-        only message is. Of a model with a chat template the last text of a user is its instruction.
+        """Captions the newest image of the messages, a data URI, whoever sent it. A captioner takes no
+        instructions: text, system messages and replies are ignored, and so are fields that do not change a caption.
+        The header X-Snapcap-Ignored names what was there of them. `prompt` is the beginning of the caption, and the
+        reply is what follows it; with `--chat-text continue` the text of the only message is. Of a model with a
+        chat template the last text of a user is its instruction.
 
         Decoding is greedy unless a temperature is given. A bound on the tokens above what the model holds means as
-        many as it holds. A field that would need what is not served is refused."""
+        many as it holds. A field that would change the caption, and is not served, is refused."""
         with self._captioner.admit() as permit:
             kind = media_type(request)
             if not is_json(kind) and kind not in UNTYPED:
@@ -82,13 +83,13 @@ class OpenAIRoutes:
                 parse_chat, continue_text=self._continue_text, instruct=self._captioner.takes_instructions
             )
             wanted = await read_json(request, self._limits, self._captioner.pool, parse)
-            model, _ = self._captioner.served_model(wanted.model)
+            model, _ = self._captioner.served_model(None if wanted.model == _ANY_MODEL else wanted.model)
             identity = f"chatcmpl-{request_id(request.scope)}"
             head = {"id": identity, "created": int(time.time()), "model": model}
             if wanted.stream:
                 return await self._streamed(request, wanted, permit, head)
             whole = await unless_disconnected(request.receive, self._whole(request, wanted, permit, head))
-            return JsonReply(whole, _headers(wanted))
+            return JsonReply(whole, ignored_header(wanted.ignored))
 
     def _model(self, name: str | None) -> dict[str, Any]:
         name, created = self._captioner.served_model(name)
@@ -123,7 +124,7 @@ class OpenAIRoutes:
             self._events(request, stream, first, head, chat.include_usage),
             stream.close,
             lambda error: self._handler.note(request, error),
-            _headers(chat),
+            ignored_header(chat.ignored),
         )
 
     async def _begin(self, request: Request, chat: ChatRequest, permit: Permit) -> tuple[CaptionStream, str | None]:
@@ -156,10 +157,6 @@ class OpenAIRoutes:
         if include_usage:
             yield chunk([], _usage(stream), **_spent(stream))
         yield "[DONE]"
-
-
-def _headers(chat: ChatRequest) -> RawHeaders:
-    return ((IGNORED.lower().encode(), ", ".join(chat.ignored).encode()),) if chat.ignored else ()
 
 
 def _usage(stream: CaptionStream) -> dict[str, int]:

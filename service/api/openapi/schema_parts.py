@@ -4,6 +4,7 @@ from typing import Any
 
 from snapcap.models.processing.image_formats import MEDIA_TYPES
 from snapcap.service import errors
+from snapcap.service.api.bodies.replies import IGNORED
 from snapcap.service.api.problems import PROBLEM, ErrorShape
 from snapcap.service.errors import ServiceError
 
@@ -29,6 +30,11 @@ CAPTION: tuple[type[ServiceError], ...] = (
     errors.DeadlineExceeded,
 )
 JSON_BODY: tuple[type[ServiceError], ...] = (errors.EmptyBody, errors.InvalidJson)
+_IGNORED = (
+    "Names what of the request has no part in the caption: unknown fields, and in a chat `text` of users, `system` "
+    "messages, `replies`, earlier `images`. Absent where there is nothing of it. A field that would change the "
+    "caption, or has nearly the name of an option, is refused."
+)
 _BINARY: Schema = {"type": "string", "format": "binary"}
 # The image as the body itself, in the formats that are read.
 IMAGE_BODIES: dict[str, Any] = {
@@ -64,6 +70,13 @@ def reply(description: str, *schemas: str, status: int = 200) -> Responses:
     return {status: {"description": description, "content": {"application/json": {"schema": schema}}}}
 
 
+def caption_reply(description: str, schema: str) -> Responses:
+    """The response to a request whose unknown fields are ignored, and named."""
+    whole = reply(description, schema)
+    whole[200]["headers"] = {IGNORED: {"schema": {"type": "string"}, "description": _IGNORED}}
+    return whole
+
+
 def ref(schema: str) -> Schema:
     """A schema of the components."""
     return {"$ref": f"#/components/schemas/{schema}"}
@@ -73,12 +86,19 @@ def nullable(schema: Schema) -> Schema:
     """The schema, or null, which is as good as leaving it out."""
     if "enum" in schema:
         return {**schema, "enum": [*schema["enum"], None]}
+    if "anyOf" in schema:
+        return {**schema, "anyOf": [*schema["anyOf"], {"type": "null"}]}
     return {**schema, "type": [schema["type"], "null"]}
 
 
-def closed_object(required: list[str], properties: dict[str, Any]) -> Schema:
-    """An object with these members and no others."""
-    return {"type": "object", "required": required, "additionalProperties": False, "properties": properties}
+def request_object(required: list[str], properties: dict[str, Any]) -> Schema:
+    """An object of a request: other members than these are ignored."""
+    return {"type": "object", "required": required, "properties": properties}
+
+
+def form_object(required: list[str], properties: dict[str, Any]) -> Schema:
+    """The parts of a form: others than these are ignored, if they are text."""
+    return {**request_object(required, properties), "additionalProperties": {"type": "string"}}
 
 
 def path_parameter(name: str, description: str) -> dict[str, Any]:

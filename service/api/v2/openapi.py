@@ -9,11 +9,12 @@ from snapcap.service.api.openapi.schema_parts import (
     EXAMPLE_IMAGE,
     IMAGE_TEXT,
     JSON_BODY,
-    closed_object,
+    caption_reply,
     nullable,
     path_parameter,
     problems,
     reply,
+    request_object,
 )
 from snapcap.service.api.problems import V2
 from snapcap.service.api.v2.request import BINARY_OUTPUT, INPUT, MAX_IMAGES, MAX_TIMEOUT, OUTPUT
@@ -79,7 +80,7 @@ def _of_model(prefix: str, *, versioned: bool) -> dict[str, dict[str, Any]]:
 
 
 def _object(required: list[str], **properties: Any) -> dict[str, Any]:
-    return closed_object(required, properties)
+    return request_object(required, properties)
 
 
 def _body() -> dict[str, Any]:
@@ -131,6 +132,6 @@ def _body() -> dict[str, Any]:
 
 
 def _infer_reply() -> dict[int | str, dict[str, Any]]:
-    captions = reply("The captions, in order", "V2Captions")
+    captions = caption_reply("The captions, in order", "V2Captions")
     captions[200]["content"]["application/octet-stream"] = {"schema": {"type": "string", "format": "binary"}}
     return captions

@@ -10,6 +10,7 @@ from typing import Any
 
 from snapcap.models.dataclass import dataclass
 from snapcap.service.api.bodies.json_body import image_from_base64, json_object, member_object
+from snapcap.service.captioning.fields import sort_fields
 from snapcap.service.captioning.options import NAMES, CaptionOptions, integer, options_from_json
 from snapcap.service.errors import (
     BadRequest,
@@ -18,7 +19,6 @@ from snapcap.service.errors import (
     MissingImage,
     PayloadTooLarge,
     TooManyImages,
-    UnknownOption,
     UnsupportedOption,
 )
 
@@ -29,6 +29,9 @@ BINARY_OUTPUT = "binary_data_output"
 # `timeout` is Triton's here, in microseconds.
 MAX_TIMEOUT = 3_600_000_000
 PARAMETERS = (*NAMES, BINARY_OUTPUT)
+_MEMBERS = ("id", "parameters", "inputs", "outputs")
+# Of Triton's parameters of tensors, those that put the data elsewhere, or others in their place.
+_TENSOR_NEUTRAL: Mapping[str, tuple[Any, ...]] = {"shared_memory_region": (), "classification": (0,)}
 _EXAMPLE = '{"inputs": [{"name": "image", "datatype": "BYTES", "shape": [1], "data": ["…base64…"]}]}'
 _LENGTH_BYTES = 4
 MAX_HEADER = 1 << 20
@@ -52,11 +55,11 @@ def parse_infer(body: bytes, header_length: str | None) -> InferRequest:
     size = len(body) if header_length is None else _header_length(header_length, len(body))
     if size < len(body) and size > MAX_HEADER:
         raise PayloadTooLarge(f"The JSON before binary tensor data may have at most {MAX_HEADER} bytes.")
-    document = json_object(body[:size], _EXAMPLE)
-    _only(document, ("id", "parameters", "inputs", "outputs"))
-    parameters = member_object(document.get("parameters"), "parameters")
+    fields = sort_fields(json_object(body[:size], _EXAMPLE).items(), _MEMBERS, within="parameters")
+    document = dict(fields.known)
+    within = sort_fields(member_object(document.get("parameters"), "parameters").items(), PARAMETERS, PARAMETERS)
+    parameters = dict(within.known)
     tensor = _single(document.get("inputs"), "inputs", INPUT)
-    _only(tensor, ("name", "datatype", "shape", "parameters", "data"))
     if tensor.get("datatype") != "BYTES":
         raise UnsupportedOption("inputs[0].datatype", "an image is an element of BYTES")
     shape = _shape(tensor.get("shape"))
@@ -64,7 +67,7 @@ def parse_infer(body: bytes, header_length: str | None) -> InferRequest:
         id=_identity(document.get("id")),
         images=_images(tensor, shape, memoryview(body)[size:]),
         shape=shape,
-        options=_options(parameters),
+        options=_options(parameters).ignoring(*fields.ignored, *within.ignored),
         binary=_binary_output(document.get("outputs"), parameters),
     )
 
@@ -91,8 +94,7 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 
 def _images(tensor: Mapping[str, Any], shape: tuple[int, ...], binary: memoryview) -> tuple[bytes, ...]:
-    parameters = member_object(tensor.get("parameters"), "inputs[0].parameters")
-    _only(parameters, ("binary_data_size",))
+    parameters = _tensor_parameters(tensor, "inputs", "binary_data_size")
     size = parameters.get("binary_data_size")
     if size is None:
         if binary:
@@ -101,7 +103,7 @@ def _images(tensor: Mapping[str, Any], shape: tuple[int, ...], binary: memoryvie
         _check_count(len(texts), shape)
         images = [image_from_base64(each, f"inputs[0].data[{index}]") for index, each in enumerate(texts)]
     else:
-        if "data" in tensor or integer(size) != len(binary):
+        if tensor.get("data") is not None or integer(size) != len(binary):
             raise InvalidOption("inputs[0].parameters.binary_data_size", f"be {len(binary)}, what follows the JSON")
         images = _elements(binary, prod(shape))
         _check_count(len(images), shape)
@@ -134,8 +136,7 @@ def _elements(binary: memoryview, wanted: int) -> list[bytes]:
 
 
 def _options(parameters: Mapping[str, Any]) -> CaptionOptions:
-    _only(parameters, PARAMETERS)
-    values = {name: value for name, value in parameters.items() if name in NAMES and value is not None}
+    values = {name: value for name, value in parameters.items() if name in NAMES}
     if "timeout" in values:
         timeout = integer(values["timeout"])
         if timeout is None or not 0 < timeout <= MAX_TIMEOUT:
@@ -149,10 +150,13 @@ def _binary_output(outputs: Any, parameters: Mapping[str, Any]) -> bool:
     if outputs in (None, []):
         return everywhere
     output = _single(outputs, "outputs", OUTPUT)
-    _only(output, ("name", "parameters"))
-    own = member_object(output.get("parameters"), "outputs[0].parameters")
-    _only(own, ("binary_data",))
-    return _switch(own, "binary_data", everywhere)
+    return _switch(_tensor_parameters(output, "outputs", "binary_data"), "binary_data", everywhere)
+
+
+def _tensor_parameters(tensor: Mapping[str, Any], where: str, name: str) -> dict[str, Any]:
+    """The one parameter of a tensor that is read, if it is there."""
+    given = member_object(tensor.get("parameters"), f"{where}[0].parameters")
+    return dict(sort_fields(given.items(), (name,), (name,), neutral=_TENSOR_NEUTRAL).known)
 
 
 def _single(value: Any, where: str, name: str) -> Mapping[str, Any]:
@@ -161,12 +165,6 @@ def _single(value: Any, where: str, name: str) -> Mapping[str, Any]:
     if value[0].get("name") != name:
         raise InvalidOption(f"{where}[0].name", f"be {name!r}")
     return value[0]
-
-
-def _only(values: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    for name in values:
-        if name not in known:
-            raise UnknownOption(name, known)
 
 
 def _switch(values: Mapping[str, Any], name: str, default: bool) -> bool:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from collections.abc import Callable
 from typing import Any
 
 from starlette.requests import Request
@@ -13,11 +14,11 @@ from starlette.types import Scope
 from snapcap.service.api.bodies.body import BodyLimits
 from snapcap.service.api.bodies.disconnect import unless_disconnected
 from snapcap.service.api.bodies.json_body import read_json
-from snapcap.service.api.bodies.replies import JsonReply
+from snapcap.service.api.bodies.replies import JsonReply, ignored_header
 from snapcap.service.api.middleware.request_id import request_id
 from snapcap.service.api.middleware.request_log import new_caption, note_state
 from snapcap.service.api.problems import V2
-from snapcap.service.api.routing import Api, RouteGroup
+from snapcap.service.api.routing import Api, RouteGroup, nothing_at
 from snapcap.service.api.v2.request import INPUT, OUTPUT, InferRequest, bytes_elements, parse_infer
 from snapcap.service.captioning.captioner import Captioner
 from snapcap.service.engine.admission import Permit
@@ -30,10 +31,18 @@ VERSION = "1"
 _TAG = "Open Inference Protocol"
 HEADER_LENGTH = "Inference-Header-Content-Length"
 _VERBS = re.compile(r"/(infer|ready|versions/[^/]*(/(infer|ready))?)$")
+# Triton's extensions of the protocol, which are not here. Clients ask for them below the name of the model.
+_EXTENSIONS = ("config", "stats", "generate", "generate_stream", "trace/setting", "load", "unload")
 
 
 class V2Route(Route):
     """The name of a model may hold slashes, but not the words of the protocol that follow it."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **keywords: Any) -> None:
+        super().__init__(path, endpoint, **keywords)
+        # A pattern, as it is also asked which methods a path has: one that is not there has none.
+        elsewhere = "".join(f"(?<!/{each})" for each in _EXTENSIONS)
+        self.path_regex = re.compile(self.path_regex.pattern.removesuffix("$") + elsewhere + "$")
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         match, child = super().matches(scope)
@@ -134,7 +143,10 @@ class V2Routes:
 
     def _model(self, request: Request) -> str:
         """The name of the model. Raises NotReady, ModelNotFound, NotFound."""
-        name, _ = self._captioner.served_model(request.path_params["model"])
+        asked, served = request.path_params["model"], self._captioner.model_name
+        if served is not None and asked.startswith(f"{served}/"):
+            raise nothing_at(request.scope["path"])
+        name, _ = self._captioner.served_model(asked)
         version = request.path_params.get("version", VERSION)
         if version != VERSION:
             raise NotFound(f"The model {name!r} has no version {version[:50]!r}; use version {VERSION}.")
@@ -146,10 +158,13 @@ def _reply(name: str, wanted: InferRequest, captions: list[str]) -> Response:
     body: dict[str, Any] = {"model_name": name, "model_version": VERSION, "outputs": [output]}
     if wanted.id is not None:
         body["id"] = wanted.id
+    headers = ignored_header(wanted.options.ignored)
     if not wanted.binary:
         output["data"] = captions
-        return JsonReply(body)
+        return JsonReply(body, headers)
     data = bytes_elements(caption.encode() for caption in captions)
     output["parameters"] = {"binary_data_size": len(data)}
     head = json.dumps(body).encode()
-    return Response(head + data, headers={HEADER_LENGTH: str(len(head))}, media_type="application/octet-stream")
+    reply = Response(head + data, headers={HEADER_LENGTH: str(len(head))}, media_type="application/octet-stream")
+    reply.raw_headers.extend(headers)
+    return reply

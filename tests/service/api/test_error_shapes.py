@@ -7,35 +7,17 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+from support.servers.good_requests import APIS, PATHS, good_request, options_of
 
 from snapcap.service.api.app import Services
 from snapcap.service.engine.admission import QueueFull
 from snapcap.service.errors import DeadlineExceeded
 
 Png = Callable[..., bytes]
-PATHS = {
-    "caption": "/v1/caption",
-    "huggingface": "/models/fake",
-    "openai": "/v1/chat/completions",
-    "v2": "/v2/models/fake/infer",
-}
-APIS = tuple(PATHS)
 
 
 def body(api: str, image: bytes) -> tuple[bytes, dict[str, str]]:
-    """A request that is good."""
-    import base64
-
-    text = base64.b64encode(image).decode()
-    parts = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{text}"}}]
-    tensor = {"name": "image", "datatype": "BYTES", "shape": [1], "data": [text]}
-    document = {
-        "caption": {"image": text},
-        "huggingface": {"inputs": text},
-        "openai": {"model": "fake", "messages": [{"role": "user", "content": parts}]},
-        "v2": {"inputs": [tensor]},
-    }[api]
-    return json.dumps(document).encode(), {"Content-Type": "application/json"}
+    return json.dumps(good_request(api, image)).encode(), {"Content-Type": "application/json"}
 
 
 def post(client: TestClient, api: str, image: bytes) -> Any:
@@ -152,8 +134,7 @@ def test_an_image_that_is_none(client: TestClient, api: str) -> None:
 def test_a_prompt_that_does_not_fit(client: TestClient, api: str, image: Png) -> None:
     content, headers = body(api, image())
     document, prompt = json.loads(content), "a " * 64
-    within = document if api in ("caption", "openai") else document.setdefault("parameters", {})
-    within["prompt"] = prompt
+    options_of(api, document)["prompt"] = prompt
     reply = client.post(PATHS[api], content=json.dumps(document), headers=headers)
     assert reply.status_code == 422
     assert "at most 62 tokens" in sentence(api, reply)

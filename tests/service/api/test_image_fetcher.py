@@ -99,6 +99,37 @@ def test_a_redirect_is_followed_and_checked_again(host, connected) -> None:
     assert set(connected) == {PUBLIC}
 
 
+def test_spaces_and_other_letters_are_asked_for_as_browsers_do(host, connected) -> None:
+    name = f"images.example:{host.server_port}"
+    allowed = fetcher(name, f"xn--kln-sna.example:{host.server_port}")
+    for url in (f"http://{name}/letters", f" http://{name}/köln/a b/image?from=ö x#ü "):
+        assert fetch(allowed, url) == b"the image"
+        assert host.asked[-1][0] == "/k%C3%B6ln/a%20b/image?from=%C3%B6%20x"
+    for written in ("KÖLN", "k%C3%B6ln", "xn--kln-sna"):
+        assert fetch(allowed, f"http://{written}.example:{host.server_port}/image") == b"the image"
+        assert host.asked[-1][1]["Host"] == f"xn--kln-sna.example:{host.server_port}"
+
+
+def test_a_message_names_the_redirect_that_is_at_fault(host, connected) -> None:
+    port = host.server_port
+    url = f"http://images.example:{port}"
+    allowed = fetcher(f"images.example:{port}")
+    for path, redirect, says in (
+        ("/astray", f"{url}/missing", f"images.example:{port} answered 404 for the image."),
+        ("/inside", "http://inside.example/image", "Images are not fetched from inside.example; the operator"),
+        ("/file", "file:///etc/passwd", "An image URL must begin with http:// or https://"),
+        ("/password", "http://images.example/image", "An image URL must not have a user name or password."),
+    ):
+        kind = ImageNotFetched if path == "/astray" else ImageUrlRefused
+        message = refused(allowed, url + path, kind)
+        assert message.startswith(f"The image URL redirects to {redirect}. {says}")
+        assert "secret" not in message
+        assert "pass@" not in message
+    assert (
+        refused(allowed, f"{url}/missing", ImageNotFetched) == f"images.example:{port} answered 404 for the image."
+    )
+
+
 @pytest.mark.parametrize(
     "addresses",
     [
@@ -156,9 +187,16 @@ def test_public_addresses_are_public() -> None:
         "http://images.example\\@127.0.0.1/image",
         "http://127.0.0.1#@images.example/image",
         "http://127.0.0.1?@images.example/image",
-        "http://images.example/a b",
         "http://images.example/a\r\nX: y",
         "http://images.examplé/image",
+        "http://" + "é" * 9_000 + "/image",
+        "http://images.example/" + "é" * 2_000,
+        "http://images.example%2F@127.0.0.1/image",
+        "http://images%2eexample%0d%0aX:80/image",
+        "http://images.example/\ud800",
+        "http://images.example/a\tb",
+        "http://%ff.example/image",
+        "http://images.example／@127.0.0.1/image",
         "http://images.example:port/image",
         "http://[images.example/image",
         "http:///image",

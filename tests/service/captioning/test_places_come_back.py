@@ -37,7 +37,7 @@ ENDS: dict[str, tuple[Callable[[bytes], bytes], int]] = {
     "bad form": (lambda _: post("/v1/captions", b"x", {"Content-Type": "multipart/form-data; boundary=B"}), 400),
     "media type": (lambda _: post("/v1/caption", b"x", {"Content-Type": "text/plain"}), 415),
     "too large": (lambda _: post("/v1/caption", b"", {"Content-Length": str(2 << 20)}), 413),
-    "unknown option": (lambda image: post("/v1/caption?nothing=1", image), 422),
+    "unknown option": (lambda image: post("/v1/caption?beams=1", image), 422),
     "unreadable image": (lambda _: post("/v1/caption", b"not an image"), 422),
     "prompt too long": (lambda image: post(f"/v1/caption?prompt={'a+' * 90}", image), 422),
     "another model": (lambda image: chat(image, model="other"), 404),

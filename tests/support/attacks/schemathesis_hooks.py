@@ -34,7 +34,6 @@ _BEYOND_SCHEMAS = (
     "images in a message; send one in each",
     "have as many elements as there are images",
     "be given once",
-    "be given with `stream` only",
     "a beam search does not sample",
     "a beam search has no token before its end",
     "the rows of this server's largest bucket",

@@ -65,6 +65,11 @@ ANSWERS: dict[str, Callable[[Host], None]] = {
     "/missing": lambda host: host.reply(404, b"no"),
     "/large": lambda host: host.reply(200, b"x" * (MAX + 1)),
     "/zipped": lambda host: host.reply(200, b"x", Content_Encoding="gzip"),
+    "/k%C3%B6ln/a%20b/image": lambda host: host.reply(200, b"the image"),
+    # Headers are latin-1 to `http.server`: these are the bytes of UTF-8.
+    "/letters": lambda host: host.reply(302, Location="/köln/a b/image?from=ö x".encode().decode("latin-1")),
+    "/astray": lambda host: host.reply(302, Location="/missing?token=secret"),
+    "/password": lambda host: host.reply(302, Location="http://user:pass@images.example/image"),
     "/moved": lambda host: host.reply(302, Location="/image?from=moved"),
     "/round": lambda host: host.reply(301, Location="/round"),
     "/inside": lambda host: host.reply(302, Location="http://inside.example/image"),
