@@ -63,7 +63,7 @@ def test_searches_equal_transformers(
 
 
 # What a checkpoint may say of its tokens, as transformers calls it; the greedy tokens have some of these. The end is
-# made likelier only where it is allowed: transformers would make a NaN of a score that is −∞.
+# made likelier only where it is allowed: transformers would make NaN of a score of −∞.
 RULES = {
     "suppress_tokens": [*range(40, 60)],
     "begin_suppress_tokens": [*range(60, 200)],
