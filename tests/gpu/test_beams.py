@@ -62,8 +62,8 @@ def test_searches_equal_transformers(
             assert tokens[: len(expected)] == expected, row
 
 
-# What a checkpoint may say of its tokens, as transformers calls it; the greedy tokens have some of these. The end is
-# made likelier only where it is allowed: transformers would make NaN of a score of −∞.
+# What a checkpoint may say of its tokens, as transformers calls it; the greedy tokens have some of these.
+# The end is made likelier only where it is allowed: transformers would make NaN of a score of −∞.
 RULES = {
     "suppress_tokens": [*range(40, 60)],
     "begin_suppress_tokens": [*range(60, 200)],
