@@ -18,7 +18,7 @@ from snapcap.service.errors import InvalidOption, UnknownOption, UnsupportedOpti
 MAX_UNKNOWN = 64
 # A value of a field that is not read is as good as none if it is one of these.
 EMPTY: tuple[Any, ...] = ("", [], {})
-# Fields that change captions elsewhere and are not served here, each with the values that change nothing.
+# Fields that change captions in some API and are not served in others, each with the values that change nothing.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),
@@ -38,9 +38,14 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "epsilon_cutoff": (0,),
     "eta_cutoff": (0,),
     "min_tokens": (0,),
+    "max_completion_tokens": (-1,),
     "max_output_tokens": (-1,),
+    "max_length": (-1,),
     "n_predict": (-1,),
+    "num_predict": (-1,),
+    "do_sample": (False,),
     "ignore_eos": (False,),
+    "stop": (),
     "stop_sequences": (),
     "stop_token_ids": (),
     "bad_words": (),

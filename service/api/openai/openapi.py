@@ -97,7 +97,7 @@ def _body(urls: bool, continue_text: bool) -> dict[str, Any]:
         **{
             field: {"enum": [*values, *EMPTY, None], "description": "Nothing else is served."}
             for field, values in NEUTRAL.items()
-            if field not in OPTIONS
+            if field not in (*OPTIONS, "stop")
         },
         **{field: {"description": "Read by nobody."} for field in LABELS},
     )
