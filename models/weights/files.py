@@ -8,6 +8,8 @@ from torch import Tensor
 
 from snapcap.models.weights.listing import WeightsError, weight_files, weight_places
 
+_POINTER = b"version https://git-lfs"  # what Git has in place of a large file
+
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
     """Every tensor of the checkpoint, memory-mapped on the CPU, in the dtype of the file.
@@ -57,9 +59,11 @@ def _first_line(error: Exception) -> str:
 
 def _tensors(path: Path) -> dict[str, Tensor]:
     with path.open("rb") as file:
-        head = file.read(9)
+        head = file.read(len(_POINTER))
+    if head == _POINTER:
+        raise ValueError("it is a Git LFS pointer to the file; run git lfs pull")
     # A header of JSON behind its length, whatever the file is called.
-    if path.suffix == ".safetensors" or head[8:] == b"{":
+    if path.suffix == ".safetensors" or head[8:9] == b"{":
         from safetensors.torch import load_file  # noqa: PLC0415  only where it is needed
 
         return load_file(path)

@@ -86,10 +86,16 @@ def _distinct(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, s
     """The checkpoint's name of each of our tensors.
 
     Raises:
-        WeightsError: two tensors that differ are one to the model, as with and without a prefix.
+        WeightsError: two tensors that differ are one to the model, as with and without a prefix; or a tensor is of
+            an adapter.
     """
     theirs: dict[str, str] = {}
     for name, ours in config.names.canonical(tensors).items():
+        if ".lora_" in name or ".base_layer." in name:
+            raise WeightsError(
+                f"the checkpoint has tensors of a PEFT adapter, such as {name!r}; save the model anew after "
+                "merge_and_unload()"
+            )
         other = theirs.setdefault(ours, name)
         one, two = tensors[other], tensors[name]
         if one is not two and not (one.dtype == two.dtype and torch.equal(one, two)):

@@ -168,6 +168,17 @@ def test_a_tensor_under_two_names_is_one_where_both_are_equal(saved: tuple[Any, 
     assert all(f"{each!r}" in str(refusal.value) for each in (name, f"module.{name}"))
 
 
+def test_an_adapter_within_a_model_is_refused(saved: tuple[Any, Path], other: Path) -> None:
+    """As the state of a PEFT model has it."""
+    wrapped = {f"base_model.model.{name}": tensor for name, tensor in load_file(saved[1] / SAFE).items()}
+    name = next(name for name in wrapped if name.endswith(".weight"))
+    adapted = name.replace(".weight", ".base_layer.weight")
+    rank = {name.replace(".weight", ".lora_A.default.weight"): torch.zeros(4, 48)}
+    save_file({**{n: t for n, t in wrapped.items() if n != name}, adapted: wrapped[name], **rank}, other / SAFE)
+    with pytest.raises(WeightsError, match=r"tensors of a PEFT adapter, .*after merge_and_unload\(\)"):
+        load(other)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.int8, torch.int64])
 def test_floating_point_tensors_are_converted_and_others_refused(
     saved: tuple[Any, Path], other: Path, dtype: torch.dtype
