@@ -1,7 +1,6 @@
 """Damages, crowds and kills the preparation of weights: nothing half-made counts, and nothing is left."""
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -169,7 +168,7 @@ def test_what_goes_wrong_in_a_worker_is_a_reason(case: Case, folder: Path) -> No
 
 def test_short_disks_and_memory_are_left_to_others(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 30, 1 << 30, 20 << 20))  # type: ignore[attr-defined]
+        patched.setattr(prepare, "free_bytes", lambda _: 20 << 20)
         assert "are free" in case.prepare().reason
     with monkeypatch.context() as patched:
         patched.setattr(prepare, "free_memory", lambda: 100 << 20)

@@ -196,7 +196,7 @@ def test_what_does_not_fit_is_not_begun(
     real = os.statvfs
 
     class Full:
-        f_frsize, f_bavail = 4096, model.manifest.weights.size // 4096 - 1
+        f_frsize, f_blocks, f_bavail = 4096, 1 << 20, model.manifest.weights.size // 4096 - 1
 
     monkeypatch.setattr(os, "statvfs", lambda path: Full() if "weights" in str(path) else real(path))
     source = Source(model.weights.read_bytes())
