@@ -210,8 +210,8 @@ def _load_rgb(image: Image.Image, header: Header) -> Image.Image:
 
 
 def _is_closed(image: Image.Image, error: BaseException) -> bool:
-    """Whether that is why it cannot be loaded; Pillow tells it by a sentence, or by an assertion about its file."""
-    return "closed" in str(error) or (isinstance(error, AssertionError) and getattr(image, "fp", None) is None)
+    """Whether that is why it cannot be loaded: Pillow says so, or has pixels to read and no file."""
+    return "closed" in str(error) or bool(getattr(image, "tile", None) and getattr(image, "fp", None) is None)
 
 
 def _upright(image: Image.Image, method: Image.Transpose | None) -> Image.Image:

@@ -2,7 +2,6 @@
 
 import math
 import struct
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from snapcap.models.processing.headers.header import (
@@ -151,6 +150,9 @@ class _Pieces:
             raise damaged("tiff")
         self.count = math.ceil(width / across) * math.ceil(height / down) * planes
         self._pixels = across * down
+        self._tiled = self.tags == (_TILES, _TILE_BYTES)
+        self._rows = down, height
+        self._row_bytes = math.ceil(across * bits * (1 if planes > 1 else samples) / 8)
         # Unpacked, and as RGBA where colours are converted.
         self.memory = self._pixels * (samples * bits // 8 + 1 + 4)
 
@@ -159,12 +161,18 @@ class _Pieces:
         offsets, lengths = self.tags
         if self.count > MOST_PARTS:
             raise too_complex("TIFF", f"more than {MOST_PARTS} strips or tiles", "save it with larger ones")
-        if len(self._directory.numbers(offsets, self.count)) < self.count:
+        places = self._directory.numbers(offsets, self.count)
+        if len(places) < self.count:
+            raise damaged("tiff")
+        data = self._directory.data
+        sizes = self._directory.numbers(lengths, self.count) if compression != _RAW else self._uncompressed()
+        # Behind the file Pillow would find the new directory, and take it for pixels.
+        if any(place + size > len(data) for place, size in zip(places, sizes, strict=False)):
             raise damaged("tiff")
         if compression == _RAW:
             return
-        data = self._directory.data
-        self._check_lengths(self._directory.numbers(lengths, self.count), len(data))
+        if sum(sizes) > 2 * len(data) + MOST_PARTS:  # what lies on each other is unpacked as often as it is named
+            raise too_complex("TIFF", "strips or tiles that lie on each other", "save it anew")
         if compression == _JPEG:
             scans = data.count(b"\xff\xda")
             if scans > MOST_SCANS * self.count or scans * self._pixels > max(
@@ -172,7 +180,10 @@ class _Pieces:
             ):
                 raise too_complex("TIFF", "too many scans of JPEG at this size", "save it with fewer")
 
-    def _check_lengths(self, lengths: Sequence[int], size: int) -> None:
-        """Pieces that lie on each other are unpacked as often as they are named."""
-        if sum(min(each, size) for each in lengths) > 2 * size + MOST_PARTS:
-            raise too_complex("TIFF", "strips or tiles that lie on each other", "save it anew")
+    def _uncompressed(self) -> list[int]:
+        """The bytes of each piece: a strip ends with the picture, a tile does not."""
+        down, height = self._rows
+        strips = math.ceil(height / down)
+        last = down if self._tiled else height - (strips - 1) * down
+        rows = [last if number % strips == strips - 1 else down for number in range(self.count)]
+        return [each * self._row_bytes for each in rows]

@@ -23,7 +23,7 @@ MAX_BODY = 1 << 20
 def icon(red: int) -> bytes:
     """An ICO, which a browser shows and the server refuses."""
     file = io.BytesIO()
-    Image.new("RGB", (8, 8), (red, 0, 0)).save(file, "ICO", bitmap_format="bmp")
+    Image.new("RGB", (8, 8), (red, 0, 0)).save(file, "ICO", sizes=[(8, 8)], bitmap_format="bmp")
     return file.getvalue()
 
 

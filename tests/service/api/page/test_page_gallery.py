@@ -22,7 +22,7 @@ def give_all(page: Page, *pictures: tuple[str, bytes]) -> None:
 
 def icon(red: int) -> bytes:
     file = io.BytesIO()
-    Image.new("RGB", (8, 8), (red, 0, 0)).save(file, "ICO", bitmap_format="bmp")
+    Image.new("RGB", (8, 8), (red, 0, 0)).save(file, "ICO", sizes=[(8, 8)], bitmap_format="bmp")
     return file.getvalue()
 
 
