@@ -60,9 +60,9 @@ class Captioner:
     """A model that is warm, from the moment on that this object is there; a context manager that ends it.
 
     All methods may be called from several threads; their images share batches. An image is the name of a file, the
-    bytes of one (JPEG, PNG or WEBP) or a Pillow image. Options of a caption are those of the API by the same names:
-    ``prompt``, ``max_new_tokens``, ``num_beams``, ``temperature``, ``seed``, ``timeout`` (seconds, from when an
-    image is read) and the rest.
+    bytes of one, in any format that the server reads, or a Pillow image. Options of a caption are those of the API
+    by the same names: ``prompt``, ``max_new_tokens``, ``num_beams``, ``temperature``, ``seed``, ``timeout``
+    (seconds, from when an image is read) and the rest.
 
     Of torch, the number of threads and the precision of matrix products are set for all of this process: each is
     part of what artifacts were compiled for.

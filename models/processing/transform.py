@@ -28,7 +28,7 @@ class DecodedImage:
     """A picture ready for the encoder.
 
     picture: RGB, of the size that the encoder takes.
-    format: ``jpeg``, ``png`` or ``webp``.
+    format: one of ``image_formats.READ``.
     """
 
     picture: "Image.Image"
@@ -109,7 +109,7 @@ class ImageTransform:
         return _from_config(config, fields.defaults(config, family), image_size, max_pixels)
 
     def decode(self, data: bytes, room: int | None = None) -> DecodedImage:
-        """Bytes of a JPEG, PNG or WEBP file -> pixels as the encoder takes them, not yet rescaled.
+        """Bytes of a picture's file -> pixels as the encoder takes them, not yet rescaled.
 
         Args:
             room: how many bytes of memory it may take at most; None: as many as it does.
