@@ -39,7 +39,7 @@ class Reader:
                 (self._folder / entry.name).symlink_to(entry)
         binaries = Path(sys.executable).parent
         (self._folder / ".venv" / "bin").symlink_to(binaries)
-        for stamp in (".serve", ".dev"):  # set up a moment ago, so that make does not
+        for stamp in (".torch", ".serve", ".dev"):  # set up a moment ago, so that make does not
             (self._folder / ".venv" / stamp).touch()
         for name, sample in zip(_PHOTOS, captions, strict=False):
             (self._folder / name).parent.mkdir(parents=True, exist_ok=True)
