@@ -86,7 +86,7 @@ def _read(raw: Any, url: str, until: float) -> bytes:
     from urllib3.exceptions import HTTPError  # noqa: PLC0415
     from urllib3.exceptions import ReadTimeoutError as TimeoutInReadError  # noqa: PLC0415
 
-    read = getattr(raw, "read1", raw.read)  # what has come by now; urllib3 1 waits for all
+    read = raw.read1  # returns what has come by now, where `read` waits for all
     content = bytearray()
     try:
         while chunk := read(_CHUNK_BYTES):
