@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 import numpy as np
+import PIL
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
@@ -58,6 +59,8 @@ def test_opaque_pictures_are_as_pillow_converts_them(kind: str, mode: str) -> No
 def test_each_kind_of_tiff(mode: str, compression: str) -> None:
     if compression == "jpeg" and mode == "P":
         pytest.skip("there is none")
+    if (compression, mode) == ("raw", "YCbCr") and int(PIL.__version__.split(".")[0]) < 13:
+        pytest.skip("this Pillow reads none, nor those that it has written")
     data = encoded(PICTURE.convert(mode), "TIFF", compression=compression)
     assert (decoded(data) == by_pillow(data)).all()
 
