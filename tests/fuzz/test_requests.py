@@ -156,6 +156,8 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def value(name: str, described: dict[str, Any]) -> st.SearchStrategy[Any]:
     """Of an option: mostly numbers at the edges of what it may be, and some that are none."""
     junk = st.one_of(st.floats(), st.integers(), st.sampled_from((True, None, "never", "1", [], float("nan"))))
+    if "anyOf" in described:
+        return st.one_of(value(name, described["anyOf"][0]), st.just(-1))
     if "enum" in described:
         return st.one_of(st.sampled_from(described["enum"]), junk)
     if described["type"] == "string":
