@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 
 import kubernetes_validate
@@ -202,12 +203,17 @@ def test_ports_are_named_alike_from_the_scrape_to_the_listener(overlays: Overlay
         assert container(manifests)[f"{name}Probe"]["httpGet"]["port"] == "http"
 
 
-def test_api_keys_can_be_added(tmp_path: Path, overlays: Overlays) -> None:
-    parts = {"resources": FOLDER / "overlays" / "cpu", "components": FOLDER / "components" / "api-keys"}
-    tree = {field: [os.path.relpath(folder, tmp_path)] for field, folder in parts.items()}
+def with_component(folder: Path, name: str, tmp_path: Path) -> list[Manifest]:
+    """Builds the CPU overlay of a tree of manifests with one more component."""
+    parts = {"resources": folder / "overlays" / "cpu", "components": folder / "components" / name}
+    tree = {field: [os.path.relpath(path, tmp_path)] for field, path in parts.items()}
     header = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
     (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump({**header, **tree}))
-    manifests = build(tmp_path)
+    return build(tmp_path)
+
+
+def test_api_keys_can_be_added(tmp_path: Path, overlays: Overlays) -> None:
+    manifests = with_component(FOLDER, "api-keys", tmp_path)
     kubernetes_validate.validate(workload(manifests), VERSIONS[0], strict=True)
     file = settings_of(manifests).http.api_key_file
     assert file is not None
@@ -215,6 +221,30 @@ def test_api_keys_can_be_added(tmp_path: Path, overlays: Overlays) -> None:
     (volume,) = [volume for volume in pod(manifests)["volumes"] if volume["name"] == mount["name"]]
     assert volume["secret"]["secretName"] in (FOLDER / "components" / "api-keys" / "kustomization.yaml").read_text()
     assert settings_of(overlays["cpu"]).http.api_key_file is None
+
+
+def test_an_ingress_can_be_added_and_the_servers_know_its_name(tmp_path: Path, overlays: Overlays) -> None:
+    """A name that a user puts into the Ingress is not answered with 421: it reaches the servers from there."""
+    copy, name = tmp_path / "kubernetes", "pictures.example.org"
+    shutil.copytree(FOLDER, copy)
+    file = copy / "components" / "ingress" / "ingress.yaml"
+    file.write_text(file.read_text().replace("- host: captions.example.com", f"- host: {name}"))
+    manifests = with_component(copy, "ingress", tmp_path)
+    ingress, settings = one(manifests, "Ingress"), settings_of(manifests)
+    for manifest in (ingress, workload(manifests)):
+        kubernetes_validate.validate(manifest, VERSIONS[0], strict=True)
+    assert settings.http.hosts == (name,)
+    assert [host for entry in ingress["spec"]["tls"] for host in entry["hosts"]] == [name]
+    (rule,) = ingress["spec"]["rules"]
+    (path,) = rule["http"]["paths"]
+    service = one(manifests, "Service")
+    assert (rule["host"], path["backend"]["service"]) == (
+        name,
+        {"name": service["metadata"]["name"], "port": {"name": service["spec"]["ports"][0]["name"]}},
+    )
+    size = ingress["metadata"]["annotations"]["nginx.ingress.kubernetes.io/proxy-body-size"]
+    assert int(size.removesuffix("m")) << 20 == settings.limits.max_body_bytes
+    assert settings_of(overlays["cpu"]).http.hosts == ()
 
 
 @pytest.mark.parametrize("machine", SERVERS)
