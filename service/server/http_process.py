@@ -41,6 +41,9 @@ from snapcap.warmup.progress.timeline import Timeline
 if TYPE_CHECKING:
     from snapcap.service.api.middleware.api_keys import ApiKeys
 
+# Seconds after which a thread gives Python's lock to another that waits for it. Threads parse bodies, and the event
+# loop may wait for the lock several times for one message: with Python's own 0.005 that was 100 ms.
+SWITCH_INTERVAL_S = 0.0005
 _logger = logging.getLogger("snapcap.server")
 
 # Called on the event loop once /livez answers; it goes on elsewhere and returns at once, with what is to be called
@@ -125,6 +128,8 @@ def run(
         app = PortSwitch(metrics_listener.getsockname()[1], create_metrics_app(services), app)
     server = make_server(app, settings.http, services.readiness, on_live, connections)
     with exits:
+        exits.callback(sys.setswitchinterval, sys.getswitchinterval())
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         server.run(sockets=list(listeners))
     services.captioner.close()
     _logger.info("stopped")

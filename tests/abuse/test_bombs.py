@@ -62,6 +62,18 @@ def test_json(abused: Abused, path: str) -> None:
     abused.withstands(attack)
 
 
+def test_chats_of_thousands_of_messages_at_once(abused: Abused) -> None:
+    """As many messages as JSON may have, from eight connections."""
+    body = json.dumps({"messages": [{"role": "user", "content": "a"}] * 3_500}).encode()
+
+    def attack() -> None:
+        with ThreadPoolExecutor(8) as clients:
+            asked = [clients.submit(abused.server.call, "/v1/chat/completions", body, JSON) for _ in range(100)]
+            assert {each.result()[0] for each in asked} == {422}
+
+    abused.withstands(attack)
+
+
 BOMB = bytes(50_000_000)
 COMPRESSED = {
     "gzip": gzip.compress(BOMB),

@@ -63,10 +63,11 @@ class PageGuard:
         for name, value in scope["headers"]:
             if name == b"host":
                 host = value.decode("latin-1").lower()
+            # A browser sends one of each. Several are joined, which is the name of no origin and of no site.
             elif name == b"origin":
-                origin = value.decode("latin-1")
+                origin += ("," if origin else "") + value.decode("latin-1")
             elif name == b"sec-fetch-site":
-                site = value.decode("latin-1")
+                site += ("," if site else "") + value.decode("latin-1")
             elif name == b"x-forwarded-host":
                 forwarded = value.decode("latin-1").lower().partition(",")[0].strip()
         if self._hosts is not None and scope["path"] not in _BY_ANY_NAME and not self._is_ours(host):

@@ -68,6 +68,22 @@ def test_a_post_without_a_preflight(
         assert "--allow-origin" in reply.json()["detail"]
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [("Origin", EVIL), ("Origin", APP)],
+        [("Origin", APP), ("Origin", EVIL)],
+        [("Origin", EVIL), ("Origin", "http://testserver")],
+        [("Sec-Fetch-Site", "cross-site"), ("Sec-Fetch-Site", "same-origin")],
+        [("Sec-Fetch-Site", "none"), ("Sec-Fetch-Site", "cross-site")],
+    ],
+    ids=str,
+)
+def test_a_second_field_takes_nothing_back(client_of, engine, image: Png, fields: list[tuple[str, str]]) -> None:
+    reply = client_of(origins=(APP,)).post("/v1/caption", content=image(5), headers=fields)
+    assert (reply.status_code, engine.requests) == (403, [])
+
+
 def test_every_origin_may_ask_where_that_is_allowed(client_of, image: Png) -> None:
     for origin in (EVIL, "null"):
         fields = {"Origin": origin, "Sec-Fetch-Site": "cross-site"}
