@@ -60,7 +60,7 @@ class TrustedKey:
 
 @dataclass(frozen=True)
 class Trust:
-    """Names the signers whose artifacts may be loaded. Loading an artifact runs its code, so by default none may be.
+    """Names the signers whose artifacts may be loaded. Loading an artifact runs its code: by default none may be.
 
     allow_unsigned: accepts artifacts of anybody who can write to the store, unsigned or signed by an unknown key.
     min_built: moment in ISO 8601, UTC. Artifacts built before it are refused, whoever signed them. Empty: no limit.
