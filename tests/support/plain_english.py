@@ -18,7 +18,7 @@ IDIOMS = ("as an example", "as a result", "as well as", "of course", "that is,",
 # The gap of a sentence's end: not after an abbreviation, nor before a lower-case word.
 END = re.compile(r"(?<!\be\.g)(?<!\bi\.e)(?<!\bvs)(?<!\betc)[.!?][)\"']*\s+(?=[A-Z`\"'(])")
 # The part of a comment that is for tools; the reason may follow it.
-DIRECTIVE = re.compile(r"#[#: ]*((noqa|type:|mypy:|ruff:|pragma|fmt:|!)[^#]*?( - |#|$))?[#: ]*")
+DIRECTIVE = re.compile(r"#[#: ]*((noqa|type:|mypy:|ruff:|pragma|fmt:|!)[^#]*?( - |  |#|$))?[#: ]*")
 
 
 class Text(NamedTuple):

@@ -77,7 +77,7 @@ class Progress:
 
 def tasks_of(checkpoint: Checkpoint, plan: Plan) -> list[Task]:
     """Every package of the set, smallest buckets first."""
-    from snapcap.warmup.plan.memory import MemoryPlan, checkpoint_bytes  # noqa: PLC0415  of no compiled start
+    from snapcap.warmup.plan.memory import MemoryPlan, checkpoint_bytes  # noqa: PLC0415  compiled starts do not need it
     from snapcap.warmup.runtime.aoti.packages import entry_names  # noqa: PLC0415
 
     weights, memory = checkpoint_bytes(checkpoint.folder, plan.dtype), MemoryPlan(checkpoint.config, plan)
