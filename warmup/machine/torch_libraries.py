@@ -52,8 +52,7 @@ def load_torch_libraries() -> int | None:
 
     Loading takes a sixth of the time of importing torch, which holds the lock meanwhile. A second call while the
     first one runs waits for it, also without the lock. Returns the handle of libtorch. Without these libraries, or
-    on a
-    system that is not POSIX, returns None: importing torch reports the error.
+    on a system that is not POSIX, returns None: importing torch reports the error.
     """
     let_threads_sleep()
     if os.name != "posix":

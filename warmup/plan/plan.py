@@ -145,8 +145,8 @@ def _check_task(config: ModelConfig, task: str) -> None:
 
 def device_and_dtype(compute: ComputeOptions) -> tuple[str, str]:
     """Returns the device and dtype that the options mean, without reading the model. The dtype stays ``auto`` on a
-    CPU
-    with bfloat16 instructions: there a checkpoint stored in bfloat16 runs in bfloat16, and any other in float32."""
+    CPU with bfloat16 instructions: there a checkpoint stored in bfloat16 runs in bfloat16, and any other in
+    float32."""
     device, dtype = resolve_device(compute.device), compute.dtype
     if dtype == AUTO and device.startswith("cuda"):
         dtype = "bfloat16"

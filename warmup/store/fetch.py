@@ -117,8 +117,7 @@ class _Transfer:
 
     def from_folder(self) -> Fetched:
         """Returns the set from the local folder. A damaged manifest is removed, so that the set can be made again.
-        A
-        manifest that no trusted key has signed stays until it is replaced: another server may trust its key."""
+        A manifest that no trusted key has signed stays until it is replaced: another server may trust its key."""
         name = manifest_name(self.key)
         try:
             envelope = self.local.read(name, MAX_ENVELOPE_BYTES)

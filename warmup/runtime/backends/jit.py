@@ -39,8 +39,7 @@ class JitBackend:
 
     def callable(self, region: Region, bucket: Bucket) -> RegionFunction:
         """Returns a function that compiles for the shapes of its first call; a graph break is an error. A region
-        that
-        is called on demand stays eager: no request may wait for a compiler."""
+        that is called on demand stays eager: no request may wait for a compiler."""
         if region.on_demand:
             return region.function
         plan = self.plan
