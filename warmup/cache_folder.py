@@ -22,8 +22,8 @@ def user_cache(name: str) -> Path:
 
 
 def is_temporary(folder: Path, name: str) -> bool:
-    """Whether a cache folder of this name lies in the temporary folder."""
-    import tempfile  # noqa: PLC0415 - which a start has imported by then
+    """Returns whether a cache folder of this name lies in the temporary folder."""
+    import tempfile  # noqa: PLC0415 - a start has imported it by then
 
     with contextlib.suppress(OSError):
         return folder.parent == Path(tempfile.gettempdir()) and folder.name.startswith(f"{name}-")
@@ -31,12 +31,12 @@ def is_temporary(folder: Path, name: str) -> bool:
 
 
 def is_usable(folder: Path) -> bool:
-    """Whether a folder is there, or can be made. One that is read-only is of use where something is in it."""
+    """Returns whether a folder exists or can be made. A read-only folder is usable if something is in it."""
     if os.path.isdir(folder):
         with contextlib.suppress(OSError):
             return os.access(folder, os.W_OK | os.X_OK) or bool(os.listdir(folder))
         return False
-    if not folder.is_absolute():  # as "~" without a home folder
+    if not folder.is_absolute():  # a path such as "~", without a home folder
         return False
     above = next((each for each in folder.parents if os.path.lexists(each)), Path("/"))
     return os.path.isdir(above) and os.access(above, os.W_OK | os.X_OK)
@@ -44,9 +44,9 @@ def is_usable(folder: Path) -> bool:
 
 @functools.cache
 def _temporary(name: str) -> Path:
-    """A folder of this user's own. Another user may have made a folder or a link of that name: then it has another
-    name, under which no later start finds it again."""
-    import tempfile  # noqa: PLC0415 - of few starts
+    """Returns a private folder of this user in the temporary folder. Where another user has taken the usual name,
+    the folder gets a random name, and later starts do not find it again."""
+    import tempfile  # noqa: PLC0415 - few starts need it
 
     try:
         folder = Path(tempfile.gettempdir(), f"{name}-{os.geteuid()}")
@@ -56,7 +56,7 @@ def _temporary(name: str) -> Path:
             if not _is_private(folder):
                 folder = Path(tempfile.mkdtemp(prefix=f"{name}-"))
     except OSError:
-        return Path("/nonexistent", name)  # which is said of every use
+        return Path("/nonexistent", name)  # every use of this folder reports an error
     return folder
 
 

@@ -25,25 +25,25 @@ _ADVICE = {
 
 
 def os_error_text(error: OSError) -> str:
-    """What is wrong with a file or folder, and what to do about it where that is known."""
+    """Describes an error of a file or folder, followed by advice where there is any."""
     text = error.strerror or str(error)
     advice = _ADVICE.get(error.errno or 0)
     return f"{text}; {advice}" if advice else text
 
 
 def one_line(error: BaseException) -> str:
-    """What a start that failed says of itself: in the log, on /readyz and /startup."""
+    """Describes the error of a failed start on one line, for the log, /readyz and /startup."""
     text = " ".join(str(error).split()) or type(error).__name__
     return f"{type(error).__name__}: {text}" if unexpected(error) else text
 
 
 def unexpected(error: BaseException) -> BaseException | None:
-    """The error when it is not for the user to mend: then the log must have its trace."""
+    """Returns the error if the user cannot mend it, else None. The log must have the trace of such an error."""
     return None if isinstance(error, UserError) else error
 
 
 def first_line(error: BaseException) -> str:
-    """What a compiler's error says: its first line, and the line of ours that it is about."""
+    """Shortens a compiler's error to its first line and the line of our source that it names."""
     text = str(error).strip()
     # Export errors are pages long; their first line says what, and "from user code" shows the region's line.
     place = text[text.rfind("File ") :].splitlines()[:2] if "File " in text else []

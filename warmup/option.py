@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 _KEY = "option"
 _SIZES = {"": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 _ORIGIN = re.compile(r"([a-z][a-z0-9+.-]{0,31})://([a-z0-9._-]{1,253}|\[[0-9a-f:.]{2,45}\])(:[0-9]{1,5})?")
-_DEFAULT_PORTS = {"http": ":80", "https": ":443"}  # which a browser leaves out
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}  # browsers leave these ports out of an origin
 _ROOT_PATH = re.compile(r"(/(?!\.{1,2}(/|$))[A-Za-z0-9._~-]+)*")
 _LONGEST_ROOT_PATH = 256
-_LONGEST_S = 1e9  # what the system can wait for, and more than anybody means
+_LONGEST_S = 1e9  # longer than any sensible timeout, and short enough for the system to wait for
 _FLAGS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
@@ -93,7 +93,7 @@ def parse_int(low: int, high: int | None = None) -> Callable[[str], int]:
 
 
 def parse_auto(parse: Callable[[str], int]) -> Callable[[str], int | None]:
-    """As `parse`, and "auto" to None."""
+    """Returns a parser like `parse` that also turns "auto" into None."""
 
     def parse_or_auto(text: str) -> int | None:
         if text == "auto":
@@ -132,8 +132,8 @@ def parse_size(text: str) -> int:
 
 
 def parse_moment(text: str) -> str:
-    """A date, or a date and a time, in ISO 8601; the same moment in UTC. Without an offset it is UTC."""
-    from datetime import UTC, datetime  # noqa: PLC0415 - of few starts
+    """Converts a date, or a date and a time, in ISO 8601 to UTC. A text without an offset is taken as UTC."""
+    from datetime import UTC, datetime  # noqa: PLC0415 - few starts need it
 
     if not text:
         return ""

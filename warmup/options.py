@@ -24,27 +24,27 @@ from snapcap.warmup.option import (
 BackendChoice = Literal["auto", "aot", "jit", "eager"]
 BuildChoice = Literal["auto", "local", "off"]
 ReadyWhen = Literal["all", "first"]
-Kind = Literal["aot", "jit"]  # of artifacts
+Kind = Literal["aot", "jit"]  # artifact kinds
 T = TypeVar("T")
 
 BUILD_TIMEOUT = 1800.0  # seconds
 
 
 def is_remote(address: str) -> bool:
-    """Whether a store is not a folder: then it is fetched from in a child process, into a local folder."""
+    """Returns whether a store is remote. A child process fetches from a remote store into a local folder."""
     return "://" in address
 
 
 def default_cache_dir() -> Path:
     """The user cache folder."""
-    from snapcap.warmup.cache_folder import user_cache  # noqa: PLC0415 - of starts that are given no folder
+    from snapcap.warmup.cache_folder import user_cache  # noqa: PLC0415 - only starts without a folder need it
 
     return user_cache("snapcap")
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Which model, and the limits of its captions."""
+    """Options that choose the model and limit the length of its captions."""
 
     source: str = option("model", "demo", "demo, a folder, a hub id, or s3://bucket/prefix", metavar="MODEL")
     cache_dir: Path = option(
@@ -270,13 +270,14 @@ class StoreOptions:
 
     @property
     def publishes_to_remote(self) -> bool:
-        """Whether what is made here goes to S3: only signed, as nobody would accept it otherwise."""
+        """True if artifacts built here are published to S3. A signing key is needed: by default servers refuse
+        unsigned artifacts."""
         return self.remote is not None and self.sign_key is not None
 
     @property
     def accepted_keys(self) -> tuple[Path, ...]:
-        """The public keys whose signatures are accepted: who signs accepts his own, which `snapcap keygen` writes
-        beside the private one."""
+        """The public keys whose signatures are accepted. Without trusted keys, a server that signs accepts its own
+        public key, which `snapcap keygen` writes beside the private one."""
         if self.trusted_keys or self.sign_key is None:
             return self.trusted_keys
         public = self.sign_key.with_name(f"{self.sign_key.name}.pub")
@@ -285,7 +286,8 @@ class StoreOptions:
 
 @dataclass(frozen=True)
 class StartOptions:
-    """Which model, and how to run it. 0, () and "auto" mean: decide from the model and the machine."""
+    """Options that choose the model and how to run it. The values 0, () and "auto" mean: decide from the model and
+    the machine."""
 
     model: ModelOptions = field(default_factory=ModelOptions)
     compute: ComputeOptions = field(default_factory=ComputeOptions)
@@ -306,5 +308,6 @@ class StartOptions:
         return self.model.cache_dir / "store"
 
     def before_ready(self, buckets: tuple[T, ...]) -> tuple[T, ...]:
-        """Those of an artifact set's buckets, given in ascending order, that READY waits for."""
+        """Returns the buckets that must be warm before READY. `buckets` are those of an artifact set, in ascending
+        order."""
         return buckets[:1] if self.compute.ready_when == "first" else buckets

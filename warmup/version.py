@@ -1,11 +1,12 @@
 """Reads the version of snapcap that is running.
 
-It imports nothing of ours, and what reads metadata only when it is asked: what answers /livez imports it too.
+The process that answers /livez imports this module too. So the module imports nothing else of snapcap, and imports
+the metadata reader only when the version is asked for.
 """
 
 
 def snapcap_version() -> str:
-    """As installed; ``0+source`` for a checkout that was never installed."""
+    """Returns the installed version, or ``0+source`` for a checkout that was never installed."""
     from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415  a fiftieth of a start
 
     try:

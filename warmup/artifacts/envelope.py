@@ -1,8 +1,8 @@
 """Seals a manifest in an envelope, signed where there is a key, and opens an envelope that is trusted.
 
-It is DSSE (https://github.com/secure-systems-lab/dsse): the signature covers the type and the exact bytes of the
-payload, and is checked before those bytes are parsed. ``payloadDigest`` is an addition of ours: it tells damage
-from a stranger's work, and guards a folder's unsigned manifests against damage too.
+The envelope's format is DSSE (https://github.com/secure-systems-lab/dsse): the signature covers the type and the
+exact bytes of the payload, and is checked before those bytes are parsed. ``payloadDigest`` is an addition of ours:
+it tells damage from a stranger's work, and guards a folder's unsigned manifests against damage too.
 """
 
 import base64

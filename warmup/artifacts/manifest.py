@@ -38,9 +38,9 @@ class Blob:
 
 @dataclass(frozen=True)
 class Manifest:
-    """One artifact set.
+    """Describes an artifact set.
 
-    factors: what it was built from; ``key`` is their ``artifact_key``.
+    factors: the inputs of the build; ``key`` is their ``artifact_key``.
     entries: relative file name, with ``/``, to content.
     created: ISO 8601, UTC. builder: the snapcap version.
     metadata: any JSON that the backend needs to use the files, such as the shapes each package expects.
@@ -92,17 +92,18 @@ def open_envelope(data: bytes, trust: Trust) -> Manifest:
 
 
 def is_entry_name(name: object) -> bool:
-    """Whether a name is a safe relative path: lower-case words, no ``..``, no hidden file, no absolute path."""
+    """Returns whether a name is a safe relative path: lower-case words, no ``..``, no hidden file, no absolute
+    path."""
     return isinstance(name, str) and len(name) <= _MAX_NAME and _ENTRY_NAME.fullmatch(name) is not None
 
 
 def is_digest(text: object) -> bool:
-    """Whether a text is a SHA-256 in lower-case hex."""
+    """Returns whether a text is a SHA-256 in lower-case hex."""
     return isinstance(text, str) and _DIGEST.fullmatch(text) is not None
 
 
 def _parse_payload(payload: bytes) -> Manifest:
-    """Strict: what this version does not know is refused."""
+    """Parses a manifest. Raises ManifestError for any field or format that this version does not know."""
     value = load_object(payload, "content")
     version = value.get("format")
     if version != FORMAT or isinstance(version, bool):
@@ -165,12 +166,12 @@ def blob_of(name: str, value: Any) -> Blob:
 
 
 def is_version(text: str) -> bool:
-    """Whether it could be the version of who built something."""
+    """Returns whether a text can be a builder's version: 1 to 100 printable characters."""
     return 0 < len(text) <= 100 and text.isprintable()
 
 
 def is_utc(text: str) -> bool:
-    """Whether it is a moment in ISO 8601, UTC."""
+    """Returns whether a text is a moment in ISO 8601, UTC."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:

@@ -30,20 +30,20 @@ from snapcap.warmup.artifacts.signing import Signer, Trust
 FORMAT = 1
 MODEL_TYPE = "application/vnd.snapcap.model+json"
 CHUNK_BYTES = 16 * 1024 * 1024
-MAX_FILES_BYTES = 64 * 1024 * 1024  # of all small files: tokenizers have up to 20 MB
+MAX_FILES_BYTES = 64 * 1024 * 1024  # all small files together: tokenizers have up to 20 MB
 
 _MAX_FILES = 32
-_MAX_OBJECTS = 1024  # of a source, with its shards
+_MAX_OBJECTS = 1024  # objects of a source, shards included
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _IDENTITY_NAME = re.compile(r"[\x21-\x7e][\x20-\x7e]{0,199}")
 
 
 @dataclass(frozen=True)
 class ModelManifest:
-    """What a machine needs of a model besides packages.
+    """Describes the files that a machine needs to run a model, besides its packages.
 
-    factors: whose, for what, and by which sources it was made; ``key`` is their ``artifact_key``.
-    identity: what the source said of itself then: ETag and size of each object, or its commit.
+    factors: source, device type, dtype, snapcap's sources and torch's version; ``key`` is their ``artifact_key``.
+    identity: the source's revision at that time: ETag and size of each object, or the commit.
     checkpoint: SHA-256, in hex, of the checkpoint's weights as ``weights.identity`` takes it.
     files: the checkpoint's files but its weights, by name.
     weights: the file of prepared weights. chunks: SHA-256, in hex, of each ``CHUNK_BYTES`` of it.

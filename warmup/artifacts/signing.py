@@ -48,7 +48,7 @@ class TrustedKey:
     key: "Ed25519PublicKey"
 
     def verifies(self, message: bytes, signature: Signature) -> bool:
-        """Whether this key made the signature, whatever key the signature names."""
+        """Returns whether this key made the signature. The key name in the signature is ignored."""
         from cryptography.exceptions import InvalidSignature  # noqa: PLC0415
 
         try:
@@ -60,11 +60,10 @@ class TrustedKey:
 
 @dataclass(frozen=True)
 class Trust:
-    """Whose artifacts may be loaded, which runs their code. Nobody's, unless keys are given.
+    """Names the signers whose artifacts may be loaded. Loading an artifact runs its code: by default none may be.
 
-    allow_unsigned: anybody's who could write to the store: then a stranger's signature is as good as none.
-    min_built: artifacts that were built before this moment are refused, whoever has signed them (ISO 8601, UTC);
-        empty for no such moment.
+    allow_unsigned: accepts artifacts of anybody who can write to the store, unsigned or signed by an unknown key.
+    min_built: moment in ISO 8601, UTC. Artifacts built before it are refused, whoever signed them. Empty: no limit.
     """
 
     keys: tuple[TrustedKey, ...] = ()
@@ -82,7 +81,7 @@ class Trust:
 
     @property
     def nobody(self) -> bool:
-        """Whether no artifact could ever be accepted."""
+        """True if no artifact can be accepted."""
         return not self.keys and not self.allow_unsigned
 
     @property
@@ -92,7 +91,7 @@ class Trust:
 
     @property
     def owner_suffices(self) -> bool:
-        """Whether nothing is asked of what lies in a folder but that its owner alone can write there."""
+        """True if an artifact folder is trusted as soon as its owner alone can write to it."""
         return self.allow_unsigned or not self.keys
 
     def signer_of(self, message: bytes, signatures: Iterable[Signature]) -> TrustedKey | None:

@@ -9,8 +9,8 @@ A check is short beside a compilation, so a few checkers serve all compilers, wh
 A piece of work on a GPU begins when its memory is free (`room`). A package that ran out of memory all the same is
 made again when all workers have ended, alone.
 
-The parent imports no torch. What is done lies in the build folder of its key: a second build of the same key does
-nothing, and an interrupted one goes on where it was.
+The parent imports no torch. Finished packages lie in the build folder of their artifact key: a second build of the
+same key compiles nothing, and an interrupted build resumes.
 """
 
 import contextlib
@@ -49,8 +49,8 @@ _COMPILER = "snapcap.warmup.build.compile_worker"
 _CHECKER = "snapcap.warmup.build.check_worker"
 _LIBRARY_COMPILER = "snapcap.warmup.build.library_worker"
 _COMPILERS_A_CHECKER = 4
-_HOST_BYTES = 3 << 29  # of a worker and the compiler that it calls, in this computer's memory
-# How torch, the driver and cuBLAS say it, and how Linux ends a process where the computer has too little.
+_HOST_BYTES = 3 << 29  # host memory of a worker and the compiler that it calls
+# Texts by which torch, the driver, cuBLAS and Linux's killer of processes report that memory ran out.
 _OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "ended with signal 9")
 _LOOK_S = 0.5  # a signal that the system gives to another thread is seen by this one when it does not wait
 _ENDING_S = 5.0  # for threads to find that their workers have been ended
@@ -70,7 +70,7 @@ _Checks: TypeAlias = WorkQueue[_Compiled]
 
 
 class Builder:
-    """One build of one key. ``run`` blocks; ``stop`` ends it from another thread."""
+    """Builds the artifact set of a key. ``run`` blocks; ``stop`` ends the build from another thread."""
 
     def __init__(
         self,
@@ -117,7 +117,8 @@ class Builder:
             return dict(self._progress.files), dict(self._progress.input_specs)
 
     def is_settled(self, component: ComponentName, size: int) -> bool:
-        """Whether a bucket of a component has every package that it is going to have, and all that it needs."""
+        """Returns whether no package of a component's bucket is left to build: each package is built, or is called
+        on demand and failed."""
         with self._progress.lock:
             return all(
                 task.entry in self._progress.files or (task.on_demand and task.entry in self._progress.failures)
@@ -161,7 +162,7 @@ class Builder:
         return Built(files, specs, dict(progress.failures), needed <= files.keys(), library, reason)
 
     def _runs_on_library(self, entry: str) -> bool:
-        """Whether a package has passed on the library that there is."""
+        """Returns whether a package passed its check on the CPU library of this build."""
         library = self._progress.library
         return library is not None and self._progress.passed_on.get(entry) == library.blob.digest
 
@@ -210,7 +211,7 @@ class Builder:
                 self._worker(_CHECKER, environment=checker_environment(scratch)) for _ in range(checkers)
             ]
             libraries = [self._library_worker(environment={"TMPDIR": str(scratch)})]
-            # All, before the first is asked, so that none escapes `stop`.
+            # Every worker is listed before the first task is sent, so that none escapes `stop`.
             self._workers = [*compile_workers, *check_workers, *libraries]
             pool = ThreadPoolExecutor(len(self._workers), thread_name_prefix="build")
             try:
@@ -224,7 +225,7 @@ class Builder:
                 self._end_workers()
                 packages.abandon()
                 checks.abandon()
-                # One that waits for something else than its worker, as for a disk that is gone, is left to itself.
+                # A thread that hangs on anything but its worker, such as a lost disk, is abandoned after the wait.
                 pool.shutdown(wait=False, cancel_futures=True)
                 ended = wait([*compiling, *checking, library], _ENDING_S).done
         for thread in ended:
@@ -246,14 +247,14 @@ class Builder:
                 return
 
     def _give_up(self, reason: str) -> None:
-        """All that is not made has failed."""
+        """Record the reason as the failure of each package that is not built."""
         with self._progress.lock:
             for task in self._tasks:
                 if task.entry not in self._progress.files:
                     self._progress.failures.setdefault(task.entry, reason)
 
     def _compile_all(self, compiler: Worker, packages: WorkQueue[Task], checks: _Checks) -> None:
-        """Until nothing is left to compile."""
+        """Compile packages with a worker until none is left."""
         with compiler:
             while not self._stopped.is_set():
                 with packages.taken() as task:
@@ -265,7 +266,8 @@ class Builder:
                         checks.put(_Compiled(task, compiled["seconds"], compiled["inputs"]))
 
     def _compile_library(self, compiler: Worker) -> None:
-        """Where it is wanted and not there. Without it the packages are as good."""
+        """Compile the CPU library, if the plan wants it and an earlier run has not built it. A failure is recorded
+        and not raised: packages also run on libtorch."""
         if not self._standalone or self._progress.library is not None:
             return
         with compiler:
@@ -277,7 +279,7 @@ class Builder:
                 self._progress.no_library = f"it cannot be compiled: {error}"
 
     def _check_all(self, checker: Worker, checks: _Checks, library: "Future[None]") -> None:
-        """Until nothing more will come."""
+        """Check packages with a worker until no more will be compiled."""
         with checker:
             while not self._stopped.is_set():
                 with checks.taken() as compiled:
@@ -302,7 +304,8 @@ class Builder:
                 self._tell(Event("built", task, compiled.seconds))
 
     def _checked_on_library(self, task: Task, asked: dict[str, Any], checker: Worker) -> str:
-        """The digest of the CPU library, if a package runs on it. One that does not is as good on libtorch."""
+        """Returns the digest of the CPU library if a package runs on it, else "". A package that does not run on
+        the CPU library still runs on libtorch."""
         library = self._progress.library
         if library is None:
             return ""
@@ -310,7 +313,7 @@ class Builder:
             checker.ask({**asked, "on": "library"}, self._timeout)
         except WorkerError as error:
             if self._stopped.is_set():
-                raise  # which says nothing of the package
+                raise  # the stop broke the check off, not the package
             self._progress.no_library = f"{task.entry} does not run on it: {error}"
             return ""
         return library.blob.digest

@@ -3,10 +3,10 @@
     stdin   the job, then {"region": …, "size": …} or {"region": …, "size": …, "on": "library"} a line
     stdout  {"entry": …, "difference": …, "digest": …, "size": …} or {"error": …} a line
 
-"on" the CPU library a package is run as where torch's libraries are not loaded.
+With "on": "library" the package runs on the CPU library, as on a server that does not load torch's libraries.
 
-It runs with AOTI_RUNTIME_CHECK_INPUTS=1, so a package also has to accept what it is given. A package that crashes
-takes this process along, and nothing else.
+The worker runs with AOTI_RUNTIME_CHECK_INPUTS=1, so a package also has to accept its inputs. A package that crashes
+ends this process, and no other.
 """
 
 import sys
@@ -57,7 +57,7 @@ def check(
     Raises:
         CheckError: they differ by more than the dtype explains.
     """
-    run(*(empty(spec, device).zero_() for spec in _specs(model, region, bucket)))  # as a start on a GPU begins
+    run(*(empty(spec, device).zero_() for spec in _specs(model, region, bucket)))  # GPU starts do so
     dtype = DTYPES[model.state.dtype]
     worst = 0.0
     for padding in (False, True):
@@ -136,7 +136,8 @@ def example_inputs(
 
 
 def example_groups(rows: int, most: int, generator: torch.Generator) -> dict[str, Tensor]:
-    """What `BeamState` says of searches of ``most`` rows each, in any order, and one of those that are left."""
+    """Returns `BeamState`'s group inputs for beam searches over rows in random order. Each search has ``most``
+    rows, and the last search has the rows that are left."""
     members = torch.zeros(rows, most, dtype=torch.int64)
     inside, ranks = members.bool(), members[:, :1].repeat(1, 2)
     order = torch.randperm(rows, generator=generator)
@@ -170,8 +171,8 @@ def _rules(length: int, vocabulary: int, rows: int, generator: torch.Generator) 
 
 
 def _sampling(rows: int, generator: torch.Generator) -> dict[str, Tensor]:
-    """Of rows that sample and some that do not, from few tokens: a number close to the edge of one of them, where
-    rounding decides, is not to be had by chance."""
+    """Returns sampling inputs for rows of which some sample and some do not. At most 16 tokens are candidates, so
+    that a random number hardly ever falls so close to the edge of a token that rounding decides."""
     temperature = torch.rand(rows, generator=generator) * 2
     return {
         "temperature": torch.where(temperature < 0.5, 0.0, temperature),

@@ -31,7 +31,7 @@ ATTEMPTS = 3
 
 
 class _RegionModule(torch.nn.Module):
-    """What `torch.export` takes: the pure function, with weights as inputs and so without any state."""
+    """Wraps a region's function as the module that `torch.export` takes. Weights are inputs, so it has no state."""
 
     def __init__(self, function: RegionFunction) -> None:
         super().__init__()

@@ -18,14 +18,18 @@ _COMPILER = {
     "TORCH_WARM_POOL": "0",
     "AOT_INDUCTOR_ENABLE_LINE_TABLES": "0",
 }
-# From so many packages on they take less time with a precompiled header, which itself takes that of two or three.
+# Packages from which a precompiled header saves time: compiling the header takes as long as two or three packages.
 _WORTH_A_HEADER = 8
 
 
 def compiler_environment(scratch: Path, device_type: str, packages: int, more: Mapping[str, str]) -> dict[str, str]:
-    """Of one compiler. ``packages``: how many the build has to make; ``more``: variables that win over ours, but
-    for those of folders."""
-    # Two that embed the same kernel at once would write the same object file in Inductor's cache folder.
+    """Returns the environment variables of a compiler process.
+
+    Args:
+        packages: the number of packages that the build has to make.
+        more: variables that override the default ones, except those that name folders.
+    """
+    # Two compilers that embed the same kernel at once would write the same object file in Inductor's cache folder.
     folder = Path(tempfile.mkdtemp(dir=scratch)) if device_type == "cuda" else scratch
     folders = {
         "TMPDIR": str(folder),
@@ -37,7 +41,7 @@ def compiler_environment(scratch: Path, device_type: str, packages: int, more: M
 
 
 def checker_environment(scratch: Path) -> dict[str, str]:
-    """Of one that checks packages: each package must also accept what it is given."""
+    """Returns the environment variables of a checker process, in which packages verify their inputs."""
     return {"AOTI_RUNTIME_CHECK_INPUTS": "1", "TMPDIR": str(scratch)}
 
 

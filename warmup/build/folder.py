@@ -15,7 +15,7 @@ _RECORD_BYTES = 1024 * 1024
 
 @dataclass(frozen=True)
 class BuildFolder:
-    """Of one key, so that an interrupted build of it goes on where it was."""
+    """Keeps the packages and records of one artifact key's build, so that an interrupted build resumes."""
 
     path: Path
 
@@ -24,8 +24,11 @@ class BuildFolder:
         make_folder(self.path)
 
     def record(self, entry: str, specs: InputSpecs, checked: Blob, library: str = "") -> VerifiedFile:
-        """Note that a package has passed as what it was when it was checked; without that it counts as not made.
-        ``library``: the digest of the CPU library that it has passed on as well.
+        """Record that a package passed its check, with the digest and size that it had then. A package without a
+        record counts as not built.
+
+        Args:
+            library: the digest of the CPU library on which the package passed too; "" for none.
 
         Raises:
             OSError: the record cannot be written.
@@ -38,7 +41,8 @@ class BuildFolder:
         return VerifiedFile(path, checked)
 
     def recorded(self, entry: str) -> tuple[VerifiedFile, InputSpecs, str] | None:
-        """What was recorded of a package by an earlier run, if it is still what was checked then."""
+        """Returns an earlier run's record of a package: the file, its input specs and the digest of the CPU
+        library. Returns None if there is no valid record, or if the file has changed since its check."""
         path = self.path / entry
         try:
             with open_regular(path.with_suffix(".json")) as file:

@@ -29,13 +29,14 @@ class LibraryJob:
 
 
 def compiler_options() -> list[str]:
-    """Those that the artifact key is made of beside the sources: for the processor that it is compiled on, as the
-    key's `cpu.isa` has it, and as packages are."""
+    """Returns the compiler options of the CPU library, which are part of the artifact key. They compile for this
+    machine's processor, as packages are compiled; the key's `cpu.isa` describes it."""
     return (SOURCES / "options.txt").read_text().split()
 
 
 def start(job: LibraryJob) -> Task:
-    """What compiles the library into that folder, whole or not at all."""
+    """Returns the task that compiles the CPU library into the job's folder. The file appears there only if the
+    compilation succeeded."""
 
     def compile_library(_: dict[str, Any]) -> dict[str, Any]:
         path = job.folder / CPU_LIBRARY

@@ -30,7 +30,8 @@ _logger = logging.getLogger("snapcap.build")
 
 
 class Publication(NamedTuple):
-    """What came of publishing to the local folder, and to the remote store where there is one to publish to."""
+    """Holds the results of publishing to the local folder and to the remote store; ``remote`` is None if the set
+    was not published there."""
 
     local: Published
     remote: Published | None
@@ -67,7 +68,7 @@ def publish_built(
     files = {name: file.path for name, file in entries.items()}
     manifest = dataclasses.replace(
         new_manifest("aot", factors, files, snapcap_version(), {"signatures": dict(built.input_specs)}),
-        entries={name: file.blob for name, file in entries.items()},  # what was checked, and nothing else
+        entries={name: file.blob for name, file in entries.items()},  # digests of the checked files
     )
     if found.result == "hit":
         local = Published("exists", found.reason)

@@ -4,7 +4,7 @@ torch reads variables when it is imported, so they are set before: for builds in
 server. Graphs are looked up by jit only: torch leaves its graph caches out of ahead-of-time compilation, of which
 only Triton's autotuning is looked up, so on a CPU a build has nothing there.
 
-What is read from Redis is unpickled: whoever can write there can run code here.
+Values from Redis are unpickled: anybody who can write to the Redis server can run code here.
 """
 
 import logging

@@ -18,9 +18,10 @@ EventKind = Literal["kept", "compiled", "built", "failed"]
 
 @dataclass(frozen=True)
 class Task:
-    """One package to make. Without one that is called ``on_demand`` the set is used all the same.
+    """Describes a package to build.
 
-    ``need``: bytes of device memory that compiling or checking it takes at most, beside its process.
+    on_demand: the artifact set is complete without this package.
+    need: bytes of device memory that compiling or checking the package takes at most, besides its process.
     """
 
     entry: str
@@ -33,7 +34,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Event:
-    """What happened to a package. ``kept``: it was there; ``built``: compiled and checked."""
+    """Reports the progress of a package. ``kept``: an earlier run built it; ``built``: compiled and checked."""
 
     kind: EventKind
     task: Task
@@ -43,9 +44,14 @@ class Event:
 
 @dataclass(frozen=True)
 class Built:
-    """What a build made: files and their input specs by entry name, and what failed and why; ``complete`` when
-    everything is there that every start needs. ``library``: the CPU library, where all of it runs on that;
-    ``no_library``: why there is none where there might be."""
+    """Holds the results of a build.
+
+    files, input_specs: packages and their input specs, by entry name.
+    failures: the reason of each failed package, by entry name.
+    complete: every package that every start needs is built.
+    library: the CPU library, if all packages run on it.
+    no_library: the reason why there is no CPU library, if the plan allows one.
+    """
 
     files: Mapping[str, VerifiedFile]
     input_specs: Mapping[str, InputSpecs]
@@ -57,7 +63,7 @@ class Built:
 
 @dataclass
 class Progress:
-    """What the threads of a build have come to."""
+    """Holds the results so far of a build's threads."""
 
     files: dict[str, VerifiedFile] = field(default_factory=dict)
     input_specs: dict[str, InputSpecs] = field(default_factory=dict)
@@ -71,7 +77,7 @@ class Progress:
 
 def tasks_of(checkpoint: Checkpoint, plan: Plan) -> list[Task]:
     """Every package of the set, smallest buckets first."""
-    from snapcap.warmup.plan.memory import MemoryPlan, checkpoint_bytes  # noqa: PLC0415  of no compiled start
+    from snapcap.warmup.plan.memory import MemoryPlan, checkpoint_bytes  # noqa: PLC0415  compiled starts do not need it
     from snapcap.warmup.runtime.aoti.packages import entry_names  # noqa: PLC0415
 
     weights, memory = checkpoint_bytes(checkpoint.folder, plan.dtype), MemoryPlan(checkpoint.config, plan)

@@ -30,7 +30,7 @@ from snapcap.warmup.runtime.model import Model
 
 @dataclass(frozen=True)
 class BuildJob:
-    """What a worker of a build is told first: the checkpoint, the plan, and the folder of the packages."""
+    """Holds the first message to a build's worker: the checkpoint, the plan, and the folder of the packages."""
 
     checkpoint: Path
     plan: Plan
@@ -39,7 +39,7 @@ class BuildJob:
 
 @dataclass(frozen=True)
 class Workbench:
-    """What one worker works with: its job, the described model, and the device that packages are made for."""
+    """Holds a worker's job, the described model, and the device that packages are built for."""
 
     job: BuildJob
     model: Model[Spec]
@@ -55,7 +55,8 @@ class Workbench:
         return _weights(self.job, self.model.config, torch.device("cpu"))
 
 
-# What is done with a region at a bucket: its package's path, and what else the task says -> members of the answer.
+# Compiles or checks a region at a bucket: (path of the package, other members of the task) -> members of the
+# answer.
 Work = Callable[..., dict[str, Any]]
 
 

@@ -52,7 +52,8 @@ def download_checkpoint(source: str) -> Path:
 
 
 def _snapshot(source: str, *, local_files_only: bool = False) -> Path:
-    """What the library downloads, or has. Raises whatever it raises."""
+    """Returns the folder of a snapshot, which huggingface_hub downloads or has cached. Raises the library's
+    errors."""
     _use_home()
     from huggingface_hub import snapshot_download  # noqa: PLC0415 - half a second that a folder does not need
 
@@ -79,7 +80,7 @@ def _whole_folder(source: str) -> Path | None:
     try:
         folder = _snapshot(source, local_files_only=True)
         whole = (folder / "config.json").is_file() and bool(weight_files(folder))
-    except Exception:  # as above; whatever is wrong is said by the download
+    except Exception:  # any error of the library, its HTTP client or the disk; the download will report it
         return None
     return folder if whole else None
 
@@ -87,7 +88,7 @@ def _whole_folder(source: str) -> Path | None:
 def cached_folder(source: str) -> Path | None:
     """The folder in the hub's cache that a source leads to as far as this machine knows; None without any."""
     _use_home()
-    from huggingface_hub.constants import HF_HUB_CACHE  # noqa: PLC0415 - as above
+    from huggingface_hub.constants import HF_HUB_CACHE  # noqa: PLC0415 - only sources on the hub need it
 
     repository, _, revision = source.partition("@")
     folder = Path(HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"
@@ -111,12 +112,12 @@ def current_commit(source: str, seconds: float) -> str:
         CheckpointError: it does not.
     """
     _use_home()
-    from huggingface_hub import HfApi  # noqa: PLC0415 - as above
+    from huggingface_hub import HfApi  # noqa: PLC0415 - only sources on the hub need it
 
     repository, _, revision = source.partition("@")
     try:
         commit = HfApi().model_info(repository, revision=revision or None, timeout=seconds).sha
-    except Exception as error:  # as above
+    except Exception as error:  # any error of the library, its HTTP client or the disk
         raise CheckpointError(_sentence(error, source)) from error
     if commit is None or not _COMMIT.fullmatch(commit):
         raise CheckpointError(f"{source!r}: the hub names no commit")
@@ -132,7 +133,7 @@ def _use_home() -> None:
     """Have the library keep its files where they can be kept, before it is imported, also without a home folder."""
     if any(os.environ.get(name) for name in ("HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME")):
         return
-    if not is_usable(Path(os.path.expanduser("~/.cache/huggingface"))):  # which raises nothing
+    if not is_usable(Path(os.path.expanduser("~/.cache/huggingface"))):  # expanduser never raises
         os.environ["HF_HOME"] = str(user_cache("snapcap") / "huggingface")
 
 
@@ -147,7 +148,7 @@ def _sentence(error: Exception, source: str) -> str:
     if name in ("LocalEntryNotFoundError", "IncompleteSnapshotError", "ConnectError", "ConnectTimeout"):
         return f"{source!r} {_OFFLINE if _is_offline() else _UNREACHABLE}"
     if isinstance(error, OSError) and error.errno is not None and error.strerror:
-        from huggingface_hub.constants import HF_HUB_CACHE  # noqa: PLC0415 - as above
+        from huggingface_hub.constants import HF_HUB_CACHE  # noqa: PLC0415 - only sources on the hub need it
 
         where = error.filename or HF_HUB_CACHE
         return f"{source!r} cannot be downloaded to {where}: {os_error_text(error)} (HF_HOME)"

@@ -27,7 +27,7 @@ _COPIED = (
     *("config.json", "generation_config.json", "preprocessor_config.json", "processor_config.json"),
     *("chat_template.jinja", "chat_template.json"),
 )
-# Of files that only transformers can read a tokenizer from; programs and weights are not among them.
+# Endings of the files from which only transformers can read a tokenizer. Programs and weights have other endings.
 _TOKENIZER_ENDINGS = (".json", ".txt", ".model", ".tiktoken", ".vocab", ".codes", ".bpe")
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 
@@ -85,7 +85,7 @@ def _convert(folder: Path, staging: Path) -> None:
                 shutil.copyfile(folder / name, staging / name)
         _convert_tokenizer(folder, staging)
         _convert_weights(folder, staging, config)
-        _check_weights(staging, ModelConfig.from_folder(staging))  # what a server needs is there
+        _check_weights(staging, ModelConfig.from_folder(staging))  # a server finds every tensor
     except (ConfigError, WeightsError) as error:
         raise CheckpointError(str(error)) from error
 
@@ -107,7 +107,7 @@ def _convert_weights(folder: Path, staging: Path, config: ModelConfig) -> None:
     # transformers opens only files that say which framework wrote them.
     try:
         save_file(tensors, staging / "model.safetensors", metadata={"format": "pt"})
-    except SafetensorError as error:  # what the disk says comes as its text
+    except SafetensorError as error:  # safetensors wraps the errors of the disk
         raise CheckpointError(f"{str(staging.parent)!r} cannot be written to: {error}") from error
 
 
@@ -122,7 +122,8 @@ def _check_weights(staging: Path, config: ModelConfig) -> None:
 
 
 def _without_aliases(tensors: "dict[str, Tensor]", config: ModelConfig) -> "dict[str, Tensor]":
-    """Give every tensor its own memory, which safetensors asks for. Of tied ones in one memory one is kept."""
+    """Give every tensor its own memory, which safetensors asks for. Keep a single name of tied tensors that share
+    memory."""
     theirs = {ours: name for name, ours in config.names.canonical(tensors).items()}
     left_out: set[str] = set()
     for names in ties(tied_head=True) if config.decoder.tied_head else ():

@@ -17,7 +17,8 @@ Kind = Literal["shipped", "s3", "folder", "hub"]
 
 
 def kind_of(source: str) -> Kind:
-    """What a source names, as ``resolve_checkpoint`` takes it, whether it is there or not."""
+    """Returns the kind of place that a source names, as ``resolve_checkpoint`` reads it. The place need not
+    exist."""
     if source == SHIPPED:
         return "shipped"
     if source.startswith(S3):
@@ -90,8 +91,8 @@ def _exists(source: str) -> bool:
 
 
 def _looks_like_path(source: str) -> bool:
-    """Whether a source that is not there was meant as a folder rather than as ``owner/name`` on the hub."""
+    """Returns whether a source that does not exist was meant as a folder, not as ``owner/name`` on the hub."""
     if not source or source[0] in "./~" or (os.sep != "/" and os.sep in source):
         return True
     parent, slash, _ = source.rpartition("/")
-    return bool(slash) and ("/" in parent or os.path.isdir(parent))  # which raises nothing
+    return bool(slash) and ("/" in parent or os.path.isdir(parent))  # isdir never raises

@@ -1,7 +1,8 @@
 """Downloads checkpoints of S3 into a local folder, which is brought up to date with what the prefix holds.
 
-What was downloaded counts at once, until this machine is started again: only then could files be lost that were in
-the memory of its system. Beside the start they are written to the disk, and count for good.
+Downloaded files are used at once. Until they are synced to the disk, a record of them holds only while this machine
+is not rebooted, as a crash could lose them. A thread syncs the files after the start; then the record holds for
+good.
 """
 
 import hashlib
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
 # There from before the first change to a folder that has files until the last one has come. A folder that had none
 # is whole when it has its weights, which come last.
 _PARTIAL = ".snapcap-s3.partial"
-# What each file was downloaded from: {name: {"etag": …, "size": …}}; and "boot" while it may not be on the disk.
+# The record of the S3 object of each file: {name: {"etag": …, "size": …}}, with "boot" until the file is synced.
 _SIDECAR = ".snapcap-s3.json"
 _MOST_NAME = 200  # bytes; a file system takes 255
 _SIDECAR_BYTES = 4 * 1024 * 1024
@@ -126,7 +127,7 @@ def _listed(
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether a folder of downloads has every file of one revision, as far as this machine knows."""
+    """Returns whether a download folder has every file of a single revision, by its local record."""
     boot = _boot()
     try:
         record = _read(folder)
@@ -186,13 +187,13 @@ def _settle(folder: Path, record: Record) -> None:
         _write(folder, {name: {k: v for k, v in entry.items() if k != "boot"} for name, entry in record.items()})
     except FileNotFoundError:
         return
-    except OSError as error:  # it serves all the same, and is downloaded again if the machine fails
+    except OSError as error:  # the server runs without; a reboot makes the next start download the files again
         fields = {"folder": str(folder), "error": os_error_text(error)}
         _logger.warning("checkpoint not known to be on the disk", extra={"fields": fields})
 
 
 def _boot() -> str | None:
-    """What tells this run of the machine from all others; None where the system does not say."""
+    """Returns the kernel's id of this boot, or None if the system has none."""
     try:
         return _BOOT.read_text().strip() or None
     except OSError:
@@ -243,7 +244,7 @@ def _wanted(s3: "S3Client", source: str, deadline: float, folder: Path | None = 
 def _folder_name(bucket: str, prefix: str, endpoint: str | None) -> str:
     """Readable, and different for equal prefixes of different buckets and stores."""
     digest = hashlib.sha256(f"{endpoint or ''}\n{bucket}\n{prefix}".encode()).hexdigest()[:12]
-    name = prefix.rpartition("/")[2] or re.split("[:/]", bucket)[-1]  # which may be an ARN
+    name = prefix.rpartition("/")[2] or re.split("[:/]", bucket)[-1]  # a bucket may be an ARN
     return f"{name.encode()[:_MOST_NAME].decode(errors='ignore')}-{digest}"
 
 
@@ -269,7 +270,8 @@ def _prepare(folder: Path, wanted: dict[str, S3Object]) -> Record:
 
 
 def _is_current(known: Entry | None, entry: S3Object, file: Path) -> bool:
-    """Whether a file is what S3 lists: recorded so, on the disk or in the memory of a system that still runs."""
+    """Returns whether a local file is the object that S3 lists. The record must have the same ETag and size, and be
+    synced or of this boot."""
     recorded = (_entry(entry), _entry(entry) | {"boot": _boot()})
     return known in recorded and _size(file) == entry.size
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from snapcap.warmup.machine.cgroups import MEMBERSHIP, MOUNTS, control_groups
 
-# What a compiler told -march=native emits by itself: vector, matrix, bit and half-float instructions. Flags of the
-# kernel and of the hypervisor would only make machines of the same kind look different.
+# Flags of the instructions that a compiler emits with -march=native: vector, matrix, bit and half-float
+# instructions. Flags of the kernel and of the hypervisor would only make machines of the same kind look different.
 _X86 = re.compile(
     r"sse\d?(_\d)?|pni|ssse3|sse4a|avx.*|amx.*|fma4?|f16c|bmi\d|abm|lzcnt|popcnt|movbe|adx|tbm|xop|cx16|"
     r"aes|vaes|pclmulqdq|vpclmulqdq|gfni|sha_ni|sha512|sm3|sm4|lahf_lm|3dnowprefetch|movdiri|movdir64b|apx.*"
@@ -54,17 +54,17 @@ def all_but_one() -> int:
 
 
 def multiplies_bfloat16() -> bool:
-    """Whether this x86 processor has instructions for it, with which libraries multiply matrices twice as fast."""
+    """Returns whether this x86 processor has bfloat16 instructions, which double the speed of matrix products."""
     return not _BFLOAT16.isdisjoint(instruction_set())
 
 
 def instruction_set(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[str]:
     """Sorted names of the instruction set extensions, as the kernel lists them.
 
-    A machine that does not say, which is none that runs Linux on x86 or ARM, shares artifacts with its like only
-    by processor name.
+    Linux on x86 and ARM always lists them. Any other machine shares artifacts with machines of the same processor
+    name.
     """
-    import platform  # noqa: PLC0415  which few who count CPUs need
+    import platform  # noqa: PLC0415 - few callers of this module need it
 
     try:
         text = cpuinfo.read_text(encoding="utf-8", errors="replace")

@@ -54,7 +54,7 @@ def cuda_device_count() -> int:
 
 
 def has_cuda_driver() -> bool:
-    """Whether the driver's library is here; it is loaded, and not initialised."""
+    """Returns whether the driver's library is installed. The call loads the library and does not initialise it."""
     try:
         open_library(LIBRARY)
     except OSError:
@@ -63,7 +63,7 @@ def has_cuda_driver() -> bool:
 
 
 def open_context(index: int) -> ctypes.c_void_p:
-    """Make the context of ``cuda:index`` that torch is going to use. It stays until the process ends.
+    """Make the context of ``cuda:index`` that torch is going to use. The context stays until the process ends.
 
     Raises:
         CudaDriverError: there is no driver, no such device, or no memory on it.

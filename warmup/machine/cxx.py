@@ -42,5 +42,5 @@ def compiler_version() -> str | None:
 
 
 def _names() -> list[str]:
-    """Those that are looked for, the first that is there is taken; CXX is the only one where it is set."""
+    """Returns the names of the compilers to try, in order: CXX alone if it is set, else the usual names."""
     return [os.environ["CXX"]] if os.environ.get("CXX") else ["g++", "clang++"]

@@ -17,8 +17,8 @@ def begin_device_context(device: str) -> None:
     """Make the context that torch is going to use and open the runtime, on a thread; a second one waits for the
     first in the driver. Where there may be a GPU, torch's libraries are loaded beside it.
 
-    ``device`` is as in the options; for a CPU there is nothing to do. What is wrong with a driver or a device is
-    for those to report who use it.
+    ``device`` is as in the options; for a CPU there is nothing to do. Errors of a driver or device are ignored
+    here: the first use of the device reports them.
     """
     threading.Thread(target=_open, args=(device,), name="device-context", daemon=True).start()
 

@@ -20,5 +20,5 @@ def open_library(path: str | os.PathLike[str], flags: int = os.RTLD_NOW) -> int:
     """
     handle: int | None = _DLOPEN(os.fsencode(path), flags)
     if handle is None:
-        raise OSError((_DLERROR() or b"it cannot be loaded").decode(errors="replace"))  # of this thread
+        raise OSError((_DLERROR() or b"it cannot be loaded").decode(errors="replace"))  # dlerror is per thread
     return handle

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from snapcap.warmup.machine.denied import report_denied
 
-# What a file system says that cannot wait for the disk: a folder of a network, or one of FUSE.
+# Errors of fsync on a file system that has none, such as some network and FUSE file systems.
 _NO_SYNC = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM)
 
 
@@ -78,8 +78,8 @@ def locked_alone(path: Path) -> Iterator[bool | None]:
 
 
 def write_all(descriptor: int, data: bytes, offset: int) -> None:
-    """Write all of ``data`` at an offset of a file. One call of the system may write a part of it, as where a disk
-    fills up: the next one then says so.
+    """Write all of ``data`` at an offset of a file. A system call may write only a part, for example when the disk
+    fills up; the next call then fails.
 
     Raises:
         OSError: it cannot be written.
@@ -93,8 +93,8 @@ def write_all(descriptor: int, data: bytes, offset: int) -> None:
 
 
 def free_bytes(place: Path | int) -> int:
-    """What the disk of a folder, or of an open file, has room for. A file system that does not tell, as one of FUSE
-    may not, has room for everything until it says otherwise."""
+    """Returns the free bytes on the disk of a folder or of an open file. A file system that does not tell, such as
+    some of FUSE, counts as endless."""
     try:
         disk = os.statvfs(place)
     except OSError:
@@ -168,7 +168,7 @@ def _not_a_file(path: Path) -> NotAFileError:
 
 def _others_in(group: int) -> set[str]:
     """The names of a group's members that this system knows, without this user and root."""
-    import grp  # noqa: PLC0415 - of few starts, as these ask the system's databases
+    import grp  # noqa: PLC0415 - few starts ask the system's databases
     import pwd  # noqa: PLC0415
 
     try:

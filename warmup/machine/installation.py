@@ -14,7 +14,7 @@ class MachineError(RuntimeError):
 
 
 class TorchVersion(NamedTuple):
-    """As torch/version.py has it; ``cuda`` is None for a CPU build."""
+    """Holds the version of torch from torch/version.py; ``cuda`` is None for a CPU build."""
 
     version: str
     git_version: str
@@ -47,7 +47,7 @@ def package_folder(package: str) -> Path:
 
 
 def has_torch_module() -> bool:
-    """Whether torch can be imported; an installation for compiled models alone has only its libraries.
+    """Returns whether torch can be imported. An installation for compiled models alone has only torch's libraries.
 
     Raises:
         MachineError: torch is not installed.
@@ -56,12 +56,12 @@ def has_torch_module() -> bool:
 
 
 def installed_version(package: str) -> str | None:
-    """Of an installed package, by the name of the folder with its metadata (PEP 427); None where there is none.
+    """Returns the version of an installed package, from the name of its metadata folder (PEP 427), or None.
 
     `importlib.metadata` does the same, and its import takes as long as a tenth of all that a start imports.
 
     Args:
-        package: as that folder has it: in lower case, with underscores.
+        package: the name in the folder's spelling: lower case, with underscores.
     """
     folders = (folder for entry in filter(None, sys.path) for folder in Path(entry).glob(f"{package}-*.dist-info"))
     return next((folder.name.removesuffix(".dist-info").partition("-")[2] for folder in folders), None)

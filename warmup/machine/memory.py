@@ -7,7 +7,8 @@ from pathlib import Path
 
 from snapcap.warmup.machine.cgroups import MEMBERSHIP, MOUNTS, control_groups
 
-# Of version 2 and 1: the limit, what is used, and in memory.stat the pages of files, which are given back at need.
+# Files of control groups, version 2 and 1: the limit, the usage, and the names in memory.stat of the pages of
+# files, which the kernel gives back at need.
 _FILES = (
     ("memory.max", "memory.current", ("active_file", "inactive_file")),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file", "total_inactive_file")),

@@ -30,7 +30,7 @@ _LISTS = (
 def import_only_what_is_installed() -> None:
     """Take the working directory out of this process's module path and environment, and so out of its children's.
 
-    What was imported before stays. The folder of our own packages stays too, wherever it is.
+    Modules that are imported already stay. The folder of our own packages stays in the path too, wherever it is.
     """
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep) if "PYTHONPATH" in os.environ else []
     unwanted = {os.path.abspath(entry) for entry in given if not os.path.isabs(entry)}
@@ -68,7 +68,7 @@ def child_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def _of_every_interpreter() -> list[str]:
-    """What each process puts into its module path by itself: the standard library, and what comes after it."""
+    """Returns the end of the module path that every interpreter sets: the standard library and all after it."""
     library = os.path.dirname(os.__file__)
     return sys.path[sys.path.index(library) :] if library in sys.path else []
 

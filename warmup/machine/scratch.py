@@ -23,9 +23,9 @@ _FILE = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 @contextlib.contextmanager
 def scratch_folder(prefix: str, parent: Path | None = None, left_behind: float = 0.0) -> Iterator[Path]:
-    """An empty folder below ``parent``, or else the temporary folder, until the block ends. What killed processes
-    have left there under the same prefix, at least ``left_behind`` seconds ago, is removed first, so that a server
-    in a restart loop does not fill it."""
+    """Make an empty folder below ``parent``, or else the temporary folder, until the block ends. Folders that
+    killed processes left there under the same prefix, at least ``left_behind`` seconds ago, are removed first, so
+    that a server in a restart loop does not fill the disk."""
     parent = parent or Path(gettempdir())
     _remove_abandoned(parent, prefix, left_behind)
     with TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True) as name:
@@ -57,7 +57,8 @@ def _remove_abandoned(parent: Path, prefix: str, left_behind: float) -> None:
 
 
 def _is_ours(descriptor: int, is_kind: Callable[[int], bool]) -> bool:
-    """Whether it is of a kind, and nobody but this user could have made it what it is. A file may have one name."""
+    """Returns whether an open file or folder is of a kind, and only this user can have written to it. A file must
+    have a single name."""
     state = os.fstat(descriptor)
     alone = state.st_nlink == 1 or stat.S_ISDIR(state.st_mode)
     return is_kind(state.st_mode) and state.st_uid == os.geteuid() and alone and not other_writers(state)
@@ -68,7 +69,7 @@ def _empty(folder: int) -> None:
     for name in os.listdir(folder):
         try:
             os.unlink(name, dir_fd=folder)
-        except (IsADirectoryError, PermissionError):  # as Linux and as macOS say it
+        except (IsADirectoryError, PermissionError):  # Linux's and macOS's error for a folder
             shutil.rmtree(name, ignore_errors=True, dir_fd=folder)
 
 

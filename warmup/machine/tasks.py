@@ -25,7 +25,7 @@ Task = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def to_json(record: "DataclassInstance") -> str:
-    """One line, of a record of JSON's values, paths, tuples and other such records."""
+    """Serialises a record as a single line of JSON. Members are values of JSON, paths, tuples and such records."""
     return json.dumps(asdict(record), default=str)
 
 

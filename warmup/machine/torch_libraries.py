@@ -13,7 +13,7 @@ from snapcap.warmup.machine import cuda_driver
 from snapcap.warmup.machine.dynamic_library import open_library
 from snapcap.warmup.machine.installation import MachineError, package_folder
 
-# Of all that a compiled start imports, what has compiled parts.
+# Modules with native code among all that a compiled start imports.
 COMPILED = (
     "binascii",
     "fcntl",
@@ -50,9 +50,9 @@ def begin_torch_libraries() -> None:
 def load_torch_libraries() -> int | None:
     """Map and initialise torch's native libraries without Python's lock, so that other threads go on importing.
 
-    It is a sixth of importing torch, which does it with the lock held. A second call while the first one runs
-    waits for it, also without the lock. Returns the handle of libtorch. Without these libraries, or on another
-    system, nothing happens and it is None: importing torch reports what is wrong.
+    Loading takes a sixth of the time of importing torch, which holds the lock meanwhile. A second call while the
+    first one runs waits for it, also without the lock. Returns the handle of libtorch. Without these libraries, or
+    on a system that is not POSIX, returns None: importing torch reports the error.
     """
     let_threads_sleep()
     if os.name != "posix":
@@ -65,8 +65,8 @@ def load_torch_libraries() -> int | None:
     with contextlib.suppress(OSError):
         open_library(cuda_driver.LIBRARY)
     try:
-        # As torch does: its dependencies' symbols for all, its own for itself. Not libtorch_python, which uses
-        # Python.
+        # Same flags as torch's own: symbols of its dependencies are global, its own are local. libtorch_python is
+        # left out, as it uses Python.
         open_library(folder / "libtorch_global_deps.so", os.RTLD_NOW | os.RTLD_GLOBAL)
         return open_library(folder / "libtorch.so")
     except OSError:
@@ -78,7 +78,7 @@ def let_threads_sleep() -> None:
     # By default libgomp's threads spin while they wait for each other, and where a CPU is
     # shared with HTTP, decoding or a build, the one that is waited for is the one that does not run: an encode of
     # 20 ms took 800 ms. So they sleep, but after some tens of microseconds, in which most waits of a decode step
-    # end: it is 2.7 × as fast (benchmarks/README.md). Who has set one of both has the other as libgomp makes it.
+    # end: it is 2.7 × as fast (benchmarks/README.md). If the user has set either variable, both stay as they are.
     if not os.environ.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
         os.environ.update(OMP_WAIT_POLICY="PASSIVE", GOMP_SPINCOUNT="1000")
 

@@ -27,7 +27,7 @@ _LINE_LIMIT = 1_000_000  # characters of an answer; one is a few thousand
 _LOWEST = 19
 _ERROR_LINES = 10
 _LONGEST_REASON = 2000
-_LAST_WORDS_S = 2.0  # of a worker that has closed its output
+_LAST_WORDS_S = 2.0  # seconds that a worker may take to end after it has closed its output
 _REAPING_S = 2.0
 
 
@@ -36,14 +36,14 @@ class WorkerError(RuntimeError):
 
 
 class WorkerTimeoutError(WorkerError):
-    """It did not answer in time, and was ended."""
+    """The worker did not answer in time, and was ended."""
 
 
 class Worker:
     """The parent's end: a process that leads a group of its own, with which it is ended. A context manager.
 
-    It is started when it is first asked, and again after it has died. A key on the terminal is the parent's to
-    answer, and a parent that dies takes the group along: its end of the worker's input is closed.
+    The first task starts the process, and so does the first task after its death. Signals of the terminal's keys
+    reach only the parent. If the parent dies, the worker's input is closed, and the group ends.
     """
 
     def __init__(
@@ -61,7 +61,8 @@ class Worker:
         self._nice = nice
         self._process: subprocess.Popen[str] | None = None
         self._begun = False  # the process has heard of the job
-        # Of what follows, and of reaping: a number that is free may be another's soon.
+        # Guards the members below and the reaping of the process: a free process id may soon belong to another
+        # process.
         self._lock = threading.Lock()
         self._stopped = False
         self._asked = 0
@@ -77,7 +78,7 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Whether there is a process, which the next task goes to."""
+        """True if there is a process, which gets the next task."""
         return self._process is not None
 
     def launch(self) -> None:
@@ -92,7 +93,7 @@ class Worker:
         Raises:
             WorkerError: as ``ask``.
         """
-        process = self._process  # which another thread may take away by ``stop``
+        process = self._process  # another thread may set it to None by ``stop``
         if process is not None and _has_ended(process.pid):
             self._end()  # while it had nothing to do
         elif process is not None and self._begun:
@@ -103,7 +104,7 @@ class Worker:
                 self._exchange(process, to_json(self._job()))
                 self._begun = True
             except WorkerError:
-                self._end()  # one that could not begin does nothing
+                self._end()  # a process that could not begin serves no task
                 raise
 
     def ask(self, task: Mapping[str, Any], limit: float) -> dict[str, Any]:
@@ -176,7 +177,7 @@ class Worker:
             try:
                 own = os.getpriority(os.PRIO_PROCESS, 0)
                 os.setpriority(os.PRIO_PROCESS, process.pid, min(own + self._nice, _LOWEST))
-            except ProcessLookupError:  # it has ended
+            except ProcessLookupError:  # the process has ended
                 pass
             except OSError as error:
                 effect = "processes beside a server have its priority"
@@ -252,15 +253,15 @@ class Worker:
 
 
 def _wait_unreaped(pid: int) -> None:
-    """Until a process has ended by itself, so that ending its group does not become its cause; it can be waited for
-    afterwards. One that only closed its output is not waited for any longer."""
+    """Wait until a process has ended by itself, so that killing its group does not hide the real cause. The process
+    is not reaped. A process that closed its output and goes on is waited for at most ``_LAST_WORDS_S``."""
     end = time.monotonic() + _LAST_WORDS_S
     while not _has_ended(pid) and time.monotonic() < end:
         time.sleep(0.01)
 
 
 def _has_ended(pid: int) -> bool:
-    """Of a child that is not reaped by this; where the system cannot say, False."""
+    """Returns whether a child has ended, without reaping it. Returns False if the system cannot say."""
     if not hasattr(os, "waitid"):
         return False
     try:
@@ -270,7 +271,7 @@ def _has_ended(pid: int) -> bool:
 
 
 def _short(text: str) -> str:
-    """One line of what a worker says."""
+    """Shortens a worker's text to a single line of bounded length."""
     return " ".join(text.split())[:_LONGEST_REASON]
 
 

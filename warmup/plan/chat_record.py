@@ -24,7 +24,7 @@ from snapcap.warmup.store.store import CHATS, StoreError
 _logger = logging.getLogger("snapcap.start")
 _MOST_BYTES = 256 * 1024
 _SOURCES = ("chat.py", "chat_render.py", "chat_template.py", "tokenizer_files.py")
-# Those of a checkpoint that a template and a tokenizer are read from.
+# Files of a checkpoint from which its chat template and tokenizer are read.
 _FILES = (
     "chat_template.jinja",
     "chat_template.json",
@@ -52,7 +52,8 @@ def read_config(folder: Path, store_folder: Path) -> ModelConfig:
 
 
 def _recorded(store_folder: Path, folder: Path, markup: ImageMarkup) -> ChatIds:
-    """What is recorded, or else found out and recorded where that is possible."""
+    """Returns the recorded chat tokens of a checkpoint. Without a valid record, reads the template and tokenizer
+    and records the result if the folder can be written."""
     digest, name = _digest(folder, markup), _name(folder)
     store = None
     try:
@@ -74,7 +75,7 @@ def _recorded(store_folder: Path, folder: Path, markup: ImageMarkup) -> ChatIds:
 
 
 def _name(folder: Path) -> str:
-    """Of the folder's place, so that a new record takes the place of an old one."""
+    """Returns the record's object name, made of the folder's path, so that a new record replaces the old one."""
     return f"{CHATS}/{hashlib.sha256(str(folder.resolve()).encode(errors='surrogateescape')).hexdigest()}.json"
 
 
@@ -84,13 +85,13 @@ def _digest(folder: Path, markup: ImageMarkup) -> str:
     digest = hashlib.sha256(canonical_json([asdict(markup), versions]))
     ours = package_folder("snapcap.models") / "processing"
     for file in (*(ours / source for source in _SOURCES), *(folder / name for name in _FILES)):
-        if is_there(file):  # what is no file is not read for a template either, and a pipe would never end
+        if is_there(file):  # anything but a file is not read for a template either, and a pipe would never end
             digest.update(f"{file.name} {hashlib.sha256(read_bytes(file)).hexdigest()}\n".encode())
     return digest.hexdigest()
 
 
 def _parsed(data: bytes, digest: str) -> ChatIds | None:
-    """None where it is of something else, or none of ours."""
+    """Parses a record. Returns None if it is of other files or has another form."""
     try:
         value: dict[str, Any] = json.loads(data)
         if value["digest"] != digest:

@@ -1,7 +1,7 @@
 """Counts the device memory that a model needs, before any of it is taken. No torch.
 
-Buffers are counted exactly, from the configuration and the bucket table. What a region takes while it runs is at
-most a multiple of its largest activation; a test compares that bound with what torch takes, family by family.
+Buffers are counted exactly, from the configuration and the bucket table. The working memory of a region is bounded
+by a multiple of its largest activation; a test compares this bound with torch's peak for each family.
 """
 
 import json
@@ -27,13 +27,13 @@ PROCESS_BYTES = 700 << 20
 SERVING_BYTES = 400 << 20
 # Activations of a transformer block, in sizes of its input: q, k, v, attention, and twice an inner layer four wide.
 _ACTIVATIONS = 16
-_PREFIX_ACTIVATIONS = 24  # of the decoder's layers over many tokens: norms and rotations in float32, gated layers
-_SMALL_BYTES = 64 << 20  # what is no activation: comparisons, indices, biases
+_PREFIX_ACTIVATIONS = 24  # decoder layers over many tokens: norms and rotations in float32, gated layers
+_SMALL_BYTES = 64 << 20  # memory besides activations: comparisons, indices, biases
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """What a model takes of a device under a plan, in bytes."""
+    """Counts the bytes of device memory that a model needs under a plan."""
 
     config: ModelConfig
     plan: Plan
@@ -68,7 +68,7 @@ class MemoryPlan:
         inputs = self._inputs(region, rows)
         more = sum(inputs) if region.writes else 0  # K/V are computed before they are written
         if region.input_names[0] == "pixels":
-            more += inputs[0] * 4  # as float32
+            more += inputs[0] * 4  # the float32 copy
         sizes = _PREFIX_ACTIVATIONS if region.name.startswith("prefix") else _ACTIVATIONS
         return sizes * max(widest) + more + _SMALL_BYTES
 

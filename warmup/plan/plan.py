@@ -53,17 +53,18 @@ class Plan:
         return self.encoder_mode if component == "encoder" else self.decoder_mode
 
     def takes_cudnn_attention(self, component: str) -> bool:
-        """Whether packages may call cuDNN's attention, or only kernels that are in torch for the processor.
+        """Returns whether packages of a component may call cuDNN's attention; otherwise they call only kernels that
+        torch has in binary form.
 
-        On an H200 it makes encodes of 16 and 64 images 4 to 6 % faster. But cuDNN brings it as PTX, which the
-        driver compiles in every new container, and plans it anew for each bucket: 0.6 s of a start. So it is for
-        those who ask for the fastest kernels.
+        On an H200 cuDNN's attention makes encodes of 16 and 64 images 4 to 6 % faster. But cuDNN ships it as PTX,
+        which the driver compiles in every new container, and plans it anew for each bucket: 0.6 s of a start. So
+            only the mode for the fastest kernels allows it.
         """
         return self.mode(component) == "max-autotune"
 
     @property
     def may_be_standalone(self) -> bool:
-        """Whether its packages may run on the CPU library, where libtorch is not loaded."""
+        """True if packages of this plan may run on the CPU library, without libtorch."""
         return self.device_type == "cpu" and self.dtype == "float32"
 
     def factors(self, config: ModelConfig, kind: Kind) -> Factors:
@@ -143,8 +144,9 @@ def _check_task(config: ModelConfig, task: str) -> None:
 
 
 def device_and_dtype(compute: ComputeOptions) -> tuple[str, str]:
-    """What the model will run on and in, as far as it is known without the model: ``auto`` on a CPU that multiplies
-    bfloat16, where a checkpoint that is stored in it runs in it, and others in float32."""
+    """Returns the device and dtype that the options mean, without reading the model. The dtype stays ``auto`` on a
+    CPU with bfloat16 instructions: there a checkpoint stored in bfloat16 runs in bfloat16, and any other in
+    float32."""
     device, dtype = resolve_device(compute.device), compute.dtype
     if dtype == AUTO and device.startswith("cuda"):
         dtype = "bfloat16"

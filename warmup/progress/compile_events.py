@@ -25,7 +25,7 @@ class CompilerCounts(NamedTuple):
 
 
 def compiler_counts() -> CompilerCounts:
-    """Of this process."""
+    """Returns the compiler's counts in this process."""
     return CompilerCounts(compiled_graphs(), cache_counts(), torch_modules())
 
 

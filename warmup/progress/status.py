@@ -20,7 +20,8 @@ COMPONENTS: tuple[ComponentName, ...] = ("encoder", "decoder")
 
 @dataclass(frozen=True)
 class BucketStatus:
-    """One bucket of one component; its warm-up took ``seconds`` from ``start``, in seconds since exec."""
+    """Holds the state of a component's bucket. Its warm-up took ``seconds`` and began ``start`` seconds after
+    exec."""
 
     component: ComponentName
     size: int
@@ -36,7 +37,7 @@ BUILD_RESULTS = ("published", "fetched", "failed", "declined")
 
 @dataclass(frozen=True)
 class FetchStatus:
-    """What came of looking for artifacts."""
+    """Holds the result of looking for artifacts."""
 
     kind: str
     result: str
@@ -48,8 +49,8 @@ class FetchStatus:
 
 @dataclass(frozen=True)
 class WeightsStatus:
-    """What came of looking for prepared weights: hit, miss, corrupt, untrusted, error or off; all but a hit read
-    the checkpoint. ``bytes_fetched``: downloaded from a store."""
+    """Holds the result of looking for prepared weights: hit, miss, corrupt, untrusted, error or off. After any
+    result but a hit the start reads the checkpoint. ``bytes_fetched``: bytes downloaded from a store."""
 
     result: str
     reason: str
@@ -82,18 +83,19 @@ class StartupStatus:
         self._listeners: list[Callable[[StatusState], None]] = []
 
     def listen(self, listener: Callable[[StatusState], None]) -> None:
-        """Call ``listener`` with the state after each change, in order. It must not keep it, nor call this."""
+        """Call ``listener`` with the state after each change, in order. The listener must not keep the state, nor
+        call this object."""
         with self._lock:
             self._listeners.append(listener)
 
     def restore(self, state: StatusState) -> None:
-        """Become what another status has told its listener."""
+        """Replace the state by a state that another status passed to its listener."""
         with self._changed():
             self._state = state
 
     def compiled_elsewhere(self, counts: CompilerCounts) -> None:
-        """What the process that has the model has compiled, which is not this one. torch's modules are counted in
-        both."""
+        """Take the compiler's counts from the engine process, which has the model. torch's modules are the sum of
+        both processes."""
         self._compiler = lambda: counts._replace(modules=counts.modules + torch_modules())
 
     @contextmanager

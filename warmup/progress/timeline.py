@@ -13,10 +13,10 @@ from snapcap.models.dataclass import dataclass
 PHASES = (
     "interpreter",
     "bind",
-    "import_engine",  # of the server only: in the engine process, as all that follow
-    "load_libraries",  # of a compiled start: libtorch without its Python module
-    "import_torch",  # of every other
-    "import_compiler",  # of the jit backend only
+    "import_engine",  # only on a server: this phase and all below run in the engine process
+    "load_libraries",  # only in a compiled start: libtorch without its Python module
+    "import_torch",  # in every other start
+    "import_compiler",  # only with the jit backend
     "device_init",
     "fetch_artifacts",
     "fetch_weights",
@@ -26,7 +26,7 @@ PHASES = (
     "warm_decoder",
     "capture_graphs",
     "self_test",
-    "rehearsal",  # of the server only
+    "rehearsal",  # only on a server
 )
 # On other threads; the start waits for these only where nothing else runs.
 BESIDE = frozenset({"fetch_weights", "fetch_artifacts", "load_artifacts"})

@@ -81,7 +81,7 @@ def compare_call(
 
 
 def _ties(logits: Tensor, ours: Tensor, theirs: Tensor, dtype: torch.dtype) -> bool:
-    """Whether every differing token has a logit within rounding of the eager choice's."""
+    """Returns whether every differing token has a logit within rounding of the eager choice's."""
     if logits.dim() != 2 or ours.shape != logits.shape[:1]:
         return False
     rows = torch.nonzero(ours != theirs).flatten()

@@ -30,7 +30,7 @@ class LoadedModel(Model[Tensor]):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the weights and caches."""
+        """The dtype of the weights and caches."""
         return self.state.key.dtype
 
 

@@ -34,7 +34,8 @@ from snapcap.warmup.runtime.token_choice import Choice, TokenChoice
 
 
 class Callables(NamedTuple):
-    """What runs a component's regions at a bucket, in their order, and a decoder's other choices of tokens."""
+    """Holds the callables of a component's regions at a bucket, in their order, and a decoder's callables for token
+    choices other than greedy."""
 
     regions: tuple[RegionCall, ...]
     choice: Choice | None = None
@@ -99,7 +100,7 @@ class Runner(Generic[B]):
             self._step[bucket] = self._step_plan(bucket, callables)
 
     def bound(self, component: Component, bucket: Bucket) -> Callables:
-        """What runs a component's bucket now."""
+        """Returns the callables that run a component's bucket now."""
         return self._encode[bucket].run if component == "encoder" else self._step[bucket].run
 
     def capture(self, component: Component, bucket: Bucket) -> None:
@@ -116,15 +117,15 @@ class Runner(Generic[B]):
             self._step[bucket] = replace(step, captured=self.device.record(lambda: self._run_decoder(step)))
 
     def replay(self, component: Component, bucket: Bucket) -> Callable[[], B]:
-        """What replays a captured bucket, without its inputs: for timing the device alone."""
+        """Returns a function that replays a captured bucket without copying inputs, to time the device alone."""
         captured = (self._encode[bucket] if component == "encoder" else self._step[bucket]).captured
         if captured is None:
             raise ValueError(f"{component} bucket {bucket.size} is not captured")
         return captured.replay
 
     def run_first_layers(self, component: Component, bucket: Bucket) -> None:
-        """Run each region of a bucket with its first layer alone, on whatever its buffers hold. What a first run
-        loads is there then, as all layers run the same code; the result is of no use. No row may be running."""
+        """Run each region of a bucket with only its first layer, on any content of the buffers. All layers run the
+        same code, so this loads all that a first run loads. The result has no meaning. No row may be running."""
         first: dict[RegionCall, tuple[B, ...]] = {}
         plan = self._encode[bucket] if component == "encoder" else self._step[bucket]
         for call, inputs in plan.calls:
@@ -138,7 +139,8 @@ class Runner(Generic[B]):
 
     @cached_property
     def _images(self) -> tuple[B, B]:
-        """What the encoder reads at the largest bucket, and by its first rows at the others: pixels and slots."""
+        """The encoder's input buffers at the largest bucket: pixels and slots. Smaller buckets use the first
+        rows."""
         memory, rows = self.state.memory, self.state.slots
         return memory.zeros("uint8", (rows, *self.config.vision.image_size, 3)), memory.zeros("int64", (rows,))
 
@@ -204,7 +206,7 @@ class Runner(Generic[B]):
         for place, row in enumerate(rows):
             forced[place, 1 : 1 + len(row.prompt)] = row.prompt
             if generation.forced_bos_id is not None and not row.prompt:
-                forced[place, 1] = generation.forced_bos_id  # it counts as generated
+                forced[place, 1] = generation.forced_bos_id  # this token counts as generated
             end = generation.forced_eos_id
             if end is not None and row.params.searches:
                 forced[place, len(row.prompt) + row.new_tokens] = forced_end(end)
@@ -245,8 +247,9 @@ class Runner(Generic[B]):
         return scores
 
     def _chosen(self, plan: _StepPlan[B], needs: Needs) -> B:
-        """A step with penalties and beams, on CUDA as one graph. That is recorded here, not at the start, which
-        those who never use beams would wait for; it takes no compiler, and the step is made all the same."""
+        """Run a step with penalties or beams, on CUDA as a single graph. The first such step records the graph, so
+        that a start does not take longer for a server whose requests never use beams. Recording takes no compiler,
+        and the step is run all the same."""
         if needs in plan.choices:
             return plan.choices[needs].replay()
         if plan.captured is None:
@@ -270,7 +273,7 @@ class Runner(Generic[B]):
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether a step may be launched before the last is read."""
+        """True if a step may be launched before the last step's tokens are read."""
         return self.device.runs_ahead
 
     def timer(self) -> Timer:
@@ -278,7 +281,7 @@ class Runner(Generic[B]):
         return self.device.timer()
 
     def health(self, error: Exception) -> DeviceHealth:
-        """What an error that a call here has raised says of the device."""
+        """Returns the health of the device after an error that a method of the runner raised."""
         return self.device.health(error)
 
     def move(self, moves: Sequence[tuple[int, int]]) -> None:
@@ -296,7 +299,7 @@ class Runner(Generic[B]):
 
 
 def _run(first: B, calls: _Calls[B]) -> B:
-    """What the last call returns."""
+    """Run calls in order, each on the result of the one before. Returns the last result."""
     hidden = first
     for call, inputs in calls:
         hidden = call(hidden, *inputs)

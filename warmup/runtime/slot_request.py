@@ -49,12 +49,13 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class SlotRequest:
-    """What a request puts into its slot: a prompt, and how its tokens are chosen.
+    """Holds the input of a request's slot: a prompt, and how its tokens are chosen.
 
-    ``uniforms`` holds one number in [0, 1) a position, drawn from the request's seed, and may be empty for a row
-    that does not sample. ``new_tokens``: what a beam search generates at most; its row is the first of as many as
-    it has beams. ``text``: what the encoder reads beside the image, for models that take a text there.
-    ``prefilled``: how many of the start token and the prompt the encode reads; the first step takes the next one.
+    uniforms: a number in [0, 1) for each position, drawn from the request's seed; may be empty without sampling.
+    new_tokens: the most tokens that a beam search generates. Its row is the first of its beams' rows.
+    text: tokens that the encoder reads beside the image, for models that take a text there.
+    prefilled: number of tokens, of start token and prompt, that the encode reads; the first step takes the next
+        token.
     """
 
     prompt: Sequence[int] = ()
@@ -65,17 +66,17 @@ class SlotRequest:
     prefilled: int = 0
 
     def begun(self, start_id: int) -> tuple[int, ...]:
-        """The tokens that the row has before it says any."""
+        """Returns the tokens that the row has before it generates any."""
         return start_id, *self.prompt
 
     def read(self, start_id: int) -> Sequence[int]:
-        """Those that its encode reads beside the image."""
+        """Returns the tokens that the request's encode reads beside the image."""
         return self.text or self.begun(start_id)[: self.prefilled]
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What a step does beside the greedy tokens: whatever one of its rows needs."""
+    """Tells which token choices a step runs besides the greedy one: each that any of its rows needs."""
 
     sampling: bool = False
     penalties: bool = False

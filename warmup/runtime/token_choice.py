@@ -19,7 +19,7 @@ from snapcap.warmup.runtime.slot_request import Needs, SlotRequest
 
 
 class Choice(NamedTuple):
-    """What runs a bucket's regions that choose tokens, each in those steps alone that need it."""
+    """Holds the callables of a bucket's regions that choose tokens. Each runs only in steps that need it."""
 
     penalties: RegionCall
     sampling: RegionCall
@@ -29,7 +29,7 @@ class Choice(NamedTuple):
 class TokenChoice(Generic[B]):
     """Works on the first slots of a decode state, after the regions have left the greedy tokens there.
 
-    What only beams and penalties need is allocated when a row asks for them first; until then it costs nothing.
+    Buffers for beams and penalties are allocated when a row first asks for either; until then they take no memory.
     """
 
     def __init__(self, state: DecodeState[B], config: ModelConfig) -> None:
@@ -48,7 +48,7 @@ class TokenChoice(Generic[B]):
 
     @cached_property
     def _rules(self) -> TokenRules[B]:
-        """What the checkpoint says of its tokens."""
+        """The token rules of the checkpoint: ends, biases and suppressed tokens."""
         config, generation = self._config, self._generation
         rules = TokenRules.allocate(config.decoder.vocab_size, self._state.memory)
         image = () if generation.image_id is None else (generation.image_id,)
@@ -63,7 +63,8 @@ class TokenChoice(Generic[B]):
 
     @cached_property
     def _normalised(self) -> tuple[B, B]:
-        """Whether scores are log-probabilities already, by whether there are penalties: [1] bool each."""
+        """The constants False and True, [1] bool each. Either tells the beam region whether its scores are
+        log-probabilities already."""
         return self._flags(np.array([False])), self._flags(np.array([True]))
 
     def _flags(self, values: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> B:
@@ -93,7 +94,7 @@ class TokenChoice(Generic[B]):
         )
 
     def group(self, slots: Sequence[int], row: SlotRequest) -> None:
-        """What the first of these slots holds is the others' too; together they are a search."""
+        """Make a beam search of these slots: copy the first slot's state to the others."""
         first, *others = slots
         if others:
             self._state.move([first] * len(others), others)
@@ -102,7 +103,7 @@ class TokenChoice(Generic[B]):
         self.beams.group(slots, 1 + len(row.prompt), row.new_tokens, params.length_penalty, params.early_stopping)
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Rows have moved."""
+        """Move the beam state of rows from source slots to target slots."""
         if self._used:
             self.beams.move(sources, targets)
 
@@ -126,7 +127,7 @@ class TokenChoice(Generic[B]):
             if ends <= most:
                 parents: B = choice.beams(*inputs)
             else:  # more than the compiled region looks at
-                from snapcap.models.regions.choice.beam_search import select  # noqa: PLC0415  it imports torch
+                from snapcap.models.regions.choice.beam_search import select  # noqa: PLC0415  the module imports torch
 
                 wider: RegionCall = partial(select, per_row=most + ends)
                 parents = wider(*inputs)
@@ -146,8 +147,8 @@ class TokenChoice(Generic[B]):
         choice.sampling(scores, *self._inputs(SAMPLING, rows))
 
     def _inputs(self, region: str, rows: int) -> tuple[B, ...]:
-        """What a region takes after the scores. They are the same at every step, so that a CPU need not make the
-        views again."""
+        """Returns the inputs of a region after the scores. They are the same at every step, and are cached so that
+        a CPU need not make the views again."""
         if (region, rows) not in self._views:
             self._views[region, rows] = choice_inputs(region, self._state, self.beams, self._rules, rows)
         return self._views[region, rows]

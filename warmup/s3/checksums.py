@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 ALWAYS: Final = "when_supported"
 ON_DEMAND: Final = "when_required"
-_STATUSES = (400, 411, 415, 417, 422, 501)  # of a request that a server does not understand
-_SIGNATURE = "SignatureDoesNotMatch"  # of a server that signs other headers
+_STATUSES = (400, 411, 415, 417, 422, 501)  # statuses of a server that does not understand a request
+_SIGNATURE = "SignatureDoesNotMatch"  # error code of a server that signs other headers
 _logger = logging.getLogger("snapcap.store")
 T = TypeVar("T")
 

@@ -85,7 +85,7 @@ def client(options: S3Options) -> "S3Client":
     )
     with translated("S3"):
         session = Session(profile=options.profile)
-        # Which services there are takes it a walk through a thousand folders of descriptions.
+        # botocore would list the services by a walk through a thousand folders of descriptions.
         loader: Any = create_loader(session.get_config_variable("data_path"))
         loader.list_available_services = lambda type_name: ["s3"]
         session.register_component("data_loader", loader)
@@ -135,8 +135,8 @@ def download(s3: "S3Client", bucket: str, items: Sequence[Download], deadline: f
     """Download objects in parallel ranges, and yield each one when its file is complete and in place.
 
     Every range asks for the ETag of the listing, so a file never mixes two versions of an object. A file appears
-    under its name only when it is whole. What the bytes are worth, and whether they outlive a power cut, is for the
-    caller to see to.
+    under its name only when it is whole. The caller verifies the content, and syncs the file if it must outlive a
+    power cut.
 
     Args:
         deadline: the moment of ``time.monotonic()`` to give up at, even inside a read that never returns.
@@ -182,10 +182,10 @@ def remove_parts(folder: Path) -> None:
 
 @dataclass
 class _Job:
-    """One object on its way into a temporary file beside its destination.
+    """Downloads an object into a temporary file beside its destination.
 
-    Not a transfer of s3transfer, which has no deadline: its manager waits for its threads until they end, and the
-    body that one of them reads is out of reach for who would hang up. Nor does it look at the room on the disk.
+    s3transfer is not used, as it has no deadline: its manager waits for its threads until they end, and nothing can
+    close the connection that a thread reads from. Nor does it check the free space on the disk.
     """
 
     item: Download

@@ -40,7 +40,7 @@ _PERMISSIONS = {
     "DeleteObject": "s3:DeleteObject",
 }
 _READING = "s3:ListBucket and s3:GetObject"
-_EMPTY = ("", "Access Denied", "Access Denied.", "AccessDenied", "Forbidden")  # what S3 says where it says nothing
+_EMPTY = ("", "Access Denied", "Access Denied.", "AccessDenied", "Forbidden")  # texts that add nothing to the code
 _CHANGED = ("PreconditionFailed", "InvalidRange", "412", "416")
 
 # By class name, as botocore is not imported for a server that reads no S3.
@@ -104,7 +104,7 @@ def translated(where: str, local: Path | None = None) -> Iterator[None]:
 
 
 def is_transient(error: S3Error) -> bool:
-    """Whether a connection broke off while bytes came, which botocore does not retry."""
+    """Returns whether a connection broke off while bytes arrived. botocore does not retry such an error."""
     return type(error.__cause__).__name__ in _TRANSIENT
 
 
@@ -138,7 +138,7 @@ def name_missing_credentials(parsed: Any, **_: object) -> None:
 
 
 def _refusal(code: str, response: Mapping[str, Any], operation: str) -> str:
-    """What S3 refused, what to do where that is known, and else what S3 says."""
+    """Describes a refusal of S3: with advice if the code is known, else with S3's own message."""
     said = _line(response.get("Error", {}).get("Message") or "")
     if code in _DENIED:
         told = f"access is denied; give the role {_PERMISSIONS.get(operation, _READING)}, or {_CREDENTIALS}"

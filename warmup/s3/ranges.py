@@ -20,7 +20,7 @@ _PIECE_BYTES = 1024 * 1024
 
 @dataclass(frozen=True)
 class S3Object:
-    """One entry of a listing; ``size`` in bytes, ``etag`` as S3 writes it, with its quotes.
+    """Describes an object of a listing; ``size`` in bytes, ``etag`` as S3 writes it, with its quotes.
 
     An empty ``etag`` accepts any version: for objects that are named by their digest, which the caller checks.
     """
@@ -44,8 +44,8 @@ class Ending:
 
 @dataclass(frozen=True)
 class Ranges:
-    """One object. ``deadline``: the moment of ``time.monotonic()`` after which nothing is read; a read that hangs
-    is for ``ending`` to end."""
+    """Reads ranges of an object. ``deadline``: the moment of ``time.monotonic()`` after which nothing is read.
+    ``ending``: ends a read that hangs."""
 
     s3: "S3Client"
     bucket: str
@@ -115,5 +115,5 @@ def check_deadline(deadline: float, where: str) -> None:
 
 
 def deadline_error(where: str) -> S3Error:
-    """What is said then."""
+    """Makes the error of a download that missed its deadline."""
     return S3Error(f"{where}: the download did not finish before its deadline; raise it or check the network")

@@ -19,8 +19,8 @@ _CHUNK_BYTES = 64 * 1024
 
 
 def bound_replies(s3: "S3Client", seconds: float) -> None:
-    """Let no listing, receipt or error of this client be over 8 MiB, nor take over ``seconds`` to arrive. What is
-    asked for by itself, the body of an object, is for its reader to bound."""
+    """Bound each listing, receipt and error of this client to 8 MiB and ``seconds``. The body of an object is
+    streamed: its reader bounds it."""
     session: Any = s3._endpoint.http_session  # type: ignore[attr-defined]
 
     def send(request: "AWSPreparedRequest", **_: object) -> "AWSResponse":
@@ -36,7 +36,7 @@ def bound_replies(s3: "S3Client", seconds: float) -> None:
         headers: Any = reply.headers
         return AWSResponse(reply.url, reply.status_code, headers, _Content(content))
 
-    events: Any = s3.meta.events  # what a handler returns takes the place of what botocore would have sent
+    events: Any = s3.meta.events  # botocore uses a handler's return value in place of sending
     events.register("before-send.s3", send)
 
 
@@ -72,7 +72,7 @@ class Connections:
 
 
 class _Content:
-    """What botocore reads a reply from."""
+    """Holds the bytes of a reply for botocore to read."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content
@@ -101,7 +101,7 @@ def _read(raw: Any, url: str, until: float) -> bytes:
 
 
 def _hang_up(raw: Any) -> None:
-    # Closing would leave a read that is under way waiting. What has been read to its end has no connection.
+    # Closing would leave a read that is under way waiting. A reply that was read to its end has no connection.
     with (
         contextlib.suppress(OSError, ValueError, AttributeError),
         socket.socket(fileno=os.dup(raw.fileno())) as connection,

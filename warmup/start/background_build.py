@@ -40,13 +40,14 @@ OnDevice = Callable[[Callable[[], None]], "Future[None]"]
 LEASE_SECONDS = 60.0
 POLL_SECONDS = 5.0
 LOWEST_PRIORITY = 19
-ENDING_S = 3.0  # of the ten that the HTTP process gives this one
+ENDING_S = 3.0  # seconds for ending; the HTTP process gives this process ten
 
 _logger = logging.getLogger("snapcap.build")
 
 
 class BackgroundBuild:
-    """A thread beside the server. It orchestrates only: compilers are child processes of the lowest priority."""
+    """Builds artifacts beside the server, on a thread that only directs: compilers are child processes of the
+    lowest priority."""
 
     def __init__(
         self,
@@ -168,7 +169,7 @@ class BackgroundBuild:
     def _build(self, publishing: bool) -> None:
         loaded, options, key = self._loaded, self._options, self._artifacts.key
         builder = Builder(
-            loaded.checkpoint.whole(),  # which compares packages with eager on its weights
+            loaded.checkpoint.whole(),  # the builder compares packages with eager, on the weights
             loaded.plan,
             options.store_folder / "builds" / key,
             workers=options.store.build_workers or all_but_one(),

@@ -1,6 +1,6 @@
 """Starts a compiled model without torch's Python module, whose import takes longer than all the rest.
 
-It needs the packages of the set and prepared weights; whatever else a start needs, it needs torch for.
+Such a start needs the packages of the artifact set and prepared weights. A start that lacks either imports torch.
 """
 
 import logging
@@ -47,7 +47,7 @@ _logger = logging.getLogger("snapcap.start")
 
 @dataclass(frozen=True)
 class Found:
-    """What a start without torch is made of."""
+    """Holds all that a start without torch needs."""
 
     checkpoint: Checkpoint
     plan: Plan
@@ -68,13 +68,14 @@ def torch_is_needed(options: StartOptions) -> str | None:
 
 
 def find_without_torch(preparation: Preparation) -> Found | str:
-    """What is needed, once all of it is there, or what is missing, as soon as something is known to be.
+    """Waits for all that a start without torch needs. Returns it, or the reason as soon as a part is known to be
+    missing.
 
     Raises:
         CheckpointError, ConfigError, StartError: the model cannot be served.
     """
     missing: set[Future[Any]] = {preparation.model, preparation.artifacts, preparation.unprepared}
-    # One that is there may say that the others need not be waited for.
+    # A result may show that the start needs torch; then the other results are not waited for.
     while not (preparation.model.done() and preparation.artifacts.done()):
         missing = wait(missing, return_when=FIRST_COMPLETED).not_done
         if preparation.unprepared.done():
@@ -112,7 +113,7 @@ def start_without_torch(
     except Exception as error:
         fields = {"error": first_line(error)}
         _logger.warning("the start needs torch's module after all", exc_info=True, extra={"fields": fields})
-        # What it has allocated hangs on these, and nothing collects cycles in a server.
+        # The frames hold the buffers that the start allocated, and no garbage collector runs in a server.
         traceback.clear_frames(error.__traceback__)
         return None
 
@@ -126,14 +127,14 @@ def _is_hit(artifacts: Artifacts | None) -> bool:
 
 
 def _needs_eager(config: "ModelConfig", plan: Plan) -> bool:
-    """Whether more tokens end a caption than a compiled beam search looks at, in one of the buckets that have room
-    for one."""
+    """Returns whether more tokens end a caption than a compiled beam search looks at, in any bucket that has room
+    for a beam search."""
     sizes = [size for size in plan.buckets if size > 1]
     return bool(sizes) and len(config.generation.eos_ids) > min(MAX_BEAMS, *sizes)
 
 
 def _start(found: Found, options: StartOptions, timeline: Timeline, status: StartupStatus) -> StartedModel:
-    from snapcap.models.regions.state.kv_cache import DecodeState  # noqa: PLC0415  of no other start
+    from snapcap.models.regions.state.kv_cache import DecodeState  # noqa: PLC0415  no other start needs it
     from snapcap.models.regions.table import build_regions  # noqa: PLC0415
     from snapcap.warmup.runtime.backends.aot import AotBackend  # noqa: PLC0415
     from snapcap.warmup.runtime.model import Model, check_weights  # noqa: PLC0415
@@ -221,9 +222,13 @@ def _open_device(
     opening: "Mapping[str, Future[Container]]",
     beside: ExitStack,
 ) -> "tuple[Device[NativeTensor], NativeMemory | NativeCudaMemory, NativePackages]":
-    """What the plan's device is driven with, on this thread; its memory; and what opens packages for it.
-    ``library``: libtorch, or the CPU library where the start is ``standalone``; ``lone_threads``: of an
-    operation on a CPU for one row. ``beside``: waits for what loads meanwhile."""
+    """Opens the plan's device on this thread. Returns the device, its memory, and the packages that open for it.
+
+    Args:
+        library: the handle of libtorch, or of the CPU library if the start is ``standalone``.
+        lone_threads: threads of an operation on a CPU for a single row.
+        beside: the scope whose end waits for all that loads in the background.
+    """
     from snapcap.warmup.runtime.aoti.libtorch import Libtorch  # noqa: PLC0415
     from snapcap.warmup.runtime.aoti.native_packages import NativePackages  # noqa: PLC0415
 

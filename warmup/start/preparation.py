@@ -36,11 +36,11 @@ _logger = logging.getLogger("snapcap.start")
 
 @dataclass(frozen=True)
 class Preparation:
-    """What runs beside the import of torch: first the plan, then the rest of the checkpoint with its prepared
-    weights, the artifacts, and a GPU's context, for which nobody has to wait.
+    """Holds the results of the work beside the import of torch: first the plan, then the checkpoint with its
+    prepared weights, and the artifacts.
 
-    ``artifacts`` is None where the backend uses none. ``unprepared`` is done as soon as it is known that there will
-    be no prepared weights, while the checkpoint may still be on its way.
+    artifacts: None if the backend uses none.
+    unprepared: done as soon as it is known that there are no prepared weights, even before the checkpoint has come.
     """
 
     planned: "Future[tuple[ModelConfig, Plan]]"
@@ -57,8 +57,12 @@ def prepare(
     on_checkpoint: Callable[[Checkpoint], object],
     fetcher: "ModelFetcher | None" = None,
 ) -> Preparation:
-    """Begin on two threads of ``pool``. One of them calls ``on_checkpoint``. ``fetcher``: brings the model from the
-    store, where it may be published."""
+    """Begin the work on two threads of ``pool``.
+
+    Args:
+        on_checkpoint: called with the checkpoint, on either thread.
+        fetcher: brings the model from the store, if it may be published there.
+    """
     work = _Work(options, timeline, status, on_checkpoint, fetcher)
     model, artifacts = pool.submit(work.model), pool.submit(work.artifacts)
     return Preparation(work.planned, work.unprepared, model, artifacts)
@@ -91,7 +95,7 @@ def find_artifacts(
 
 @dataclass
 class _Work:
-    """What both threads do. ``packages_over``: nobody asks for packages any more."""
+    """The work of both threads. ``packages_over``: set when the search for packages has ended."""
 
     options: StartOptions
     timeline: Timeline
@@ -132,7 +136,7 @@ class _Work:
             self.on_checkpoint(checkpoint)
             weights = _find_weights(checkpoint, plan, self.options)
             if weights.result == "miss" and published.result != "off":
-                weights = published  # which is what would have spared the checkpoint
+                weights = published  # they would have spared the checkpoint
         else:
             bring = partial(_brought, self.options, published.found.manifest.identity)
             checkpoint = replace(checkpoint, bring=bring)
@@ -160,7 +164,7 @@ class _Work:
         """The model as the store has it, or why it is not to be had there."""
         if self.fetcher is None:
             return FoundWeights("off", "")
-        from snapcap.warmup.weights.published.fetch import NotFetchedError  # noqa: PLC0415  of no other start
+        from snapcap.warmup.weights.published.fetch import NotFetchedError  # noqa: PLC0415  no other start needs it
 
         try:
             return self.fetcher.describe()
@@ -191,7 +195,7 @@ def _resolved(options: StartOptions) -> Path:
 
 def _brought(options: StartOptions, identity: Mapping[str, str]) -> Path:
     """The folder of the checkpoint of this revision: its configuration and tokenizer are in use by now."""
-    from snapcap.warmup.weights.published.source import downloaded_identity  # noqa: PLC0415  of no other start
+    from snapcap.warmup.weights.published.source import downloaded_identity  # noqa: PLC0415  no other start needs it
 
     folder = _resolved(options)
     if dict(downloaded_identity(options.model.source, folder)) != dict(identity):
@@ -216,7 +220,7 @@ def read_checkpoint(options: StartOptions) -> Checkpoint:
     Raises:
         CheckpointError, ConfigError: the source or its files cannot be used.
     """
-    from snapcap.warmup.plan.chat_record import read_config  # noqa: PLC0415  as above
+    from snapcap.warmup.plan.chat_record import read_config  # noqa: PLC0415  loaded only when needed
 
     folder = _resolved(options)
     config = read_config(folder, options.store_folder)

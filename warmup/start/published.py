@@ -21,11 +21,12 @@ _logger = logging.getLogger("snapcap.weights")
 
 
 def begin_fetcher(options: StartOptions) -> "ModelFetcher | None":
-    """Who asks the store for the model, where this machine does not have it; its process is being started."""
+    """Returns the fetcher of a published model, whose process is being started, or None if this machine has the
+    model or the store cannot have it."""
     try:
         if not may_be_published(options):
             return None
-        from snapcap.warmup.weights.published.launch import fetcher_worker  # noqa: PLC0415  of no other start
+        from snapcap.warmup.weights.published.launch import fetcher_worker  # noqa: PLC0415  no other start needs it
 
         worker = fetcher_worker(options)
         worker.launch()

@@ -67,7 +67,7 @@ def load(
     """
     try:
         return _load(options, timeline, status, on_checkpoint, fetcher)
-    except _SmallerPlanError as error:  # which has another key, and so other artifacts
+    except _SmallerPlanError as error:  # a smaller plan has another key, and so other artifacts
         compute = replace(options.compute, buckets=error.buckets)
         return _load(replace(options, compute=compute), timeline, status, lambda _: None, None)
 
@@ -87,7 +87,7 @@ def _require_room(preparation: Preparation) -> None:
     checkpoint, plan, weights = preparation.model.result()
     if plan.device_type == "cpu":
         return
-    from snapcap.warmup.plan.room import fitted, free_here  # noqa: PLC0415  of a GPU alone
+    from snapcap.warmup.plan.room import fitted, free_here  # noqa: PLC0415  only a GPU needs it
 
     prepared = 0 if weights.mapped is None else len(weights.mapped.memory)
     kept = fitted(checkpoint, plan, free_here(plan), prepared).buckets
@@ -103,8 +103,8 @@ def _load(
     fetcher: "ModelFetcher | None",
 ) -> StartedModel:
     with contextlib.ExitStack() as scope:
-        # A thread that waits for Python's lock asks for it after this many seconds, of 0.005. What runs beside the
-        # import of torch asks hundreds of times.
+        # A thread that waits for Python's lock asks for it after this interval, by default 0.005 s. Threads beside
+        # the import of torch ask hundreds of times.
         scope.callback(sys.setswitchinterval, sys.getswitchinterval())
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         pool = scope.enter_context(ThreadPoolExecutor(3, thread_name_prefix="snapcap-fetch"))
@@ -137,7 +137,7 @@ def _load_with_torch(
     with contextlib.ExitStack() as scope:
         jit = None
         if options.compute.backend == "jit":
-            from snapcap.warmup.start.jit.start import open_compiler  # noqa: PLC0415  of no other start
+            from snapcap.warmup.start.jit.start import open_compiler  # noqa: PLC0415  no other start needs it
 
             jit = scope.enter_context(open_compiler(options, timeline, status))
         checkpoint, plan, weights = preparation.model.result()
@@ -229,7 +229,7 @@ def _backend(
     model: "LoadedModel",
     jit: "Jit | None",
 ) -> "Backend | None":
-    """What runs compiled code; None where the start stays eager."""
+    """Returns the backend that runs compiled code, or None if the start stays eager."""
     if artifacts is None or (options.compute.backend == "jit" and jit is None):
         return None
     if not artifacts.hit:

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StartedModel:
-    """What serves: a runner, warm but for the buckets of ``cold``, which `--ready-when first` leaves for later.
+    """Holds a model that is ready to serve.
 
-    ``weights``: what came of looking for prepared ones. ``publication``: of the jit backend, what comes of
-    publishing what it compiled.
+    cold: the buckets that are not warm yet, which `--ready-when first` leaves for later.
+    weights: the result of looking for prepared weights.
+    publication: with the jit backend, the future result of publishing the graphs that it compiled.
     """
 
     checkpoint: Checkpoint
@@ -44,5 +45,5 @@ class StartedModel:
 
     @property
     def compiled(self) -> bool:
-        """Whether every bucket came from artifacts."""
+        """True if every bucket came from artifacts."""
         return self.artifacts is not None and self.artifacts.hit

@@ -43,11 +43,11 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Fetched:
-    """What came of a fetch.
+    """Holds the result of a fetch.
 
-    reason: one line; what to do, where something is to be done.
-    entries: on a hit, by the manifest's entry names, verified local files; else empty.
-    bytes_fetched: downloaded, whatever came of it. seconds: of the whole fetch.
+    reason: a line that explains the result, with advice where the user can act.
+    entries: on a hit, the verified local files by the manifest's entry names; else empty.
+    bytes_fetched: bytes downloaded, whatever the result. seconds: duration of the whole fetch.
     differences: on a miss or stale, the factors in which the nearest manifest differs.
     """
 
@@ -106,7 +106,7 @@ def fetch(
 
 @dataclass
 class _Transfer:
-    """One fetch, and how much of it has been downloaded."""
+    """Runs a fetch and counts the bytes that it has downloaded."""
 
     local: FolderStore
     key: str
@@ -116,8 +116,8 @@ class _Transfer:
     bytes_fetched: int = 0
 
     def from_folder(self) -> Fetched:
-        """The set as it lies in the folder. What is damaged there is removed, so that it can be made again; what
-        nobody trusted has signed stays until it is replaced: another server's keys may be others."""
+        """Returns the set from the local folder. A damaged manifest is removed, so that the set can be made again.
+        A manifest that no trusted key has signed stays until it is replaced: another server may trust its key."""
         name = manifest_name(self.key)
         try:
             envelope = self.local.read(name, MAX_ENVELOPE_BYTES)

@@ -85,8 +85,7 @@ class FolderStore:
         return self.root / checked_name(name)
 
     def read(self, name: str, limit: int) -> Stored | None:
-        """As the protocol has it.
-
+        """Reads a small object as ``ArtifactStore.read`` does.
         Raises:
             DamagedError: a folder, a FIFO or a link has the name.
             StoreRefusedError: others may write to the file.
@@ -147,7 +146,7 @@ class FolderStore:
         times: dict[str, int] = {}
         with self._translated(path), contextlib.suppress(FileNotFoundError), os.scandir(path) as entries:
             for entry in itertools.islice(entries, _LISTED):
-                # What has no name of ours is not ours; what is gone by now was just replaced.
+                # A file of any other name is not snapcap's. A file that is gone by now was just replaced.
                 if is_name(entry.name) and entry.is_file(follow_symlinks=False):
                     with contextlib.suppress(FileNotFoundError):
                         times[entry.name] = entry.stat(follow_symlinks=False).st_mtime_ns
@@ -198,7 +197,7 @@ class FolderStore:
             os.close(descriptor)
 
     def is_conditional(self) -> bool:
-        """Whether the folder has locks; they hold among the machines that share them.
+        """Returns whether the folder has locks. The locks hold between all machines that share the file system.
 
         Raises:
             StoreDeniedError: the folder is read-only.
@@ -207,10 +206,10 @@ class FolderStore:
             return locks
 
     def vouch(self, envelope: bytes) -> None:
-        """Note that an envelope is the owner's, who built what it describes.
+        """Note that the folder's owner made an envelope and built the files that it describes.
 
-        The note has the number of its own file in this file system: whoever fills the folder from elsewhere, as by
-        copying a bucket into it, cannot bring such a note along.
+        The note holds its own inode number. So a note that was copied into the folder, for example with a bucket,
+        does not count.
         """
         path = self.path(f"{_BUILT}/{_version(envelope)}")
         with self._translated(path), new_file(path) as temporary:
@@ -219,9 +218,9 @@ class FolderStore:
             commit(temporary, path)
 
     def is_vouched(self, envelope: bytes) -> bool:
-        """Whether ``vouch`` was called with this envelope, in this folder.
+        """Returns whether ``vouch`` was called with this envelope, in this folder.
 
-        A note that a group may write to does not count: only a signature says then whose the envelope is.
+        A note that a group may write to does not count; such a folder needs signatures.
         """
         path = self.path(f"{_BUILT}/{_version(envelope)}")
         with self._translated(path):
@@ -249,7 +248,8 @@ class FolderStore:
         return None
 
     def link(self, source: Path, blob: Blob) -> None:
-        """Give a finished file of this file system a second name among the blobs. Who uses it verifies it."""
+        """Give a finished file of this file system a second name among the blobs. Every reader verifies the
+        blob."""
         path = self.path(blob_name(blob))
         with self._translated(path), new_file(path) as temporary:
             link_or_copy(source, temporary)

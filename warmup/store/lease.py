@@ -164,7 +164,7 @@ def _held(data: bytes, now: float) -> Held:
 
 
 def _is_number(value: object) -> TypeGuard[float]:
-    """Whether it can be computed with; JSON's integers may have thousands of digits."""
+    """Returns whether a value is a number of bounded size. JSON's integers may have thousands of digits."""
     return isinstance(value, int | float) and not isinstance(value, bool) and -_FAR < value < _FAR
 
 

@@ -52,7 +52,7 @@ def read_trust(options: StoreOptions) -> Trust:
 
 
 def trust_of(options: StoreOptions) -> Trust:
-    """Whose signatures the store's artifacts may carry.
+    """Returns the trust in the store's artifacts: the keys whose signatures are accepted.
 
     Raises:
         StartError: a key file cannot be read, or an S3 store is given without any trust.

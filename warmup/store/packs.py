@@ -2,9 +2,9 @@
 
     blobs/packs/<digest of the blobs' digests>     the contents, one after the other, in the order of their digests
 
-A pack is a copy. A pack that fails costs time, at most a quarter of the time until the deadline: then the blobs
-come one by one. What comes out of a pack has the content of its name, as it was looked at while it was cut; what
-else comes is for the caller to verify.
+A pack is a copy. A pack that fails costs at most a quarter of the time until the deadline; then each blob is
+downloaded by itself. Blobs cut from a pack are verified against their digests. The caller verifies blobs that come
+by themselves.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from snapcap.warmup.s3.download import PART_BYTES
 from snapcap.warmup.store.store import ArtifactStore, blob_name, pack_name
 
 _MOST_BYTES = 256 * 1024 * 1024
-_SHARE = 4  # of the time until the deadline a pack may take one part; the others are for the files one by one
+_SHARE = 4  # a pack may take this part of the time until the deadline: 1/4; the rest is for the single files
 _logger = logging.getLogger("snapcap.store")
 
 

@@ -18,14 +18,14 @@ from snapcap.warmup.store.store import ArtifactStore, StoreDeniedError, StoreErr
 
 @dataclass(frozen=True)
 class Published:
-    """What came of publishing; ``exists``: somebody else's set of the same key is as good."""
+    """Holds the result of publishing; ``exists``: the store has a valid set of the same key already."""
 
     result: Literal["published", "exists", "denied", "error"]
     reason: str
 
     @property
     def done(self) -> bool:
-        """Whether the store has a set of that key now."""
+        """True if the store has a set of the key now."""
         return self.result in ("published", "exists")
 
 

@@ -54,8 +54,8 @@ class S3Store:
     bucket: str
     prefix: str
     is_remote = True
-    _conditional: list[bool] = field(default_factory=list)  # what the canary found, once it has flown
-    _verified: list[bool] = field(default_factory=list)  # whether the first upload has the size that it should have
+    _conditional: list[bool] = field(default_factory=list)  # the canary's finding, once it has run
+    _verified: list[bool] = field(default_factory=list)  # True if the first upload had the right size
     _canary: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
@@ -124,7 +124,7 @@ class S3Store:
             raise _translated(error) from error
 
     def upload(self, name: str, source: Path) -> None:
-        from s3transfer.manager import TransferManager  # noqa: PLC0415  of no start
+        from s3transfer.manager import TransferManager  # noqa: PLC0415  no start needs it
 
         def send() -> None:
             # In parts where it is large: S3 takes 5 GB at once.
@@ -153,7 +153,7 @@ class S3Store:
     @contextlib.contextmanager
     def ranges(self, name: str, size: int, deadline: float) -> Iterator[Ranges]:
         ending = Ending()
-        # As above: the content is checked by its digests.
+        # An empty ETag accepts any version: the content is checked by its digests.
         of = s3_ranges.Ranges(self.s3, self.bucket, S3Object(self._key(name), size, etag=""), deadline, ending)
 
         def read(start: int, end: int) -> Iterator[bytes]:

@@ -4,12 +4,12 @@
     blobs/sha256/<digest>       immutable
     blobs/packs/<digest>        of a remote store only: the small blobs of one set (store/packs.py)
     leases/<key>.json           who is building the set
-    built/<digest>              of a folder only: the envelopes that its owner made there
+    built/<digest>              only in a folder: the envelopes that its owner made there
     models/<key>.json           the small files and prepared weights of a model, by digest
-    weights/                    of a folder only: prepared weights (warmup/weights/)
-    models/files/<digest>/      of a folder only: the small files of a model under their names
+    weights/                    only in a folder: prepared weights (warmup/weights/)
+    models/files/<digest>/      only in a folder: the small files of a model under their names
 
-A store moves bytes. What they are worth is for ``warmup.store.fetch`` to check.
+A store moves bytes. ``warmup.store.fetch`` verifies their digests and signatures.
 """
 
 import re
@@ -74,7 +74,7 @@ class ArtifactStore(Protocol):
 
     @property
     def is_remote(self) -> bool:
-        """Whether each request costs a round trip."""
+        """True if each request costs a round trip."""
         ...
 
     def read(self, name: str, limit: int) -> Stored | None:
@@ -129,7 +129,7 @@ class ArtifactStore(Protocol):
         ...
 
     def is_conditional(self) -> bool:
-        """Whether ``write`` obeys its conditions; found out by writing, once.
+        """Returns whether ``write`` obeys its conditions. The first call finds out by writing.
 
         Raises:
             StoreDeniedError: the store cannot be written to.
@@ -163,7 +163,7 @@ def pack_name(digest: str) -> str:
 
 
 def is_name(name: str) -> bool:
-    """Whether it could be the name of an object: what lies in a store under any other is not of snapcap."""
+    """Returns whether a name can be an object's. Anything under another name in a store is not snapcap's."""
     return _NAME.fullmatch(name) is not None
 
 

@@ -38,7 +38,8 @@ _MODULE = "snapcap.warmup.store.worker"
 
 @dataclass(frozen=True)
 class StoreJob:
-    """One set, the store in S3 and the local folder. ``store`` names the key that signs only where one is to."""
+    """Describes a set to fetch or publish, with the store in S3 and the local folder. ``store`` names the signing
+    key only if the worker has to sign."""
 
     store: StoreOptions
     s3: S3Options
@@ -52,7 +53,7 @@ class StoreJob:
             options.store,
             trusted_keys=options.store.accepted_keys,
             sign_key=options.store.sign_key if signs else None,
-            remote_cache="",  # which may hold a password, and is for compilers
+            remote_cache="",  # the address may hold a password, and only compilers need it
         )
         return cls(store, options.s3, options.store_folder, key, factors)
 
@@ -71,7 +72,7 @@ def fetch_in_worker(job: StoreJob, trust: Trust, ask: Callable[[StoreJob], Fetch
     found = _from_folder(job, local, trust)
     if found.result != "hit":
         told = (ask or _ask_to_fetch)(job)
-        # What the worker says is a reason for a log; what can be run is only what the folder then verifies to.
+        # The worker's answer gives a reason for the log. Only files that this process then verifies can be run.
         here = _from_folder(job, local, trust) if told.result == "hit" else told
         found = replace(here, reason=told.reason) if here.result == "hit" else here
         found = replace(found, bytes_fetched=told.bytes_fetched)
@@ -101,7 +102,8 @@ def _ask_to_fetch(job: StoreJob) -> Fetched:
 
 
 def ask_to_fetch(worker: Worker, job: StoreJob, task: Mapping[str, Any]) -> Fetched:
-    """What the worker, which is ended at the deadline, answers to a task that is answered by ``told``."""
+    """Sends a fetch task to a worker and returns its answer. The worker is ended at the deadline. The task must be
+    one that the worker answers with ``told``."""
     deadline = job.store.deadline
     end = time.monotonic() + deadline + GRACE
     try:
@@ -114,7 +116,7 @@ def ask_to_fetch(worker: Worker, job: StoreJob, task: Mapping[str, Any]) -> Fetc
 
 
 def told(fetched: Fetched) -> dict[str, Any]:
-    """What the parent wants to hear: no files, which it looks up by itself."""
+    """Serialises a fetch result for the parent process, without files: the parent looks those up by itself."""
     return {
         "result": fetched.result,
         "reason": fetched.reason,
@@ -147,7 +149,7 @@ def _fetch(job: StoreJob) -> Fetched:
 
 def _publish(job: StoreJob, replace: bool) -> "Published":
     """If it could be loaded from the local folder: signing makes it good for every server."""
-    from snapcap.warmup.store.publish import publish  # noqa: PLC0415  as above
+    from snapcap.warmup.store.publish import publish  # noqa: PLC0415  loaded only when needed
 
     trust = read_trust(job.store)
     remote = open_store(job.store.address, job.s3, trust)

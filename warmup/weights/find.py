@@ -22,8 +22,12 @@ WeightsResult = Literal["hit", "miss", "corrupt", "untrusted", "error", "off"]
 
 @dataclass(frozen=True)
 class FoundWeights:
-    """What came of looking for prepared weights; ``mapped`` of a hit. ``bytes_fetched``: downloaded from a store.
-    Untrusted and error are of a store alone."""
+    """Holds the result of looking for prepared weights.
+
+    result: only a store gives "untrusted" and "error".
+    mapped: the weights, on a hit.
+    bytes_fetched: bytes downloaded from a store.
+    """
 
     result: WeightsResult
     reason: str
@@ -45,7 +49,7 @@ def find_weights(checkpoint: Checkpoint, plan: Plan, store_folder: Path) -> Foun
             mapped = open_prepared(store, digest, checkpoint, plan)
     except (PreparedError, StoreError) as error:
         return FoundWeights("corrupt", str(error))
-    except Exception as error:  # what is wrong with the checkpoint is for loading to say
+    except Exception as error:  # loading reports the errors of a checkpoint
         return FoundWeights("miss", f"{type(error).__name__}: {error}")
     if mapped is None:
         return FoundWeights("miss", "they are not prepared for these files, this device and dtype")
@@ -53,11 +57,12 @@ def find_weights(checkpoint: Checkpoint, plan: Plan, store_folder: Path) -> Foun
 
 
 def _of_content(store: FolderStore, checkpoint: Checkpoint, plan: Plan) -> MappedWeights | None:
-    """Those of files that no record knows, as of another copy or container image, by what is in them, where the
-    store has some that may be theirs: to read the files takes less than torch and a conversion. Recorded for the
-    next start, also where they are others. None where there are none, or the files change meanwhile.
+    """Map the prepared weights of a checkpoint without a record, such as another copy or container image, by the
+    digest of its files. The files are read only if the store has weights that may be theirs: reading takes less
+    time than importing torch and converting. The digest is recorded for the next start even without a match.
+    Returns None if there are no such weights, or if the files change meanwhile.
 
-    Raises as ``find_weights`` catches.
+    Raises the errors that ``find_weights`` catches.
     """
     name = prepared_name("*", plan.device_type, plan.dtype, layout_digest(checkpoint.config, checkpoint.transform))
     if not any((store.root / WEIGHTS).glob(name)):
@@ -70,7 +75,7 @@ def _of_content(store: FolderStore, checkpoint: Checkpoint, plan: Plan) -> Mappe
         return None
     # A record of what was here before names weights that the next preparation removes.
     if is_at_rest(files, began) and (mapped is not None or not store.path(record_name(folder)).exists()):
-        with contextlib.suppress(StoreError):  # of a folder that is read-only
+        with contextlib.suppress(StoreError):  # the folder may be read-only
             write_record(store, folder, record)
     return mapped
 
@@ -88,6 +93,6 @@ def open_prepared(store: FolderStore, digest: str, checkpoint: Checkpoint, plan:
         if file is None:
             return None
         mapped = map_weights(file, name)
-        with contextlib.suppress(OSError):  # of a folder that is read-only
+        with contextlib.suppress(OSError):  # the folder may be read-only
             os.utime(file.fileno())  # the newest are kept
         return mapped

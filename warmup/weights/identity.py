@@ -52,8 +52,9 @@ def flushed_identity(folder: Path) -> Identity:
 
 
 def is_at_rest(files: Identity, moment: int) -> bool:
-    """Whether any change after ``moment``, in nanoseconds of the clock, gives another identity: none was so shortly
-    before it that the next could have the same time. The time of change is the system's; nobody sets it."""
+    """Returns whether any change of the files after ``moment`` (nanoseconds of the clock) gives them another
+    identity: no change was so shortly before that the next could have the same time. The system sets the time of
+    change; nobody else can."""
     return all(max(file.changed, file.modified) <= moment - CLOCK_NS for file in files)
 
 

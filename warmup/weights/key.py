@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from snapcap.models.config import ModelConfig
     from snapcap.models.processing.transform import ImageTransform
 
-# What is put where, and under which names it is in a checkpoint.
+# Sources that decide the layout of prepared weights and the names of tensors in a checkpoint.
 _SOURCES = ("weights/*.py", "families/*.py", "names.py", "text.py", "dimensions.py", "config.py")
-# Those that were prepared here, and those that were fetched.
+# Names of files of weights: prepared on this machine, or fetched.
 PREPARED_NAME = re.compile(r"[0-9a-f]{64}(\.(cpu|cuda)\.(float32|bfloat16|float16)\.[0-9a-f]{64})?\.safetensors")
 
 

@@ -40,7 +40,8 @@ def remove_old(store: FolderStore, name: str, before: Record | None, record: Rec
 
 
 def fetching_name(content: str, part: str) -> str:
-    """Of a content that is fetched (``ModelManifest.content``): ``LOCK``, ``WRITING`` or ``VERIFIED``."""
+    """Returns the name of a file of a download. ``content``: ``ModelManifest.content``. ``part``: ``LOCK``,
+    ``WRITING`` or ``VERIFIED``."""
     return f".{content}.{part}"
 
 
@@ -64,8 +65,8 @@ def remove_unfinished(folder: Path, alone: bool | None) -> None:
 
 
 def remove_fetched(folder: Path) -> None:
-    """Remove what downloads have left that were killed: all whose lock nobody has, and these locks. What cannot be
-    removed stays, as it is in nobody's way.
+    """Remove the files of killed downloads: those whose lock nobody holds, and their locks. A file that cannot be
+    removed stays and does no harm.
 
     Raises:
         OSError: the folder cannot be read.
@@ -109,8 +110,9 @@ def readable_record(store: FolderStore, name: str) -> Record | None:
 
 
 def _is_superseded(store: FolderStore, before: Record, record: Record) -> bool:
-    """Whether the checkpoint was changed after the record before, whose content no other record names. Where it was
-    not, the place is another one for another container, and each has its weights."""
+    """Returns whether the checkpoint has replaced the content of its earlier record, and no other record names that
+    content. If the files did not change after the earlier record, the path means another folder in another
+    container, and both keep their weights."""
     if before.digest == record.digest or all(file.changed <= before.began for file in record.files):
         return False
     names = [name for name in store.newest(WEIGHTS, _LISTED) if RECORD_NAME.fullmatch(Path(name).name)]
@@ -119,7 +121,7 @@ def _is_superseded(store: FolderStore, before: Record, record: Record) -> bool:
 
 
 def prune(store: FolderStore) -> None:
-    """Remove prepared files but the last ones that were written or used. What has another name than ours stays.
+    """Remove prepared files except those written or used last. Files of other names stay.
 
     Raises:
         StoreError: something cannot be removed.

@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from snapcap.models.weights.prepared.contents import Contents
 
 _FLUSHED_BYTES = 64 << 20  # written at a time: others that wait for the disk wait for no more
-_PROCESS_BYTES = 512 << 20  # of this process with torch
+_PROCESS_BYTES = 512 << 20  # memory of this process with torch
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What came of preparing. ``written``: the file is new; ``kept``: it was there; ``busy``: another process is
-    preparing; ``skipped``: there is none."""
+    """Holds the result of preparing weights. ``written``: the file is new; ``kept``: it was there already;
+    ``busy``: another process is preparing; ``skipped``: no file was written."""
 
     result: Literal["written", "kept", "busy", "skipped"]
     reason: str
@@ -82,7 +82,7 @@ def prepare_weights(folder: Path, plan: Plan, store_folder: Path, *, thorough: b
             return prepared
         before = readable_record(store, record_name(folder))
         write_record(store, folder, record)
-        with contextlib.suppress(StoreError):  # what stays is removed by the next one
+        with contextlib.suppress(StoreError):  # the next preparation removes any file that stays
             remove_old(store, name, before, record)
         return prepared
 
@@ -118,7 +118,7 @@ def _write(unfinished: Path, path: Path, checkpoint: Checkpoint, plan: Plan, fil
     if free_memory() < memory:
         return Prepared("skipped", f"it may take {_mib(memory)} of memory, and less is free")
     contents = _contents(checkpoint, plan, path.name)
-    if free_bytes(path.parent) < 2 * contents.header.size:  # as much again is left to others
+    if free_bytes(path.parent) < 2 * contents.header.size:  # the same amount stays free for others
         return Prepared("skipped", f"less than twice {_mib(contents.header.size)} of {path.parent} are free")
     try:
         _write_contents(unfinished, contents)

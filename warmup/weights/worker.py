@@ -2,7 +2,7 @@
 
 Converting takes seconds of Python and of a CPU, which no step of a server may wait for: so a process of the lowest
 priority reads the checkpoint once more, on the CPU also where the model is on a GPU, whose stream stays the device
-thread's. What it writes is what `load_weights` gives; it ends when its parent does.
+thread's. The file holds the tensors that `load_weights` returns. The process ends when its parent does.
 
     job   {"checkpoint": …, "plan": …, "store": …}, then {"thorough": …}
 

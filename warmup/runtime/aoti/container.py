@@ -29,9 +29,10 @@ class CaptureError(AotiError):
 
 @dataclass(frozen=True)
 class Container:
-    """A package that is mapped and has a model made of it. It stays until the process ends.
+    """A loaded package: its library is mapped and its model is made. Both stay until the process ends.
 
-    Only one thread at a time may run it; runs of others go on beside it, as it holds no lock of Python's.
+    Only one thread at a time may run a container. Runs of other containers go on in parallel: Python's lock is
+    free.
     """
 
     library: ctypes.CDLL
@@ -72,7 +73,7 @@ class Container:
         return self.run_given((ctypes.c_void_p * len(inputs))(*inputs), stream)
 
     def run_given(self, given: "ctypes.Array[ctypes.c_void_p]", stream: int | None) -> int:
-        """As ``run``, with the handles in an array, which may be used again."""
+        """Runs the package as ``run`` does, with the handles in an array, which the caller may reuse."""
         output = ctypes.c_void_p()
         # Single-threaded: a variant with locks and events of its own breaks the capture of a CUDA graph.
         status = self.library.AOTInductorModelContainerRunSingleThreaded(

@@ -10,13 +10,13 @@ from snapcap.warmup.runtime.aoti.cuda_runtime import CudaError, CudaRuntime
 from snapcap.warmup.runtime.aoti.libtorch import Libtorch
 from snapcap.warmup.runtime.aoti.native_tensors import NativeTensor
 
-_SIDE = 16  # of the matrices
+_SIDE = 16  # rows and columns of each matrix
 
 
 @contextlib.contextmanager
 def loading_cublas(library: int, libtorch: Libtorch, cuda: CudaRuntime, dtype: str) -> Iterator[None]:
     """Multiply matrices on a thread that has ended when the block has: its handle of cuBLAS is then there for the
-    device thread. What fails is for the packages to report, which multiply as it does.
+    device thread. Errors are ignored here: packages multiply too, and report them.
 
     ``library``: the handle of libtorch.
     """

@@ -117,7 +117,7 @@ class CudaRuntime:
         except AttributeError as error:
             raise AotiError(f"this libtorch is of another version: {error}") from error
         self.index = index
-        getattr(self._functions, _ALLOW_TF32)(context(), False)  # as `devices.torch_settings`: "highest"
+        getattr(self._functions, _ALLOW_TF32)(context(), False)  # "highest", see `devices.torch_settings`
         self.call("cudaSetDevice", index)
         self.stream = self.new_stream()
         self._make_current()  # for good: it is the thread's stream until that ends
@@ -207,7 +207,7 @@ class CudaRuntime:
         return address.value or 0
 
     def free_bytes(self) -> tuple[int, int]:
-        """Of the device's memory: what is free, and all of it."""
+        """Returns the free and the total bytes of the device's memory."""
         free, total = _Size(), _Size()
         self.call("cudaMemGetInfo", ctypes.byref(free), ctypes.byref(total))
         return free.value, total.value

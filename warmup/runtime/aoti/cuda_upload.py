@@ -3,7 +3,7 @@
     readers        [ file's pages → own pinned chunk ] …      several, each with one chunk
     copy stream           [ chunk → device ][ chunk → device ] …
 
-As `models.weights.upload` does with torch's tensors; that says why.
+`models.weights.upload` does the same with torch's tensors, and gives the reasons.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -35,7 +35,7 @@ def upload(source: "np.ndarray[Any, np.dtype[np.uint8]]", target: int, cuda: Cud
         chunk = array_at(address, np.uint8, (CHUNK_BYTES,))
         while (start := next(chunks) * CHUNK_BYTES) < len(source):
             piece = source[start : start + CHUNK_BYTES]
-            cuda.wait(copied)  # what the chunk held is on the device
+            cuda.wait(copied)  # the chunk's last content is on the device
             chunk[: len(piece)] = piece
             cuda.copy(target + start, address, len(piece), stream)
             cuda.record(copied, stream)

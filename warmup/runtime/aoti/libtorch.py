@@ -63,7 +63,8 @@ class Libtorch:
         self.delete = functions.aoti_torch_delete_tensor_object
 
     def set_num_threads(self, count: int) -> None:
-        """Of what the calling thread computes; the CPU library takes them as far as they have a CPU."""
+        """Sets the number of threads for operations of the calling thread. The CPU library uses no more threads
+        than there are CPUs."""
         self._set_num_threads(_Int(count))
 
     def over(self, address: int, dtype: str, shape: Sequence[int], strides: Sequence[int]) -> int:
@@ -99,11 +100,11 @@ class Libtorch:
         return made.value or 0
 
     def copy(self, target: int, source: int) -> None:
-        """What one tensor holds into another of its shape, on the current stream."""
+        """Copies the source's values to a target of the same shape, on the current stream."""
         self._call("aoti_torch_copy_", target, source, 1)
 
     def another(self, tensor: int) -> int:
-        """One more handle of a tensor."""
+        """Returns another handle of a tensor."""
         handle = _Pointer()
         self._call("aoti_torch_new_tensor_handle", tensor, ctypes.byref(handle))
         return handle.value or 0

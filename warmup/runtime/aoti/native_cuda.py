@@ -18,7 +18,7 @@ from snapcap.warmup.runtime.devices.device import Captured, DeviceHealth, Pendin
 
 _COPIERS = 4  # threads, each with a piece of pinned memory: 113 MB take 7.5 ms, and 12 with two, 20 with one
 _PIECE_BYTES = 4 << 20  # or one image
-_LEAST_FREE = 0.02  # of the device's memory: with less, what failed is taken to have lacked it
+_LEAST_FREE = 0.02  # share of the device's memory: with less free, a failure counts as a lack of memory
 
 
 class NativeCudaDevice:
@@ -55,8 +55,9 @@ class NativeCudaDevice:
         self._cuda.wait()
 
     def health(self, error: Exception) -> DeviceHealth:
-        """A kernel's error is known only at its end, so this waits for it. What a package has failed of it tells
-        the standard error alone, so a lack of memory is seen by how much is free."""
+        """Classifies an error. Waits for the device, as a kernel's error is known only at its end. A package
+        reports the reason of a failure only on the standard error, so a lack of memory is inferred from the free
+        bytes."""
         try:
             self._cuda.wait()
             free, total = self._cuda.free_bytes()
@@ -82,9 +83,12 @@ class _Graph:
 
 
 class _Staging:
-    """As `devices.cuda` does it, whose picture shows why: copies on a stream of their own. But through small pieces
-    of pinned memory, as to pin what the largest bucket needs takes 50 ms of a start, and by several threads where
-    there is more than one of them holds: while the device fetches some, the host fills others."""
+    """Copies images to the GPU on a separate stream, as `devices.cuda` does; the diagram there gives the reason.
+
+    The images go through small pieces of pinned memory, because pinning enough for the largest bucket takes 50 ms
+    of a start. Images that fill more than a piece are copied by several threads: the host fills some pieces while
+    the device reads others.
+    """
 
     def __init__(
         self, cuda: CudaRuntime, memory: NativeCudaMemory, pixels: NativeTensor, slots: NativeTensor
@@ -104,7 +108,7 @@ class _Staging:
         cuda.record(self._taken)  # the buffers have been made
 
     def __del__(self) -> None:
-        with contextlib.suppress(CudaError):  # of a device that is lost
+        with contextlib.suppress(CudaError):  # the device may be lost
             self._cuda.wait(self._arrived)
             self._cuda.call("cudaFreeHost", _address(self._slots))
             for event in (self._arrived, self._taken):

@@ -20,7 +20,7 @@ class NativeCudaMemory:
 
     def __init__(self, libtorch: Libtorch, cuda: CudaRuntime) -> None:
         self._libtorch, self._cuda = libtorch, cuda
-        self.allocated_bytes = 0  # of buffers and weights
+        self.allocated_bytes = 0  # bytes of buffers and weights
 
     @property
     def kind(self) -> Literal["cuda"]:

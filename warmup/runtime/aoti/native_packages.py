@@ -39,13 +39,13 @@ class NativePackages:
             container = self._opened(package) if future is None else future.result()
         except AotiError as error:
             raise PackageError(f"{entry} cannot be opened: {error}") from error
-        if self.lone_threads == self.threads:  # as they are set already
+        if self.lone_threads == self.threads:  # the number is set already
             return self.function(container)
         return self.function(container, self.lone_threads if region_of(entry)[1] == 1 else self.threads)
 
     def function(self, container: Container, threads: int | None = None) -> RegionCall:
-        """What a package does, as a function of its inputs. They stay the caller's, unlike those of a container.
-        ``threads``: that it runs on, if others run on another number.
+        """Wraps a container as a function of its inputs. The inputs stay the caller's, while a container's ``run``
+        takes them over. ``threads``: number of threads to set before a call; None leaves the number as it is.
 
         Raises:
             AotiError: it fails when it is called.

@@ -16,7 +16,7 @@ from snapcap.warmup.runtime.aoti.libtorch import Libtorch
 _ALIGNMENT = 64  # bytes, as torch's own allocator has it
 _DTYPES: dict[str, Any] = {
     "float32": np.float32,
-    "float16": np.uint16,  # as their bits: nobody here computes with them
+    "float16": np.uint16,  # the bits of 16-bit floats: nobody here computes with them
     "bfloat16": np.uint16,
     "int64": np.int64,
     "uint8": np.uint8,
@@ -55,7 +55,7 @@ class NativeTensor:
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        """What numpy needs to know of memory that is not its own."""
+        """Describes the tensor's memory to numpy."""
         address, dtype, shape, strides = self.described
         kind = np.dtype(_DTYPES[dtype])
         steps = tuple(step * kind.itemsize for step in strides)

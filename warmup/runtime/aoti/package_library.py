@@ -19,7 +19,7 @@ _MODELS = f"/data/aotinductor/{MODEL_NAME}/"
 _METADATA = "_metadata.json"
 
 
-# What packages for a CPU link, and what the CPU library (`cpu_library`) calls itself.
+# Names of the libraries that packages for a CPU link, and the name of the CPU library (`cpu_library`).
 _TORCH = (b"libtorch_cpu.so", b"libtorch.so", b"libc10.so")
 CPU_LIBRARY_SONAME = "snapcap"
 
@@ -60,7 +60,8 @@ def library_file(content: bytes) -> Iterator[str]:
     descriptor = memory_file("snapcap-package", runs=True)
     with os.fdopen(descriptor, "wb", closefd=False) as memory:
         memory.write(content)
-    # It stays open: the linker knows a library by its name, and would take it for the next one of this number.
+    # The descriptor stays open. The linker knows a library by its name: another library with the same descriptor
+    # number would be taken for this one.
     yield f"/proc/self/fd/{descriptor}"
 
 

@@ -33,7 +33,7 @@ def entry_name(region: str, size: int) -> str:
 
 
 def region_of(entry: str) -> tuple[str, int]:
-    """What ``entry_name`` was given.
+    """Returns the region and bucket size that ``entry_name`` made a name of.
 
     Raises:
         ValueError: it is no name of a package.
@@ -71,7 +71,7 @@ def check_inputs(entry: str, expected: object, actual: InputSpecs) -> None:
 
 
 def is_whole(package: Path) -> bool:
-    """Whether every file of a package has content."""
+    """Returns whether every file of a package has content."""
     with zipfile.ZipFile(package) as members:
         return all(member.file_size for member in members.infolist() if not member.is_dir())
 

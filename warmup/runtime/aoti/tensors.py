@@ -1,8 +1,7 @@
 """Converts torch's tensors to the handles of AOTInductor's C interface, and back.
 
-An AtenTensorHandle belongs to whoever has it: to the one that it is given to, once it is given away. Those of
-libtorch are torch's own tensors; on a CPU a tensor can also lie over the memory of another, whichever library has
-made it.
+An AtenTensorHandle has a single owner, and passing the handle on passes the ownership. Handles of libtorch are
+torch's own tensors; on a CPU a tensor can also lie over the memory of another library's tensor.
 """
 
 import ctypes

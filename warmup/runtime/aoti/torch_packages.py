@@ -44,8 +44,8 @@ def torch_backend(
 def open_package(package: VerifiedFile, device: torch.device) -> RegionFunction:
     """The package's function, which takes what the region takes and returns its one tensor.
 
-    It is opened from the bytes that it was verified to have, or not at all. Nothing checks what it is called with:
-    shapes, strides and dtypes must be those it was compiled for.
+    The package is opened from verified bytes, or not at all. Nothing checks the inputs of a call: their shapes,
+    strides and dtypes must be those that the package was compiled for.
 
     Raises:
         PackageError: the file cannot be opened.

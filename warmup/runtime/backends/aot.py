@@ -48,7 +48,8 @@ class AotBackend(Generic[B]):
         return "aot"
 
     def callable(self, region: Region, bucket: Bucket) -> RegionCall:
-        """What is called on demand is opened by its first call, and stays eager where it cannot be.
+        """Returns the callable of a region's package. The first call opens the package of a region that is called
+        on demand; such a region stays eager if the package cannot be opened.
 
         Raises:
             PackageError: the set has no such package, or it cannot be opened.

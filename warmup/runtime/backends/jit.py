@@ -38,8 +38,8 @@ class JitBackend:
         return "jit"
 
     def callable(self, region: Region, bucket: Bucket) -> RegionFunction:
-        """What compiles for the shapes of its first call; a graph break is an error. What is called on demand stays
-        as it is: no request may wait for a compiler."""
+        """Returns a function that compiles for the shapes of its first call; a graph break is an error. A region
+        that is called on demand stays eager: no request may wait for a compiler."""
         if region.on_demand:
             return region.function
         plan = self.plan

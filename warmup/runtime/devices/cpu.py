@@ -35,7 +35,7 @@ class CpuDevice(Generic[B]):
         return CpuTimer()
 
     def wait(self) -> None:
-        """It has by now."""
+        """Does nothing: a CPU has finished when a call returns."""
 
     def health(self, error: Exception) -> DeviceHealth:
         memory = isinstance(error, MemoryError) or "out of memory" in str(error)

@@ -25,7 +25,8 @@ class PendingTokens:
     outcomes: "np.ndarray[Any, Any] | None" = None
 
     def result(self) -> list[int]:
-        """One token a row; waits until the step that made them has ended, and for nothing after it."""
+        """Returns a token for each row. Waits until the step that made the tokens has ended, not for later
+        steps."""
         self.arrived()
         values: list[int] = self.tokens.tolist()
         return values
@@ -79,15 +80,15 @@ class Captured(Protocol[B_co]):
 
 
 class Device(Protocol[B]):
-    """What a runner works on. Only the device thread calls it."""
+    """Protocol of the device that a runner works on. Only the device thread calls its methods."""
 
     @property
     def memory(self) -> Memory[B]: ...
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether it works while the host goes on: then a step may be launched before the last is read, and what it
-        launches can be recorded."""
+        """True if the device works while the host goes on. Then a step may be launched before the last step's
+        tokens are read, and launches can be recorded."""
         ...
 
     def staging(self, pixels: B, slots: B) -> Staging:
@@ -113,11 +114,11 @@ class Device(Protocol[B]):
     def timer(self) -> Timer: ...
 
     def wait(self) -> None:
-        """Until it has done all it was given."""
+        """Waits until the device has finished all its work."""
         ...
 
     def health(self, error: Exception) -> DeviceHealth:
-        """What an error of its work says of it."""
+        """Returns the health of the device after an error of its work."""
         ...
 
     def allocated_bytes(self) -> int:

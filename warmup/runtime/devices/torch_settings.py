@@ -37,15 +37,15 @@ def open_device(plan: Plan) -> tuple[torch.device, torch.dtype]:
 
 
 def avoid_driver_compilation() -> None:
-    """Of the kernels that torch may choose, leave out those that the driver compiles when they are first launched.
+    """Keep torch from choosing kernels that the driver compiles at their first launch.
 
-    cuDNN brings its attention as PTX. Where the driver has no cache of its own yet, as in every new container, that
-    is 0.4 s of a first caption on an H200; the others are for this processor already. For region functions: a
-    package's kernels were chosen when it was built, and those of `torch.compile` should be the fastest.
+    cuDNN ships its attention as PTX. In a new container the driver has no cache yet and compiles it: 0.4 s of the
+    first caption on an H200. Torch's other kernels are binaries for this processor. The setting is for eager region
+    functions: a package's kernels were chosen by its build, and `torch.compile` should choose the fastest.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def torch_device(device: torch.device) -> Device[Tensor]:
-    """What a runner over torch's tensors works on."""
+    """Returns the device for a runner over torch's tensors."""
     return CudaDevice(device) if device.type == "cuda" else CpuDevice(TorchHostMemory())

@@ -73,7 +73,8 @@ class Jit:
         self._fallbacks: Counter[tuple[str, int]] = Counter()
 
     def backend(self, plan: Plan, artifacts: Artifacts) -> JitBackend:
-        """What compiles the regions, with what the artifacts hold at hand."""
+        """Returns the backend that compiles the regions. On a hit its compile cache is filled from the artifacts
+        first."""
         self._artifacts = artifacts
         if artifacts.hit:
             try:

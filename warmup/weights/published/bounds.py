@@ -3,7 +3,7 @@
 from snapcap.models.config import ModelConfig
 from snapcap.models.dimensions import DavitConfig, Florence2Config, VisionConfig
 
-_ITEM_BYTES = 4  # of the widest dtype
+_ITEM_BYTES = 4  # bytes of an element of the widest dtype
 _SLACK = 2  # biases, norms, what is turned around for a device, and what aligns tensors
 _LEAST = 64 * 1024 * 1024
 
@@ -17,7 +17,7 @@ def most_bytes(config: ModelConfig) -> int:
         encoder += decoder.encoder_layers * (4 * own * own + 2 * own * decoder.encoder_inner_size)
     crossed = 2 * own * (own + max(config.cross_size, width))
     attention = 2 * own * decoder.head_dim * (decoder.num_heads + decoder.kv_heads)
-    decoder_layer = attention + crossed + 3 * own * decoder.inner_size  # of Llama with a gate
+    decoder_layer = attention + crossed + 3 * own * decoder.inner_size  # three matrices: Llama has a gate
     shuffled = vision.sequence_length // vision.image_tokens  # patches that become one token, side by side
     rows = 2 * decoder.vocab_size + decoder.n_positions + config.prefix_length + own
     tables = own * rows + own * (shuffled + 1) * width
@@ -28,7 +28,7 @@ def most_bytes(config: ModelConfig) -> int:
 def _vit(vision: VisionConfig) -> int:
     tokens, width = vision.sequence_length, vision.hidden_size
     patch = vision.patch_size[0] * vision.patch_size[1] * vision.num_channels
-    # Of BEiT each layer may have a bias for each pair of tokens.
+    # Each layer of BEiT may have a bias for each pair of tokens.
     layer = 4 * width * width + 2 * width * vision.intermediate_size + vision.num_heads * tokens * tokens
     return width * (patch + tokens) + vision.num_layers * layer
 

@@ -1,8 +1,9 @@
 """Downloads prepared weights in chunks, each of which is verified while it streams, whole or not at all.
 
-It becomes a file of the cache in two steps. The first ends with every chunk verified, which the name says that the
-file has then: a start maps it. The second waits for the disk, which may take longer than the link, and gives it the
-name by which others find it. Until then whoever comes next removes it, as what a process leaves that is killed.
+A download becomes a file of the cache in two steps. The first step ends when every chunk is verified: the file gets
+a name that says so, and the start maps it. The second step syncs the file, which may take longer than the download,
+and gives it its final name, by which other processes find it. A file without its final name is removed by the next
+download, like the files of a killed process.
 """
 
 import contextlib
@@ -70,7 +71,7 @@ def download_weights(
         if local.size(f"{WEIGHTS}/{path.name}") == manifest.weights.size:  # another process brought it meanwhile
             return Downloaded(0, unfinished=False)
         remove_parts(folder, content, alone)
-        remove_fetched(folder)  # of others, as far as nobody fetches them now
+        remove_fetched(folder)  # files of other downloads that nobody fetches now
         temporary = folder / own_name(fetching_name(content, WRITING), alone)
         size = manifest.weights.size
         if size > free_bytes(folder):
@@ -101,7 +102,7 @@ def finish(local: FolderStore, manifest: ModelManifest) -> None:
         commit(verified, folder / fetched_name(manifest.content))
     except OSError as error:
         raise StoreError(f"weights cannot be kept in {folder}: {os_error_text(error)}") from error
-    with contextlib.suppress(StoreError):  # what stays is removed by the next one
+    with contextlib.suppress(StoreError):  # the next download removes any file that stays
         prune(local)
 
 
@@ -109,7 +110,7 @@ def _lock(folder: Path, content: str, until: float, scope: contextlib.ExitStack)
     """Have the lock of a content, or wait for the process that fetches the same, as long as that goes on.
 
     Returns:
-        As ``take_lock``, but for False.
+        The result of ``take_lock``, which is never False here.
     """
     path = folder / fetching_name(content, LOCK)
     seen, since = -1, time.monotonic()

@@ -42,7 +42,8 @@ Identity = Mapping[str, str]
 
 
 class NotFetchedError(Exception):
-    """What a look for published weights came to, if not to a hit; one line."""
+    """No published weights were fetched. ``result`` names the kind of failure, and ``reason`` explains it in a
+    line."""
 
     def __init__(self, result: FetchResult, reason: str) -> None:
         super().__init__(reason)
@@ -51,7 +52,7 @@ class NotFetchedError(Exception):
 
     @classmethod
     def of(cls, error: Exception) -> "NotFetchedError":
-        """As what anything that a store can hold or do is told."""
+        """Maps any error of a store, manifest or checkpoint to a fetch result."""
         match error:
             case NotFetchedError():
                 return error
@@ -158,7 +159,7 @@ def weights_at_hand(local: FolderStore, found: FoundModel) -> str | None:
 
 
 def _is_whole(local: FolderStore, found: FoundModel) -> bool:
-    """Whether the folder has all of a model: its small files, verified, and its weights."""
+    """Returns whether the folder has all of a model: its small files, verified, and its weights."""
     return described(local, found.manifest) is not None and weights_at_hand(local, found) is not None
 
 
@@ -174,7 +175,8 @@ def _unasked(identity: "Future[Identity]", seconds: float) -> str:
 
 
 def _at_hand(local: FolderStore, key: str, trust: Trust) -> tuple[FoundModel | None, NotFetchedError | None]:
-    """What the folder has; what is wrong there is told where the remote has nothing either."""
+    """Returns the model in the folder, or the error of reading it, which is reported only if the remote has no
+    model either."""
     try:
         return local_model(local, key, trust), None
     except (ManifestError, StoreError) as error:

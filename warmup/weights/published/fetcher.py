@@ -1,8 +1,8 @@
 """Brings a published model to this machine, for a start: a worker process does it, and is believed little.
 
-The manifest's signature and the small files' digests are verified here again. Of the weights, whose chunks the
-worker has verified, it is looked at what is looked at in any prepared weights: who owns the file, its size, its
-header, and what they were made of. No torch, no boto3.
+The manifest's signature and the small files' digests are verified here again. The worker has verified the chunks of
+the weights; this process runs the same checks as for local prepared weights: the file's owner, its size, its
+header, and the checkpoint that they were made of. No torch, no boto3.
 """
 
 import contextlib
@@ -63,8 +63,8 @@ class Described:
 
 
 class ModelFetcher:
-    """One model on its way: ``describe``, then ``packages`` and ``weights``, in this order as the worker answers
-    one at a time, and ``close``, which ends it. Thread-safe."""
+    """Fetches a model through a worker process, which answers a task at a time. Call ``describe``, then
+    ``packages`` and ``weights`` in this order, then ``close``, which ends the worker. Thread-safe."""
 
     def __init__(self, options: StartOptions, worker: Worker | None = None) -> None:
         """``worker``: of ``fetcher_worker``, if its process was launched already."""
@@ -72,7 +72,7 @@ class ModelFetcher:
         self._worker = worker or fetcher_worker(options)
         self._lock = threading.Lock()
         self._unfinished = False
-        self._end = time.monotonic() + options.store.deadline + GRACE  # of all that is before the weights
+        self._end = time.monotonic() + options.store.deadline + GRACE  # deadline of all tasks before the weights
 
     def begin(self) -> None:
         """Have the worker start, which imports for longer than whoever asks has to prepare. Does not wait."""
@@ -121,7 +121,7 @@ class ModelFetcher:
             raise NotFetchedError.of(error) from error
 
     def packages(self, job: StoreJob) -> Fetched:
-        """As ``store.worker.ask_to_fetch``, by the worker that is there."""
+        """Fetches packages as ``store.worker.ask_to_fetch`` does, with this fetcher's worker."""
         with self._lock:
             return ask_to_fetch(self._worker, job, {"do": "packages", "key": job.key, "factors": job.factors})
 
@@ -166,12 +166,13 @@ class ModelFetcher:
             self._worker.stop()
 
     def _pinned(self, local: FolderStore, key: str) -> Described | None:
-        """What is here already of a commit, of which nobody needs be asked."""
+        """Returns the model in the folder if the source names a commit and the folder has that commit. A commit
+        never changes, so no store is asked."""
         source = self._options.model.source
         commit = hub.pinned_commit(source) if kind_of(source) == "hub" else None
         if commit is None:
             return None
-        with contextlib.suppress(ValueError, StoreError):  # what is damaged is fetched again
+        with contextlib.suppress(ValueError, StoreError):  # a damaged model is fetched again
             found = local_model(local, key, self._trust)
             folder = None if found is None else described(local, found.manifest)
             if found is not None and folder is not None and weights_at_hand(local, found) is not None:
@@ -189,7 +190,7 @@ class ModelFetcher:
         name = prepared_name(manifest.checkpoint, plan.device_type, plan.dtype, layout)
         with self._opened(local, model.found) as file:
             mapped = map_weights(file, name)
-            with contextlib.suppress(OSError):  # of a folder that is read-only
+            with contextlib.suppress(OSError):  # the folder may be read-only
                 os.utime(file.fileno())  # the newest are kept
         if len(mapped.memory) != manifest.weights.size:
             raise PreparedError("the file of weights has another size than its manifest says")

@@ -1,7 +1,7 @@
 """Launches the process that brings a published model, before there is anything to tell it.
 
-What it imports takes longer than all that a start does until it can say which model it wants; so this module
-imports little.
+The imports of that process take longer than a start takes to find out which model it wants. So the process is
+launched first, and this module imports little.
 """
 
 from typing import TYPE_CHECKING

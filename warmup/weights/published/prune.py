@@ -27,8 +27,8 @@ def mark_used(*paths: Path) -> None:
 
 
 def prune_models(cache: FolderStore) -> None:
-    """Remove all but the last manifests and small files that were brought or used. What was built in the folder, or
-    has another name than ours, stays; what cannot be removed stays, too."""
+    """Remove all manifests and small files except those fetched or used last. Manifests of models built in the
+    folder stay, as do files of other names and files that cannot be removed."""
     with contextlib.suppress(StoreError, OSError):
         names = [name for name in cache.newest(MODELS, _LISTED) if _MANIFEST.fullmatch(name)]
         for name in names[_KEPT:]:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def is_publishable(source: str) -> bool:
-    """Whether a name says which model it is on any machine."""
+    """Returns whether a source names the same model on every machine."""
     return kind_of(source) in ("s3", "hub")
 
 
@@ -38,19 +38,19 @@ def published_name(source: str) -> str:
 
 
 def model_factors_of(options: StartOptions) -> Factors:
-    """Under which the model that these options start is published, and looked for.
+    """Returns the factors of the key under which the model of these options is published and looked for.
 
     Raises:
         OSError, MachineError, StartError: as ``model_factors`` and ``device_and_dtype``.
     """
-    from snapcap.warmup.plan.plan import device_and_dtype  # noqa: PLC0415  it imports every family
+    from snapcap.warmup.plan.plan import device_and_dtype  # noqa: PLC0415  the module imports every family
 
     device, dtype = device_and_dtype(options.compute)
     return model_factors(published_name(options.model.source), device.partition(":")[0], dtype)
 
 
 def is_at_hand(source: str, cache: Path, options: S3Options) -> bool:
-    """Whether this machine has the whole checkpoint, as far as can be told without asking anybody."""
+    """Returns whether this machine has the whole checkpoint, judged by local files alone."""
     try:
         is_s3 = kind_of(source) == "s3"
         folder = s3_checkpoint.local_folder(source, cache, options) if is_s3 else hub.cached_folder(source)
@@ -60,8 +60,8 @@ def is_at_hand(source: str, cache: Path, options: S3Options) -> bool:
 
 
 def may_be_published(options: StartOptions) -> bool:
-    """Whether a start should ask its store for the model: only where the machine has no checkpoint, which would be
-    downloaded otherwise, and something may be there. Asks nobody."""
+    """Returns whether a start should ask its store for the model: the machine has no checkpoint, and the store may
+    have the model. The call itself sends no request."""
     model = options.model
     try:
         if not model.prepared_weights or not is_publishable(model.source):
@@ -69,14 +69,14 @@ def may_be_published(options: StartOptions) -> bool:
         if is_at_hand(model.source, model.cache_dir, options.s3):
             return False
         return options.store.remote is not None or any((options.store_folder / MODELS).glob("*.json"))
-    except (OSError, ValueError):  # of a name that can be none
+    except (OSError, ValueError):  # the source cannot be a file's name
         return False
 
 
 def current_identity(
     source: str, options: S3Options, deadline: float, s3: "S3Client | None" = None
 ) -> Mapping[str, str]:
-    """What identifies the revision that a source leads to now.
+    """Returns the identity of the revision that a source names now.
 
     Args:
         deadline: the moment of ``time.monotonic()`` to give up at.

@@ -54,13 +54,13 @@ class ModelJob:
 
 
 class _Bringing:
-    """One model on its way."""
+    """Answers the tasks of fetching a model."""
 
     def __init__(self, job: ModelJob) -> None:
         self._job = job
         self._local = FolderStore.open(job.folder)
         self._trust = read_trust(job.store)
-        # Which takes longer than all that who asks has to do before it can.
+        # Opening the store takes longer than the parent takes to send its first task.
         self._remote = open_store(job.store.address, job.s3, self._trust) if is_remote(job.store.address) else None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="snapcap-download")
         self._scope = contextlib.ExitStack()
