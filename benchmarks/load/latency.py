@@ -155,7 +155,7 @@ def _http_table(report: Report, http: Mapping[str, Any]) -> None:
 
 
 def _targets(report: Report, engine: Mapping[str, Any], http: Mapping[str, Any]) -> None:
-    """What issue 4 asks of a GPU."""
+    """Adds the goals of latency and throughput on a GPU, each with the measured value."""
 
     def lone(name: str) -> float | None:
         return engine.get(name, {}).get("concurrency", {}).get("1", {}).get("p50_ms")  # type: ignore[no-any-return]

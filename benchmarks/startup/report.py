@@ -148,7 +148,7 @@ def _progress(build: Mapping[str, Any]) -> str:
 
 
 def _targets(report: Report, results: Sequence[CaseResult], samples: Mapping[str, Samples]) -> None:
-    """What issue 4 asks of a GPU, where on a CPU the same ratios are of interest, and issue 15 of a CPU."""
+    """Adds the goals of a start, each with the measured ratio: some are for a GPU, some for a CPU."""
 
     def median(case: str, name: str) -> float | None:
         return samples[case].median(name) if case in samples else None
