@@ -63,7 +63,7 @@ def test_json(abused: Abused, path: str) -> None:
 
 
 def test_chats_of_thousands_of_messages_at_once(abused: Abused) -> None:
-    """As many messages as JSON may have, from eight connections."""
+    """Eight connections send chats with nearly as many messages as the bound of a JSON body allows."""
     body = json.dumps({"messages": [{"role": "user", "content": "a"}] * 3_500}).encode()
 
     def attack() -> None:

@@ -58,7 +58,7 @@ class Plan:
 
         On an H200 cuDNN's attention makes encodes of 16 and 64 images 4 to 6 % faster. But cuDNN ships it as PTX,
         which the driver compiles in every new container, and plans it anew for each bucket: 0.6 s of a start. So
-            only the mode for the fastest kernels allows it.
+        only the mode for the fastest kernels allows it.
         """
         return self.mode(component) == "max-autotune"
 
