@@ -77,7 +77,7 @@ def attach(services: Services, parts: ServerProcesses) -> tuple[Callable[[], Non
     channel = LoopChannel(parts.engine.end, loop, take)
     engine = RemoteEngine(LIMITS, parts.pixels, slots, channel.send, services.metrics)
     room = ImageRoom(decode_memory(Settings()), parts.images.count)
-    processes = ProcessImageDecoder(parts.images, slots, room, 10.0, services.metrics, loop, ended)
+    processes = ProcessImageDecoder(parts.images, parts.pixels, slots, room, 10.0, services.metrics, loop, ended)
     transform, words = ImageTransform(size=IMAGE_SIZE), cast("Any", Words())
 
     def begin() -> None:

@@ -2,7 +2,6 @@
 
 import io
 import struct
-import sys
 import zlib
 from importlib import import_module
 from typing import Any
@@ -11,9 +10,10 @@ from PIL import Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 
 from snapcap.models.processing.headers.header import Header, damaged
 from snapcap.models.processing.headers.jpeg import covers_all, ended
-from snapcap.models.processing.image_formats import is_readable, sniff
+from snapcap.models.processing.image_formats import is_readable
 
-# Pillow's plugins: these are imported with this module, those of rarer formats with the first such picture.
+# Pillow's plugins: these are imported with this module, those of rarer formats with the first such picture, or by
+# `load_codecs`.
 _PLUGINS = (JpegImagePlugin, PngImagePlugin, WebPImagePlugin)
 _RARE = {
     "gif": "PIL.GifImagePlugin",
@@ -56,23 +56,17 @@ _NOISE = bytes(number * 73 % 251 + 2 for number in range(256))
 _OTHER_NOISE = bytes(255 - number for number in _NOISE)
 
 
-def load_codec(data: bytes) -> bool:
-    """Import what decodes the format of the data, for a process that decodes one picture at a time.
-
-    Returns:
-        Whether that was new.
-    """
-    name = sniff(data)
-    module = _RARE.get(name)
-    if module is None or module in sys.modules or not is_readable(name):
-        return False
-    plugin: Any = import_module(module)
-    # A thread takes address space, of which each such process has only what its picture needs.
-    if name == "avif":
-        plugin.DEFAULT_MAX_THREADS = 1
-    elif name == "heic":
-        plugin.options.DECODE_THREADS = 1
-    return True
+def load_codecs() -> None:
+    """Import what decodes each format that is read, for processes that decode one picture at a time."""
+    for name, module in _RARE.items():
+        if not is_readable(name):
+            continue
+        plugin: Any = import_module(module)
+        # A thread takes address space, of which each such process has only what its picture needs.
+        if name == "avif":
+            plugin.DEFAULT_MAX_THREADS = 1
+        elif name == "heic":
+            plugin.options.DECODE_THREADS = 1
 
 
 def opened(data: bytes, name: str) -> Image.Image:

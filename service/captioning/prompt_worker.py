@@ -19,6 +19,7 @@ from snapcap.models.dataclass import dataclass
 from snapcap.models.errors import PromptError, TokenizerFailed
 from snapcap.models.processing.tokenizer import Tokenizer
 from snapcap.models.text import ChatIds
+from snapcap.warmup.machine.confined import confine
 from snapcap.warmup.machine.memory import first_for_the_oom_killer
 from snapcap.warmup.machine.tasks import Task, serve_tasks
 
@@ -44,6 +45,7 @@ def _start(job: PromptJob) -> Task:
     with contextlib.suppress(OSError):  # not Linux
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         _bound(resource.RLIMIT_AS, pages * resource.getpagesize() + MEMORY)
+    confine()
 
     def answer(task: dict[str, Any]) -> dict[str, Any]:
         used = resource.getrusage(resource.RUSAGE_SELF)

@@ -77,7 +77,7 @@ class PromptReader:
         from snapcap.warmup.machine.worker import Worker  # noqa: PLC0415  likewise
 
         job = PromptJob(self._folder.absolute(), None if self._chat is None else asdict(self._chat))
-        return Worker(_MODULE, job, {"TOKENIZERS_PARALLELISM": "false"})
+        return Worker(_MODULE, job, {"TOKENIZERS_PARALLELISM": "false"}, trusted=False)
 
 
 def _ids(reply: dict[str, Any], most: int, request_id: str) -> tuple[int, ...]:

@@ -1,14 +1,19 @@
 """Decodes images in processes for the HTTP process, which only passes bytes on and hears what came of them.
 
-    event loop ── bytes ──▶ an idle decode process ── pixels ──▶ a slot of the shared memory
-         ▲                          │                                  │ whose number
-         └───── format, seconds ────┘                                  ▼ goes to the engine process
+    event loop ── bytes ──▶ an idle decode process ── pixels ──▶ the process's file of one image
+         ▲                          │                                  │ copied by the event loop
+         └───── format, seconds ────┘                                  ▼ into a slot, whose number the engine gets
 
-A process that dies costs at most the image that it had, which is tried once more, elsewhere. One whose image is
-late, or takes too long, is killed, and the image is not tried again.
+A decode process may have been taken over by an image: it reaches its own image and its own file, and each answer
+is checked. A process that dies costs at most the image that it had, which is tried once more, elsewhere. A process
+whose image is late, or takes too long, is killed, and the image is not tried again.
+
+When images of several requests in a row have ended their processes, the server's own picture is decoded: if that
+fails too, the fault is not in the images, and the server ends.
 """
 
 import asyncio
+import logging
 import socket
 import time
 from collections import deque
@@ -40,7 +45,8 @@ from snapcap.service.images.processes.messages import (
 )
 from snapcap.service.images.processes.worker_handle import Job, Worker
 from snapcap.service.images.room import ImageRoom
-from snapcap.service.ipc.shared_pixels import FilledSlot, Slots
+from snapcap.service.images.sample import picture
+from snapcap.service.ipc.shared_pixels import FilledSlot, SharedPixels, Slots
 from snapcap.service.telemetry.metrics import Metrics
 from snapcap.service.telemetry.reasons import TRIED_AGAIN, Why
 
@@ -49,6 +55,9 @@ if TYPE_CHECKING:
 
 _LOOK_S = 0.25  # how often what is late is looked for, while there is anything
 _ATTEMPTS = 2
+_SUSPICIOUS = 3  # failures in a row, after which the server's own picture is tried
+_CHECK_S = 30.0
+_logger = logging.getLogger("snapcap.decode")
 _CRASHED = UnreadableImage(
     "crashed", "the image ended the process that decoded it, and then another; send it in another format"
 )
@@ -66,13 +75,13 @@ class ImageProcessesEndedError(UserError):
 class ProcessImageDecoder:
     """An `ImageDecoder` that belongs to the event loop.
 
-    `slots`: of the shared pixels. Each process that decodes has one, also when it has died and that is yet to be
-    heard, while another has begun: two for each process must be there beside those of the queue. `most_s`: seconds
-    of CPU time that an image may take. `failed`: no image can be decoded any more; called once."""
+    `pixels`: takes each decoded image in a slot of `slots`. `most_s`: seconds of CPU time that an image may take.
+    `failed`: called once, when no image can be decoded any more."""
 
     def __init__(
         self,
         processes: ImageProcesses,
+        pixels: SharedPixels,
         slots: Slots,
         room: ImageRoom,
         most_s: float,
@@ -80,6 +89,7 @@ class ProcessImageDecoder:
         loop: asyncio.AbstractEventLoop,
         failed: Callable[[Exception], object],
     ) -> None:
+        self._pixels = pixels
         self._slots = slots
         self._room = room
         self._most_s = most_s
@@ -90,6 +100,8 @@ class ProcessImageDecoder:
         self._idle: list[Worker] = []
         self._answered_once = False
         self._looking = False
+        self._failures = 0  # of requests in a row, for faults that no image should cause
+        self._checking = False
         self._family = ImageProcessFamily(processes, metrics, loop, self._began, self._gone)
 
     def begin(self, transform: "ImageTransform") -> bool:
@@ -139,11 +151,9 @@ class ProcessImageDecoder:
                 jobs.appendleft(job)
 
     def _give(self, worker: Worker, job: Job) -> bool:
-        slot = self._slots.take()
-        worker.has(job, slot)
-        if not worker.channel.send(slot, job.encoded.data, job.size or self._room.share):
+        worker.has(job)
+        if not worker.channel.send(job.encoded.data, job.size or self._room.share):
             worker.job = None
-            self._slots.give_back(slot)
             return False
         if job.size:
             self._room.take(job.size)
@@ -156,25 +166,55 @@ class ProcessImageDecoder:
             self._room.give_back(job.size)
         return job
 
-    def _answered(self, worker: Worker, slot: int, answer: Answer) -> None:
+    def _answered(self, worker: Worker, answer: Answer) -> None:
         if worker.killed is not None:  # it was faster than the signal
             return
-        granted = self._room.share if worker.job is None else worker.job.size or self._room.share
-        if worker.job is None or slot != worker.slot or (isinstance(answer, Needs) and answer.size <= granted):
-            self._misbehaved(worker, BadAnswer(f"{type(answer).__name__} for slot {slot}"))
+        job, since = worker.job, worker.since
+        granted = self._room.share if job is None else job.size or self._room.share
+        if job is None or (isinstance(answer, Needs) and answer.size <= granted):
+            self._misbehaved(worker, BadAnswer(f"{type(answer).__name__} out of turn"))
             return
-        since, job = worker.since, self._taken_from(worker)
-        if job is None:
-            return
+        slot = None
+        if isinstance(answer, Decoded):
+            slot = self._slots.take()
+            try:
+                self._pixels.copy(slot, worker.file)
+            except (ValueError, OSError) as error:
+                self._slots.give_back(slot)
+                self._misbehaved(worker, BadAnswer(str(error)))
+                return
+        self._taken_from(worker)
         self._answered_once = True
         outcome = (
             self._wait_for_room(job, answer.size) if isinstance(answer, Needs) else _outcome(answer, slot, since)
         )
-        if outcome is None or not job.end(outcome):
+        taken_over = outcome is not None and self._end(job, outcome)
+        if slot is not None and not taken_over:
             self._slots.give_back(slot)
         if not self._family.over:  # else it is about to be ended
             self._idle.append(worker)
         self._feed()
+
+    def _end(self, job: Job, outcome: ImageResult) -> bool:
+        """As `Job.end`, and look into failures that no image should cause."""
+        if outcome is _CRASHED or isinstance(outcome, ImageProcessError):
+            self._failures += 1
+            if self._failures >= _SUSPICIOUS and not self._checking and not self._family.over:
+                self._checking = True
+                check = EncodedImage(picture(), "self-check", time.monotonic() + _CHECK_S, lambda: False)
+                self._loop.call_soon(self.decode, check, self._checked)
+        elif isinstance(outcome, DecodedImage | UnreadableImage):
+            self._failures = 0
+        return job.end(outcome)
+
+    def _checked(self, outcome: ImageResult) -> bool:
+        """Whether the pixels of the picture of the rehearsal are taken over: nobody needs them."""
+        self._checking = False
+        if outcome is _CRASHED or isinstance(outcome, ImageProcessError):
+            self._family.give_up("the server's own picture cannot be decoded either; the log has the cause")
+        else:
+            _logger.warning("images of several requests ended decode processes, which are well otherwise")
+        return False
 
     def _wait_for_room(self, job: Job, size: int) -> ImageResult | None:
         """The outcome if it need not wait."""
@@ -190,8 +230,8 @@ class ProcessImageDecoder:
         if worker.killed is None:
             self._family.kill(worker, "bad_answer", str(error))
 
-    def _began(self, pid: int, end: socket.socket) -> Worker:
-        worker = Worker(pid)
+    def _began(self, pid: int, end: socket.socket, file: int) -> Worker:
+        worker = Worker(pid, file)
         worker.channel = WorkerChannel(
             end,
             self._loop,
@@ -204,7 +244,7 @@ class ProcessImageDecoder:
         return worker
 
     def _ended(self, worker: Worker) -> None:
-        """Its socket is closed, so it writes to its slot no more."""
+        """It has ended, or has closed its socket."""
         self._family.lost(worker)
         if worker in self._idle:
             self._idle.remove(worker)
@@ -212,7 +252,6 @@ class ProcessImageDecoder:
         job = self._taken_from(worker)
         if job is None:
             return
-        self._slots.give_back(worker.slot)
         if worker.killed is not None and worker.killed not in TRIED_AGAIN:
             return  # who waited has been told
         job.attempts += 1
@@ -222,7 +261,7 @@ class ProcessImageDecoder:
             (self._large if job.size else self._waiting).appendleft(job)
             self._feed()
         else:
-            job.end(_CRASHED)
+            self._end(job, _CRASHED)
 
     def _watch(self) -> None:
         if not self._looking and not self._family.over:
@@ -232,6 +271,8 @@ class ProcessImageDecoder:
     def _look(self) -> None:
         """End what is late; also when nobody asks for more: a full queue refuses them before they come here."""
         self._looking = False
+        self._failures = 0  # of requests in a row, for faults that no image should cause
+        self._checking = False
         now = time.monotonic()
         for worker in self._family.workers:
             why = worker.verdict(now, self._most_s)
@@ -254,13 +295,12 @@ class ProcessImageDecoder:
             worker.job.end(_TOO_COMPLEX if why == "too_complex" else DeadlineExceeded())
 
 
-def _outcome(answer: Answer, slot: int, since: float) -> ImageResult:
-    """`since`: when it was handed out, before which nothing of it can have begun."""
-    if isinstance(answer, Decoded):
-        took = time.monotonic() - since
-        began = min(max(answer.began, since), since + took)
-        return DecodedImage(FilledSlot(slot), answer.format, began, min(answer.seconds, took))
+def _outcome(answer: Decoded | Refused | Broken, slot: int | None, since: float) -> ImageResult:
+    """`slot`: of the pixels, where the image is decoded. `since`: when it was handed out."""
     if isinstance(answer, Refused):
         return UnreadableImage(*answer)
-    trace = answer.trace if isinstance(answer, Broken) else ""
-    return ImageProcessError(f"in a decode process:\n{trace}")
+    if isinstance(answer, Broken) or slot is None:
+        return ImageProcessError(f"in a decode process:\n{answer.trace if isinstance(answer, Broken) else ''}")
+    took = time.monotonic() - since
+    began = min(max(answer.began, since), since + took)  # nothing of it can have begun before it was handed out
+    return DecodedImage(FilledSlot(slot), answer.format, began, min(answer.seconds, took))

@@ -9,6 +9,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 from snapcap.models.dataclass import dataclass
 
@@ -19,6 +20,13 @@ class ForkError(OSError):
     """One line that says why the server cannot have its processes."""
 
 
+class Closable(Protocol):
+    """A socket, or anything else that holds open files."""
+
+    def close(self) -> None:
+        """Close its files in this process."""
+
+
 @dataclass(frozen=True)
 class ChildProcess:
     """The child, as its parent has it. `end`: of the socket to it."""
@@ -27,7 +35,7 @@ class ChildProcess:
     end: socket.socket
 
 
-def fork_child(serve: Callable[[socket.socket], int], others: Iterable[socket.socket]) -> ChildProcess:
+def fork_child(serve: Callable[[socket.socket], int], others: Iterable[Closable]) -> ChildProcess:
     """A copy of this process as it is now, at the other end of a new socket.
 
     `serve`: what the child does; the result is its exit status. `others`: what it must not hold open.

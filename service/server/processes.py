@@ -91,13 +91,13 @@ def fork_processes(
 
     engine = engine or fork_engine(others=listeners)
     count = decode_processes(settings.image_processes.count)
-    # There is always a slot to take. A decode process has one while it has an image: two for each process, as one
-    # that has died has its own until that is heard. Then `RemoteEngine` has it until the request has its row or has
-    # ended, and gives it back before the request's place in the queue is free (`Admission`): as many as there are
-    # places. The rehearsal, which has a queue of its own with one place, is over before clients are served.
-    pixels = SharedPixels(settings.queue.size + 2 * count)
+    # There is always a slot to take. A request has one from the moment its image is decoded until it has its row or
+    # has ended, and gives it back before its place in the queue is free (`Admission`): as many as there are places.
+    # The rehearsal, with an image for each process, is over before clients are served. The last slot is for the
+    # picture with which the server finds out whether images can be decoded at all.
+    pixels = SharedPixels(max(settings.queue.size, count) + 1)
     engine.hand_over(settings, pixels, timeline.origin)
-    images = fork_image_processes(count, pixels, [*listeners, engine.process.end])
+    images = fork_image_processes(count, [*listeners, engine.process.end, pixels])
     return ServerProcesses(engine.process, images, pixels)
 
 

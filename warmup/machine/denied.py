@@ -61,6 +61,15 @@ def memory_file(name: str, *, runs: bool = False) -> int:
     raise OSError(f"no file in memory ({reason}), and no temporary folder can be used instead; set TMPDIR")
 
 
+def seal(file: int) -> None:
+    """Keep the file of `memory_file` at its size for good, so that no process that has it can cut it short under a
+    mapping of another, or fill the memory with it. A file of a temporary folder cannot be sealed."""
+    import fcntl  # noqa: PLC0415 - of Unix alone
+
+    with contextlib.suppress(OSError, AttributeError):
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+
+
 def _folders(runs: bool) -> Iterator[str]:
     """Those that may be there, without those that allow no code to be run where it is to be."""
     from tempfile import gettempdir  # noqa: PLC0415 - as above

@@ -11,6 +11,7 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_origin
@@ -82,5 +83,6 @@ def _read_lines(lines: "queue.SimpleQueue[bytes]") -> None:
         for line in asked:
             lines.put(line)
     if os.getpgrp() == os.getpid():
-        os.killpg(0, signal.SIGKILL)  # compilers too, which nobody else would end
+        with suppress(PermissionError):  # a confined process, which has started nothing
+            os.killpg(0, signal.SIGKILL)  # compilers too, which nobody else would end
     os._exit(1)

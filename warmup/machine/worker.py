@@ -52,13 +52,16 @@ class Worker:
         job: "DataclassInstance | Callable[[], DataclassInstance]",
         environment: Mapping[str, str] | None = None,
         nice: int = 0,
+        trusted: bool = True,
     ) -> None:
         """``python -m module``, which calls ``serve_tasks``. ``job``: or what makes it, when the process is to
-        begin. ``environment``: variables added to this process's. ``nice`` lowers its priority (0 to 19)."""
+        begin. ``environment``: variables added to this process's. ``nice`` lowers its priority (0 to 19).
+        ``trusted``: whether it gets this process's variables, secrets among them, and not only harmless ones."""
         self._module = module
         self._job = job if callable(job) else lambda: job
         self._environment = dict(environment or {})
         self._nice = nice
+        self._trusted = trusted
         self._process: subprocess.Popen[str] | None = None
         self._begun = False  # the process has heard of the job
         # Guards the members below and the reaping of the process: a free process id may soon belong to another
@@ -80,6 +83,13 @@ class Worker:
     def alive(self) -> bool:
         """True if there is a process, which gets the next task."""
         return self._process is not None
+
+    def _variables(self) -> dict[str, str]:
+        if self._trusted:
+            return child_environment(self._environment)
+        from snapcap.warmup.machine.confined import clean_environment  # noqa: PLC0415  for few workers
+
+        return clean_environment(child_environment()) | self._environment
 
     def launch(self) -> None:
         """Have the process import what it needs, if none runs, before there is a job for it. Does not wait."""
@@ -165,7 +175,7 @@ class Worker:
                     text=True,
                     encoding="utf-8",
                     errors="replace",
-                    env=child_environment(self._environment),
+                    env=self._variables(),
                     # Not a session: Linux may share a CPU among sessions, whose processes' priorities then count
                     # for nothing beside other sessions.
                     process_group=0,

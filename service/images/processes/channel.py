@@ -16,12 +16,12 @@ class WorkerChannel:
         self,
         end: socket.socket,
         loop: asyncio.AbstractEventLoop,
-        answered: Callable[[int, Answer], object],
+        answered: Callable[[Answer], object],
         misbehaved: Callable[[BadAnswer], object],
         ended: Callable[[], object],
     ) -> None:
-        """`answered`: with the slot that the process says it is for. `misbehaved`: it says what none of ours would.
-        `ended` is called when the other process has, and nothing after it."""
+        """`misbehaved`: called where the process sends bytes that no decode process of ours would. `ended`: called
+        when the process has closed its socket; nothing is called after it."""
         end.setblocking(False)
         self._end = end
         self._loop = loop
@@ -32,9 +32,9 @@ class WorkerChannel:
         self._rest = memoryview(b"")
         loop.add_reader(end, self._receive)
 
-    def send(self, slot: int, image: bytes, room: int) -> bool:
+    def send(self, image: bytes, room: int) -> bool:
         """Whether there is somebody to send it to. The last one must have been answered."""
-        head = HEAD.pack(slot, len(image), room)
+        head = HEAD.pack(len(image), room)
         try:
             sent = self._end.sendmsg((head, image))
         except (BlockingIOError, InterruptedError):
@@ -47,6 +47,13 @@ class WorkerChannel:
             self._loop.add_writer(self._end, self._room)
         return True
 
+    def end(self) -> None:
+        """The process has ended, as its parent says: take its last answer, and close. A child that it forked may
+        hold its end of the socket, so that no end of file would come."""
+        if self._receive():
+            self.close()
+            self._ended()
+
     def close(self) -> None:
         """The other process ends when it is done with what it has. Nothing is heard of it."""
         self._loop.remove_reader(self._end)
@@ -57,20 +64,22 @@ class WorkerChannel:
         """As `close`, once the event loop is over."""
         self._end.close()
 
-    def _receive(self) -> None:
+    def _receive(self) -> bool:
+        """Whether the socket is still open at the other end."""
         data = receive(self._end)
         if data is None:
-            return
+            return True
         if not data:
             self.close()
             self._ended()
-            return
+            return False
         try:
-            for slot, answer in self._reader.feed(data):
-                self._answered(slot, answer)
+            for answer in self._reader.feed(data):
+                self._answered(answer)
         except BadAnswer as error:
             self._reader = AnswerReader()
             self._misbehaved(error)
+        return True
 
     def _room(self) -> None:
         try:

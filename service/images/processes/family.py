@@ -25,18 +25,22 @@ START_S = 30.0
 # The parent says within milliseconds that one has ended, and once a second that it cannot start another.
 SILENT_S = 10.0
 _END_S = 5.0
+# The parent says within milliseconds that a process has ended: one that closed its socket and is not said to have
+# ended after so many seconds still runs.
+_GOES_ON_S = 1.0
 _logger = logging.getLogger("snapcap.decode")
 
 
 class ImageProcessFamily:
-    """`began`: a process, with the socket to it. `gone`: there is no parent any more, and why; called once."""
+    """`began`: called with the number of a new process, the socket to it and the file of its pixels. `gone`: called
+    once, with the reason, when no process will come any more."""
 
     def __init__(
         self,
         processes: ImageProcesses,
         metrics: Metrics,
         loop: asyncio.AbstractEventLoop,
-        began: Callable[[int, socket.socket], Worker],
+        began: Callable[[int, socket.socket, int], Worker],
         gone: Callable[[str], object],
     ) -> None:
         self.workers: set[Worker] = set()
@@ -49,6 +53,8 @@ class ImageProcessFamily:
         self._gone = gone
         self._up: Future[bool] = Future()
         self._killed: set[int] = set()
+        # Seconds since a process closed its socket, for each that is not said to have ended.
+        self._silent: dict[int, float] = {}
         # Seconds as `look` counts them: while this loop stood still nothing could be heard.
         self._missing_s: float | None = None  # since one is missing that there should be
         self._silent_s = 0.0  # since the parent was heard
@@ -86,8 +92,11 @@ class ImageProcessFamily:
         _logger.warning("decode process killed", extra={"fields": fields})
 
     def lost(self, worker: Worker) -> None:
-        """Its end was heard."""
+        """The process has ended, or has closed its socket."""
         self.workers.remove(worker)
+        os.close(worker.file)
+        if not worker.ended:
+            self._silent[worker.pid] = 0.0
         self._metrics.decode_processes.set(len(self.workers))
         if worker.killed is None:
             self._metrics.decode_process_deaths.inc()
@@ -100,10 +109,19 @@ class ImageProcessFamily:
         return self._missing_s is not None and not self.over
 
     def look(self, passed: float) -> None:
-        """Give up where nothing is heard of a parent that should replace one, or where none can be started.
-        `passed`: seconds between two looks."""
+        """Kill a process that closed its socket and goes on. Give up where nothing is heard of a parent that should
+        replace a process, or where no process can be started. `passed`: seconds between two looks."""
         if self._missing_s is None or self.over:
             return
+        for pid in list(self._silent):
+            self._silent[pid] += passed
+            if self._silent[pid] > _GOES_ON_S:
+                del self._silent[pid]
+                self._killed.add(pid)
+                kill(pid)
+                _logger.warning(
+                    "decode process killed: it closed its socket and went on", extra={"fields": {"pid": pid}}
+                )
         self._silent_s += passed
         self._missing_s += passed
         if self._silent_s > SILENT_S:
@@ -132,10 +150,11 @@ class ImageProcessFamily:
         self._notices.shut()  # first, so that their parent replaces none of them
         for worker in self.workers:
             worker.channel.shut()
+            os.close(worker.file)
         self._end_parent(_END_S)
 
-    def _take(self, notice: Began, end: socket.socket) -> None:
-        self.workers.add(self._began(notice.pid, end))
+    def _take(self, notice: Began, end: socket.socket, file: int) -> None:
+        self.workers.add(self._began(notice.pid, end, file))
         self._silent_s = 0.0
         if len(self.workers) >= self._count:
             self._missing_s = None
@@ -147,6 +166,10 @@ class ImageProcessFamily:
         self._silent_s = 0.0
         if not isinstance(notice, Ended):
             return
+        self._silent.pop(notice.pid, None)
+        for worker in [each for each in self.workers if each.pid == notice.pid]:
+            worker.ended = True
+            worker.channel.end()
         if notice.pid in self._killed:  # which has its line; a SIGKILL would be read as a want of memory
             self._killed.remove(notice.pid)
         else:

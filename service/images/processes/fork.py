@@ -4,8 +4,7 @@ import socket
 from collections.abc import Iterable
 
 from snapcap.models.dataclass import dataclass
-from snapcap.service.ipc.fork import ChildProcess, fork_child
-from snapcap.service.ipc.shared_pixels import SharedPixels
+from snapcap.service.ipc.fork import ChildProcess, Closable, fork_child
 from snapcap.warmup.machine.cpus import available_cpus
 
 _MOST = 12
@@ -33,7 +32,7 @@ def decode_processes(asked: int | None) -> int:
     return max(min(cpus * 5 // 8, _MOST), min(cpus, _MOST_OF_FEW_CPUS))
 
 
-def fork_image_processes(count: int, pixels: SharedPixels, others: Iterable[socket.socket]) -> ImageProcesses:
+def fork_image_processes(count: int, others: Iterable[Closable]) -> ImageProcesses:
     """Start the process that starts the others.
 
     `others`: what it must not hold open.
@@ -41,10 +40,10 @@ def fork_image_processes(count: int, pixels: SharedPixels, others: Iterable[sock
     Raises:
         ForkError: this system cannot fork.
     """
-    return ImageProcesses(count, fork_child(lambda end: _serve_image_processes(count, end, pixels), others))
+    return ImageProcesses(count, fork_child(lambda end: _serve_image_processes(count, end), others))
 
 
-def _serve_image_processes(count: int, end: socket.socket, pixels: SharedPixels) -> int:
+def _serve_image_processes(count: int, end: socket.socket) -> int:
     from snapcap.service.images.processes.supervisor import serve_image_processes  # noqa: PLC0415  in the child only
 
-    return serve_image_processes(count, end, pixels)
+    return serve_image_processes(count, end)

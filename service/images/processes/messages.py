@@ -15,11 +15,11 @@ from snapcap.models.processing.image_formats import READ
 if TYPE_CHECKING:
     from snapcap.models.processing.transform import ImageTransform
 
-# The slot that takes the pixels, how many bytes follow, and how many of memory it may take to decode them.
-HEAD = struct.Struct("=IQQ")
+# Before an image: its bytes, and the bytes of memory that may be taken to decode it.
+HEAD = struct.Struct("=QQ")
 
 _NOTICE = struct.Struct("=Bii")  # kind, process, its status
-_ANSWER = struct.Struct("=BIBddQH")  # kind, slot, name, began, seconds, bytes of memory, bytes of text
+_ANSWER = struct.Struct("=BBddQH")  # kind, name, began, seconds, bytes of memory, bytes of text
 _MOST_TEXT = 8_000
 _REASONS: tuple[str, ...] = get_args(Reason)
 _DECODED, _REFUSED, _BROKEN, _NEEDS = range(4)
@@ -33,13 +33,13 @@ class Setup(NamedTuple):
 
 
 class Began(NamedTuple):
-    """A decode process is there; the socket to it comes with this message."""
+    """A decode process is there. The socket to it and the file of its pixels come with this message."""
 
     pid: int
 
 
 class Ended(NamedTuple):
-    """One has ended, though the parent did not tell it to. `code`: as `os.waitstatus_to_exitcode` says it."""
+    """A decode process has ended. `code`: as `os.waitstatus_to_exitcode` returns it."""
 
     pid: int
     code: int
@@ -52,7 +52,7 @@ class NoneBegan(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """The pixels are in the slot. `began` is a moment of `time.monotonic`, `seconds` what it took."""
+    """The pixels are in the file of the process. `began`: a moment of `time.monotonic`; `seconds`: of decoding."""
 
     format: str
     began: float
@@ -109,38 +109,38 @@ class NoticeReader:
         return [_notice(*fields) for fields in _NOTICE.iter_unpack(held[:whole])]
 
 
-def pack_answer(slot: int, answer: Answer) -> bytes:
+def pack_answer(answer: Answer) -> bytes:
     match answer:
         case Decoded(name, began, seconds):
-            return _ANSWER.pack(_DECODED, slot, READ.index(name), began, seconds, 0, 0)
+            return _ANSWER.pack(_DECODED, READ.index(name), began, seconds, 0, 0)
         case Refused(reason, sentence):
-            return _with_text(_REFUSED, slot, _REASONS.index(reason), sentence.encode()[:_MOST_TEXT])
+            return _with_text(_REFUSED, _REASONS.index(reason), sentence.encode()[:_MOST_TEXT])
         case Broken(trace):
-            return _with_text(_BROKEN, slot, 0, trace.encode()[-_MOST_TEXT:])
+            return _with_text(_BROKEN, 0, trace.encode()[-_MOST_TEXT:])
         case Needs(size):
-            return _ANSWER.pack(_NEEDS, slot, 0, 0.0, 0.0, size, 0)
+            return _ANSWER.pack(_NEEDS, 0, 0.0, 0.0, size, 0)
 
 
 class AnswerReader:
-    """Takes bytes of a decode process as they come, and gives each answer that is whole with the slot it is for."""
+    """Takes bytes of a decode process as they come, and returns the answers that are complete."""
 
     def __init__(self) -> None:
         self._held = bytearray()
 
-    def feed(self, data: bytes) -> list[tuple[int, Answer]]:
+    def feed(self, data: bytes) -> list[Answer]:
         """Raises BadAnswer."""
         held, at = self._held, 0
-        answers: list[tuple[int, Answer]] = []
+        answers: list[Answer] = []
         held += data
         while len(held) - at >= _ANSWER.size:
-            kind, slot, name, began, seconds, size, length = _ANSWER.unpack_from(held, at)
+            kind, name, began, seconds, size, length = _ANSWER.unpack_from(held, at)
             if length > _MOST_TEXT:
                 raise BadAnswer(f"a text of {length} bytes")
             end = at + _ANSWER.size + length
             if end > len(held):
                 break
             text = held[at + _ANSWER.size : end].decode(errors="replace")
-            answers.append((slot, _answer(kind, name, began, seconds, size, text)))
+            answers.append(_answer(kind, name, began, seconds, size, text))
             at = end
         del held[:at]
         return answers
@@ -164,8 +164,8 @@ def _notice(kind: int, pid: int, code: int) -> Notice:
     return Ended(pid, code) if kind == _ENDED else NoneBegan(code)
 
 
-def _with_text(kind: int, slot: int, name: int, text: bytes) -> bytes:
-    return _ANSWER.pack(kind, slot, name, 0.0, 0.0, 0, len(text)) + text
+def _with_text(kind: int, name: int, text: bytes) -> bytes:
+    return _ANSWER.pack(kind, name, 0.0, 0.0, 0, len(text)) + text
 
 
 def _answer(kind: int, name: int, began: float, seconds: float, size: int, text: str) -> Answer:

@@ -1,4 +1,4 @@
-"""Receives what the parent of the decode processes tells the HTTP process, with the sockets that it passes on."""
+"""Receives what the parent of the decode processes tells the HTTP process, with the files that it passes on."""
 
 import asyncio
 import logging
@@ -11,19 +11,19 @@ from contextlib import suppress
 from snapcap.service.images.processes.messages import Began, Notice, NoticeReader, Setup
 from snapcap.service.ipc.framing import RECEIVE_BYTES, pack
 
-_SOCKETS = 64  # that come with what is received at once, at most
+_FILES = 2  # that come with `Began`: the socket to the process, and the file of its pixels
 _logger = logging.getLogger("snapcap.decode")
 
 
 class NoticeChannel:
-    """What is heard comes on the event loop: a decode process that has begun, with its socket, all else that their
-    parent says, and at last that it has ended."""
+    """Calls on the event loop: `began` for a decode process that has begun, with its socket and the file of its
+    pixels; `said` for every other notice of their parent; `gone` when the parent has ended."""
 
     def __init__(
         self,
         end: socket.socket,
         loop: asyncio.AbstractEventLoop,
-        began: Callable[[Began, socket.socket], object],
+        began: Callable[[Began, socket.socket, int], object],
         said: Callable[[Notice], object],
         gone: Callable[[], object],
     ) -> None:
@@ -34,7 +34,7 @@ class NoticeChannel:
         self._said = said
         self._gone = gone
         self._reader = NoticeReader()
-        self._sockets: deque[socket.socket] = deque()
+        self._files: deque[int] = deque()
         loop.add_reader(end, self._receive)
 
     def send(self, setup: Setup) -> None:
@@ -49,19 +49,22 @@ class NoticeChannel:
 
     def shut(self) -> None:
         """As `close`, once the event loop is over."""
-        for each in (self._end, *self._sockets):
-            each.close()
+        self._end.close()
+        while self._files:
+            os.close(self._files.popleft())
 
     def _receive(self) -> None:
         try:
-            data, descriptors, _, _ = socket.recv_fds(self._end, RECEIVE_BYTES, _SOCKETS)
+            data, files, _, _ = socket.recv_fds(self._end, RECEIVE_BYTES, _FILES)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
-            data, descriptors = b"", []
-        for each in descriptors:
-            os.set_inheritable(each, False)  # which Python leaves to whoever receives them
-            self._sockets.append(socket.socket(fileno=each))
+            data, files = b"", []
+        if len(files) == _FILES:
+            self._files += files
+        else:  # this process may open no more files
+            for each in files:
+                os.close(each)
         if not data:
             self._loop.remove_reader(self._end)
             self._gone()
@@ -69,8 +72,11 @@ class NoticeChannel:
         for notice in self._reader.feed(data):
             if not isinstance(notice, Began):
                 self._said(notice)
-            elif self._sockets:
-                self._began(notice, self._sockets.popleft())
-            else:  # this process may open no more files: the other one ends, and is replaced
+            elif self._files:
+                for each in self._files:
+                    os.set_inheritable(each, False)  # which Python leaves to whoever receives them
+                end = socket.socket(fileno=self._files.popleft())
+                self._began(notice, end, self._files.popleft())
+            else:  # the process finds its socket closed: it ends, and is replaced
                 _logger.warning("no socket to a decode process", extra={"fields": {"pid": notice.pid}})
                 self._said(notice)

@@ -1,7 +1,7 @@
-"""Forks the decode processes from one parent, which has imported what decodes, and replaces those that die.
+"""Forks the decode processes from one parent, which has imported every codec, and replaces those that die.
 
 The parent has one thread and no other work, so that it can fork safely at any time, as the HTTP process cannot.
-When that has closed its sockets to the decode processes and to their parent, all of them end.
+When the HTTP process has closed its sockets to the decode processes and to their parent, all of them end.
 """
 
 import logging
@@ -16,7 +16,8 @@ from snapcap.service.images.processes.worker import decode_images
 from snapcap.service.images.sample import picture
 from snapcap.service.ipc.fork import fork_child, settle
 from snapcap.service.ipc.framing import RECEIVE_BYTES, Unpacker
-from snapcap.service.ipc.shared_pixels import SharedPixels
+from snapcap.service.ipc.shared_pixels import image_file
+from snapcap.warmup.machine.confined import forget_environment
 from snapcap.warmup.machine.denied import process_limit, report_denied
 
 # Before another is forked, so that what ends all of them does not keep a CPU busy.
@@ -28,25 +29,27 @@ _NICE = 5
 _logger = logging.getLogger("snapcap.decode")
 
 
-def serve_image_processes(count: int, end: socket.socket, pixels: SharedPixels) -> int:
+def serve_image_processes(count: int, end: socket.socket) -> int:
     """Keep so many processes until the server ends. Exit status 0."""
+    forget_environment()
     try:
         os.nice(_NICE)
     except OSError as error:
         report_denied("nice", "processes that decode images have the server's priority", str(error.strerror))
-    import snapcap.models.processing.image  # noqa: F401, PLC0415  Pillow, while the checkpoint is looked for
+    from snapcap.models.processing.codecs import load_codecs  # noqa: PLC0415  Pillow, while the checkpoint is found
     from snapcap.models.processing.image_error import ImageError  # noqa: PLC0415
+
+    load_codecs()
 
     setup = _setup(end)
     if setup is None:
         return 0
-    pixels.open(setup.transform.size)
     process_limit(resource.RLIMIT_AS)  # a denial is logged here, and not by each process
     with suppress(ImageError):  # what the first image would be the first to do
         setup.transform.decode(picture())
     settle()
     with suppress(OSError):  # the other end is closed: the server ends, and the kernel ends what is left
-        _Family(count, end, pixels, setup).keep()
+        _Family(count, end, setup).keep()
     return 0
 
 
@@ -61,10 +64,9 @@ def _setup(end: socket.socket) -> Setup | None:
 class _Family:
     """The decode processes, as many as there are to be."""
 
-    def __init__(self, count: int, end: socket.socket, pixels: SharedPixels, setup: Setup) -> None:
+    def __init__(self, count: int, end: socket.socket, setup: Setup) -> None:
         self._count = count
         self._end = end
-        self._pixels = pixels
         self._setup = setup
         self._pids: set[int] = set()
 
@@ -78,13 +80,12 @@ class _Family:
             pid, status = os.waitpid(-1, 0)
             self._pids.discard(pid)
             code = os.waitstatus_to_exitcode(status)
-            if code and self._count:
-                self._tell(Ended(pid, code))
-                time.sleep(PAUSE_S)
-            elif self._alone():  # their sockets are closed
+            if not code and self._alone():  # their sockets are closed
                 self._count = 0
-            else:  # its own only: the server had no room for one more open file
-                time.sleep(FULL_S)
+            elif self._count:
+                self._tell(Ended(pid, code))
+                # With status 0 its own socket was closed: the server had no room for one more open file.
+                time.sleep(PAUSE_S if code else FULL_S)
 
     def _alone(self) -> bool:
         """Whether the server has ended, or is about to: it closes this socket first."""
@@ -96,17 +97,23 @@ class _Family:
             return True
 
     def _add(self) -> None:
-        pixels, transform = self._pixels, self._setup.transform
+        transform, file = self._setup.transform, -1
         try:
-            child = fork_child(lambda end: decode_images(end, pixels, transform), [self._end])
+            file = image_file(transform.size)
+            child = fork_child(lambda end: decode_images(end, file, transform), [self._end])
         except OSError as error:  # no memory, or too many processes
+            if file >= 0:
+                os.close(file)
             _logger.warning("no decode process", extra={"fields": {"error": str(error)}})
             self._tell(NoneBegan(error.errno or 0))
             time.sleep(FULL_S)
             return
         self._pids.add(child.pid)
-        with child.end:  # theirs alone from now on: when the process dies its socket is closed
-            self._tell(Began(child.pid), child.end)
+        try:  # The HTTP process alone has them from now on: when the decode process dies its socket is closed.
+            self._tell(Began(child.pid), child.end.fileno(), file)
+        finally:
+            child.end.close()
+            os.close(file)
 
-    def _tell(self, notice: Notice, *sockets: socket.socket) -> None:
-        socket.send_fds(self._end, [pack_notice(notice)], [each.fileno() for each in sockets])
+    def _tell(self, notice: Notice, *files: int) -> None:
+        socket.send_fds(self._end, [pack_notice(notice)], files)

@@ -1,4 +1,4 @@
-"""Decodes images in a process of its own, one at a time, and writes their pixels into the shared memory."""
+"""Decodes images in a process of its own, one at a time, and writes their pixels into a file of one image."""
 
 import os
 import resource
@@ -21,7 +21,8 @@ from snapcap.service.images.processes.messages import (
     pack_answer,
     receive_exactly,
 )
-from snapcap.service.ipc.shared_pixels import SharedPixels
+from snapcap.service.ipc.shared_pixels import write_image
+from snapcap.warmup.machine.confined import confine
 from snapcap.warmup.machine.denied import process_limit
 
 if TYPE_CHECKING:
@@ -41,17 +42,8 @@ class MemoryNet:
         self._base = _address_space()
         self._room = -1
 
-    def load_codec(self, image: bytes) -> None:
-        """What decodes the image stays in the process, and takes nothing from its room."""
-        from snapcap.models.processing.codecs import load_codec  # noqa: PLC0415  imported before the fork
-
-        before = _address_space()
-        if load_codec(image) and self._base is not None and before is not None:
-            self._base += max((_address_space() or before) - before, 0)
-            self._room = -1
-
     def allow(self, room: int) -> None:
-        """So many bytes more than the process had when it began."""
+        """Grant so many bytes beyond those that the process had when it began."""
         if self._base is None or room == self._room:
             return
         _, hard = process_limit(resource.RLIMIT_AS)
@@ -63,62 +55,70 @@ class MemoryNet:
             self._room = room
 
 
-def decode_images(end: socket.socket, pixels: SharedPixels, transform: "ImageTransform") -> int:
-    """Until the other end is closed. Exit status 0."""
+class QuietTiff:
+    """Sends standard error nowhere while a TIFF is decoded: libtiff writes a line for each row that is wrong."""
+
+    def __init__(self) -> None:
+        self._kept, self._nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+
+    @contextmanager
+    def around(self, image: bytes) -> Iterator[None]:
+        if not image.startswith(TIFF_HEADS):
+            yield
+            return
+        os.dup2(self._nowhere, 2)
+        try:
+            yield
+        finally:
+            os.dup2(self._kept, 2)
+
+
+def decode_images(end: socket.socket, file: int, transform: "ImageTransform") -> int:
+    """Decode until the other end is closed. Exit status 0.
+
+    Args:
+        end: brings the images, and takes the answers.
+        file: of `image_file`, which takes the pixels of each image.
+        transform: decodes and resizes; its modules are imported by now, as this process can open no file."""
     with suppress(OSError):  # not Linux
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
-    return answer_images(end, pixels, transform, MemoryNet())
+    net, quiet = MemoryNet(), QuietTiff()
+    confine()
+    return answer_images(end, file, transform, net, quiet)
 
 
 def answer_images(
-    end: socket.socket, pixels: SharedPixels, transform: "ImageTransform", net: MemoryNet | None = None
+    end: socket.socket,
+    file: int,
+    transform: "ImageTransform",
+    net: MemoryNet | None = None,
+    quiet: QuietTiff | None = None,
 ) -> int:
-    """As `decode_images`, in a process that is for other things too where there is no `net`."""
+    """As `decode_images`, in a process that is for other things too: without limits of its memory, nor `quiet`."""
     try:
         while (head := receive_exactly(end, HEAD.size)) is not None:
-            slot, length, room = HEAD.unpack(head)
+            length, room = HEAD.unpack(head)
             if net is not None:
                 net.allow(max(room, 3 * length))
             image = receive_exactly(end, length)
             if image is None:
                 break
-            if net is not None:
-                net.load_codec(image)
-                net.allow(max(room, 3 * length))
-            with quiet_tiff(image) if net is not None else nullcontext():
-                answer = _decode(image, slot, room, pixels, transform)
+            with nullcontext() if quiet is None else quiet.around(image):
+                answer = _decode(image, room, file, transform)
             del image
-            end.sendall(pack_answer(slot, answer))
+            end.sendall(pack_answer(answer))
     except ConnectionError:  # closed with an answer under way
         pass
     return 0
 
 
-@contextmanager
-def quiet_tiff(image: bytes) -> Iterator[None]:
-    """While a TIFF is decoded, what this process writes to standard error goes nowhere: libtiff has a line for each
-    row that is wrong."""
-    if not image.startswith(TIFF_HEADS):
-        yield
-        return
-    kept = os.dup(2)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(nowhere)
-        os.close(kept)
-
-
-def _decode(image: bytes, slot: int, room: int, pixels: SharedPixels, transform: "ImageTransform") -> Answer:
+def _decode(image: bytes, room: int, file: int, transform: "ImageTransform") -> Answer:
     from snapcap.models.processing.image_error import ImageError, NeedsMemory  # noqa: PLC0415  imported before the fork
 
     began = time.monotonic()
     try:
         decoded = transform.decode(image, room)
-        pixels.write_bytes(slot, decoded.picture.tobytes())
+        write_image(file, decoded.picture.tobytes())
     except ImageError as error:
         return Refused(error.reason, str(error))
     except NeedsMemory as needs:

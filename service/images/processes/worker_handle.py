@@ -44,18 +44,19 @@ class Job:
 @dataclass(eq=False)
 class Worker:
     pid: int
+    file: int  # of `image_file`: the process writes its pixels there
     channel: WorkerChannel = field(init=False)
     job: Job | None = None
-    slot: int = 0
     since: float = 0.0
     killed: Why | None = None  # and its end is yet to be heard
+    ended: bool = False  # as its parent says
     _cpu_at_first: float | None = None
     _cpu: float | None = None
     _busy: float = 0.0  # when its CPU time was last seen to grow
 
-    def has(self, job: Job, slot: int) -> None:
-        """From now on."""
-        self.job, self.slot, self.since = job, slot, time.monotonic()
+    def has(self, job: Job) -> None:
+        """Give it the image, from now on."""
+        self.job, self.since = job, time.monotonic()
         self._cpu_at_first = self._cpu = cpu_seconds(self.pid)
         self._busy = self.since
 

@@ -90,6 +90,7 @@ class EngineClient:
         self._process_count = parts.images.count
         self._image_decoder = ProcessImageDecoder(
             parts.images,
+            parts.pixels,
             self._slots,
             ImageRoom(decode_memory(settings), self._process_count),
             settings.images.decode_timeout,

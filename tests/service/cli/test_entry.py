@@ -110,7 +110,9 @@ from snapcap.service.server.processes import fork_engine
 def serve(settings, end, pixels, origin, importing):
     import sys
     pixels.open((1, 2))
-    pixels.write_bytes(2, bytes(range(6)))
+    from snapcap.service.ipc.shared_pixels import image_file, write_image
+    write_image(file := image_file((1, 2)), bytes(range(6)))
+    pixels.copy(2, file)
     same = (settings.http.port, settings.compute.device, pixels.slots, origin)
     end.sendall(repr((same, -1e9 < importing < 1e9, "numpy" in sys.modules, "torch" in sys.modules)).encode())
     return 5

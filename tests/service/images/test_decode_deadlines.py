@@ -1,6 +1,7 @@
 """Decode processes that are ended, as the HTTP process does it. They are played by the test, over their sockets."""
 
 import asyncio
+import os
 from collections.abc import Callable
 
 import pytest
@@ -11,7 +12,8 @@ from snapcap.service.errors import DeadlineExceeded, UnprocessableImage
 from snapcap.service.images import pool as process_decoder
 from snapcap.service.images.processes import family as decode_family
 from snapcap.service.images.processes import worker_handle as decode_worker
-from snapcap.service.images.processes.messages import Ended, Needs, pack_notice
+from snapcap.service.images.processes.messages import Decoded, Ended, Needs, pack_answer, pack_notice
+from snapcap.service.ipc import shared_pixels
 
 
 @pytest.fixture
@@ -44,18 +46,18 @@ def test_a_late_image_ends_its_process_and_is_not_tried_again(
         world = World()
         await world.begin()
         late, waits = world.ask(1, seconds=0.02), [world.ask(2), world.ask(3, seconds=0.02)]
-        (first,) = [each for each in world.working() if (each.job() or (0, b"?"))[1][0] == 1]
+        (first,) = [each for each in world.working() if (each.job() or b"?")[0] == 1]
         await until(lambda: bool(killed))
         assert killed == [first.pid]
         assert isinstance(late.exception(0), DeadlineExceeded)
         assert isinstance(waits[1].exception(0), DeadlineExceeded), "it was not begun, and does not wait"
         first.answer()  # faster than the signal
         await turns()
-        assert len(world.slots) == SLOTS - 2, "it may still write to its slot"
+        assert len(world.slots) == SLOTS, "none is held by a process"
         world.control.sendall(pack_notice(Ended(first.pid, -9)))
         first.die()
         await turns()
-        assert (len(world.working()), len(world.slots)) == (1, SLOTS - 1)
+        assert (len(world.working()), len(world.slots)) == (1, SLOTS)
         assert killed_for(world) == {"deadline": 1}
         assert of(world, "decode_process_deaths") == 0
         world.close()
@@ -126,7 +128,7 @@ def test_a_process_that_does_nothing_is_replaced_and_its_image_tried_again(
         hung.die()
         await turns()
         (other,) = world.working()
-        assert (other.job() or (0, b"?"))[1][0] == 1
+        assert (other.job() or b"?")[0] == 1
         other.answer()
         await turns()
         assert not future.done()  # it waits for the engine
@@ -137,15 +139,20 @@ def test_a_process_that_does_nothing_is_replaced_and_its_image_tried_again(
     play(scene())
 
 
-@pytest.mark.parametrize("bad", ["another slot", "nonsense", "needs what it has", "unasked"])
-def test_a_process_that_says_what_none_says_is_killed(bad: str, killed: list[int]) -> None:
+@pytest.mark.parametrize("bad", ["half an image", "nonsense", "needs what it has", "unasked"])
+def test_a_process_that_says_what_none_says_is_killed(
+    bad: str, killed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_pixels, "seal", lambda file: None)  # as where a temporary folder has the file
+
     async def scene() -> None:
         world = World()
         await world.begin(1)
         (process,) = world.processes
         future = world.ask(1) if bad != "unasked" else None
-        if bad == "another slot":
-            process.answer(slot=SLOTS + 7)
+        if bad == "half an image":
+            os.ftruncate(process.file, 6)
+            process.end.sendall(pack_answer(Decoded("png", 1.0, 0.5)))
         elif bad == "needs what it has":
             process.answer(Needs(MEMORY // 4))
         else:
@@ -161,6 +168,7 @@ def test_a_process_that_says_what_none_says_is_killed(bad: str, killed: list[int
             world.processes[-1].answer()
             await turns()
             assert [int(each.request_id) for each in world.submitted] == [1]
+            assert len(world.slots) == SLOTS - 1
         world.close()
 
     play(scene())

@@ -13,19 +13,18 @@ import pytest
 from support.fakes.list_engine import PATIENCE
 from support.servers.server_process import clean_environment
 
-from snapcap.service.images.processes.messages import Began, Notice, NoticeReader, pack_notice
+from snapcap.service.images.processes.messages import Began, Ended, Notice, NoticeReader, pack_notice
 from snapcap.service.images.processes.notice_channel import NoticeChannel
 from snapcap.service.ipc.framing import RECEIVE_BYTES
+from snapcap.service.ipc.shared_pixels import image_file
 
 PROGRAM = """
 import socket, sys
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.service.images.processes import supervisor as decode_parent
 from snapcap.service.images.processes.messages import Setup
-from snapcap.service.ipc.shared_pixels import SharedPixels
 decode_parent.FULL_S = 0.01
-pixels = SharedPixels(2)
-family = decode_parent._Family(1, socket.socket(fileno=int(sys.argv[1])), pixels, Setup(ImageTransform((2, 2))))
+family = decode_parent._Family(1, socket.socket(fileno=int(sys.argv[1])), Setup(ImageTransform((2, 2))))
 family.keep()
 """
 
@@ -40,15 +39,21 @@ def test_a_process_whose_socket_was_lost_is_replaced_until_the_server_ends() -> 
         pass_fds=[theirs.fileno()],
     )
     theirs.close()
-    seen = set()
-    for _ in range(3):
+    seen: set[int] = set()
+    while len(seen) < 3:
         data, descriptors, _, _ = socket.recv_fds(ours, RECEIVE_BYTES, 4)
         (notice,) = NoticeReader().feed(data)
+        if isinstance(notice, Ended):
+            assert notice.pid in seen
+            assert notice.code == 0
+            continue
         assert isinstance(notice, Began)
         seen.add(notice.pid)
-        (end,) = descriptors
+        end, file = descriptors
+        assert os.fstat(file).st_size == 2 * 2 * 3
         if len(seen) == 3:
             ours.close()
+        os.close(file)
         os.close(end)  # with status 0 it ends
     assert len(seen) == 3
     assert parent.wait(PATIENCE) == 0
@@ -64,15 +69,22 @@ class Heard:
         self.channel = NoticeChannel(
             ours,
             asyncio.get_running_loop(),
-            lambda notice, end: self.began.append(end),
+            self._began,
             self.said.append,
             lambda: None,
         )
 
+    def _began(self, _notice: Began, end: socket.socket, file: int) -> None:
+        assert not os.get_inheritable(file)
+        os.close(file)
+        self.began.append(end)
+
     async def tell(self, pid: int) -> None:
         end, _ = socket.socketpair()
-        socket.send_fds(self.theirs, [pack_notice(Began(pid))], [end.fileno()])
+        file = image_file((2, 2))
+        socket.send_fds(self.theirs, [pack_notice(Began(pid))], [end.fileno(), file])
         end.close()
+        os.close(file)
         for _ in range(4):
             await asyncio.sleep(0)
 
@@ -93,14 +105,25 @@ def test_a_socket_to_a_decode_process_is_not_for_other_programs() -> None:
     asyncio.run(scene())
 
 
-def test_without_room_for_a_socket_the_next_one_is_still_heard(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("room", [0, 1], ids=["none", "the socket alone"])
+def test_without_room_for_a_socket_and_its_file_the_next_ones_are_still_heard(
+    room: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lowest() -> int:
+        """The number that the next file would have."""
+        file = os.dup(0)
+        os.close(file)
+        return file
+
     async def scene() -> None:
         heard = Heard()
-        end, _ = socket.socketpair()
+        end, other = socket.socketpair()
+        file = image_file((2, 2))
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        socket.send_fds(heard.theirs, [pack_notice(Began(7))], [end.fileno()])
+        socket.send_fds(heard.theirs, [pack_notice(Began(7))], [end.fileno(), file])
+        os.close(file)
         try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # no more than there are
+            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest() + room, hard))
             for _ in range(4):
                 await asyncio.sleep(0)
         finally:
@@ -110,6 +133,8 @@ def test_without_room_for_a_socket_the_next_one_is_still_heard(caplog: pytest.Lo
         await heard.tell(8)
         assert len(heard.began) == 1
         heard.close()
+        end.close()
+        other.close()
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(scene())

@@ -15,7 +15,8 @@ import pytest
 from snapcap.service.engine.remote.channel import BlockingChannel
 from snapcap.service.engine.remote.loop_channel import LoopChannel
 from snapcap.service.engine.remote.messages import Cancel, Failed, Message
-from snapcap.service.ipc.shared_pixels import SharedPixels
+from snapcap.service.ipc import shared_pixels
+from snapcap.service.ipc.shared_pixels import SharedPixels, image_file, write_image
 
 PATIENCE = 30.0
 MANY = 5000  # more than a socket holds
@@ -130,16 +131,38 @@ def test_pixels_written_by_one_process_are_read_by_the_other() -> None:
     pixels.open((3, 2))
     picture = np.arange(18, dtype=np.uint8).reshape(3, 2, 3)
     pixels.write(2, picture)
-    pixels.write_bytes(3, picture.tobytes())
+    file = image_file((3, 2))
+    write_image(file, picture.tobytes())
+    pixels.copy(3, file)
     pid = os.fork()
     if pid == 0:
         pixels.open((3, 2))  # as the engine process does it, after the fork
         same = all((pixels.read(slot) == picture).all() for slot in (2, 3))
         os._exit(0 if same and not pixels.read(1).any() else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    with pytest.raises(ValueError, match="17 bytes of pixels for a file of 18"):
+        write_image(file, bytes(17))
+
+
+@pytest.mark.parametrize("size", [0, 17, 36])
+def test_the_file_of_an_image_keeps_its_size(size: int) -> None:
+    """Whatever the process that writes it does: else it could end who has it mapped, or fill the memory."""
+    file = image_file((3, 2))
+    with pytest.raises(PermissionError):
+        os.ftruncate(file, size)
+    with pytest.raises(PermissionError):
+        os.pwrite(file, b"x", 1 << 40)
+    os.close(file)
+
+
+def test_a_file_that_cannot_be_sealed_and_was_cut_has_no_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_pixels, "seal", lambda file: None)
+    pixels, file = SharedPixels(2), image_file((3, 2))
+    pixels.open((3, 2))
+    os.ftruncate(file, 17)
     with pytest.raises(ValueError, match="17 bytes of pixels, a slot has 18"):
-        pixels.write_bytes(0, bytes(17))
-    assert not pixels.read(0).any()
+        pixels.copy(1, file)
+    os.close(file)
 
 
 def test_slots_that_were_never_used_take_no_memory() -> None:

@@ -1,6 +1,7 @@
 """Plays the decode processes, and what is before and behind them, for tests of decoding in processes."""
 
 import asyncio
+import os
 import socket
 import subprocess
 import sys
@@ -36,47 +37,51 @@ from snapcap.service.images.processes.messages import (
 from snapcap.service.images.room import ImageRoom
 from snapcap.service.ipc.fork import ChildProcess
 from snapcap.service.ipc.framing import Unpacker
-from snapcap.service.ipc.shared_pixels import SharedPixels, Slots
+from snapcap.service.ipc.shared_pixels import SharedPixels, Slots, image_file, write_image
 from snapcap.service.telemetry.metrics import Metrics
 from snapcap.warmup.runtime.slot_request import SamplingParams
 
 QUEUE, PROCESSES = 4, 2
 MEMORY, MOST_S = 4000, 1e9
-SLOTS = QUEUE + 2 * PROCESSES
+SIZE = (2, 2)  # of the pixels of an image
+SLOTS = QUEUE + PROCESSES + 1
 COMPLETION = Completion((7,), "stop", "aot", 0.1, 0.2, 0.3)
 
 
 class Played:
     """A decode process as the test plays it."""
 
-    def __init__(self, pid: int, end: socket.socket, pixels: SharedPixels) -> None:
+    def __init__(self, pid: int, end: socket.socket, file: int) -> None:
+        """`file`: of the pixels of one image."""
         end.setblocking(False)
-        self.pid, self.end, self._pixels = pid, end, pixels
+        self.pid, self.end, self.file = pid, end, file
         self._held = b""
         self.room = 0
 
-    def job(self) -> tuple[int, bytes] | None:
-        """The slot and the image that it has, once they have all come. `room`: what it was granted."""
+    def job(self) -> bytes | None:
+        """The image that it has, once all of it has come. `room`: bytes of memory that it was granted."""
         with suppress(BlockingIOError):
             while data := self.end.recv(1 << 20):
                 self._held += data
         if len(self._held) < HEAD.size:
             return None
-        slot, length, self.room = HEAD.unpack_from(self._held)
+        length, self.room = HEAD.unpack_from(self._held)
         image = self._held[HEAD.size :]
-        return (slot, image) if len(image) == length else None
+        return image if len(image) == length else None
 
-    def answer(self, answer: Answer | None = None, slot: int | None = None) -> None:
-        """By default that the image is decoded: its pixels are all its first byte. `slot`: another than it has."""
-        job = self.job()
-        assert job is not None
+    def answer(self, answer: Answer | None = None) -> None:
+        """By default that the image is decoded: its pixels are all its first byte."""
+        image = self.job()
+        assert image is not None
         if answer is None:
-            self._pixels.read(job[0])[:] = job[1][0]
+            write_image(self.file, image[:1] * (SIZE[0] * SIZE[1] * 3))
         self._held = b""
-        self.end.sendall(pack_answer(job[0] if slot is None else slot, answer or Decoded("png", 1.0, 0.5)))
+        self.end.sendall(pack_answer(answer or Decoded("png", 1.0, 0.5)))
 
     def die(self) -> None:
-        self.end.close()
+        if self.end.fileno() >= 0:
+            self.end.close()
+            os.close(self.file)
 
 
 class World:
@@ -85,7 +90,7 @@ class World:
     def __init__(self) -> None:
         self.metrics = Metrics(CollectorRegistry())
         self.pixels, self.slots = SharedPixels(SLOTS), Slots(SLOTS)
-        self.pixels.open((2, 2))
+        self.pixels.open(SIZE)
         self.messages: list[Any] = []
         self.engine = RemoteEngine(LIMITS, self.pixels, self.slots, self.messages.append, Observer())
         ours, self.control = socket.socketpair()
@@ -95,6 +100,7 @@ class World:
         self.failures: list[Exception] = []
         self.decoder = ProcessImageDecoder(
             processes,
+            self.pixels,
             self.slots,
             ImageRoom(MEMORY, PROCESSES),
             MOST_S,
@@ -107,7 +113,7 @@ class World:
         self.processes: list[Played] = []
 
     async def begin(self, count: int = PROCESSES) -> None:
-        starting = asyncio.create_task(asyncio.to_thread(self.decoder.begin, ImageTransform((2, 2))))
+        starting = asyncio.create_task(asyncio.to_thread(self.decoder.begin, ImageTransform(SIZE)))
         setups = Unpacker[Setup]().feed(await asyncio.to_thread(self.control.recv, 1 << 16))
         assert [type(each) for each in setups] == [Setup]
         for _ in range(count):
@@ -118,9 +124,10 @@ class World:
     def add(self) -> None:
         ours, theirs = socket.socketpair()
         number = 1_000_000_000 + len(self.processes)  # above what a system gives
-        socket.send_fds(self.control, [pack_notice(Began(number))], [ours.fileno()])
+        file = image_file(SIZE)
+        socket.send_fds(self.control, [pack_notice(Began(number))], [ours.fileno(), file])
         ours.close()
-        self.processes.append(Played(number, theirs, self.pixels))
+        self.processes.append(Played(number, theirs, file))
 
     def ask(
         self,
