@@ -1,5 +1,6 @@
 """Opens pictures with Pillow's plugin for their format, and finds out what Pillow does not tell of them."""
 
+import codecs
 import io
 import struct
 import zlib
@@ -22,6 +23,9 @@ _RARE = {
     "avif": "PIL.AvifImagePlugin",
     "heic": "pillow_heif",
 }
+
+# Pillow's modules that its plugins import with the first picture that needs them.
+_LATE = ("PIL.ImageCms", "PIL.ImageColor", "PIL.ImagePalette", "PIL.MpoImagePlugin", "PIL.PpmImagePlugin")
 
 # What Pillow raises on damaged data, found by mutating files of every format.
 DAMAGED = (
@@ -57,7 +61,11 @@ _OTHER_NOISE = bytes(255 - number for number in _NOISE)
 
 
 def load_codecs() -> None:
-    """Import what decodes each format that is read, for processes that decode one picture at a time."""
+    """Import all that decoding a picture of any format may import, for processes that can open no file then."""
+    for module in _LATE:
+        import_module(module)
+    for encoding in ("utf-16", "utf-8-sig"):  # in which a text that is no picture may be written
+        codecs.lookup(encoding)
     for name, module in _RARE.items():
         if not is_readable(name):
             continue

@@ -9,11 +9,12 @@ from support.fakes.list_engine import PATIENCE
 from support.servers.server_process import is_gone
 
 from snapcap.models.processing.transform import ImageTransform
-from snapcap.service.errors import NotReady
+from snapcap.service.errors import NotReady, UnprocessableImage
 from snapcap.service.images import pool as process_decoder
 from snapcap.service.images.pool import ImageProcessesEndedError
 from snapcap.service.images.processes import family as decode_family
-from snapcap.service.images.processes.messages import NoneBegan, pack_notice
+from snapcap.service.images.processes.messages import Ended, NoneBegan, pack_notice
+from snapcap.service.images.sample import picture
 
 
 def test_without_their_parent_the_server_ends_and_nothing_waits() -> None:
@@ -105,6 +106,98 @@ def test_processes_that_never_come_end_the_start(monkeypatch: pytest.MonkeyPatch
         await turns()
         assert isinstance(world.failures[0], ImageProcessesEndedError)
         assert isinstance(world.ask(1).exception(0), NotReady)
+        world.close()
+
+    play(scene())
+
+
+def test_a_process_whose_child_keeps_its_socket_has_ended_when_its_parent_says_so() -> None:
+    """An image that took the process over may fork a child, so that no end of file comes."""
+
+    async def scene() -> None:
+        world = World()
+        await world.begin(1)
+        for value in range(1, 2 * SLOTS):
+            future = world.ask(value)
+            (process,) = world.working()
+            world.control.sendall(pack_notice(Ended(process.pid, 0)))
+            await turns()
+            assert not world.decoder._family.workers
+            world.add()
+            await turns()
+            world.processes[-1].answer()
+            await turns()
+            assert [int(each.request_id) for each in world.submitted][-1] == value
+            future.cancel()
+            process.die()
+            await turns()
+        assert len(world.slots) == SLOTS
+        assert world.failures == []
+        world.close()
+
+    play(scene())
+
+
+def test_a_process_that_closes_its_socket_and_goes_on_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_family, "_GOES_ON_S", 0.2)
+    monkeypatch.setattr(process_decoder, "_LOOK_S", 0.01)
+    killed: list[int] = []
+    monkeypatch.setattr(decode_family, "kill", killed.append)
+
+    async def scene() -> None:
+        world = World()
+        await world.begin()
+        gone, ended = world.processes
+        for each in (gone, ended):
+            each.die()
+        await turns()
+        world.control.sendall(pack_notice(Ended(ended.pid, -11)))
+        while not killed:
+            world.control.sendall(pack_notice(NoneBegan(12)))
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)
+        assert killed == [gone.pid], "once, and not the number of one that has ended, which may be another's"
+        world.close()
+
+    play(asyncio.wait_for(scene(), PATIENCE))
+
+
+@pytest.mark.parametrize("well", [True, False])
+def test_when_images_of_several_requests_end_their_processes_the_servers_own_is_tried(well: bool) -> None:
+    """Whoever sends such images cannot end the server; a server that can decode nothing does not go on."""
+
+    async def scene() -> None:
+        world = World()
+        await world.begin(1)
+
+        async def crash() -> None:
+            for _ in range(2):
+                await turns()
+                world.processes[-1].die()
+                world.add()
+            await turns()
+
+        for value in range(1, 4):
+            assert picture() != world.processes[-1].job()
+            future = world.ask(value)
+            await crash()
+            assert isinstance(future.exception(0), UnprocessableImage)
+        await turns()
+        assert world.processes[-1].job() == picture()
+        if well:
+            world.processes[-1].answer()
+            await turns()
+            assert world.failures == []
+            world.ask(9)
+            await turns()
+            world.processes[-1].answer()
+            await turns()
+            assert [int(each.request_id) for each in world.submitted] == [9]
+            assert len(world.slots) == SLOTS - 1
+        else:
+            await crash()
+            (error,) = world.failures
+            assert "the server's own picture cannot be decoded either" in str(error)
         world.close()
 
     play(scene())
