@@ -271,8 +271,6 @@ class ProcessImageDecoder:
     def _look(self) -> None:
         """End what is late; also when nobody asks for more: a full queue refuses them before they come here."""
         self._looking = False
-        self._failures = 0  # of requests in a row, for faults that no image should cause
-        self._checking = False
         now = time.monotonic()
         for worker in self._family.workers:
             why = worker.verdict(now, self._most_s)

@@ -83,7 +83,7 @@ _CALLS: dict[str, tuple[int | None, int | None]] = {
     "write": (1, 64),
     "writev": (20, 66),
 }
-_CLONE, _CLONE3, _PRLIMIT64 = (56, 220), (435, 435), (302, 261)
+_CLONE, _CLONE3, _PRLIMIT64, _TGKILL = (56, 220), (435, 435), (302, 261), (234, 131)
 # A child's Python needs these to begin as its parent did; none of them is a secret.
 _KEPT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "TMPDIR", "TZ")
 
@@ -161,11 +161,13 @@ def _filter(machine: int, place: int) -> Iterator[bytes]:
     yield _instruction(_IF_SET, _CLONE_THREAD, 0, 1)
     yield _instruction(_RETURN, _ALLOW)
     yield _instruction(_RETURN, _DENY)
-    # Its own limits only: the first argument is the process, 0 for this one.
-    yield _instruction(_IF_EQUAL, _PRLIMIT64[place], 0, 3)
-    yield _instruction(_LOAD, _FIRST_ARGUMENT)
-    yield _instruction(_IF_EQUAL, 0, 0, 1)
-    yield _instruction(_RETURN, _ALLOW)
+    # The first argument is the process: 0 for this one's limits, its number for abort(), which signals itself.
+    for numbers, process in ((_PRLIMIT64, 0), (_TGKILL, os.getpid())):
+        yield _instruction(_IF_EQUAL, numbers[place], 0, 4)
+        yield _instruction(_LOAD, _FIRST_ARGUMENT)
+        yield _instruction(_IF_EQUAL, process, 0, 1)
+        yield _instruction(_RETURN, _ALLOW)
+        yield _instruction(_RETURN, _DENY)
     yield _instruction(_RETURN, _DENY)
 
 

@@ -23,7 +23,7 @@ SLACK = 8 << 20
 # Each picture in a process of its own, forked from one that has decoded before.
 PROGRAM = """
 import json, os, sys
-from snapcap.models.processing.codecs import load_codec
+from snapcap.models.processing.codecs import load_codecs
 from snapcap.models.processing.image_error import ImageError, NeedsMemory
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.service.images.sample import picture
@@ -56,9 +56,7 @@ def measure(file, size, edge, longest):
 ImageTransform((16, 16)).decode(picture())
 found = []
 cases = json.loads(sys.stdin.read())
-for file, *_ in cases:
-    with open(file, "rb") as opened:
-        load_codec(opened.read(100))
+load_codecs()
 for file, size, edge, longest in cases:
     read, write = os.pipe()
     if not os.fork():
