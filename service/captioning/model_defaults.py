@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from snapcap.models.dataclass import dataclass
 from snapcap.models.errors import PromptError, TokenizerFailed
-from snapcap.models.text import Task
+from snapcap.models.text import GenerationConfig, Task
 from snapcap.service.captioning.options import CaptionOptions
 from snapcap.service.errors import InvalidOption, UnsupportedOption
 from snapcap.warmup.runtime.slot_request import SamplingParams
@@ -15,20 +15,11 @@ from snapcap.warmup.runtime.slot_request import SamplingParams
 if TYPE_CHECKING:
     from snapcap.models.config import ModelConfig
     from snapcap.models.processing.tokenizer import Tokenizer
-    from snapcap.models.text import GenerationConfig
     from snapcap.service.engine.limits import Limits
 
 _logger = logging.getLogger("snapcap.captioning")
-# What a checkpoint may set, and a request overrides.
-_DEFAULTED = (
-    "num_beams",
-    "length_penalty",
-    "early_stopping",
-    "no_repeat_ngram_size",
-    "repetition_penalty",
-    "min_length",
-    "min_new_tokens",
-)
+# The options that a checkpoint may set and a request overrides: they have one name in both.
+_DEFAULTED = SamplingParams.__dataclass_fields__.keys() & GenerationConfig.__dataclass_fields__.keys()
 
 
 @dataclass(frozen=True)
@@ -174,10 +165,10 @@ def _beyond(tokenizer: "Tokenizer", ids: Sequence[int], rows: int | None) -> str
     return f"the tokenizer's {tokenizer.token(number)[:64]!r} is token {number}, and the model has {rows} tokens"
 
 
-def _begin(generation: "GenerationConfig") -> tuple[int, ...]:
+def _begin(generation: GenerationConfig) -> tuple[int, ...]:
     return () if generation.forced_bos_id is None else (generation.forced_bos_id,)
 
 
-def _params(generation: "GenerationConfig") -> SamplingParams:
+def _params(generation: GenerationConfig) -> SamplingParams:
     defaults = {name: getattr(generation, name) for name in _DEFAULTED}
     return SamplingParams(biased=generation.biased, **defaults)

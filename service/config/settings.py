@@ -1,7 +1,8 @@
 """Defines the whole configuration as frozen dataclasses, which `config/reader.py` alone fills and validates.
 
-To add an option, add a field here, or in `warmup/options.py` where it is for the warm-up; the command line, the
-environment and the help follow, and docs/configuration.md by `python -m snapcap.service.config.table`.
+To add an option, add a field here, or in `warmup/options.py` where it is for the warm-up. The command line, the
+environment and the help follow, and docs/configuration.md by
+`python -m snapcap.service.cli.tables docs/configuration.md`.
 """
 
 from dataclasses import field

@@ -3,28 +3,18 @@
 import argparse
 
 from snapcap.models.dataclass import dataclass
-from snapcap.service.captioning.options import CaptionOptions, options_from_text
+from snapcap.service.captioning.options import OPTIONS, CaptionOptions, options_from_text
 from snapcap.service.config.reader import SettingsError
 
 STDIN = STDOUT = "-"
-_SAMPLING = {
-    "prompt": ("TEXT", "text that the caption continues"),
-    "temperature": ("T", "0 takes the most likely token each time, above 0 samples"),
-    "top_k": ("K", "sample among the K most likely tokens; 0: all"),
-    "top_p": ("P", "sample among the most likely tokens that together reach probability P"),
-    "seed": ("N", "makes sampling repeatable"),
-    "num_beams": ("N", "beam search with N beams, up to 8; 1: none"),
-    "length_penalty": ("P", "beam search: above 0 favours long captions, below 0 short ones"),
-    "early_stopping": ("WHEN", "beam search: true, false or never, as in transformers"),
-    "no_repeat_ngram_size": ("N", "no N tokens come twice in this order; 0: they may"),
-    "repetition_penalty": ("P", "above 1 makes tokens that are there already less likely"),
-    "min_new_tokens": ("N", "generate N tokens at least"),
-}
+_OFFERED = {name: option for name, option in OPTIONS.items() if option.metavar}
 
 
 @dataclass(frozen=True)
 class Job:
-    """``images``: files, folders, patterns, or `-` for a list on standard input. ``output``: a file of JSON lines,
+    """Holds what one run of `snapcap caption` does.
+
+    ``images``: files, folders, patterns, or `-` for a list on standard input. ``output``: a file of JSON lines,
     or `-`. Without output and sidecars, captions are lines on standard output."""
 
     images: tuple[str, ...]
@@ -37,12 +27,12 @@ class Job:
 
     @property
     def prints(self) -> bool:
-        """Whether standard output gets the captions, in whatever form."""
+        """Tells whether standard output gets the captions, as text or as JSON lines."""
         return self.output == STDOUT or not (self.output or self.sidecar)
 
 
 def add_job_arguments(parser: argparse.ArgumentParser) -> None:
-    """The operands, and the options that the server has not."""
+    """Adds the operands, and the options that the server does not have."""
     parser.add_argument(
         "images",
         nargs="+",
@@ -59,16 +49,16 @@ def add_job_arguments(parser: argparse.ArgumentParser) -> None:
     files.add_argument("--resume", action="store_true", help="leave out what FILE and the sidecars hold already")
     files.add_argument("--overwrite", action="store_true", help="replace what FILE and the sidecars hold")
     sampling = parser.add_argument_group("options: caption")
-    for name, (metavar, text) in _SAMPLING.items():
-        flag = "--" + name.replace("_", "-")
-        sampling.add_argument(flag, dest=name, metavar=metavar, default=argparse.SUPPRESS, help=text)
+    for name, option in _OFFERED.items():
+        flag, text = "--" + name.replace("_", "-"), option.help[0].lower() + option.help[1:].rstrip(".")
+        sampling.add_argument(flag, dest=name, metavar=option.metavar, default=argparse.SUPPRESS, help=text)
 
 
 def read_job(arguments: argparse.Namespace) -> Job:
-    """The job that the arguments describe.
+    """Returns the job that the arguments describe.
 
     Raises SettingsError for options that contradict each other, ServiceError for a bad option of the caption."""
-    given = [(name, getattr(arguments, name)) for name in _SAMPLING if hasattr(arguments, name)]
+    given = [(name, getattr(arguments, name)) for name in _OFFERED if hasattr(arguments, name)]
     job = Job(
         images=tuple(arguments.images),
         options=options_from_text(given),

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from support.documents.pages import ROOT, RUN, blocks, pages
 
-from snapcap.service.captioning import options
 from snapcap.service.cli.main import main
 from snapcap.service.config.settings import GROUPS
 from snapcap.warmup.option import options_of
@@ -81,13 +80,6 @@ def test_the_options_that_a_page_names_are_there(page: str, capsys: pytest.Captu
     spans = re.findall(r"`((?:--|snapcap (?!bench))[^`\n]+)`", (ROOT / page).read_text())
     named = {flag for span in spans for flag in re.findall(r"--[a-z0-9_-]*[a-z0-9]", span)}
     assert named <= known
-
-
-def test_the_options_of_a_caption_are_all_there() -> None:
-    text = (ROOT / "docs" / "api.md").read_text()
-    section = text.partition("## Options of a caption")[2].partition("\n## ")[0]
-    rows = [row.split("|")[1] for row in section.splitlines() if row.startswith("| `")]
-    assert sorted(name for row in rows for name in re.findall(r"`(\w+)`", row)) == sorted(options.NAMES)
 
 
 def test_the_site_is_in_nothing_that_is_shipped() -> None:

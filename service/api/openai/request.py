@@ -6,6 +6,7 @@ from typing import Any
 from snapcap.models.dataclass import dataclass
 from snapcap.service.api.bodies.json_body import json_object
 from snapcap.service.api.openai.messages import read_messages, text_of
+from snapcap.service.captioning import options
 from snapcap.service.captioning.fields import sort_fields
 from snapcap.service.captioning.options import CaptionOptions, options_from_json
 from snapcap.service.errors import InvalidOption
@@ -13,26 +14,9 @@ from snapcap.service.errors import InvalidOption
 MAX_STOPS = 4
 MAX_STOP_CHARACTERS = 1000
 _EXAMPLE = '{"model": "…", "messages": [{"role": "user", "content": [{"type": "image_url", …}]}]}'
-# Later ones win: max_completion_tokens is the new name of max_tokens.
+# The option that each field gives. A later field overrides an earlier one of the same option.
 OPTIONS: Mapping[str, str] = {
-    "max_new_tokens": "max_new_tokens",
-    "max_tokens": "max_new_tokens",
-    "max_completion_tokens": "max_new_tokens",
-    "min_tokens": "min_new_tokens",
-    "min_new_tokens": "min_new_tokens",
-    "min_length": "min_length",
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "top_k": "top_k",
-    "seed": "seed",
-    "num_beams": "num_beams",
-    "length_penalty": "length_penalty",
-    "early_stopping": "early_stopping",
-    "no_repeat_ngram_size": "no_repeat_ngram_size",
-    "repetition_penalty": "repetition_penalty",
-    "prompt": "prompt",
-    "task": "task",
-    "timeout": "timeout",
+    field: name for name, each in options.OPTIONS.items() for field in each.openai or (name,)
 }
 # They are for the one who sends them: nobody misses them in a caption, so a reply does not name them.
 LABELS = ("user", "metadata")

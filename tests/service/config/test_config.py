@@ -5,7 +5,6 @@ import pytest
 
 from snapcap.service.config.reader import SettingsError, add_arguments, read_settings
 from snapcap.service.config.settings import GROUPS, Settings
-from snapcap.service.config.table import BEGIN, END, main, markdown, with_options
 from snapcap.warmup.option import options_of
 
 ROOT = Path(__file__).parents[3]
@@ -136,39 +135,6 @@ def test_an_unknown_variable_is_named_with_the_closest() -> None:
 def test_kubernetes_service_links_are_explained(variable: str, value: str) -> None:
     with pytest.raises(SettingsError, match="enableServiceLinks: false"):
         read(**{variable: value})
-
-
-def test_the_table_has_a_row_for_every_option() -> None:
-    rows = [line for line in markdown().splitlines() if line.startswith("| `")]
-    options = [option for group in GROUPS.values() for option in options_of(group).values()]
-    assert len(rows) == len(options)
-    for row, option in zip(rows, options, strict=True):
-        assert row.startswith(f"| `{option.flag}")
-        assert row.count(" | ") == 3
-        assert option.variable in row
-
-
-def test_the_page_has_the_tables_as_they_are() -> None:
-    page = CONFIGURATION.read_text()
-    command = f"python -m snapcap.service.config.table {CONFIGURATION.relative_to(ROOT)}"
-    assert with_options(page) == page, f"not current; run {command}"
-    assert command in page
-
-
-def test_the_tables_are_written_between_their_comments_and_nowhere_else(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(f"# Title\n\n{BEGIN}\nold\n{END}\n\nafter\n")
-    for _ in range(2):
-        main([str(page)])
-        assert page.read_text() == f"# Title\n\n{BEGIN}\n\n{markdown()}\n\n{END}\n\nafter\n"
-    page.write_text(f"{END}\n{BEGIN}\n")
-    with pytest.raises(ValueError, match="no place for the options"):
-        main([str(page)])
-
-
-def test_without_a_file_the_tables_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    main([])
-    assert capsys.readouterr().out == f"{markdown()}\n"
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from snapcap.models.dataclass import dataclass
+from snapcap.service.cli import tables
 from snapcap.service.cli.keygen import keygen
-from snapcap.service.config import reader, table
+from snapcap.service.config import reader
 from snapcap.service.config.settings import GROUPS, Settings
 from snapcap.warmup.option import option, options_of, parse_int
 from snapcap.warmup.options import ComputeOptions, StartOptions, StoreOptions
@@ -40,7 +41,7 @@ def test_a_new_option_of_the_warm_up_is_one_field(monkeypatch: pytest.MonkeyPatc
     parser = argparse.ArgumentParser()
     reader.add_arguments(parser, GROUPS)
     assert "streams of the device [default: 1; SNAPCAP_STREAMS]" in parser.format_help()
-    assert "| `--streams N` | `SNAPCAP_STREAMS` | 1 | streams of the device |" in table.markdown()
+    assert "| `--streams N` | `SNAPCAP_STREAMS` | 1 | streams of the device |" in tables.server_options()
 
     def streams(*arguments: str, **environ: str) -> int:
         start: StartOptions = reader.read_settings(parser.parse_args(arguments), environ)
