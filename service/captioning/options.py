@@ -11,7 +11,7 @@ the option; a JSON value must have that type already.
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from snapcap.models.dataclass import dataclass
 from snapcap.models.dimensions import MAX_BEAMS
@@ -44,8 +44,8 @@ class CaptionOptions:
         return replace(self, ignored=(*self.ignored, *names)) if names else self
 
 
-# The types of options are named tuples, as a dataclass takes longer to make, for which /livez would wait.
-class Number(NamedTuple):
+@dataclass(frozen=True)
+class Number:
     """Accepts a number from `low` to `high`; `above` excludes `low`.
 
     `unset`: -1 means that the option is not given, as in vLLM, llama.cpp and their clients."""
@@ -86,7 +86,8 @@ class Number(NamedTuple):
         return {**numbers, low: _UNSET} if self.low == 0 else {"anyOf": [numbers, {"const": _UNSET}]}
 
 
-class Text(NamedTuple):
+@dataclass(frozen=True)
+class Text:
     """Accepts a text of at most `most` characters. `is_prompt`: a longer one has an error of its own."""
 
     most: int
@@ -118,10 +119,10 @@ class Text(NamedTuple):
         return {"type": "string", "maxLength": self.most}
 
 
-class Early(NamedTuple):
+class Early:
     """Accepts true, false or "never", as `early_stopping` of transformers does."""
 
-    values: str = "true, false or never"
+    values = "true, false or never"
 
     def read(self, text: str) -> Any:
         """Returns the value that the text spells, or the text itself, which `checked` refuses."""
@@ -139,7 +140,8 @@ class Early(NamedTuple):
         return {"enum": [*_EARLY.values()]}
 
 
-class Option(NamedTuple):
+@dataclass(frozen=True)
+class Option:
     """Declares an option of a caption. Its default is that of the field of `SamplingParams` or `CaptionOptions`.
 
     default: what holds without the option, where no value says so.

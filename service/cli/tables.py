@@ -66,8 +66,8 @@ def _default(name: str) -> str:
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    lines = [" | ".join(row) for row in (head, ("---",) * len(head), *rows)]
-    return "\n".join(f"| {line} |" for line in lines)
+    lines = ["| " + " | ".join(row) + " |" for row in (head, *rows)]
+    return "\n".join([lines[0].replace("|  |", "| |"), "|" + "---|" * len(head), *lines[1:]])
 
 
 def main(arguments: list[str]) -> None:
