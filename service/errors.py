@@ -28,8 +28,8 @@
     │       ├── ImageUrlRefused     422  image_url_refused
     │       └── ImageNotFetched     422  image_not_fetched
     ├── ClientDisconnected          499  client_disconnected    (nobody reads it; it is counted and logged)
-    ├── Overloaded                  429                         (Retry-After; each limit has its own, in its module)
-    │   └── …                       429  queue_full, body_memory_full, … (telemetry/reasons.py has all of them)
+    ├── Overloaded                  429                         (Retry-After; `limits.py` has the limits)
+    │   └── …                       429  queue_full, body_memory_full, …
     ├── NotReady                    503  not_ready              (Retry-After, phase)
     │   └── BeamsNotReady           503  not_ready              (its batches failed to become ready)
     ├── DeadlineExceeded            504  deadline_exceeded

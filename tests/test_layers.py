@@ -41,6 +41,7 @@ ROOMS: dict[str, tuple[str | tuple[str, ...], ...]] = {
     ),
     "service": (
         ("errors", "readiness"),
+        "limits",
         "config",
         "memory",
         "ipc",

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from snapcap.service.captioning.options import OPTIONS, Number, default_of
 from snapcap.service.config.settings import GROUPS
+from snapcap.service.limits import LIMITS
 from snapcap.warmup.option import Option, options_of
 
 _PLACE = re.compile(r"(<!-- (\w+): written by [^\n]* -->\n).*?(<!-- end of \2 -->)", re.DOTALL)
@@ -40,7 +41,20 @@ def caption_options() -> str:
     return _table(("option", "value", "default", ""), rows)
 
 
-TABLES = {"settings": server_options, "options": caption_options}
+def refusals() -> str:
+    """Returns the table of the limits past which a request gets 413, 429, 431 or 503."""
+    options = {option.name: option for group in GROUPS.values() for option in options_of(group).values()}
+    rows = []
+    for limit in LIMITS:
+        option = options[limit.option] if limit.option else None
+        bound = limit.bound or (option.default_text if option else "")
+        setting = f"`{option.flag}`" if option else "–"
+        metric = f"`snapcap_{limit.metric}_total` `{limit.reason or limit.code}`"
+        rows.append((f"{limit.status} `{limit.code}`", limit.what, bound, setting, metric))
+    return _table(("refusal", "limit", "default", "option", "metric and its reason"), rows)
+
+
+TABLES = {"settings": server_options, "options": caption_options, "refusals": refusals}
 
 
 def with_tables(page: str) -> str:

@@ -1,13 +1,12 @@
 """Defines the errors of a connection before its request reaches the application, and replies with them.
 
 ServiceError                    500
-├── BadRequest                  400
-│   ├── MalformedRequest        400  malformed_request
-│   ├── HeadTimeout             408  head_timeout
-│   ├── UrlTooLong              414  url_too_long
-│   └── HeadTooLarge            431  head_too_large
-└── Overloaded                  429
-    └── TooManyConnections      503  too_many_connections   (Retry-After)
+└── BadRequest                  400
+    ├── MalformedRequest        400  malformed_request
+    ├── HeadTimeout             408  head_timeout
+    └── UrlTooLong              414  url_too_long
+
+`service/limits.py` has the others: HeadTooLarge and TooManyConnections.
 """
 
 import json
@@ -23,7 +22,8 @@ from snapcap.service.api.middleware.request_id import HEADER, identify
 from snapcap.service.api.problems import PROBLEM, problem
 from snapcap.service.edge.connections import Connections
 from snapcap.service.edge.refusal_log import NO_ROOM
-from snapcap.service.errors import BadRequest, Overloaded, ServiceError
+from snapcap.service.errors import BadRequest, ServiceError
+from snapcap.service.limits import TooManyConnections
 
 _PROBES = frozenset({"/livez", "/readyz", "/health", "/startup", "/metrics", "/v2/health/live", "/v2/health/ready"})
 
@@ -52,24 +52,6 @@ class UrlTooLong(BadRequest):
 
     def __init__(self, limit: int) -> None:
         super().__init__(f"The URL may have {limit} bytes; send options in a form or in JSON.")
-
-
-class HeadTooLarge(BadRequest):
-    status = 431
-    code = "head_too_large"
-    title = "Head too large"
-
-    def __init__(self, limit: int, unit: str) -> None:
-        super().__init__(f"The head of the request, trailers included, may have {limit} {unit}; send less.")
-
-
-class TooManyConnections(Overloaded):
-    status = 503
-    code = "too_many_connections"
-    title = "Too many connections"
-
-    def __init__(self) -> None:
-        super().__init__("The server has as many connections as it may have")
 
 
 def last_reply(error: ServiceError, headers: Iterable[tuple[bytes, bytes]], origins: frozenset[str]) -> bytes:

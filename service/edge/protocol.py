@@ -16,10 +16,8 @@ from uvicorn.server import ServerState
 
 from snapcap.service.edge.connection_errors import (
     HeadTimeout,
-    HeadTooLarge,
     MalformedRequest,
     ProbesOnly,
-    TooManyConnections,
     UrlTooLong,
     last_reply,
 )
@@ -28,6 +26,7 @@ from snapcap.service.edge.flow import Flow
 from snapcap.service.edge.refusal_log import NO_ROOM
 from snapcap.service.edge.upgrade import head_without_upgrade
 from snapcap.service.errors import NotReady, ServiceError
+from snapcap.service.limits import HeadTooLarge, TooManyConnections
 
 # Requests that may wait behind the one that is answered. Hardly any client sends even one ahead.
 _MAX_PIPELINED = 8

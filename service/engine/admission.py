@@ -15,19 +15,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from snapcap.service.errors import Overloaded, TooManyImages
+from snapcap.service.errors import TooManyImages
+from snapcap.service.limits import QueueFull
 
 # Seconds after which a completion says nothing any more about how fast the queue is served.
 _RECENT_S = 30.0
-
-
-class QueueFull(Overloaded):
-    """As many requests wait as may."""
-
-    code = "queue_full"
-
-    def __init__(self, retry_after_s: float = 1.0) -> None:
-        super().__init__("The queue is full", retry_after_s)
 
 
 class Pace:

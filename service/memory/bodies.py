@@ -4,22 +4,12 @@ import math
 import threading
 from typing import TYPE_CHECKING
 
-from snapcap.service.errors import Overloaded
+from snapcap.service.limits import BodyMemoryFull
 
 if TYPE_CHECKING:
     from starlette.types import Scope
 
 _KEY = "body_account"
-
-
-class BodyMemoryFull(Overloaded):
-    """The bodies of all requests together hold as much as they may. `limit`: in bytes."""
-
-    code = "body_memory_full"
-    title = "Too much in flight"
-
-    def __init__(self, limit: int) -> None:
-        super().__init__(f"The bodies of all requests together hold the {limit} bytes that they may")
 
 
 class BodyBudget:

@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from snapcap.service.errors import ServiceError
-from snapcap.service.telemetry.reasons import CLOSED, REJECTED, WHYS
+from snapcap.service.limits import REJECTED
+from snapcap.service.telemetry.reasons import CLOSED, WHYS
 from snapcap.warmup.progress.status import COMPONENTS
 
 _REQUEST_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)

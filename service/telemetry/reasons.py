@@ -1,4 +1,4 @@
-"""Names the reasons by which metrics count refused requests, closed connections and killed decode processes.
+"""Names the reasons by which metrics count closed connections and killed decode processes.
 
 The metrics and what kills decode processes both import it, and it imports nothing.
 """
@@ -18,17 +18,6 @@ SENTENCES: dict[Why, str] = {
     "hung": "killed: it had an image and did nothing",
     "bad_answer": "killed: it said what no decode process says",
 }
-# The codes of the limits that answer 429. Each has its error beside it: CONTRIBUTING.md says where.
-LIMITS = ("queue_full", "body_memory_full", "image_memory_full", "image_fetches_full", "engine_channel_full")
-# The codes of errors by which a request is given up, other than for a mistake in what it asks for.
-REJECTED = (
-    *LIMITS,
-    "not_ready",
-    "deadline_exceeded",
-    "client_disconnected",
-    "payload_too_large",
-    "body_timeout",
-)
 # For which a connection is refused, or closed for what its client does.
 CLOSED = (
     "malformed",

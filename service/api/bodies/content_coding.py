@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 
 from snapcap.service.errors import InvalidEncoding, PayloadTooLarge, UnsupportedEncoding
+from snapcap.service.limits import DECOMPRESSION_CPU_S
 
 _GZIP, _DEFLATE = "gzip", "deflate"
 _NAMES = {"gzip": _GZIP, "x-gzip": _GZIP, "deflate": _DEFLATE}
 _MOST_CODINGS = 2  # applied one after the other
 _MOST_MEMBERS = 1000  # of a gzip file, each of which has a start of its own
-_MOST_CPU_S = 1.0
 _PIECE = 64 << 10
 # zlib's numbers for what stands around compressed bytes.
 _GZIP_HEAD, _ZLIB_HEAD, _NO_HEAD = 31, 15, -15
@@ -44,7 +44,7 @@ def decompress(body: bytes, codings: Iterable[str], limit: int, take: Callable[[
     piece before it is kept, and may raise.
 
     Raises InvalidEncoding, PayloadTooLarge and what `take` raises."""
-    deadline = time.thread_time() + _MOST_CPU_S
+    deadline = time.thread_time() + DECOMPRESSION_CPU_S
     pieces: Iterator[bytes] = (body[at : at + _PIECE] for at in range(0, len(body), _PIECE))
     for coding in reversed([*codings]):
         pieces = _inflate(pieces, coding, deadline)

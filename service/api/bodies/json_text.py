@@ -11,12 +11,11 @@ from typing import Any, NoReturn
 
 from snapcap.models.dataclass import dataclass
 from snapcap.service.errors import InvalidJson, PayloadTooLarge
+from snapcap.service.limits import JSON_STRING_BYTES, JSON_STRUCTURE_BYTES
 
 # No text that is not an image's may be as long: a prompt of 10,000 characters fits with each of them escaped.
 LONG = 64 << 10
 _KEPT = 10_001  # more than any text may have
-_MAX_STRUCTURE = 128 << 10
-_MAX_SHORT = 2 << 20  # bytes of all strings that are not long: as many images as a request may have, nearly long
 _QUOTE, _BACKSLASH = b'"', b"\\"
 _ESCAPE = 6  # bytes of the longest, such as \u002b
 
@@ -84,13 +83,13 @@ def _splice(body: bytes) -> _Spliced:
         else:
             short += end - start
         at = end
-        if structure > _MAX_STRUCTURE or short > _MAX_SHORT:
+        if structure > JSON_STRUCTURE_BYTES or short > JSON_STRING_BYTES:
             break
     structure += len(body) - at
-    if structure > _MAX_STRUCTURE or short > _MAX_SHORT:
+    if structure > JSON_STRUCTURE_BYTES or short > JSON_STRING_BYTES:
         raise PayloadTooLarge(
-            f"The JSON has too much beside its images: send at most {_MAX_STRUCTURE} bytes outside of strings, and "
-            f"{_MAX_SHORT} in strings of up to {LONG}."
+            f"The JSON has too much beside its images: send at most {JSON_STRUCTURE_BYTES} bytes outside of "
+            f"strings, and {JSON_STRING_BYTES} in strings of up to {LONG}."
         )
     return _Spliced(b"".join([*pieces, body[kept:]]), texts)
 
@@ -102,7 +101,7 @@ def _strings(body: bytes) -> Iterator[tuple[int, int, int]]:
         at, quotes = start, 1
         while (end := body.find(_QUOTE, at)) >= 0 and _escaped(body, at, end):
             at, quotes = end + 1, quotes + 1
-            if quotes > _MAX_STRUCTURE:
+            if quotes > JSON_STRUCTURE_BYTES:
                 break
         if end < 0:
             raise ValueError("unterminated string")

@@ -9,8 +9,8 @@ from starlette.types import Scope
 from snapcap.service.api.middleware.request_id import request_id, trace_id
 from snapcap.service.captioning.times import CaptionTimes
 from snapcap.service.errors import ServiceError
+from snapcap.service.limits import REJECTED
 from snapcap.service.telemetry.logs import ACCESS
-from snapcap.service.telemetry.reasons import REJECTED
 
 # In which a probe that gets 503 again and again has one line.
 SECONDS_BETWEEN_PROBES = 60.0

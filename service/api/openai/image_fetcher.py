@@ -11,16 +11,14 @@ from urllib.parse import urljoin
 from snapcap.models.processing.image_formats import MEDIA_TYPES
 from snapcap.service.api.bodies.body import BodyClock, BodyLimits
 from snapcap.service.api.openai.image_url import AllowedHosts, Target, is_public, percent_encoded
-from snapcap.service.errors import ImageNotFetched, ImageUrlRefused, Overloaded
+from snapcap.service.errors import ImageNotFetched, ImageUrlRefused
+from snapcap.service.limits import MAX_IMAGE_FETCHES, ImageFetchesFull
 from snapcap.service.memory.bodies import BodyAccount
 
 if TYPE_CHECKING:
     import h11
 
 MAX_REDIRECTS = 3
-# Each has a file open, of those that `server/http_limits.py` sets aside: it is the queue that bounds requests, and
-# the memory of bodies what they hold.
-MAX_CONCURRENT = 64
 _CHUNK = 64 << 10
 # AVIF and HEIC are the last to be asked for: they take long to decode, and not every installation reads them.
 _LAST = ("image/avif", "image/heic")
@@ -30,16 +28,6 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-
-
-class ImageFetchesFull(Overloaded):
-    """As many images are fetched from URLs as may be at a time."""
-
-    code = "image_fetches_full"
-    title = "Too many image URLs"
-
-    def __init__(self) -> None:
-        super().__init__("As many images are being fetched from URLs as may be at a time")
 
 
 async def resolve(host: str, port: int) -> list[str]:
@@ -74,7 +62,7 @@ class ImageFetcher:
 
         Raises ImageUrlRefused, ImageNotFetched, ImageFetchesFull, BodyMemoryFull."""
         target = self._hosts.target(url)
-        if self._running >= MAX_CONCURRENT:
+        if self._running >= MAX_IMAGE_FETCHES:
             raise ImageFetchesFull
         self._running += 1
         redirect = ""

@@ -21,6 +21,7 @@ from snapcap.service.errors import (
     TooManyImages,
     UnsupportedOption,
 )
+from snapcap.service.limits import BINARY_HEADER_BYTES
 
 INPUT = "image"
 OUTPUT = "caption"
@@ -34,7 +35,6 @@ _MEMBERS = ("id", "parameters", "inputs", "outputs")
 _TENSOR_NEUTRAL: Mapping[str, tuple[Any, ...]] = {"shared_memory_region": (), "classification": (0,)}
 _EXAMPLE = '{"inputs": [{"name": "image", "datatype": "BYTES", "shape": [1], "data": ["…base64…"]}]}'
 _LENGTH_BYTES = 4
-MAX_HEADER = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ def parse_infer(body: bytes, header_length: str | None) -> InferRequest:
 
     Raises the subclasses of BadRequest that say what is wrong."""
     size = len(body) if header_length is None else _header_length(header_length, len(body))
-    if size < len(body) and size > MAX_HEADER:
-        raise PayloadTooLarge(f"The JSON before binary tensor data may have at most {MAX_HEADER} bytes.")
+    if size < len(body) and size > BINARY_HEADER_BYTES:
+        raise PayloadTooLarge(f"The JSON before binary tensor data may have at most {BINARY_HEADER_BYTES} bytes.")
     fields = sort_fields(json_object(body[:size], _EXAMPLE).items(), _MEMBERS, within="parameters")
     document = dict(fields.known)
     within = sort_fields(member_object(document.get("parameters"), "parameters").items(), PARAMETERS, PARAMETERS)

@@ -11,21 +11,12 @@ from typing import TYPE_CHECKING
 from snapcap.service.engine.limits import Limits
 from snapcap.service.engine.remote.messages import Cancel, Submit, ToEngine, Turn
 from snapcap.service.engine.request import CaptionRequest, Completion
-from snapcap.service.errors import NotReady, Overloaded
+from snapcap.service.errors import NotReady
 from snapcap.service.ipc.shared_pixels import FilledSlot, SharedPixels, Slots
+from snapcap.service.limits import EngineChannelFull
 
 if TYPE_CHECKING:
     from snapcap.service.engine.engine import EngineObserver
-
-
-class EngineChannelFull(Overloaded):
-    """As many messages wait for the engine process to read them as may."""
-
-    code = "engine_channel_full"
-    title = "Engine does not keep up"
-
-    def __init__(self) -> None:
-        super().__init__("The engine does not read what it is sent")
 
 
 class RemoteEngine:

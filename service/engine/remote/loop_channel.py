@@ -8,9 +8,7 @@ from contextlib import suppress
 
 from snapcap.service.engine.remote.messages import Message
 from snapcap.service.ipc.framing import RECEIVE_BYTES, Unpacker, pack, receive
-
-# Behind what the socket holds; thousands of requests.
-_ROOM_BYTES = 16 << 20
+from snapcap.service.limits import ENGINE_CHANNEL_BYTES
 
 
 class LoopChannel:
@@ -32,7 +30,7 @@ class LoopChannel:
     @property
     def has_room(self) -> bool:
         """Whether the other end reads, or has not left too much yet."""
-        return len(self._waiting) < _ROOM_BYTES
+        return len(self._waiting) < ENGINE_CHANNEL_BYTES
 
     def send(self, message: Message) -> None:
         """From any thread."""

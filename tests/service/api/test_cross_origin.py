@@ -14,7 +14,7 @@ from snapcap.service.api.app import Exposure, Services, create_app
 from snapcap.service.api.bodies.body import BodyLimits
 from snapcap.service.api.middleware.api_keys import ApiKeys
 from snapcap.service.config.http_settings import HttpSettings
-from snapcap.service.engine.admission import QueueFull
+from snapcap.service.limits import QueueFull
 from snapcap.warmup.option import parse_origins
 
 APP = "https://app.example.com"

@@ -10,8 +10,8 @@ from starlette.testclient import TestClient
 from support.servers.good_requests import APIS, PATHS, good_request, options_of
 
 from snapcap.service.api.app import Services
-from snapcap.service.engine.admission import QueueFull
 from snapcap.service.errors import DeadlineExceeded
+from snapcap.service.limits import QueueFull
 
 Png = Callable[..., bytes]
 

@@ -19,9 +19,10 @@ from support.servers.image_host import ANSWERS, MAX, serve
 
 from snapcap.service.api.app import Exposure, Services, create_app
 from snapcap.service.api.bodies.body import BodyLimits
-from snapcap.service.api.openai.image_fetcher import MAX_CONCURRENT, MAX_REDIRECTS, ImageFetcher, ImageFetchesFull
+from snapcap.service.api.openai.image_fetcher import MAX_REDIRECTS, ImageFetcher
 from snapcap.service.api.openai.image_url import AllowedHosts, is_public
 from snapcap.service.errors import ImageNotFetched, ImageUrlRefused, ServiceError
+from snapcap.service.limits import MAX_IMAGE_FETCHES, ImageFetchesFull
 
 PUBLIC = "93.184.215.14"
 
@@ -257,7 +258,7 @@ def test_fetches_are_bounded(host, connected) -> None:
     busy = fetcher(name, limits=BodyLimits(MAX, 5.0))
 
     async def scenario() -> None:
-        running = [asyncio.ensure_future(busy.fetch(f"http://{name}/drip")) for _ in range(MAX_CONCURRENT)]
+        running = [asyncio.ensure_future(busy.fetch(f"http://{name}/drip")) for _ in range(MAX_IMAGE_FETCHES)]
         await asyncio.sleep(0)
         with pytest.raises(ImageFetchesFull):
             await busy.fetch(f"http://{name}/image")

@@ -12,8 +12,8 @@ from starlette.testclient import TestClient
 from snapcap.models.processing.transform import ImageTransform
 from snapcap.service.api.app import Services, create_app
 from snapcap.service.api.bodies.body import BodyLimits
-from snapcap.service.engine.admission import QueueFull
 from snapcap.service.errors import DeadlineExceeded
+from snapcap.service.limits import QueueFull
 
 Png = Callable[..., bytes]
 

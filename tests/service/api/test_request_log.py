@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from snapcap.service.api.app import Services
 from snapcap.service.api.middleware.request_log import RequestLog
-from snapcap.service.engine.admission import QueueFull
+from snapcap.service.limits import QueueFull
 from snapcap.service.telemetry.trace_context import trace_id_of
 
 Png = Callable[..., bytes]

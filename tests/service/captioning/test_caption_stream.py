@@ -16,10 +16,10 @@ from snapcap.service.captioning.options import CaptionOptions
 from snapcap.service.captioning.stop_sequences import CaptionText
 from snapcap.service.captioning.stream import CaptionStream
 from snapcap.service.captioning.times import CaptionTimes
-from snapcap.service.engine.admission import QueueFull
 from snapcap.service.engine.request import Completion
 from snapcap.service.errors import DeadlineExceeded, EngineFailed
 from snapcap.service.images.decoder import DecodedImage, Done, EncodedImage
+from snapcap.service.limits import QueueFull
 
 PATIENCE = 30.0
 

@@ -11,7 +11,7 @@ from snapcap.service.config.settings import GROUPS
 from snapcap.warmup.option import options_of
 
 ROOT = Path(__file__).parents[3]
-PAGES = {"settings": "docs/configuration.md", "options": "docs/api.md"}
+PAGES = {"settings": "docs/configuration.md", "options": "docs/api.md", "refusals": "docs/security.md"}
 BEGIN, END = "<!-- options: written by `it` -->", "<!-- end of options -->"
 
 

@@ -10,9 +10,10 @@ import pytest
 from support.servers.bounded_server import BoundedServer, reply, rest, until
 
 from snapcap.service.config.http_settings import HttpLimits
-from snapcap.service.edge.connection_errors import HeadTimeout, TooManyConnections
+from snapcap.service.edge.connection_errors import HeadTimeout
 from snapcap.service.edge.connections import SPARE, ConnectionLimits, Connections
 from snapcap.service.edge.refusal_log import NO_ROOM, RefusalLog
+from snapcap.service.limits import TooManyConnections
 from snapcap.service.server.http_limits import connection_limits
 
 LIVEZ = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"

@@ -3,7 +3,6 @@
 import random
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
@@ -11,10 +10,9 @@ import pytest
 from support.fakes.list_engine import PATIENCE
 from support.fakes.scheduling import Clock
 
-from snapcap.service.edge.connection_errors import TooManyConnections
-from snapcap.service.engine.admission import Admission, Permit, QueueFull
-from snapcap.service.errors import Overloaded, ServiceError, TooManyImages
-from snapcap.service.telemetry.reasons import LIMITS, REJECTED
+from snapcap.service.engine.admission import Admission, Permit
+from snapcap.service.errors import TooManyImages
+from snapcap.service.limits import QueueFull
 
 
 @pytest.fixture
@@ -161,21 +159,3 @@ def test_from_many_threads_no_place_is_lost_or_made(seed: int) -> None:
         looking.result(PATIENCE)
     assert admission.taken == 0
     assert 0 <= min(seen) <= max(seen) <= 7
-
-
-def below(kind: type[ServiceError]) -> Iterator[type[ServiceError]]:
-    for each in kind.__subclasses__():
-        yield each
-        yield from below(each)
-
-
-def test_each_limit_that_answers_429_has_its_own_code_and_is_counted() -> None:
-    import snapcap.service.api.captioning_apis
-    import snapcap.service.server.engine_process.monitor
-    import snapcap.service.server.http_process  # noqa: F401  all that answers
-
-    limits = [kind for kind in below(Overloaded) if kind is not TooManyConnections]
-    assert {kind.status for kind in limits} == {429}
-    assert sorted(kind.code for kind in limits) == sorted(LIMITS)
-    assert len({kind.title for kind in limits}) == len(limits)
-    assert set(REJECTED) <= {kind.code for kind in below(ServiceError)}

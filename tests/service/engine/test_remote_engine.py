@@ -13,7 +13,7 @@ from support.fakes.list_engine import LIMITS, PATIENCE, ListRunner, Observer, re
 
 from snapcap.service.engine.device_failures import DeviceFailedError
 from snapcap.service.engine.engine import Engine
-from snapcap.service.engine.remote.client import EngineChannelFull, RemoteEngine
+from snapcap.service.engine.remote.client import RemoteEngine
 from snapcap.service.engine.remote.messages import Cancel, Message, Submit, Turn
 from snapcap.service.engine.remote.server import EngineServer
 from snapcap.service.engine.request import CaptionRequest, Completion
@@ -21,6 +21,7 @@ from snapcap.service.engine.scheduler import Scheduler
 from snapcap.service.errors import DeadlineExceeded, EngineFailed, NotReady
 from snapcap.service.ipc.framing import Unpacker, pack
 from snapcap.service.ipc.shared_pixels import SharedPixels, Slots
+from snapcap.service.limits import EngineChannelFull
 from snapcap.warmup.plan.buckets import BucketTable
 from snapcap.warmup.runtime.slot_request import SamplingParams
 

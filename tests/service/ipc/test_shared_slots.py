@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.fakes.decode_world import COMPLETION, QUEUE, SLOTS, World, play, turns
 
-from snapcap.service.engine.admission import QueueFull
 from snapcap.service.engine.remote.messages import Cancel, Submit, Turn
 from snapcap.service.errors import NotReady, UnprocessableImage
 from snapcap.service.images.processes.messages import Refused
+from snapcap.service.limits import QueueFull
 
 
 class History:

@@ -142,7 +142,7 @@ EXPENSIVE = {
 @pytest.mark.parametrize("name", EXPENSIVE)
 def test_what_stands_for_nothing_is_given_up(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many bytes it has: nothing comes out that could be counted."""
-    monkeypatch.setattr(content_coding, "_MOST_CPU_S", 0.05)
+    monkeypatch.setattr(content_coding, "DECOMPRESSION_CPU_S", 0.05)
     body, codings, error = EXPENSIVE[name]
     with pytest.raises(error):
         decompress(body, codings, 20 << 20, lambda _: None)

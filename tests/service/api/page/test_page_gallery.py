@@ -10,7 +10,7 @@ from PIL import Image
 from playwright.sync_api import FilePayload, Page, expect
 from support.servers.page import assert_accessible, give
 
-from snapcap.service.engine.admission import QueueFull
+from snapcap.service.limits import QueueFull
 
 OpenPage = Callable[..., Page]
 

@@ -15,8 +15,8 @@ from support.servers.page import assert_accessible, give, phases
 from snapcap.service.api.app import Exposure, Services, create_app
 from snapcap.service.api.bodies.body import BodyLimits
 from snapcap.service.api.middleware.api_keys import ApiKeys
-from snapcap.service.engine.admission import QueueFull
 from snapcap.service.errors import EngineFailed
+from snapcap.service.limits import QueueFull
 from snapcap.warmup.progress.timeline import Phase, Timeline
 
 OpenPage = Callable[..., Page]

@@ -1,0 +1,175 @@
+"""Defines every refusal of a request that meets a limit of the server: 413, 429, 431 and 503.
+
+`LIMITS` has what each limit bounds, the option that sets it, and the status, code and metric of a refusal.
+`python -m snapcap.service.cli.tables docs/security.md` writes the table of the documents from it. The reply, the
+log's line and the metric have the code of a 429, so the code leads to one line here.
+
+`PayloadTooLarge` and `NotReady`, which have several causes each, stand in `errors.py`, and `ImageMemoryFull` in
+`images/room.py`.
+"""
+
+from snapcap.models.dataclass import dataclass
+from snapcap.service.errors import BadRequest, Overloaded
+
+# The limits that no option sets.
+MAX_IMAGE_FETCHES = 64  # each has a file open, of those that `server/http_limits.py` sets aside
+ENGINE_CHANNEL_BYTES = 16 << 20  # beyond what the socket holds: messages of thousands of requests
+DECOMPRESSION_CPU_S = 1.0
+JSON_STRUCTURE_BYTES = 128 << 10
+JSON_STRING_BYTES = 2 << 20  # strings that are no images: as many as a request may have images, each nearly long
+BINARY_HEADER_BYTES = 1 << 20
+# The metrics, without the prefix and `_total`.
+_REQUESTS, _CONNECTIONS = "requests_rejected", "http_connections_closed"
+
+
+class QueueFull(Overloaded):
+    """Refuses a request because as many images wait as may."""
+
+    code = "queue_full"
+
+    def __init__(self, retry_after_s: float = 1.0) -> None:
+        super().__init__("The queue is full", retry_after_s)
+
+
+class BodyMemoryFull(Overloaded):
+    """Refuses a body because the bodies of all requests hold as much as they may. `limit`: in bytes."""
+
+    code = "body_memory_full"
+    title = "Too much in flight"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"The bodies of all requests together hold the {limit} bytes that they may")
+
+
+class ImageFetchesFull(Overloaded):
+    """Refuses an image URL because as many images are fetched from URLs as may be at a time."""
+
+    code = "image_fetches_full"
+    title = "Too many image URLs"
+
+    def __init__(self) -> None:
+        super().__init__("As many images are being fetched from URLs as may be at a time")
+
+
+class EngineChannelFull(Overloaded):
+    """Refuses a request because as many messages wait for the engine process to read them as may."""
+
+    code = "engine_channel_full"
+    title = "Engine does not keep up"
+
+    def __init__(self) -> None:
+        super().__init__("The engine does not read what it is sent")
+
+
+class TooManyConnections(Overloaded):
+    """Refuses a connection because as many connections are open as may be."""
+
+    status = 503
+    code = "too_many_connections"
+    title = "Too many connections"
+
+    def __init__(self) -> None:
+        super().__init__("The server has as many connections as it may have")
+
+
+class HeadTooLarge(BadRequest):
+    """Refuses a request whose head has more bytes or fields than it may."""
+
+    status = 431
+    code = "head_too_large"
+    title = "Head too large"
+
+    def __init__(self, limit: int, unit: str) -> None:
+        super().__init__(f"The head of the request, trailers included, may have {limit} {unit}; send less.")
+
+
+@dataclass(frozen=True)
+class Limit:
+    """Describes one limit. `option`: the name of the server option that sets it, if one does. `bound`: the limit's
+    value in words; "": the option's default. `reason`: the label in the metric; "": the code."""
+
+    status: int
+    code: str
+    what: str
+    bound: str = ""
+    option: str = ""
+    metric: str = _REQUESTS
+    reason: str = ""
+
+
+# The limits of one status in the order in which a request meets them.
+LIMITS: tuple[Limit, ...] = (
+    Limit(413, "payload_too_large", "bytes of a body, also when it is decompressed", option="max_body_bytes"),
+    Limit(
+        413,
+        "payload_too_large",
+        "time of a processor to decompress a body",
+        f"{DECOMPRESSION_CPU_S:g} s",
+    ),
+    Limit(
+        413,
+        "payload_too_large",
+        "bytes of JSON outside of strings; of its strings up to 64 KiB, together",
+        f"{JSON_STRUCTURE_BYTES >> 10} KiB; {JSON_STRING_BYTES >> 20} MiB",
+    ),
+    Limit(
+        413,
+        "payload_too_large",
+        "bytes of the JSON before binary tensor data",
+        f"{BINARY_HEADER_BYTES >> 20} MiB",
+    ),
+    Limit(
+        429,
+        "queue_full",
+        "images that wait, from when they are here until the device has them; a request is refused before its body "
+        "is read if the queue is full by then",
+        option="queue_size",
+    ),
+    Limit(
+        429,
+        "body_memory_full",
+        "bytes of all bodies together",
+        "a sixteenth of the container's memory, at most 1 GiB",
+        "max_body_memory",
+    ),
+    Limit(429, "image_memory_full", "large images that wait for memory to be decoded", "16", "decode_memory"),
+    Limit(429, "image_fetches_full", "images fetched from URLs at a time", f"{MAX_IMAGE_FETCHES}"),
+    Limit(
+        429,
+        "engine_channel_full",
+        "bytes that the engine process has yet to read",
+        f"{ENGINE_CHANNEL_BYTES >> 20} MiB",
+    ),
+    Limit(
+        431,
+        "head_too_large",
+        "bytes of a head and its trailers; a URL that is too long gets 414",
+        option="max_header_bytes",
+        metric=_CONNECTIONS,
+    ),
+    Limit(431, "head_too_large", "fields of a head", option="max_headers", metric=_CONNECTIONS),
+    Limit(
+        503,
+        "too_many_connections",
+        "connections; a connection that is idle makes room first, and probes are answered",
+        "one for each 4 MiB of memory, at most 4096, and half the files that may be open",
+        "max_connections",
+        _CONNECTIONS,
+        "max_connections",
+    ),
+    Limit(503, "not_ready", "the start, and the drain after SIGTERM", "until `/readyz` answers 200"),
+    Limit(
+        503, "not_ready", "silence of the engine or the event loop; then the server ends", option="watchdog_timeout"
+    ),
+    Limit(503, "not_ready", "beams of a search, where no batch that large became ready", "the largest warm bucket"),
+)
+OVERLOADED = tuple(limit.code for limit in LIMITS if limit.status == 429)
+# The codes of errors by which a request is given up, other than for a mistake in what it asks for.
+REJECTED = (
+    *OVERLOADED,
+    "not_ready",
+    "deadline_exceeded",
+    "client_disconnected",
+    "payload_too_large",
+    "body_timeout",
+)
