@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Services:
-    """What the routes and the start share."""
+    """Holds the objects that the routes and the start share."""
 
     captioner: Captioner
     readiness: Readiness
@@ -60,7 +60,7 @@ class Exposure:
 
     @classmethod
     def of(cls, http: "HttpSettings", keys: "ApiKeys | None", *, metrics: bool = True) -> "Exposure":
-        """What the settings say."""
+        """Returns the exposure that the settings describe."""
         continue_text = http.chat_text == "continue"
         # Where clients show a key, a page that reaches the server by a name of its own has none.
         open_to_all = EVERY_HOST in http.hosts or (keys is not None and not http.hosts)
@@ -92,11 +92,11 @@ class Application:
             self._dispatch.add(group)
 
     def complete(self) -> None:
-        """All groups are there: what has no route is not found from now on, rather than not ready."""
+        """Notes that all groups are there. A path without a route is not found from now on, not "not ready"."""
         self._dispatch.complete = True
 
     def trace(self, tracing: "Tracing | None") -> None:
-        """From now on requests that caption are traced, unless it is None."""
+        """Traces requests that caption from now on, unless `tracing` is None."""
         self._scope.tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

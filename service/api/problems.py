@@ -26,7 +26,7 @@ from snapcap.service.errors import EngineFailed, ServiceError
 
 
 def as_service_error(error: Exception) -> ServiceError:
-    """What a client may know of any exception; an unknown one becomes the fixed sentence of EngineFailed."""
+    """Returns the error that a client may see. An unknown exception becomes the fixed sentence of EngineFailed."""
     return error if isinstance(error, ServiceError) else EngineFailed()
 
 

@@ -51,7 +51,7 @@ _NEIGHBOURS = (
 
 
 class Apis:
-    """From method and path to the API, before the request is routed."""
+    """Maps method and path to the API, before the request is routed."""
 
     def __init__(self) -> None:
         self._fixed: dict[str, dict[str, Api]] = {}

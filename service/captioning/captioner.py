@@ -105,7 +105,7 @@ class Captioner:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """Those of the model, the default first, once it is attached."""
+        """Returns the tasks of the model, the default first, once the model is attached."""
         return () if self._model is None else self._model.defaults.tasks
 
     @property
@@ -115,7 +115,7 @@ class Captioner:
 
     @property
     def takes_instructions(self) -> bool:
-        """Whether the model's prompts say what to do; else they are the beginning of the caption."""
+        """Tells whether a prompt is an instruction; otherwise a prompt is the beginning of the caption."""
         return self._model is not None and self._model.tokenizer.takes_instructions
 
     def attach(
@@ -268,7 +268,7 @@ class Captioner:
         self._preparation.start(encoded, options, (model.image_decoder, resolve), future, then)
 
     def _handoff(self) -> LoopHandoff:
-        """Those of the event loop that runs this."""
+        """Returns the handoff of the running event loop, making it on first use."""
         loop = asyncio.get_running_loop()
         if self._handoff_of_loop is None or self._handoff_of_loop.loop is not loop:
             self._handoff_of_loop = LoopHandoff(loop)

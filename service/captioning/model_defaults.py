@@ -1,4 +1,4 @@
-"""Resolves what a request leaves to the model: its task, the options that a checkpoint sets, and their tokens."""
+"""Resolves the parts of a request that the model decides: the task, the checkpoint's options, and the tokens."""
 
 import logging
 from collections.abc import Sequence
@@ -24,8 +24,8 @@ _DEFAULTED = SamplingParams.__dataclass_fields__.keys() & GenerationConfig.__dat
 
 @dataclass(frozen=True)
 class Resolved:
-    """A request as the engine takes it. `prompt_ids`: what the caption begins with; `text_ids`: what the encoder
-    reads beside the image."""
+    """Holds a request as the engine takes it. The caption begins with `prompt_ids`; the encoder reads `text_ids`
+    beside the image."""
 
     prompt_ids: tuple[int, ...]
     text_ids: tuple[int, ...]
@@ -33,7 +33,7 @@ class Resolved:
 
 
 class ModelDefaults:
-    """What one model says of requests. Safe to use from several threads."""
+    """Resolves requests for one model. Safe to use from several threads."""
 
     def __init__(self, tokenizer: "Tokenizer", config: "ModelConfig | None" = None, task: str = "") -> None:
         """`config` None: a model that leaves everything to the request. `task`: the server's default; "" is the
@@ -98,7 +98,7 @@ class ModelDefaults:
         return ids
 
     def _prompt_ids(self, prompt: str, read: Sequence[int] | None) -> tuple[int, ...]:
-        """What follows the start token: the beginning of the caption, or an instruction. Raises InvalidOption."""
+        """Returns the ids of the caption's beginning, or of an instruction. Raises InvalidOption."""
         if not prompt:
             return self._unasked
         try:

@@ -26,7 +26,7 @@ Resolve = Callable[[CaptionOptions], Resolved]
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the device needs."""
+    """Holds the inputs of the device for one image."""
 
     image: DecodedImage
     request: Resolved
@@ -62,7 +62,7 @@ class Preparation:
         then: Callable[[Prepared], object],
         outcome: ImageResult,
     ) -> bool:
-        """Whether the pixels were taken over."""
+        """Tells whether `then` took the pixels over."""
         if future.cancelled():
             return False
         try:

@@ -21,7 +21,7 @@ class CaptionText:
         return self._stopped
 
     def push(self, piece: str) -> str:
-        """What may be shown with this piece and might not before; often empty."""
+        """Returns the text that this piece makes safe to show; often empty."""
         if self._stopped:
             return ""
         self._held += piece

@@ -46,12 +46,12 @@ class CaptionStream:
         self.future.add_done_callback(lambda _: self._hand_over(None))
 
     def feed(self, token: int) -> None:
-        """One more token, from any thread. Need not be called: the rest of the tokens is taken from the result."""
+        """Takes one more token, from any thread. Tokens that are not fed are taken from the result."""
         self._hand_over(token)
 
     def spent(self) -> tuple[str, dict[str, float]] | None:
-        """What generated the tokens, and where the time went, in milliseconds. None before the end, and where that
-        was a stop sequence: then nobody has measured it."""
+        """Returns the backend that generated the tokens, and the timings in milliseconds; None before the end, and
+        if a stop sequence ended the caption, as nobody has measured the times then."""
         if not self.future.done() or self.future.cancelled() or self.future.exception() is not None:
             return None
         completion = self.future.result()
@@ -59,7 +59,7 @@ class CaptionStream:
         return completion.backend, self._times.milliseconds(time.monotonic())
 
     async def next(self) -> str | None:
-        """The next piece of text, never empty; None when there is no more, and `finish_reason` is known.
+        """Returns the next piece of text, never empty; None when there is no more, and `finish_reason` is known.
 
         Raises DeadlineExceeded, EngineFailed."""
         while self.finish_reason is None:
@@ -69,7 +69,7 @@ class CaptionStream:
         return None
 
     async def rest(self) -> str:
-        """All of the text that `next` has not given yet. Raises what `next` raises."""
+        """Returns all text that `next` has not returned yet. Raises the errors of `next`."""
         pieces = []
         while (piece := await self.next()) is not None:
             pieces.append(piece)

@@ -50,7 +50,7 @@ class CaptionTimes:
         }
 
     def spans(self, now: float) -> Iterator[Span]:
-        """What has been done for it so far: name, begin and end, none after `now`."""
+        """Yields the finished phases of the request: name, begin and end, none after `now`."""
         if not self.image_began:
             return
         seconds = {

@@ -18,7 +18,7 @@ from snapcap.service.offline.progress import Progress
 
 @dataclass
 class Tally:
-    """What a run has done. ``signal`` or ``error`` is why it ended before the last image, where it did."""
+    """Holds the counts of a run. ``signal`` or ``error`` says why the run ended early, if it did."""
 
     captions: int = 0
     seconds: float = 0.0
@@ -28,8 +28,8 @@ class Tally:
 
 
 def images_ahead(largest_bucket: int, threads: int) -> int:
-    """Decoded images that are held at most: what runs, twice as much that waits, because some images take long to
-    decode, and one that each thread decodes."""
+    """Returns how many decoded images are held at most: those of the running batch, two batches that wait, as some
+    images take long to decode, and one image for each decode thread."""
     return 3 * largest_bucket + threads
 
 

@@ -33,7 +33,7 @@ _LOOK_EVERY_S = 0.03
 
 @dataclass(frozen=True)
 class FeedResult:
-    """What became of an image: a completion, or the reason why there is none."""
+    """Holds the outcome of one image: a completion, or the reason why there is none."""
 
     index: int
     path: str
@@ -43,7 +43,7 @@ class FeedResult:
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked for every image, and its timeout in seconds."""
+    """Holds the request for every image, and its timeout in seconds."""
 
     resolved: Resolved
     timeout: float | None
@@ -136,15 +136,15 @@ class Feed:
         yield from (early[index] for index in sorted(early))
 
     def _set_pace(self) -> None:
-        """All threads decode where the engine may run out of images; else one is enough, and the others would take
-        CPUs and Python's lock from the device thread."""
+        """Lets all threads decode if the engine may run out of images. Otherwise one thread is enough, and the
+        others would take CPUs and Python's lock from the device thread."""
         if self._stopped or len(self._under_way) < self._ahead * 2 // 3:
             self._hurry.set()
         else:
             self._hurry.clear()
 
     def _work(self, paths: Sequence[str], helps: bool) -> None:
-        """One decode thread; ``helps``: only while there is a hurry."""
+        """Runs one decode thread. ``helps``: the thread works only while the engine may run out of images."""
         while True:
             if helps:
                 self._hurry.wait()

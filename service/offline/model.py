@@ -18,7 +18,7 @@ _LAST_WORDS_S = 5.0
 
 @dataclass(frozen=True)
 class Model:
-    """What captions. ``largest`` is the most rows that run at once, ``backend`` what runs them."""
+    """Holds the parts of a warm model. ``largest``: rows that run at once at most; ``backend`` runs them."""
 
     checkpoint: Checkpoint
     engine: Engine

@@ -16,7 +16,7 @@ class Output(Protocol):
     """Takes captions in the order of the images."""
 
     def holds(self, image: str) -> bool:
-        """Whether it has the caption of an image already, and is to keep it."""
+        """Tells whether the output has the caption of an image already and keeps it."""
 
     def begin(self) -> None:
         """Called once, before the first caption, when nothing stands in its way."""
@@ -51,7 +51,7 @@ class PrintedLines:
 
 
 class Outputs:
-    """All outputs of a job, and the images that one of them lacks."""
+    """Writes all outputs of a job, and finds the images that an output lacks."""
 
     def __init__(self, job: Job, found: Found) -> None:
         """Raises SettingsError where captions are in the way that nobody said to keep or to replace."""

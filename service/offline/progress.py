@@ -20,7 +20,7 @@ class Progress:
         """The model is ready; `total` images are to be captioned."""
 
     def advance(self, failed: bool) -> None:
-        """One image more has its outcome."""
+        """Counts one more image that has its outcome."""
 
     def close(self) -> None:
         """Nothing more follows."""

@@ -19,7 +19,7 @@ class Sidecars:
         self._resume = resume
 
     def holds(self, image: str) -> bool:
-        """Whether a sidecar is there and is to be kept. An empty one is none: each of ours ends with a newline."""
+        """Tells whether a sidecar exists and stays. An empty file is none, as a sidecar ends with a newline."""
         return self._resume and _size(sidecar(image)) > 0
 
     def begin(self) -> None:

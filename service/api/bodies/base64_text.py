@@ -29,7 +29,7 @@ _MOST_PADDING = 3  # some clients append as much as any text may need
 
 
 def is_data_uri(text: str) -> bool:
-    """Whether the text begins as a data URI does, whitespace before it and percent-encoding aside."""
+    """Tells whether the text begins as a data URI does, whitespace before it and percent-encoding aside."""
     return re.match(r"\s{0,1000}data(:|%3A)", text, re.IGNORECASE) is not None
 
 
@@ -89,7 +89,7 @@ def _plain(pieces: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _pieces(literal: memoryview) -> Iterator[bytes]:
-    """What the characters between the quotes of a JSON string stand for. Raises ValueError."""
+    """Decodes the characters between the quotes of a JSON string. Raises ValueError."""
     at = 0
     while at < len(literal):
         piece = bytes(literal[at : at + _PIECE])

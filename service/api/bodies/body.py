@@ -47,7 +47,7 @@ class BodyClock:
         self.end = min(now + limits.timeout, self._last)
 
     def received(self, count: int) -> None:
-        """So many bytes have arrived now."""
+        """Notes that so many bytes have arrived now."""
         latest = asyncio.get_running_loop().time() + self._timeout
         self.end = min(self.end + count / MIN_BYTES_PER_S, latest, self._last)
 
@@ -100,7 +100,7 @@ async def parse_body(
 async def parse_received(
     request: Request, body: bytes, pool: Executor, parse: Callable[[bytes], T], copies: int = 1
 ) -> T:
-    """As `parse_body`, of a body that `read_body` has read."""
+    """Parses a body that `read_body` has read, as `parse_body` does."""
     account = body_account(request.scope)
     if len(body) <= SMALL or account is None:
         return parse(body)

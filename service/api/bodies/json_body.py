@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 async def read_json(request: Request, limits: BodyLimits, pool: Executor, parse: Callable[[bytes], T]) -> T:
-    """What `parse` makes of the body, which is not empty. Raises what `parse_body` raises, EmptyBody."""
+    """Returns the result of `parse` for a body. Raises EmptyBody and the errors of `parse_body`."""
 
     def parse_some(body: bytes) -> T:
         if not body:

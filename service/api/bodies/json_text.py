@@ -50,7 +50,7 @@ def parse_json(body: bytes) -> Any:
 
 
 def whole_escapes(literal: bytes) -> int:
-    """How much of a part of a JSON string can be read: all of it, but not the beginning of an escape at its end."""
+    """Returns the length of a part of a JSON string without an incomplete escape at its end."""
     size = len(literal)
     at = literal.rfind(_BACKSLASH, max(size - _ESCAPE, 0))
     if at < 0 or not _escaped(literal, 0, at + 1):
@@ -95,7 +95,7 @@ def _splice(body: bytes) -> _Spliced:
 
 
 def _strings(body: bytes) -> Iterator[tuple[int, int, int]]:
-    """Where each string begins and ends, without its quotes, and how many quotes it has with those within it."""
+    """Yields the begin and end of each string without its quotes, and its number of quotes, inner ones included."""
     at = quotes = 0
     while (start := body.find(_QUOTE, at) + 1) > 0:
         at, quotes = start, 1
@@ -110,7 +110,7 @@ def _strings(body: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def _escaped(body: bytes, start: int, end: int) -> bool:
-    """Whether an odd number of backslashes stands before `end`, from `start` on. Raises ValueError."""
+    """Tells whether an odd number of backslashes stands before `end`, from `start` on. Raises ValueError."""
     if body[end - 1 : end] != _BACKSLASH:
         return False
     before = body[max(start, end - LONG) : end]

@@ -37,7 +37,7 @@ class Part:
 
     @property
     def is_empty_input(self) -> bool:
-        """Whether a browser has sent it for a file input in which no file was chosen."""
+        """Tells whether a browser sent the part for a file input in which no file was chosen."""
         return self.filename == "" and not self.data
 
     @property
@@ -47,7 +47,7 @@ class Part:
 
 
 def boundary_of(content_type: str) -> bytes:
-    """What stands between the parts. Raises InvalidMultipart, UnsupportedMediaType."""
+    """Returns the boundary between the parts. Raises InvalidMultipart, UnsupportedMediaType."""
     parameters = _parameters(content_type[:_MAX_CONTENT_TYPE].encode("latin-1", "replace"))
     _check_charset(parameters.get(b"charset", b"").decode("latin-1"))
     boundary = parameters.get(b"boundary", b"")
@@ -88,7 +88,7 @@ def _check_delimiters(body: bytes, delimiter: bytes) -> None:
 
 
 class _Parts:
-    """What the parser finds, in one buffer."""
+    """Collects the events of the parser, in one buffer."""
 
     def __init__(self) -> None:
         self.found: list[Part] = []

@@ -47,7 +47,7 @@ def media_type(request: Request) -> str:
 
 
 def is_json(kind: str) -> bool:
-    """Whether a media type is one of JSON's."""
+    """Tells whether a media type is one of JSON's."""
     return kind in (JSON, "text/json") or (kind.startswith("application/") and kind.endswith("+json"))
 
 

@@ -22,7 +22,7 @@ class ApiKeys:
         self._digests = tuple(hashlib.sha256(key.encode()).digest() for key in keys)
 
     def accept(self, key: bytes) -> bool:
-        """Whether it is one of the keys."""
+        """Tells whether `key` is one of the keys."""
         digest = hashlib.sha256(key).digest()
         accepted = False
         for known in self._digests:
@@ -31,7 +31,7 @@ class ApiKeys:
 
 
 def read_api_keys(file: Path) -> ApiKeys:
-    """One key a line; empty lines and those that begin with # do not count.
+    """Reads one key a line. Empty lines and lines that begin with # do not count.
 
     Raises SettingsError when it cannot be read, a line is no key, or there is none. Logs a warning when everybody
     may read the file."""

@@ -39,5 +39,5 @@ class Authentication:
 
 
 def is_open(method: str, path: str) -> bool:
-    """Whether a request needs no key."""
+    """Tells whether a request needs no key."""
     return path in OPEN_PATHS and method in ("GET", "HEAD")

@@ -26,7 +26,7 @@ def new_caption(scope: Scope) -> CaptionTimes:
 
 
 def captions_of(scope: Scope) -> list[CaptionTimes]:
-    """Those of all captions of this request so far."""
+    """Returns the times of all captions of this request so far."""
     captions: list[CaptionTimes] = scope["state"].get(_CAPTIONS, [])
     return captions
 
@@ -43,7 +43,7 @@ def code_of(scope: Scope) -> str | None:
 
 
 def note_state(scope: Scope, state: str, phase: str) -> None:
-    """What a probe was told."""
+    """Notes the state and the phase that a probe was told, for the log's line."""
     scope["state"][_WHY] = {"state": state, "phase": phase}
 
 
@@ -57,7 +57,7 @@ class _Failing:
 
 
 class RequestLog:
-    """One line for each request that captions or fails; the others, probes and pages, have one for debugging.
+    """Logs one line for each request that captions or fails. Probes and pages have a line for debugging.
 
     Where a probe gets 503 there is a line when that begins, when the state that it is told changes, once a minute,
     and when it is over: those who probe ask every second or two."""
@@ -98,7 +98,7 @@ class RequestLog:
         _logger.handle(_logger.makeRecord(ACCESS, level, "", 0, "request", (), None, extra=fields))
 
     def _level(self, scope: Scope, api: str, status: int, captions: bool) -> tuple[int, int | None]:
-        """Of the line, and how many such lines were left out before it."""
+        """Returns the level of the line, and how many such lines were left out before it."""
         if scope["method"] in ("GET", "HEAD"):
             if status == 503:
                 return self._level_of_failing(api, scope["state"].get(_WHY, {}).get("state"))

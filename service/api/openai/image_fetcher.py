@@ -54,7 +54,7 @@ class ImageFetcher:
 
     @property
     def may_fetch(self) -> bool:
-        """Whether any host is allowed."""
+        """Tells whether any host is allowed."""
         return bool(self._hosts)
 
     async def fetch(self, url: str, account: BodyAccount | None = None) -> bytes:
@@ -171,7 +171,7 @@ def _shown(url: str) -> str:
 
 
 def _read_head(target: Target, response: "h11.Response") -> str | None:
-    """Where the image is instead, or None: it follows. Raises ImageNotFetched."""
+    """Returns the address of a redirect, or None if the image follows. Raises ImageNotFetched."""
     fields = dict(response.headers)
     if response.status_code in _REDIRECTS and b"location" in fields:
         return percent_encoded(fields[b"location"])

@@ -24,7 +24,7 @@ _FORBIDDEN = "Image URLs are not fetched by this server; send the image as a dat
 
 @dataclass(frozen=True)
 class Target:
-    """What to ask for, and of whom. `path` includes the query."""
+    """Holds the server and the path of a request for an image. `path` includes the query."""
 
     scheme: str
     host: str
@@ -81,7 +81,7 @@ def percent_encoded(url: str | bytes) -> str:
 
 
 def is_public(address: str) -> bool:
-    """Whether an IP address can be reached from everywhere, and stands for no other one."""
+    """Tells whether an IP address can be reached from everywhere and stands for no other address."""
     ip = ipaddress.ip_address(address)
     if isinstance(ip, ipaddress.IPv6Address) and (ip.ipv4_mapped or ip.sixtofour or ip.teredo or ip.is_site_local):
         return False

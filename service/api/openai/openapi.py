@@ -46,7 +46,7 @@ def _text(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _one_message(urls: bool) -> dict[str, Any]:
-    """As the text is continued."""
+    """Returns the schema of messages whose text is continued."""
     image, text = _image(urls), _text(caption_options.schema()["prompt"])
     # One of each at most, in either order.
     orders = [[image], [image, text], [text, image]]
@@ -60,7 +60,7 @@ def _one_message(urls: bool) -> dict[str, Any]:
 
 
 def _conversation(urls: bool) -> dict[str, Any]:
-    """As text is ignored: some message has an image, which is the one that counts if it is the newest."""
+    """Returns the schema of messages whose text is ignored. The newest image of the messages counts."""
     image = _image(urls)
     parts = {"type": "array", "items": {"anyOf": [image, _text({"type": "string"})]}}
     user = _user({"anyOf": [{"type": "string"}, parts]})

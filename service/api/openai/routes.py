@@ -165,6 +165,6 @@ def _usage(stream: CaptionStream) -> dict[str, int]:
 
 
 def _spent(stream: CaptionStream) -> dict[str, Any]:
-    """What ran it and where its time went, as in a reply of /v1/caption."""
+    """Returns the backend and the timings, as in a reply of /v1/caption."""
     spent = stream.spent()
     return {} if spent is None else {"backend": spent[0], "timings": spent[1]}

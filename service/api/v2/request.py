@@ -123,7 +123,7 @@ def _flat(data: Any) -> list[Any]:
 
 
 def _elements(binary: memoryview, wanted: int) -> list[bytes]:
-    """One more than wanted at most."""
+    """Splits binary tensor data into elements, at most one more than wanted."""
     images: list[bytes] = []
     at = 0
     while at < len(binary) and len(images) <= wanted:
