@@ -1,13 +1,14 @@
 """Admits requests to the queue, or refuses them.
 
-The process that answers clients does so, and nothing behind it counts again.
+The HTTP process admits requests. The engine behind it does not count them again.
 
     head of a request ─▶ permit ─▶ body, image fetched ─▶ decoded ─▶ waits for the device ─▶ row
                          refused if no place is free      a place for each image ············┘ free again
 
-A request has its place once its image is here, and not while its client sends it: else a hundred clients a second
-who send a head and no more would have all places. What is on its way is bounded by connections and by the memory of
-bodies. One that finds the queue full by then is refused after all.
+A request takes its place once its image has arrived, not while the client still sends it: otherwise a hundred
+clients a second that send a head and nothing else would hold every place. The number of connections and the memory
+of bodies bound the requests that are still arriving. A request whose image arrives when the queue is full is
+refused.
 """
 
 import threading
@@ -18,12 +19,12 @@ from collections.abc import Callable
 from snapcap.service.errors import TooManyImages
 from snapcap.service.limits import QueueFull
 
-# Seconds after which a completion says nothing any more about how fast the queue is served.
+# Seconds after which a completion is too old to count for the rate at which the queue is served.
 _RECENT_S = 30.0
 
 
 class Pace:
-    """How fast a queue is served: the moments of the last completions."""
+    """Measures how fast the queue is served, from the moments of the last completions."""
 
     def __init__(self) -> None:
         self._completed: deque[float] = deque(maxlen=32)
@@ -32,8 +33,9 @@ class Pace:
         self._completed.append(moment)
 
     def retry_after(self, waiting: int, now: float) -> float:
-        """Seconds until so many requests have gone at the rate of the last; 1 when that is not known."""
-        # A copy: another thread may append meanwhile.
+        """Seconds until ``waiting`` requests are served at the recent rate, from 1 to 60. Returns 1 if the rate is
+        not known."""
+        # The list is a copy because another thread may append meanwhile.
         moments = [moment for moment in list(self._completed) if now - moment <= _RECENT_S]
         if len(moments) < 2 or moments[-1] <= moments[0]:
             return 1.0
@@ -42,7 +44,7 @@ class Pace:
 
 
 class Admission:
-    """The places of the queue, `capacity` of them. From any thread."""
+    """Hands out the `capacity` places of the queue. Its methods may be called from any thread."""
 
     def __init__(self, capacity: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.capacity = capacity
@@ -53,17 +55,17 @@ class Admission:
 
     @property
     def taken(self) -> int:
-        """Places that are not free."""
+        """Number of places that are taken."""
         return self._taken
 
     def admit(self) -> "Permit":
-        """A permit that has no place yet. Raises QueueFull where none is free."""
+        """Returns a permit that has no place yet. Raises QueueFull if no place is free."""
         if self._taken >= self.capacity:
             raise self._full()
         return Permit(self)
 
     def take(self, permit: "Permit", places: int) -> None:
-        """So many more for a permit, all or none. Raises QueueFull."""
+        """Gives a permit ``places`` more places, all or none. Raises QueueFull if fewer are free."""
         with self._lock:
             if self._taken + places > self.capacity:
                 raise self._full()
@@ -71,14 +73,14 @@ class Admission:
             permit.places += places
 
     def give_back(self, permit: "Permit", places: int) -> None:
-        """So many of a permit, or those that it still has."""
+        """Frees ``places`` places of a permit, or all that it still has if it has fewer."""
         with self._lock:
             places = min(places, permit.places)
             permit.places -= places
             self._taken -= places
 
     def completed(self) -> None:
-        """A request has its caption: the next who is refused is told to come again at this pace."""
+        """Counts a finished request. Its moment sets the Retry-After of later refusals."""
         self._pace.completed(self._clock())
 
     def _full(self) -> QueueFull:
@@ -86,8 +88,10 @@ class Admission:
 
 
 class Permit:
-    """A request's places in the queue: one for each image that is here and has no row yet. A context manager: what
-    it has at the end, however the request has ended, is free again. `places`: how many it has."""
+    """Holds a request's places in the queue: one for each image that has arrived and has no row yet.
+
+    A permit is a context manager: at its end all places that it still has are free again, however the request
+    ended. `places` is the number that it has now."""
 
     __slots__ = ("_admission", "places")
 
@@ -96,11 +100,11 @@ class Permit:
         self.places = 0
 
     def take(self, images: int = 1) -> None:
-        """So many images are here.
+        """Takes a place for each of ``images`` images that have arrived.
 
         Raises:
-            TooManyImages: the whole queue has not as many places.
-            QueueFull: not as many are free; the permit has those that it had.
+            TooManyImages: the whole queue has fewer places.
+            QueueFull: fewer places are free; the permit keeps the places that it had.
         """
         if images > self._admission.capacity:
             raise TooManyImages(
@@ -110,11 +114,11 @@ class Permit:
         self._admission.take(self, images)
 
     def admitted(self) -> None:
-        """One of the images has its row on the device: its place is free."""
+        """Frees the place of one image, which has its row on the device now."""
         self._admission.give_back(self, 1)
 
     def release(self) -> None:
-        """Nothing of the request waits any more. A second time nothing happens."""
+        """Frees all places of the request. A second call does nothing."""
         if self.places:
             self._admission.give_back(self, self.places)
 

@@ -9,19 +9,20 @@ from snapcap.models.errors import UserError
 if TYPE_CHECKING:
     from snapcap.warmup.runtime.devices.device import DeviceHealth
 
-# Whatever it is, what fails every time does not get better by more requests that fail.
+# After so many failed turns in a row the fault is lasting, whatever it is: further requests would only fail too.
 MAX_CONSECUTIVE_FAILURES = 3
-# Memory that others hold may be free again a moment later, and who is started instead would have less of it. But a
-# server that has had none for so long serves nobody; in a fleet, others can.
+# Seconds without device memory after which the device is given up. Memory that other processes hold may be free
+# again a moment later, and a restarted server would get less of it. But a server that has had no memory for so long
+# serves nobody, while another server of a fleet can.
 OUT_OF_MEMORY_S = 60.0
 
 
 class DeviceFailedError(UserError):
-    """The device cannot be used any more; one line that says why. Its cause has the trace."""
+    """The device cannot be used any more. The message is one line that says why; `__cause__` has the traceback."""
 
 
 class DeviceFailures:
-    """Those since the last turn that went well. Device thread only."""
+    """Counts the failed turns since the last turn that succeeded. Only the device thread may call it."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -30,14 +31,14 @@ class DeviceFailures:
         self._memory_only = True
 
     def none(self) -> None:
-        """A turn went well."""
+        """Resets the count, because a turn succeeded."""
         self.count = 0
 
     def judge(self, error: Exception, health: "DeviceHealth") -> None:
-        """One more turn has failed; ``health`` is what the device says when it is asked.
+        """Counts one more failed turn. ``health`` is the state that the device reports after it.
 
         Raises:
-            DeviceFailedError: it must be given up.
+            DeviceFailedError: the device must be given up.
         """
         self.count += 1
         if self.count == 1:

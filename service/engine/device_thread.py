@@ -27,7 +27,9 @@ _logger = logging.getLogger("snapcap.start")
 
 
 class DeviceThread:
-    """Loads a model and serves it until it is stopped. A daemon: a device that hangs must not hold the exit."""
+    """Loads a model and serves it until it is stopped.
+
+    The thread is a daemon, so that a device that hangs cannot keep the process from exiting."""
 
     def __init__(
         self,
@@ -42,14 +44,15 @@ class DeviceThread:
         turn_ended: Callable[[], object] = lambda: None,
         fetcher: "ModelFetcher | None" = None,
     ) -> None:
-        """The callbacks run on the device thread: ``on_ready`` before the first request is served, ``on_failure``
-        when the start, or the device later on, has failed for good.
+        """``on_ready`` and ``on_failure`` are called on the device thread: ``on_ready`` before the first request is
+        served, ``on_failure`` when the start has failed or the device has been given up.
 
-        ``rehearse``, if any, is called before ``on_ready``, on a thread beside this one, with an engine over the
-        model that nobody observes. What it raises is logged.
+        ``rehearse``, if given, is called before ``on_ready``, on a thread of its own, with an engine over the model
+        whose steps are not counted in metrics. An exception that it raises is logged.
 
-        ``on_checkpoint`` is called, on another thread, once the checkpoint is on local disk; ``turn_ended`` after
-        each turn of the engines, that of the rehearsal included. ``fetcher``: as ``load`` takes it."""
+        ``on_checkpoint`` is called, on another thread, once the checkpoint is on local disk. ``turn_ended`` is
+        called after each turn of an engine, the engine of the rehearsal included. ``fetcher`` is passed to
+        ``load``."""
         self._options = options
         self._timeline = timeline
         self._status = status
@@ -66,8 +69,8 @@ class DeviceThread:
         self._thread.start()
 
     def join(self, patience: float | None = None) -> None:
-        """Wait for its end, so many seconds at most; not on the thread itself, which may drop the last
-        reference."""
+        """Waits up to ``patience`` seconds for the thread's end. Returns at once on the device thread itself, which
+        may be the one that drops the last reference."""
         if threading.current_thread() is not self._thread:
             self._thread.join(patience)
 
@@ -107,7 +110,7 @@ class DeviceThread:
             engine.call(partial(self._warm, loaded, scheduler, bucket), f"make bucket {bucket.size} ready")
 
     def _warm(self, loaded: StartedModel, scheduler: Scheduler, bucket: Bucket) -> None:
-        """Make one more bucket ready, for batches that it fits better; without it, those of others have to do."""
+        """Makes one more bucket ready, for batches that it fits better. If that fails, other buckets run them."""
         try:
             loaded.warmer.warm_aside(bucket)
         except Exception as error:
@@ -119,12 +122,12 @@ class DeviceThread:
                 "bucket cannot be made ready", extra={"fields": {"bucket": bucket.size, "error": first_line(error)}}
             )
             scheduler.give_up(bucket.size)
-            raise  # the engine looks whether the device is lost
+            raise  # the engine checks whether the device is lost
         scheduler.warmed(bucket.size)
 
 
 def limits(loaded: StartedModel, options: StartOptions) -> Limits:
-    """What the loaded model's caches hold, and its defaults."""
+    """Returns the limits that the loaded model's caches set, and the model's defaults."""
     config = loaded.checkpoint.config
     generation, decoder = config.generation, config.decoder
     return Limits(

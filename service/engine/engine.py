@@ -5,7 +5,7 @@ On a device that works while the host goes on, the next step is launched before 
     host     launch 1 ─ launch 2 ─ read 1 ─ complete, admit ─ launch 3 ─ read 2 ─ …
     device            [ step 1 ][ step 2 ]                   [ step 3 ]
 
-A row that ended with step 1 is in step 2 as well; what that step makes of it nobody reads.
+A row that ended with step 1 is in step 2 as well; its result there is discarded.
 """
 
 import logging
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class EngineObserver(Protocol):
-    """What the engine reports as it runs; seconds and rows."""
+    """Receives counts of rows and tokens, and durations in seconds, while the engine runs."""
 
     def queue_waited(self, seconds: float) -> None: ...
 
@@ -46,7 +46,7 @@ class EngineObserver(Protocol):
 
 
 class NoObserver:
-    """An `EngineObserver` for an engine whose steps nobody counts."""
+    """Discards every report of an engine, such as the rehearsal's."""
 
     def queue_waited(self, seconds: float) -> None: ...
 
@@ -59,7 +59,7 @@ class NoObserver:
 
 @dataclass(frozen=True)
 class _Encoded:
-    """Images that the device has been given."""
+    """Images whose encode was launched on the device."""
 
     rows: list[RunningRequest]
     bucket: int
@@ -68,9 +68,9 @@ class _Encoded:
 
 @dataclass(frozen=True)
 class _Step:
-    """A decode step that the device has been given, after some encodes."""
+    """A decode step that was launched on the device, and the encodes launched since the step before."""
 
-    rows: list[RunningRequest]  # by slot: a search is in several
+    rows: list[RunningRequest]  # by slot: a beam search stands in several slots
     bucket: int
     tokens: "PendingTokens"
     timer: "Timer"
@@ -78,12 +78,15 @@ class _Step:
 
 
 class Engine:
-    """Continuous batching over a runner's slots. ``run`` is the device thread; ``submit`` is for everyone else."""
+    """Batches requests continuously over a runner's slots.
+
+    The device thread calls ``run``; any thread may call ``submit``, ``call``, ``pulse`` and ``stop``."""
 
     def __init__(
         self, scheduler: Scheduler, observer: EngineObserver, turn_ended: Callable[[], object] = lambda: None
     ) -> None:
-        """``turn_ended`` is called on the device thread after each turn, when everything has been said of it."""
+        """``turn_ended`` is called on the device thread after each turn, after all results of the turn were
+        reported."""
         self._scheduler = scheduler
         self._observer = observer
         self._turn_ended = turn_ended
@@ -99,7 +102,7 @@ class Engine:
         return self._scheduler.limits
 
     def submit(self, request: CaptionRequest) -> None:
-        """Queue a request; its result or exception arrives in ``request.future``.
+        """Queues a request; its result or exception arrives in ``request.future``.
 
         Raises:
             NotReady: the engine has stopped.
@@ -107,9 +110,9 @@ class Engine:
         self._scheduler.submit(request)
 
     def call(self, function: Callable[[], T], doing: str = "") -> "Future[T]":
-        """Run ``function`` on the device thread between two steps.
+        """Runs ``function`` on the device thread between two steps.
 
-        ``doing``: what that is, where it may take longer than a step, as in "make bucket 64 ready"."""
+        ``doing`` names the operation in log lines, if it may take longer than a step: "make bucket 64 ready"."""
         future: Future[T] = Future()
 
         def run() -> Exception | None:
@@ -120,7 +123,7 @@ class Engine:
                 future.set_exception(error)
                 return error if isinstance(error, Exception) else None
             finally:
-                self._work += 1  # before it is said to be over: `pulse` may come between the two
+                self._work += 1  # before `_doing` is cleared, as `pulse` may run between both
                 self._doing = ""
             return None
 
@@ -129,25 +132,25 @@ class Engine:
         return future
 
     def pulse(self) -> Pulse:
-        """How far the device thread is. It is woken, so that one with nothing to do shows that it could. From any
-        thread."""
-        doing = self._doing  # first, as it is over after its work was counted
+        """Returns how far the device thread is, from any thread. Also wakes the device thread, so that an idle
+        thread makes a turn and so shows that it still runs."""
+        doing = self._doing  # read before `_work`, because `call` counts the work before it clears `_doing`
         pulse = Pulse(self._turns, self._work, doing)
         self._scheduler.wake()
         return pulse
 
     def stop(self) -> None:
-        """Take nothing in any more and let ``run`` return once no request is left."""
-        self._scheduler.close()  # first: what is still taken in is also served
+        """Refuses new requests and lets ``run`` return once no request is left."""
+        self._scheduler.close()  # before `_stopping`, so that every request that was accepted is served
         self._stopping = True
 
     def run(self, runner: "Runner[Any]", backend_of: Callable[[int], str]) -> None:
-        """Serve until ``stop``; the calling thread becomes the device thread.
+        """Serves requests until ``stop``; the calling thread becomes the device thread.
 
-        ``backend_of`` names the backend that decodes a bucket of so many rows, for the reply.
+        ``backend_of`` takes a bucket's size and returns the name of the backend that decodes it, for the reply.
 
         Raises:
-            DeviceFailedError: the device is of no use any more; everything that waited has failed.
+            DeviceFailedError: the device was given up; every request that ran or waited has failed.
         """
         scheduler = self._scheduler
         while not (self._stopping and not scheduler.running and not scheduler.depth):
@@ -171,9 +174,9 @@ class Engine:
                 self._turn_ended()
 
     def _call_next(self, runner: "Runner[Any]") -> None:
-        """One call of those that wait: rows that run have a step between two of them.
+        """Runs one waiting call, so that running rows get a step between two calls.
 
-        Raises what a call raised, if that was the end of the device: else it is for whoever called."""
+        An exception of the call goes to the caller's future, and is raised here too if the device is lost."""
         if self._calls.empty():
             return
         error = self._calls.get()()
@@ -183,7 +186,7 @@ class Engine:
             raise error
 
     def _serve_once(self, runner: "Runner[Any]", backend_of: Callable[[int], str]) -> bool:
-        """A turn. Whether the device has shown that it works: the tokens of a step have been read."""
+        """Runs one turn of the engine. Returns whether tokens were read, which shows that the device works."""
         scheduler = self._scheduler
         runner.move(scheduler.drop_lost())
         admitted = scheduler.admit()
@@ -229,8 +232,9 @@ class Engine:
         return _Step(rows, bucket.size, tokens, timer.stop(), encoded)
 
     def _read(self, step: _Step) -> tuple[list[int], dict[int, list[int]]]:
-        """Wait for a step's tokens, and report what it and the encodes before it took. Returns the tokens, and by
-        slot the hypotheses of searches that have ended."""
+        """Waits for a step's tokens, and reports the durations of the step and of the encodes before it.
+
+        Returns the tokens, and the hypotheses of the beam searches that have ended, by slot."""
         tokens = step.tokens.result()
         for encoded in step.encoded:
             seconds = encoded.timer.seconds()
@@ -240,7 +244,7 @@ class Engine:
         self._observer.decode_stepped(step.bucket, len(step.rows), step.timer.seconds())
         hypotheses = step.tokens.hypotheses()
         generated = len([row for row in step.rows if not (row.left or row.prompt_left or row.searches)])
-        for slot, hypothesis in hypotheses.items():  # of a search only the tokens of its result
+        for slot, hypothesis in hypotheses.items():  # a beam search counts the tokens of its result alone
             row = step.rows[slot]
             generated += 0 if row.left else len(hypothesis) - 1 - len(row.request.prompt_ids)
         self._observer.tokens_generated(generated)

@@ -1,4 +1,4 @@
-"""Defines a caption request, its completion, and the protocol of an engine that takes it. No torch."""
+"""Defines a caption request, its completion, and the protocol of an engine that takes it. Imports no torch."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -18,7 +18,8 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True)
 class Completion:
-    """Generated tokens (without prompt, start and end), why they end, and where the seconds went."""
+    """The generated tokens (without prompt, start and end), the reason of their end, and the seconds spent waiting,
+    encoding and decoding."""
 
     tokens: tuple[int, ...]
     finish_reason: FinishReason
@@ -30,18 +31,19 @@ class Completion:
 
 @dataclass(frozen=True, eq=False)
 class CaptionRequest:
-    """One image on its way to a slot; the result or an exception arrives in ``future``.
+    """A request to caption one image. The result or an exception arrives in ``future``.
 
     ``pixels`` is uint8 [height, width, 3] at the model's size, or, for the engine of another process, the slot of
-    the shared memory that has them already. ``deadline`` is a moment of ``time.monotonic``. Cancelling the future
-    drops the request, waiting or running.
+    shared memory that holds the pixels already. ``deadline`` is a moment of ``time.monotonic``. Cancelling the
+    future drops the request, whether it waits or runs.
 
     ``on_token``, for a reply that is streamed, is called on the device thread with each token of the completion
-    as it is generated, before the future gets its result. All rows wait for it, so it only hands the token on, and
-    an exception from it would fail them all. Of ``on_admitted`` this is true as well: it is called when the device
-    has been given the pixels, and nobody looks at them any more.
+    as it is generated, before the future gets its result. ``on_admitted`` is called on the device thread when the
+    device has been given the pixels, which are not read afterwards. All rows wait for both callbacks and an
+    exception from one would fail all rows, so a callback only hands its argument on.
 
-    ``prompt_ids``: what the caption begins with; ``text_ids``: what the encoder reads beside the image.
+    ``prompt_ids`` are the tokens that the caption begins with; ``text_ids`` the tokens that the encoder reads
+    beside the image.
     """
 
     id: str
@@ -56,25 +58,27 @@ class CaptionRequest:
 
     @property
     def array(self) -> "np.ndarray[Any, np.dtype[np.uint8]]":
-        """The pixels, for the engine of this process."""
+        """Returns the pixels, which only the engine of this process may ask for."""
         if isinstance(self.pixels, FilledSlot):
             raise TypeError("these pixels are in a slot of the shared memory, for the engine of another process")
         return self.pixels
 
     def within(self, rows: int) -> "CaptionRequest":
-        """With as many beams as there are rows, where nobody asked for more: a search that waits for a bucket which
-        is cold, or fails with it, is worse than a narrower one."""
+        """Returns the request with at most ``rows`` beams, unless the client itself asked for more.
+
+        A narrower search is better than one that waits for a cold bucket, or fails with that bucket."""
         if not self.params.fewer_beams or self.params.num_beams <= rows:
             return self
         return replace(self, params=replace(self.params, num_beams=rows))
 
 
 class CaptionEngine(Protocol):
-    """What takes requests: the engine of this process, or what sends them to that of another."""
+    """Takes requests: the engine of this process, or the client of the engine process."""
 
     @property
     def limits(self) -> Limits: ...
 
     def submit(self, request: CaptionRequest) -> None:
-        """Takes the request and its pixels over. Raises EngineChannelFull, NotReady; then it has not. What comes of
-        the request arrives in its future."""
+        """Takes over the request and its pixels; the result or an exception arrives in the request's future.
+
+        Raises EngineChannelFull or NotReady, and then has taken over neither."""

@@ -1,7 +1,7 @@
-"""Schedules requests: which wait, which run in which slot, and when they leave. Pure Python, no torch.
+"""Schedules requests: which wait, which run in which slot, and when they leave. Pure Python, imports no torch.
 
-Continuous batching: between two decode steps waiting requests take free slots. Running rows always fill the
-slots from 0 without a gap, so the smallest bucket that holds them is the one to run.
+Waiting requests take free slots between two decode steps (continuous batching). Running rows always fill the slots
+from 0 without a gap, so each step runs the smallest bucket that holds all rows.
 """
 
 import math
@@ -21,16 +21,18 @@ from snapcap.warmup.plan.buckets import BucketTable
 
 Clock = Callable[[], float]
 
-# Steps that a free slot stays empty at most while others are about to become free: see `Scheduler.admit`.
+# Greatest number of steps that a free slot stays empty while other slots are about to become free: see
+# `Scheduler.admit`.
 MOST_STEPS_HELD = 8
-# A lock can be waited for no longer than some centuries, which a deadline of a test may be away.
+# Seconds of the longest wait for a lock, because Python refuses a timeout of centuries, and no deadline may be
+# near.
 _LONGEST_WAIT_S = 3600.0
 
 
 class Scheduler:
-    """A queue in front of the slots. Who may be in it is decided where clients are answered: see `Admission`.
+    """Moves requests from a queue to slots. `Admission`, in the HTTP process, bounds the queue.
 
-    ``submit``, ``close`` and ``wake`` are called from any thread, the rest by the device thread.
+    ``submit``, ``close`` and ``wake`` are called from any thread, the other methods by the device thread.
     """
 
     def __init__(
@@ -40,30 +42,31 @@ class Scheduler:
         clock: Clock = time.monotonic,
         cold: Iterable[int] = (),
     ) -> None:
-        """``table``: the buckets that are ready. ``cold``: sizes of which ``warmed`` or ``give_up`` will tell."""
+        """``table`` has the buckets that are ready. ``cold`` has the sizes of buckets that are not ready yet:
+        ``warmed`` or ``give_up`` is called with each of them later."""
         self.table = table
         self.limits = limits
-        self.running: list[RunningRequest] = []  # by slot: a beam search is in several places
+        self.running: list[RunningRequest] = []  # by slot: a beam search stands in several slots
         self._clock = clock
         self._waiting = Line(table.largest.size, cold)
         self._changed = threading.Condition()
         self._closed = False
         self._woken = False
-        self._held = 0  # steps since a slot was left empty
-        self._cancelled = False  # a request, since it was last looked for
-        self._look_at = math.inf  # no deadline passes before
+        self._held = 0  # steps since a free slot was first kept empty
+        self._cancelled = False  # a request was cancelled since the last `drop_lost`
+        self._look_at = math.inf  # the earliest deadline
 
     @property
     def depth(self) -> int:
-        """Requests that wait."""
+        """Number of requests that wait."""
         return len(self._waiting)
 
     def submit(self, request: CaptionRequest) -> None:
-        """Queue a request.
+        """Queues a request.
 
         Raises:
             NotReady: the engine has stopped.
-            BeamsNotReady: no batch here will ever have so many rows.
+            BeamsNotReady: the request has more beams than any bucket here will ever have rows.
         """
         with self._changed:
             if self._closed:
@@ -73,51 +76,51 @@ class Scheduler:
                 raise BeamsNotReady(request.params.num_beams, self._waiting.most)
             self._waiting.append(Waiting(request, self._clock()))
             self._look_at = min(self._look_at, request.deadline)
-            self._woken = True  # also where it stands aside: its deadline may be the next
+            self._woken = True  # even if no ready bucket fits the request, as its deadline may be the earliest
             self._changed.notify()
         request.future.add_done_callback(self._note_cancelled)
 
     def wait(self) -> None:
-        """Sleep until there is a request to serve, ``wake`` or ``close`` was called, or a deadline has passed."""
+        """Sleeps until there is a request to serve, ``wake`` or ``close`` was called, or a deadline has passed."""
         with self._changed:
-            # Who stands aside needs to be looked for at its deadline only.
+            # A request that no ready bucket fits does not wake the thread before its deadline.
             patience = min(max(self._look_at - self._clock(), 0.0), _LONGEST_WAIT_S)
             self._changed.wait_for(self._has_work, patience)
             self._woken = False
 
     def wake(self) -> None:
-        """Make the next (or the present) ``wait`` return."""
+        """Makes the next (or the present) ``wait`` return."""
         with self._changed:
             self._woken = True
             self._changed.notify_all()
 
     def warmed(self, size: int) -> None:
-        """A cold bucket is ready: batches may have so many rows from the next step on."""
+        """Adds a bucket that has become ready: batches may have ``size`` rows from the next step on."""
         with self._changed:
             self.table = BucketTable.of((*self.table.sizes, size))
             self._waiting.warmed(size)
 
     def give_up(self, size: int) -> None:
-        """A cold bucket cannot be made ready: who could only run there is refused."""
+        """Drops a cold bucket that cannot be made ready, and refuses the requests that fit no other bucket."""
         with self._changed:
             lost, most = self._waiting.give_up(size), self._waiting.most
         for entry in lost:
             _set_exception(entry.request, BeamsNotReady(entry.slots, most))
 
     def close(self) -> None:
-        """Refuse new requests; what waits or runs goes on."""
+        """Refuses new requests. Requests that wait or run are still served."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def drop_lost(self) -> list[tuple[int, int]]:
-        """Forget requests whose client has left or whose deadline has passed, before they cost device time.
+        """Drops requests whose client has left or whose deadline has passed, before they cost device time.
 
         Returns the moves (source slot, target slot) that close the gaps among running rows.
         """
         now = self._clock()
         if not self._cancelled and now < self._look_at:
-            return []  # at nearly every step
+            return []  # the case of nearly every step
         self._cancelled = False
         with self._changed:
             self._waiting.keep(lambda entry: not self._is_lost(entry.request, now))
@@ -127,14 +130,14 @@ class Scheduler:
         return self._compact([row for row in running if self._is_lost(row.request, now)])
 
     def admit(self) -> list[RunningRequest]:
-        """Give waiting requests the next free slots, first come first served; they run from now on.
+        """Gives waiting requests the next free slots, first come first served, and returns these requests.
 
-        One that needs more slots than are free waits for them, and those behind it wait as well: else it might
-        wait for ever. (One that needs more than there are stands aside: see `Line`.) Each has one of the next
-        slots, in order; behind these are the others of beam searches.
+        A request that needs more slots than are free waits for them, and the requests behind it wait as well:
+        otherwise it might wait for ever. (`Line` sets requests aside that need more slots than there are.) Each
+        request gets one of the next slots, in order; the further slots of beam searches follow behind all of these.
 
-        Where more wait than there are slots, a free slot may stay empty for a few steps: an image costs less to
-        encode in a batch than alone.
+        If more requests wait than there are slots, a free slot may stay empty for a few steps: an image costs less
+        to encode in a batch than alone.
         """
         with self._changed:
             free = self.table.largest.size - len(self.running)
@@ -161,10 +164,11 @@ class Scheduler:
         )
 
     def _holds_back(self, free: int) -> bool:
-        """Whether to wait until a bucket of at most half the slots is free.
+        """Returns whether to leave free slots empty until as many are free as the largest bucket of at most half
+        the slots has rows.
 
-        With as many requests as slots, or fewer, there is no waiting: so many then do not wait for a slot.
-        """
+        Slots are never kept empty for fewer waiting requests than that bucket has rows, so also not while the
+        server has no more requests than slots."""
         largest = self.table.largest.size
         batch = max((size for size in self.table.sizes if 2 * size <= largest), default=1)
         if not 0 < free < batch <= self._waiting.servable:
@@ -174,15 +178,15 @@ class Scheduler:
         return self._held <= MOST_STEPS_HELD
 
     def slots_of(self, row: RunningRequest) -> list[int]:
-        """Where a request runs."""
+        """Returns the slots of a running request."""
         return [slot for slot, each in enumerate(self.running) if each is row]
 
     def needs_step(self) -> bool:
-        """Whether a row may still be without its last token once the steps that were launched are through."""
+        """Returns whether a row may need another step after the steps that were launched."""
         return any(row.steps < row.total for row in self.running)
 
     def launched(self) -> list[RunningRequest]:
-        """Count a step that the device has been given for all running rows; returns these, in slot order."""
+        """Counts a step that was launched for all running rows. Returns these rows in slot order."""
         for row in dict.fromkeys(self.running):
             row.steps += 1
         return list(self.running)
@@ -194,11 +198,11 @@ class Scheduler:
         backend: str,
         hypotheses: Mapping[int, Sequence[int]] = MappingProxyType({}),
     ) -> list[tuple[int, int]]:
-        """Take the tokens of a step, one for each row that was running when it was launched, and complete the rows
-        that end with it. A row that has left since then is passed over.
+        """Takes the tokens of a step, one for each row that was running when the step was launched, and completes
+        the rows that end with it. A row that has left since then is skipped.
 
-        ``hypotheses``: for each beam search that ended, by one of its slots, the start token, the prompt, and what
-        was generated with its end.
+        ``hypotheses`` has each beam search that ended, under one of its slots: the start token, the prompt and the
+        generated tokens with their end token.
 
         Returns the moves (source slot, target slot) that close the gaps among running rows.
         """
@@ -230,15 +234,15 @@ class Scheduler:
         return self._compact(finished)
 
     def fail_running(self, error: Exception) -> None:
-        """Every running row fails; its slot is free. What waits is kept."""
+        """Fails every running row and frees its slots. Waiting requests are kept."""
         for row in dict.fromkeys(self.running):
             row.left = True
             _set_exception(row.request, error)
         self.running = []
 
     def fail_all(self) -> None:
-        """Nobody will serve any more: everything that runs or waits is told to come again, as it may ask another
-        server, and nothing is taken in."""
+        """Fails every running and waiting request with `NotReady`, so that its client tries another server, and
+        refuses new requests."""
         self.close()
         with self._changed:
             waiting = list(self._waiting)
@@ -264,7 +268,7 @@ class Scheduler:
         return True
 
     def _compact(self, gone: list[RunningRequest]) -> list[tuple[int, int]]:
-        """Fill each freed slot with one of the last running rows, so that rows stay contiguous."""
+        """Fills each freed slot with one of the last running rows, so that rows stay contiguous."""
         if not gone:
             return []
         for row in gone:
@@ -287,7 +291,7 @@ class Scheduler:
             encode_s=row.encode_s,
             decode_s=now - row.admitted - row.encode_s,
         )
-        with suppress(InvalidStateError):  # the client left at this very moment
+        with suppress(InvalidStateError):  # the client left a moment ago
             row.request.future.set_result(completion)
 
 

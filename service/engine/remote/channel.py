@@ -1,6 +1,6 @@
-"""Carries messages at the engine process's end of the socket to the HTTP process, with blocking calls.
+"""Carries messages over the engine process's end of the socket to the HTTP process, with blocking calls.
 
-The HTTP process's end is in `loop_channel.py`: this process imports no asyncio.
+The HTTP process's end is in `loop_channel.py`, because the engine process imports no asyncio.
 """
 
 import socket
@@ -12,7 +12,7 @@ from snapcap.service.ipc.framing import RECEIVE_BYTES, Unpacker, pack
 
 
 class BlockingChannel:
-    """Who sends waits for room, and who receives for a message."""
+    """Sends and receives messages. `send` blocks until the socket has room, `receive` until bytes arrive."""
 
     def __init__(self, end: socket.socket) -> None:
         self._end = end
@@ -20,13 +20,14 @@ class BlockingChannel:
         self._unpacker: Unpacker[Message] = Unpacker()
 
     def send(self, message: Message) -> None:
-        """From any thread. Without another end nothing happens: this process is about to end, too."""
+        """Sends a message, from any thread. Drops it if the other end is closed: this process then ends soon
+        too."""
         data = pack(message)
         with self._lock, suppress(OSError):
             self._end.sendall(data)
 
     def receive(self) -> list[Message] | None:
-        """All that has come, which may be no whole message yet; None once the other end is closed."""
+        """Returns the messages that are complete, which may be none; returns None once the other end is closed."""
         try:
             data = self._end.recv(RECEIVE_BYTES)
         except ConnectionError:

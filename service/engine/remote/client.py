@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 
 
 class RemoteEngine:
-    """A `CaptionEngine`. Each request that waits for the device holds a slot of the shared pixels.
+    """A `CaptionEngine` that sends requests to the engine process. Each request that waits for the device holds a
+    slot of the shared pixels.
 
-    ``submit`` from any thread, ``take`` and ``fail`` on the event loop.
+    ``submit`` is called from any thread, ``take`` and ``fail`` on the event loop.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class RemoteEngine:
         observer: "EngineObserver",
         has_room: Callable[[], bool] = lambda: True,
     ) -> None:
-        """``has_room``: whether the way to the engine takes more messages."""
+        """``has_room`` returns whether the channel to the engine process takes more messages."""
         self.limits = limits
         self._pixels = pixels
         self._slots = slots
@@ -44,25 +45,25 @@ class RemoteEngine:
         self._lock = threading.Lock()
         self._numbers = count()
         self._sent: dict[int, CaptionRequest] = {}
-        self._holding: dict[int, int] = {}  # slots, by request
+        self._holding: dict[int, int] = {}  # slot of shared pixels, by number of the request
         self._failed = False
 
     @property
     def waiting(self) -> bool:
-        """Whether a request is on its way through the engine."""
+        """Tells if a request was sent whose result has not arrived."""
         return bool(self._sent)
 
     def submit(self, request: CaptionRequest) -> None:
-        """Send a request; its result or exception arrives in ``request.future``.
+        """Sends a request; its result or exception arrives in ``request.future``.
 
         Raises:
-            EngineChannelFull: the engine does not read what it is sent.
+            EngineChannelFull: the engine process does not read its messages.
             NotReady: the engine has ended.
         """
         with self._lock:
             if self._failed:
                 raise NotReady("failed")
-            # One that hears nothing leaves the messages of requests whose clients have left long ago.
+            # A stopped engine process would let messages pile up, of requests whose clients have long left.
             if not self._has_room():
                 raise EngineChannelFull
             number = next(self._numbers)
@@ -78,10 +79,10 @@ class RemoteEngine:
         request.future.add_done_callback(partial(self._note_cancelled, number))
 
     def take(self, turn: Turn) -> None:
-        """What a turn of the engine has come to."""
+        """Completes requests with the results of a turn of the engine."""
         self._observe(turn)
         for number in turn.admitted:
-            self._free_slot(number)  # first: who gets the place in the queue needs the slot
+            self._free_slot(number)  # before the queue's place: the request that gets the place needs a slot
             admitted = self._sent.get(number)
             if admitted is not None and admitted.on_admitted is not None:
                 admitted.on_admitted()
@@ -92,13 +93,13 @@ class RemoteEngine:
         for number, completion in turn.completed:
             ended = self._forget(number)
             if ended is not None:
-                with suppress(InvalidStateError):  # the client left at this very moment
+                with suppress(InvalidStateError):  # the client left a moment ago
                     ended.future.set_result(completion)
         for number, error in turn.failed:
             self._fail(number, error)
 
     def fail(self) -> None:
-        """The engine has ended: all that was sent fails, and nothing more is."""
+        """Fails all requests that were sent, and refuses new ones, because the engine process has ended."""
         with self._lock:
             self._failed = True
             numbers = list(self._sent)
@@ -126,8 +127,8 @@ class RemoteEngine:
                 request.future.set_exception(error)
 
     def _forget(self, number: int) -> CaptionRequest | None:
-        """The slot is free even if the engine has yet to hear that nobody waits: what it makes of pixels that are
-        another's by then goes nowhere."""
+        """Removes a request and frees its slot of shared pixels, even if the engine has not read its `Cancel` yet:
+        a result of pixels that another request overwrote by then is discarded."""
         self._free_slot(number)
         return self._sent.pop(number, None)
 

@@ -1,4 +1,4 @@
-"""Carries messages at the HTTP process's end of the socket to the engine process, on the event loop."""
+"""Carries messages over the HTTP process's end of the socket to the engine process, on the event loop."""
 
 import asyncio
 import socket
@@ -12,7 +12,8 @@ from snapcap.service.limits import ENGINE_CHANNEL_BYTES
 
 
 class LoopChannel:
-    """Nobody waits. Messages arrive on the event loop; the loop also sends what the socket had no room for."""
+    """Sends and receives messages without blocking. The event loop calls `take` with each message that arrives, and
+    sends the bytes that the socket had no room for."""
 
     def __init__(
         self, end: socket.socket, loop: asyncio.AbstractEventLoop, take: Callable[[Message], object]
@@ -29,11 +30,11 @@ class LoopChannel:
 
     @property
     def has_room(self) -> bool:
-        """Whether the other end reads, or has not left too much yet."""
+        """Tells if fewer bytes wait to be sent than may."""
         return len(self._waiting) < ENGINE_CHANNEL_BYTES
 
     def send(self, message: Message) -> None:
-        """From any thread."""
+        """Sends a message, or keeps its bytes until the socket has room. May be called from any thread."""
         data = pack(message)
         with self._lock:
             self._waiting += data
@@ -45,7 +46,7 @@ class LoopChannel:
                         self._loop.call_soon_threadsafe(self._loop.add_writer, self._end, self._room)
 
     def receive(self) -> None:
-        """Take all that has come. On the event loop."""
+        """Reads all messages that have arrived, on the event loop."""
         while (data := receive(self._end)) is not None:
             if not data:
                 self._loop.remove_reader(self._end)
@@ -56,7 +57,7 @@ class LoopChannel:
                 return
 
     def close(self) -> None:
-        """The other end is told to end, and what it still sends is for nobody. The event loop is over by now."""
+        """Shuts the socket down, which tells the engine process to end. Called when the event loop is over."""
         with suppress(OSError):
             self._end.shutdown(socket.SHUT_RDWR)
 
@@ -72,6 +73,6 @@ class LoopChannel:
             sent = self._end.send(self._waiting)
         except (BlockingIOError, InterruptedError):
             return
-        except OSError:  # the other process has ended: whoever waits for it hears so
+        except OSError:  # the engine process has ended, which `EngineClient` notices by itself
             sent = len(self._waiting)
         del self._waiting[:sent]

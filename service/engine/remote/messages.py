@@ -14,8 +14,10 @@ from snapcap.warmup.runtime.slot_request import SamplingParams
 
 
 class Submit(NamedTuple):
-    """A request whose pixels are in a slot of the shared memory. ``number`` is its name in all messages,
-    ``deadline`` a moment of ``time.monotonic``, which all processes of a machine share."""
+    """A request whose pixels are in a slot of the shared memory.
+
+    ``number`` identifies the request in all messages. ``deadline`` is a moment of ``time.monotonic``, a clock that
+    all processes of a machine share."""
 
     number: int
     request_id: str
@@ -28,22 +30,25 @@ class Submit(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """Nobody waits for this request any more."""
+    """The client of this request has left."""
 
     number: int
 
 
 class Rehearsed(NamedTuple):
-    """The HTTP process is warm: the engine may serve."""
+    """The rehearsal is over: the engine may serve requests."""
 
 
 class Beat(NamedTuple):
-    """The event loop runs. Is answered with a pulse, once the engine serves."""
+    """The event loop of the HTTP process runs. The engine process answers with a `Pulse`, once the engine
+    serves."""
 
 
 class Pulse(NamedTuple):
-    """What the device thread has come to since the start: ``turns``, which it makes when it is woken as well, and
-    ``work``, those in which it did something. ``doing``: what it was called for that may take long, if that."""
+    """The progress of the device thread since the start.
+
+    ``turns`` counts all its turns, those included that it makes because it is woken. ``work`` counts calls, and the
+    turns that had work to do. ``doing`` is the operation that is running, if it can take long."""
 
     turns: int = 0
     work: int = 0
@@ -69,34 +74,35 @@ class PhaseSeen(NamedTuple):
 
 
 class StatusSeen(NamedTuple):
-    """The status of the start or of a build is now this."""
+    """The status of the start or of a build has changed."""
 
     state: StatusState
 
 
 class Usage(NamedTuple):
-    """Bytes allocated on the device, and what was compiled."""
+    """Bytes allocated on the device, and the counts of the compiler."""
 
     device_bytes: int = 0
     compiler: CompilerCounts = CompilerCounts()
 
 
 class Ready(NamedTuple):
-    """From now on requests are served."""
+    """The engine serves requests from now on."""
 
 
 class Failed(NamedTuple):
-    """The model cannot be served, or no longer. It is in the log already."""
+    """The start or the device has failed, so the model is not served. The engine process has logged the reason."""
 
     sentence: str
 
 
 class Turn(NamedTuple):
-    """What turns of the engine have come to: at most one message for a decode step, however many rows it has.
+    """The results of one or more turns of the engine: at most one message for a decode step, however many rows it
+    has.
 
-    ``admitted``: requests whose slots are free again. ``waited``: seconds of each that was admitted.
-    ``encoded`` and ``stepped``: bucket, rows and seconds. ``tokens``: of requests that stream. ``failed``: with
-    what the client is told.
+    ``admitted`` are the requests whose slots of shared pixels are free again, ``waited`` the seconds that each of
+    them was queued. ``encoded`` and ``stepped`` hold bucket, rows and seconds of each encode and decode step.
+    ``tokens`` are those of requests that stream. ``failed`` holds each failed request and the error for its client.
     """
 
     admitted: list[int]
@@ -110,7 +116,7 @@ class Turn(NamedTuple):
 
     @classmethod
     def of(cls, failed: Iterable[tuple[int, ServiceError]] = ()) -> "Turn":
-        """One that says no more than that."""
+        """Returns a turn that has failed requests and nothing else."""
         return cls([], [], [], [], 0, [], [], list(failed))
 
 

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 class EngineServer:
-    """`turns` must be told the end of each turn of the engine. `submit` and `cancel` are called by one thread."""
+    """Hands requests to the engine and sends back their results.
+
+    `turns.end` must be called at the end of each turn of the engine. `submit` and `cancel` are called by one
+    thread."""
 
     def __init__(self, pixels: SharedPixels, send: Callable[[Turn], object]) -> None:
         self.turns = Turns(send)
@@ -26,11 +29,11 @@ class EngineServer:
         self._futures: dict[int, Future[Completion]] = {}
 
     def attach(self, engine: "Engine") -> None:
-        """Where requests go from now on."""
+        """Sets the engine that gets all later requests."""
         self._engine = engine
 
     def submit(self, message: Submit) -> None:
-        """Queue a request whose pixels are in shared memory."""
+        """Queues a request whose pixels are in shared memory."""
         number, turns = message.number, self.turns
         future: Future[Completion] = Future()
         request = CaptionRequest(
@@ -49,12 +52,12 @@ class EngineServer:
         try:
             if self._engine is not None:
                 self._engine.submit(request)
-        except NotReady as error:  # among others when it has failed, as the other process is about to hear
+        except NotReady as error:  # the engine stops or has failed; the HTTP process hears of a failure too
             del self._futures[number]
             self._send(Turn.of(failed=[(number, error)]))
 
     def cancel(self, number: int) -> None:
-        """Nobody waits for this request, which may have ended."""
+        """Cancels a request whose client has left. Does nothing if the request has ended."""
         future = self._futures.get(number)
         if future is not None:
             future.cancel()

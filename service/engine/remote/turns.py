@@ -11,8 +11,9 @@ _MOST_STEPS = 64
 
 
 class Turns:
-    """An `EngineObserver` that sends at most one message a turn: to write is a system call, and the other process's
-    event loop wakes for each. What only counts goes with what a request waits for. Device thread only."""
+    """An `EngineObserver` that sends at most one message a turn, because each message costs a system call and wakes
+    the event loop of the HTTP process. Counts and durations wait until a result has to be sent. Only the device
+    thread may call it."""
 
     def __init__(self, send: Callable[[Turn], object]) -> None:
         self._send = send
@@ -32,15 +33,15 @@ class Turns:
         self._generated += count
 
     def admitted(self, number: int) -> None:
-        """The pixels of a request are not needed any more."""
+        """Reports that the pixels of a request are not needed any more."""
         self._turn.admitted.append(number)
 
     def token(self, number: int, token: int) -> None:
-        """Of a request that streams."""
+        """Reports a generated token of a request that streams."""
         self._turn.tokens.append((number, token))
 
     def done(self, number: int, future: "Future[Completion]") -> None:
-        """A request has its result or its exception."""
+        """Reports the result or the exception of a request."""
         error = future.exception()
         if error is None:
             self._turn.completed.append((number, future.result()))
@@ -48,7 +49,7 @@ class Turns:
             self._turn.failed.append((number, error if isinstance(error, ServiceError) else EngineFailed()))
 
     def end(self) -> None:
-        """Send what there is, if a request waits for a part of it, or the counts have become many."""
+        """Sends the turn's message if it has something that a request waits for, or many counts have collected."""
         turn = self._turn
         if turn.admitted or turn.tokens or turn.completed or turn.failed or len(turn.stepped) >= _MOST_STEPS:
             self._send(turn._replace(generated=self._generated))
