@@ -24,8 +24,8 @@ Clock = Callable[[], float]
 # Greatest number of steps that a free slot stays empty while other slots are about to become free: see
 # `Scheduler.admit`.
 MOST_STEPS_HELD = 8
-# Seconds of the longest wait for a lock, because Python refuses a timeout of centuries, and no deadline may be
-# near.
+# Seconds of the longest wait for a lock, because Python refuses a timeout of centuries and without requests there
+# is no deadline.
 _LONGEST_WAIT_S = 3600.0
 
 

@@ -1,12 +1,12 @@
-"""Writes log lines on standard error: one a phase and one a request, as text or JSON.
+"""Writes log lines to standard error, one for each phase of the start and for each request, as text or JSON.
 
-The lines of requests that went well are written a moment later, many at once: each write is a system call, which
-lets go of Python's lock, and under load the event loop would wait for it at every request. All others are written
-at once, behind those that came before them.
+The lines of successful requests are collected for a moment and written together: each write is a system call, which
+releases Python's lock, and under load the event loop would wait for the lock at every request. Every other line is
+written at once, after the lines that were collected before it.
 
-A record may carry `extra={"fields": {...}}`: further members of the JSON line, `key=value` in the text line, quoted
-and escaped where logfmt asks for it: nothing that a client sends can end a line or begin a field. Numbers have at
-most three places behind the point.
+A record may carry `extra={"fields": {...}}`. The fields are members of the JSON line, and `key=value` in the text
+line, quoted and escaped as logfmt requires, so that no text of a client can end a line or begin a field. Numbers
+have at most three decimal places.
 """
 
 import json
@@ -22,20 +22,22 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 ACCESS = "snapcap.access"
-# What a value may be without quotes; else quotes, backslashes and what is no visible character are escaped.
+# A value of these characters alone needs no quotes. In any other value, quotes, backslashes and invisible
+# characters are escaped.
 _PLAIN = re.compile(
     r"[!#-<>-\[\]-~\u00a1-\u00ac\u00ae-\u061b\u061d-\u1fff\u2010-\u2027\u2030-\u205f\u2070-\ud7ff]+"
 )
-# No visible character, those that turn the direction of text among them.
+# Characters that are not visible, including those that change the direction of text.
 _INVISIBLE = r"\x00-\x1f\x7f-\xa0\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff"
 _ESCAPED = re.compile(rf'["\\{_INVISIBLE}]')
 _NOT_SHOWN = re.compile(rf"[{_INVISIBLE}]")
 _ESCAPES = {'"': r"\"", "\\": r"\\", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
 DELAY_S = 0.05
-# That wait for whoever reads standard error; then the lines of requests are left out, and their number is said.
+# Number of collected lines from which on lines of successful requests are dropped, and counted in a line of their
+# own, because standard error is read too slowly.
 MOST_WAITING = 10_000
-# Lowest level of each logger; None: what the configuration says. Broken multipart bodies are the client's matter,
-# and so are headers about traces, of which each would be a line, written before anybody is known.
+# Lowest level of each logger; None stands for --log-level. Broken multipart bodies and trace headers are faults of
+# clients, and each would write a line before the client's key is checked.
 _LOGGERS = {
     "snapcap": None,
     "uvicorn.error": "WARNING",
@@ -48,8 +50,8 @@ _LOGGERS = {
 
 
 def configure(style: str, level: str) -> None:
-    """Sends the logs of snapcap and of the libraries under it to standard error. `style`: text or json."""
-    # No line of ours names them, and to find them costs a request more than its line (logging's own advice).
+    """Sends the logs of snapcap and of its libraries to standard error. `style` is text or json."""
+    # No line names its thread or process, and finding them costs more than writing the line (logging's own advice).
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = LineHandler()
     handler.setFormatter(_formatter(style))
@@ -71,7 +73,8 @@ def _formatter(style: str) -> logging.Formatter:
 
 
 class LineHandler(logging.StreamHandler[TextIO]):
-    """To standard error. Lines of ``snapcap.access`` below a warning wait for up to ``DELAY_S``."""
+    """Writes records to standard error. Records of ``snapcap.access`` below a warning wait up to ``DELAY_S``
+    seconds, to be written together."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +102,7 @@ class LineHandler(logging.StreamHandler[TextIO]):
         self.flush()
 
     def flush(self) -> None:
-        """Write what waits."""
+        """Writes the collected records."""
         with self._owned():
             records = [self._waiting.popleft() for _ in range(len(self._waiting))]
             try:
@@ -134,7 +137,8 @@ def _lines_left_out(count: int) -> logging.LogRecord:
 
 
 class TextFormatter(logging.Formatter):
-    """2026-01-31T12:00:00.123Z info    POST /v1/caption 200 12.3 ms request_id=…"""
+    """Formats a record as one line of logfmt: `2026-01-31T12:00:00.123Z info    request method=POST status=200
+    …`."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = "".join(f" {key}={logfmt(value)}" for key, value in fields_of(record).items())
@@ -143,7 +147,8 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, logger, message, the fields, and `exception` where there is one."""
+    """Formats a record as a JSON object on one line: time, level, logger, message, the record's fields, and
+    `exception` if it has one."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -170,7 +175,7 @@ def _rounded(value: object) -> object:
 
 
 def logfmt(value: object) -> str:
-    """A value, quoted and escaped where it has to be."""
+    """Returns a value as logfmt has it: quoted and escaped if necessary."""
     if isinstance(value, float):
         return f"{value:.3f}"
     if isinstance(value, int):
@@ -182,7 +187,7 @@ def logfmt(value: object) -> str:
 
 
 def visible(message: str) -> str:
-    """A message in one line: a library's may hold what a client has sent."""
+    """Returns a message as one line, because a library's message may hold text of a client."""
     return _NOT_SHOWN.sub(_escape, message)
 
 

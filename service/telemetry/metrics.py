@@ -1,8 +1,8 @@
-"""Records the metrics that code observes, on an injected registry; `start_metrics.py` has those read at scrapes.
+"""Records the metrics that code observes, on an injected registry. `start_metrics.py` has the metrics of the start.
 
-The engine writes, through the methods of `EngineObserver`, its steps, rows and tokens; the start sets
-`device_memory_allocated`; the captioner `queue_depth`, `queue_capacity` and `image_decode*`; the request scope the
-`request*`.
+The engine counts steps, rows and tokens, through the methods of `EngineObserver`. The start sets
+`device_memory_allocated`. The captioner sets `queue_depth`, `queue_capacity` and `image_decode*`. The scope of a
+request counts the `request*` metrics.
 """
 
 from typing import Any, TypeVar
@@ -24,7 +24,7 @@ _ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Metrics:
-    """The instruments, each named as on /metrics without the prefix `snapcap_` and without the unit."""
+    """Holds the instruments. Each attribute has the name on /metrics without the prefix `snapcap_` and the unit."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._children: dict[tuple[Any, tuple[str, ...]], Any] = {}
@@ -54,24 +54,24 @@ class Metrics:
         self.connections = gauge("http_connections", "Connections that are open.")
         self.connections_closed = counter(
             "http_connections_closed_total",
-            "Connections refused or closed for what their clients do, or for want of room, by reason.",
+            "Connections that the server refused or closed because of their clients or of a limit, by reason.",
             "reason",
         )
         self.body_memory = gauge("body_memory_bytes", "Bytes that request bodies hold.")
         self.body_memory_limit = gauge(
-            "body_memory_limit_bytes", "Bytes that request bodies may hold; one more gets 429 body_memory_full."
+            "body_memory_limit_bytes", "Bytes that request bodies may hold; beyond it 429 body_memory_full."
         )
         self.queue_wait = histogram(
             "queue_wait_seconds", "Seconds a request waited before its image was encoded.", _WAIT_S
         )
         self.queue_depth = gauge(
             "queue_depth",
-            "Images that wait, from when they are here until the device has them.",
+            "Images in the queue: they have arrived, and the device does not have them yet.",
         )
-        self.queue_capacity = gauge("queue_capacity", "Images that may wait; one more gets 429 queue_full.")
+        self.queue_capacity = gauge("queue_capacity", "Images that the queue holds; beyond it 429 queue_full.")
         self.engine_progress_age = gauge(
             "engine_progress_age_seconds",
-            "Seconds in which the engine has not gone on though it should have: a step, or an answer when idle.",
+            "Seconds without progress of the engine: no step while it has work, or no answer when idle.",
         )
         self.encode_batch_size = histogram(
             "encode_batch_size", "Real rows of an encoder batch, padding not counted.", _ROWS
@@ -101,7 +101,7 @@ class Metrics:
         self.decode_processes = gauge("decode_processes", "Processes that decode images.")
         self.decode_process_deaths = counter(
             "decode_process_deaths_total",
-            "Decode processes that nobody ended; they are replaced.",
+            "Decode processes that ended by themselves and were replaced.",
         )
         self.decode_processes_killed = counter(
             "decode_processes_killed_total",
@@ -122,22 +122,22 @@ class Metrics:
             self.padding_rows.labels(component)
 
     def request_ended(self, api: str, status: int, seconds: float, *, captions: bool) -> None:
-        """Counts a request, by the label of its API. How long it took is of interest where the API captions: a
-        histogram of each probe and page would be 14 series more."""
+        """Counts a request under the label of its API. The duration is recorded if the API captions: a histogram
+        for each probe and page would add 14 series."""
         self._child(self.requests, api, str(status)).inc()
         if captions:
             self._child(self.request_duration, api).observe(seconds)
 
     def connection_closed(self, reason: str) -> None:
-        """Counts a connection, by one of `telemetry.reasons.CLOSED`."""
+        """Counts a closed or refused connection under a reason of `telemetry.reasons.CLOSED`."""
         self.connections_closed.labels(reason).inc()
 
     def image_decoded(self, kind: str, seconds: float) -> None:
-        """Counts an image, by its format."""
+        """Records the seconds that an image's decode took, under its format."""
         self._child(self.image_decode, kind).observe(seconds)
 
     def queue_waited(self, seconds: float) -> None:
-        """Part of `service.engine.engine.EngineObserver`, as are the next three."""
+        """Implements `service.engine.engine.EngineObserver`, together with the next three methods."""
         self.queue_wait.observe(seconds)
 
     def encoded(self, bucket: int, rows: int, seconds: float) -> None:
@@ -157,7 +157,7 @@ class Metrics:
         self._child(self.step_duration, component, str(bucket)).observe(seconds)
 
     def _child(self, parent: Instrument, *labels: str) -> Instrument:
-        """As `labels` of the parent, which takes longer than to count."""
+        """Returns the parent's child for these labels, from a cache: `labels` takes longer than counting does."""
         key = (parent, labels)
         child = self._children.get(key)
         if child is None:
@@ -165,6 +165,6 @@ class Metrics:
         return child
 
     def count_rejection(self, error: ServiceError) -> None:
-        """Counts an error as a rejection if it is one: not the client's mistake in what it asked for."""
+        """Counts an error as a rejection, unless it is a mistake in the client's request."""
         if error.code in REJECTED:
             self.requests_rejected.labels(error.code).inc()

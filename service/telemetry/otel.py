@@ -1,7 +1,7 @@
-"""Traces requests with OpenTelemetry: a span for each, spans for its parts, exported by OTLP over HTTP.
+"""Traces requests with OpenTelemetry: a span for each request and for its parts, exported by OTLP over HTTP.
 
-Sampling, batching, headers, time limits and all else follow the OTEL_… variables, as its SDK reads them. Only
-`tracing.py` imports this, where a variable asks for it.
+Sampling, batching, headers and time limits follow the OTEL_… variables, which OpenTelemetry's SDK reads. Only
+`tracing.py` imports this module, and only if a variable asks for traces.
 """
 
 import threading
@@ -18,13 +18,14 @@ from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, set_span_in_
 from snapcap.service.telemetry.tracing import Span as Part
 from snapcap.warmup.version import snapcap_version
 
-# For the spans of the last requests: an exit does not wait for a collector that is not there.
+# Seconds that an exit waits for the spans of the last requests to be exported: the collector may be gone.
 _CLOSE_S = 3.0
 
 
 class OtelTracing:
-    """`exporter` None: by OTLP over HTTP, to where the variables say. Raises what OpenTelemetry does where one of
-    them cannot be read."""
+    """Makes spans and exports them with `exporter`, or by OTLP over HTTP to the endpoint that the variables name.
+
+    Raises OpenTelemetry's error for a variable that cannot be read."""
 
     def __init__(self, exporter: SpanExporter | None = None) -> None:
         ours = Resource({SERVICE_NAME: "snapcap", SERVICE_VERSION: snapcap_version()})
@@ -34,7 +35,7 @@ class OtelTracing:
         self._tracer = self._provider.get_tracer("snapcap", snapcap_version())
 
     def begin(self, method: str, headers: Mapping[str, str]) -> "OtelSpan":
-        """Part of `service.telemetry.tracing.Tracing`, as is the other."""
+        """Implements `service.telemetry.tracing.Tracing`, together with `close`."""
         parent = propagate.extract(headers)
         return OtelSpan(self._tracer, self._tracer.start_span(method, parent, SpanKind.SERVER))
 
@@ -45,7 +46,7 @@ class OtelTracing:
 
 
 class OtelSpan:
-    """`service.telemetry.tracing.RequestSpan`."""
+    """Implements `service.telemetry.tracing.RequestSpan`."""
 
     def __init__(self, tracer: Tracer, span: Span) -> None:
         self._tracer = tracer

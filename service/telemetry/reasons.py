@@ -1,24 +1,24 @@
 """Names the reasons by which metrics count closed connections and killed decode processes.
 
-The metrics and what kills decode processes both import it, and it imports nothing.
+The metrics and the code that kills decode processes both import this module, which imports nothing of the project.
 """
 
 from typing import Literal, get_args
 
-# For which the server ends a decode process.
+# The reasons for which the server kills a decode process.
 Why = Literal["deadline", "too_complex", "client_left", "hung", "bad_answer"]
 WHYS: tuple[Why, ...] = get_args(Why)
-# Of these the image is tried again: it was not what was wrong.
+# For these reasons the image is decoded again, because the process was at fault and not the image.
 TRIED_AGAIN: tuple[Why, ...] = ("hung", "bad_answer")
-# In the words of the log.
+# The reasons as sentences of the log.
 SENTENCES: dict[Why, str] = {
     "deadline": "killed at the deadline of its request",
-    "too_complex": "killed: its image takes longer to decode than any may",
+    "too_complex": "killed: its image took more CPU time than --decode-timeout allows",
     "client_left": "killed: its client has left",
-    "hung": "killed: it had an image and did nothing",
-    "bad_answer": "killed: it said what no decode process says",
+    "hung": "killed: it had an image to decode and made no progress",
+    "bad_answer": "killed: its answer was not one that a decode process may give",
 }
-# For which a connection is refused, or closed for what its client does.
+# The reasons for which a connection is refused, or closed because of its client.
 CLOSED = (
     "malformed",
     "head_too_large",

@@ -1,4 +1,4 @@
-"""Collects the metrics of the start and of the process at scrape time, from what the start records anyway."""
+"""Collects the metrics of the start and of the process at scrape time, from the records of the start."""
 
 import platform
 from collections.abc import Callable, Iterable, Iterator
@@ -21,15 +21,16 @@ _MARKS = {
     "ready": "until /readyz answered 200",
     "first_caption": "until the first caption was served",
 }
-# What is counted from 0 on, so that Prometheus sees the first event: increase() needs a value before it. Spelt out,
-# as importing what defines them would delay the first /livez; a test holds them equal.
+# Labels whose counters begin at 0, so that Prometheus sees the first event: increase() needs a value before it. The
+# labels are repeated here because importing the modules that define them would delay the first /livez. A test holds
+# that both are equal.
 FETCH_RESULTS = ("hit", "miss", "stale", "corrupt", "untrusted", "error")
 PUBLISH_RESULTS = ("published", "exists", "denied", "error")
 SWAP_RESULTS = ("swapped", "mismatch", "failed")
 
 
 class StartupCollector(Collector):
-    """`model_name` gives the name of the model once it is loaded."""
+    """Collects the metrics of the start. `model_name` returns the model's name once it is loaded."""
 
     def __init__(
         self,
@@ -44,11 +45,11 @@ class StartupCollector(Collector):
         self._model_name = model_name
 
     def describe(self) -> list[Metric]:
-        """Nothing: registering must not collect."""
+        """Returns no metrics, so that registering does not collect."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        yield _info("build_info", "Versions of what runs.", _versions())
+        yield _info("build_info", "Versions of snapcap, Python and torch.", _versions())
         yield from self._lifecycle()
         yield from self._startup()
         yield from self._buckets()
@@ -99,7 +100,7 @@ class StartupCollector(Collector):
         )
         if self._status.weights is not None:
             labels = {"result": self._status.weights.result}
-            yield _info("startup_weights", "1 for what came of looking for prepared weights.", labels)
+            yield _info("startup_weights", "1 for the result of the lookup of prepared weights.", labels)
         buckets = self._status.buckets()
         duration = GaugeMetricFamily(
             "snapcap_warmup_bucket_duration_seconds",
@@ -119,15 +120,17 @@ class StartupCollector(Collector):
         if fetch is not None:
             yield GaugeMetricFamily(
                 "snapcap_artifact_fetch_duration_seconds",
-                "Seconds the last look for artifacts took.",
+                "Seconds of the last lookup of artifacts.",
                 fetch.seconds,
             )
             yield GaugeMetricFamily(
-                "snapcap_artifact_fetch_bytes", "Bytes it downloaded; 0 from a folder.", fetch.bytes_fetched
+                "snapcap_artifact_fetch_bytes",
+                "Bytes that the last lookup of artifacts downloaded; 0 from a folder.",
+                fetch.bytes_fetched,
             )
         yield self._counter(
             "artifact_requests",
-            "Looks for artifacts, by kind (aot, jit) and result.",
+            "Lookups of artifacts, by kind (aot, jit) and result.",
             ("kind", "result"),
             product(("aot", "jit"), FETCH_RESULTS),
         )
@@ -136,20 +139,21 @@ class StartupCollector(Collector):
         )
         yield self._counter(
             "builds",
-            "Builds of artifacts that have ended in this server, by how: published; fetched from another that was "
-            "faster; failed; declined, as it may not publish.",
+            "Builds of artifacts that ended in this server, by result: published; fetched, because another server "
+            "was faster; failed; declined, because this server may not publish.",
             ("result",),
             product(BUILD_RESULTS),
         )
         yield self._counter(
             "bucket_swaps",
-            "Buckets moved to compiled code while serving; mismatch (other results) and failed stay eager.",
+            "Swaps of buckets to compiled code while serving, by result: after a mismatch of results or a failure "
+            "the bucket stays eager.",
             ("result",),
             product(SWAP_RESULTS),
         )
         yield self._counter(
             "eager_fallbacks",
-            "Calls of the jit backend that none of a region's graphs fitted, and that ran eager.",
+            "Calls of the jit backend that ran eager because none of the region's graphs fitted.",
             ("region", "bucket"),
         )
         cached = CounterMetricFamily(
@@ -168,7 +172,7 @@ class StartupCollector(Collector):
     def _counter(
         self, name: str, text: str, labels: tuple[str, ...], known: Iterable[tuple[str, ...]] = ()
     ) -> Metric:
-        """`known`: the values of the labels that are there from the beginning."""
+        """Returns a counter. `known` has the values of its labels whose series begin at 0."""
         family = CounterMetricFamily(f"snapcap_{name}", text, labels=list(labels))
         for values, count in {**dict.fromkeys(known, 0), **self._status.counts(name)}.items():
             family.add_metric(list(values), count)
@@ -176,7 +180,7 @@ class StartupCollector(Collector):
 
 
 def register_process_collectors(registry: CollectorRegistry) -> None:
-    """The usual process_*, python_info and python_gc_* metrics, on the same registry."""
+    """Registers the usual process_*, python_info and python_gc_* metrics."""
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     GCCollector(registry=registry)
@@ -189,7 +193,7 @@ def _info(name: str, text: str, labels: dict[str, str]) -> GaugeMetricFamily:
 
 
 def _versions() -> dict[str, str]:
-    from importlib.metadata import version  # noqa: PLC0415  a fiftieth of a start, for scrapes alone
+    from importlib.metadata import version  # noqa: PLC0415  takes a fiftieth of a start, and only scrapes need it
 
-    # From the packages' metadata: a scrape during the start must not wait for the import of torch.
+    # The versions are the packages' metadata, so that a scrape during the start does not wait for torch's import.
     return {"version": snapcap_version(), "python": platform.python_version(), "torch": version("torch")}

@@ -1,7 +1,8 @@
-"""Formats log lines and the picture of a start for who sits before a terminal. Imported only where one is there.
+"""Formats log lines and the picture of a start for a terminal. Imported only if standard error is one.
 
-Lines fit the width: what does not goes on below, indented, and what is longer than a line is cut. A pipe gets the
-whole, from `logs.TextFormatter`. Colours are left out where NO_COLOR is set (no-color.org) or the terminal is dumb.
+A line that is wider than the terminal is continued below, indented, and a field that is wider than a line is cut. A
+pipe gets complete lines, from `logs.TextFormatter`. Colours are left out if NO_COLOR is set (no-color.org) or the
+terminal is dumb.
 """
 
 import logging
@@ -14,23 +15,23 @@ from typing import Any
 from snapcap.service.telemetry.logs import fields_of, logfmt, visible
 from snapcap.warmup.progress.timeline import Phase
 
-_WIDTH = 80  # where nobody knows it
+_WIDTH = 80  # columns, if the terminal's width is not known
 _LONGEST_BAR = 48
-_INDENT = " " * 9  # below the text that follows the time
+_INDENT = " " * 9  # aligns a continued line with the text after the time
 _DIM, _BOLD, _RED, _GREEN, _YELLOW, _CYAN = "2", "1", "31", "32", "33", "36"
-# Of a request, in its line's head.
+# Fields of a request that begin its line, without their names.
 _HEAD = ("method", "path", "status", "ms")
-# Of a request that went well: whoever sits there looks nothing up by it.
+# Fields that a successful request's line leaves out: they serve to look a failure up.
 _FOR_FAILURES = ("request_id", "trace_id")
 
 
 def is_terminal() -> bool:
-    """Whether somebody sits before standard error."""
+    """Tells if standard error is a terminal."""
     return sys.stderr is not None and sys.stderr.isatty()
 
 
 def columns() -> int:
-    """The width of the terminal."""
+    """Returns the width of the terminal in columns."""
     try:
         return os.get_terminal_size(sys.stderr.fileno()).columns or _WIDTH
     except (OSError, ValueError):
@@ -38,14 +39,14 @@ def columns() -> int:
 
 
 def paint(text: str, colour: str, environ: Mapping[str, str] = os.environ) -> str:
-    """The text in a colour (an SGR parameter), or as it is where colours are not wanted."""
+    """Returns the text in a colour (an SGR parameter), or unchanged if colours are not wanted."""
     if environ.get("NO_COLOR") or environ.get("TERM") == "dumb":
         return text
     return f"\x1b[{colour}m{text}\x1b[0m"
 
 
 class TerminalFormatter(logging.Formatter):
-    """12:00:00 POST /v1/caption 200 12.3 ms client=127.0.0.1 tokens=6 queue_ms=0.2"""
+    """Formats a record for a terminal: `12:00:00 POST /v1/caption 200 12.3 ms client=127.0.0.1 tokens=6`."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = dict(fields_of(record))
@@ -64,19 +65,19 @@ class TerminalFormatter(logging.Formatter):
 
 
 def address(host: str, port: int) -> str:
-    """What a terminal makes a link of, and a browser on this machine opens."""
+    """Returns the server's URL, which a terminal shows as a link and a browser on this machine opens."""
     anywhere = host in ("", "0.0.0.0", "::")  # noqa: S104
     name = "localhost" if anywhere else f"[{host}]" if ":" in host else host
     return f"http://{name}:{port}/"
 
 
 def waterfall(phases: Sequence[Phase], total: float, width: int = _WIDTH) -> str:
-    """One line a phase: its bar on the scale of the whole start, when it began and how long it took.
+    """Draws the start, one line for each phase: its bar, the second in which it began and its milliseconds.
 
     Args:
-        phases: in the order in which they began; one that still runs ends with the picture.
-        total: seconds from exec until ready; the right edge.
-        width: of the terminal.
+        phases: the phases in the order in which they began. The bar of a running phase reaches the right edge.
+        total: seconds from exec until ready, which are the length of the whole scale.
+        width: columns of the terminal.
     """
     names = max((len(phase.name) for phase in phases), default=0)
     bar = max(8, min(_LONGEST_BAR, width - names - len("  │││ 123.456 s  123456.7 ms ")))
@@ -93,7 +94,7 @@ def _line(phase: Phase, total: float, names: int, width: int) -> str:
 
 
 def _request(fields: dict[str, Any]) -> list[tuple[str, str]]:
-    """The head of its line; the fields keep what is not in it."""
+    """Returns the words that begin the line of a request, and removes their fields."""
     method, path, status, milliseconds = (fields.pop(name) for name in _HEAD)
     if status < 400:
         for name in _FOR_FAILURES:
@@ -103,7 +104,7 @@ def _request(fields: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _wrapped(words: Sequence[tuple[str, str]], width: int) -> str:
-    """The words, each with its colour, in lines of at most that width."""
+    """Returns the words, each in its colour, in lines of at most `width` columns."""
     lines: list[list[str]] = [[]]
     used, room = 0, max(width - len(_INDENT), 20)
     for word, colour in words:

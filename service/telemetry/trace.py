@@ -1,6 +1,7 @@
 """Converts the start into a Chrome trace, which ui.perfetto.dev and chrome://tracing open.
 
-Trace Event Format: complete events ("X"), instants ("i") and names ("M"), in whole microseconds, here since exec.
+The Trace Event Format has complete events ("X"), instants ("i") and names ("M"). Times are whole microseconds since
+exec.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,7 +15,7 @@ _MARKS_TRACK = 0
 
 @dataclass(frozen=True)
 class _Span:
-    """`inside` names the span that this one is a part of; microseconds."""
+    """A span of time, in microseconds. `inside` is the name of the span that contains it, if any."""
 
     name: str
     start: int
@@ -26,7 +27,7 @@ class _Span:
 
 @dataclass
 class _Track:
-    """Spans that do not overlap, except that a part lies within its whole."""
+    """A track of spans that do not overlap, unless one contains the other."""
 
     spans: list[_Span] = field(default_factory=list)
     end: int = 0
@@ -42,10 +43,10 @@ class _Track:
 
 
 def chrome_trace(startup: Mapping[str, Any], pid: int) -> dict[str, Any]:
-    """The JSON object format of a trace, from what `/startup` reports, with the same times.
+    """Returns the trace in the JSON object format, made from the body of `/startup` with the same times.
 
-    Phases lie on as many tracks as run at once; the warm-up of a bucket lies within its phase, or, where it was
-    left for later (`--ready-when first`), after the start. A phase that still runs ends with the report.
+    Phases that ran at the same time are on different tracks. The warm-up of a bucket is within its phase, or after
+    the start if it was put off (`--ready-when first`). A phase that still runs ends at the moment of the report.
     """
     tracks = _tracks([*_phases(startup), *_warmups(startup)])
     return {
@@ -90,7 +91,7 @@ def _warmups(startup: Mapping[str, Any]) -> list[_Span]:
 
 
 def _tracks(spans: Iterable[_Span]) -> list[_Track]:
-    """Each span goes to the free track that was busy last, so that what one thread did in a row stays together."""
+    """Puts each span on the free track that was busy last, so that consecutive spans of a thread share a track."""
     tracks: list[_Track] = []
     for span in sorted(spans, key=lambda each: (each.start, each.inside != "", -each.end)):
         whole = [track for track in tracks if track.holds_whole_of(span)]

@@ -3,15 +3,15 @@
 import re
 
 HEADER = b"traceparent"
-TRACE_ID_HEADER = "X-Trace-Id"  # of replies
-# Later versions may have more fields; no version is ff, and an id of zeros is none.
+TRACE_ID_HEADER = "X-Trace-Id"  # a header of replies
+# Later versions may have more fields. The version ff and ids of zeros are not valid.
 _TRACEPARENT = re.compile(
     rb"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-[\x21-\x7e]{0,256})?"
 )
 
 
 def trace_id_of(value: bytes) -> str | None:
-    """The trace id of a header's value, or None where it is not valid: then it is to be ignored."""
+    """Returns the trace id in a header's value, or None if the value is not valid and so to be ignored."""
     found = _TRACEPARENT.fullmatch(value)
     if found is None or (found[1] == b"00" and found[3] is not None):
         return None

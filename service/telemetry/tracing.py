@@ -1,4 +1,4 @@
-"""Decides by OpenTelemetry's standard variables whether requests are traced, and imports it only where they are."""
+"""Decides by OpenTelemetry's standard variables if requests are traced, and only then imports OpenTelemetry."""
 
 import logging
 from collections.abc import Iterable, Mapping
@@ -9,7 +9,7 @@ _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL
 _EXPORTER = "OTEL_TRACES_EXPORTER"
 _logger = logging.getLogger("snapcap.server")
 
-# Name, begin and end of what was done for a request, in moments of `time.monotonic`.
+# A part of a request: its name, and its begin and end as moments of `time.monotonic`.
 Span = tuple[str, float, float]
 
 
@@ -18,24 +18,25 @@ class RequestSpan(Protocol):
 
     @property
     def trace_id(self) -> str:
-        """32 hexadecimal digits."""
+        """Returns the id of the trace, 32 hexadecimal digits."""
 
     def end(self, name: str, status: int, attributes: Mapping[str, str | int], parts: Iterable[Span]) -> None:
-        """It has been answered. `parts` are spans under it."""
+        """Ends the span of a request that has been answered. `parts` become spans under it."""
 
 
 class Tracing(Protocol):
     """Makes spans, and exports them on a thread of its own."""
 
     def begin(self, method: str, headers: Mapping[str, str]) -> RequestSpan:
-        """A span under the one that the headers name, if they do."""
+        """Begins a span, under the caller's span if the headers name one."""
 
     def close(self) -> None:
-        """Export what is left, for a moment."""
+        """Exports the remaining spans, for a few seconds at most."""
 
 
 def open_tracing(environ: Mapping[str, str]) -> Tracing | None:
-    """What traces requests, or None: nothing asks for it, or it cannot be had, which the log says."""
+    """Returns the tracing of requests, or None if no variable asks for it. Logs the reason and returns None if
+    traces cannot be exported."""
     if not _is_wanted(environ):
         return None
     protocol = next((environ[name] for name in _PROTOCOLS if environ.get(name)), "http/protobuf")
@@ -71,7 +72,7 @@ def _is_wanted(environ: Mapping[str, str]) -> bool:
 
 
 def _without_credentials(endpoint: str) -> str:
-    """An address as a log may have it: without the user and the password that stand before its host."""
+    """Returns an endpoint for the log: without the user and password before its host."""
     scheme, separator, rest = endpoint.partition("://")
     authority, slash, path = rest.partition("/")
     return f"{scheme}{separator}{authority.rpartition('@')[2]}{slash}{path}"

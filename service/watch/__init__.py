@@ -1,1 +1,1 @@
-"""Notices a device thread or an event loop that no longer goes on."""
+"""Notices a device thread or an event loop that makes no progress."""

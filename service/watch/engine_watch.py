@@ -1,10 +1,10 @@
-"""Watches the device thread from outside: it must go on while there is work, and answer when there is none.
+"""Watches the device thread from outside: it must make progress while it has work, and answer while it has none.
 
     every tick      ── beat ──▶  the engine, which wakes its device thread
-    take            ◀─ pulse ──  its turns, and those in which it did something
+    take            ◀─ pulse ──  its turns, and its turns that had work to do
 
-Without requests a turn is enough, which touches no device. With requests it must have done something: a thread that
-only spins does not count.
+Without requests a turn is enough, which does not touch the device. With requests the device thread must do work: a
+thread that only spins makes no progress.
 """
 
 from collections.abc import Callable
@@ -12,12 +12,13 @@ from collections.abc import Callable
 from snapcap.service.engine.remote.messages import Pulse
 from snapcap.service.watch.watchdog import StalledError, Watchdog
 
-# Longer than any step: to run a bucket for the first time, to open packages and compare what they compute.
+# The time limit is so many times longer while the device thread runs an operation that takes longer than a step: a
+# bucket's first run, or opening packages and comparing their results.
 LONG_WORK = 10.0
 
 
 class EngineWatch:
-    """`tick` is called every `tick_s` seconds once the engine serves."""
+    """Reports an engine without progress. `tick` must be called every `tick_s` seconds once the engine serves."""
 
     def __init__(
         self,
@@ -26,8 +27,8 @@ class EngineWatch:
         waiting: Callable[[], bool],
         stalled: Callable[[StalledError], object],
     ) -> None:
-        """`timeout`: seconds, 0 for no limit. `beat` asks for a pulse, `waiting` is whether requests are on their
-        way through the engine, `stalled` is called once."""
+        """`timeout` is the longest time without progress in seconds, 0 for no limit. `beat` asks the engine for a
+        pulse, `waiting` returns whether the engine has requests, and `stalled` is called once, with the error."""
         self._watchdog = Watchdog(timeout)
         self._beat = beat
         self._waiting = waiting
@@ -41,11 +42,11 @@ class EngineWatch:
 
     @property
     def silent_s(self) -> float:
-        """Seconds in which the engine has not gone on, though it should have."""
+        """Seconds without progress of the engine."""
         return self._watchdog.silent_s
 
     def take(self, pulse: Pulse) -> None:
-        """What the engine has answered, from any thread."""
+        """Takes the engine's answer, from any thread."""
         went_on = pulse.work != self._pulse.work or (pulse.turns != self._pulse.turns and not self._waiting())
         self._pulse = pulse
         if went_on:
@@ -65,4 +66,4 @@ class EngineWatch:
             what = f"while it was to {self._pulse.doing}"
         else:
             what = "while requests wait" if self._waiting() else "while it had nothing to do"
-        return f"the engine has not gone on for {self.silent_s:.0f} s, {what}"
+        return f"the engine has made no progress for {self.silent_s:.0f} s, {what}"

@@ -1,7 +1,7 @@
-"""Watches the event loop of the HTTP process from the engine process, and ends a server whose loop stands still.
+"""Watches the event loop of the HTTP process from the engine process, and ends a server whose loop does not run.
 
-Not from a thread beside the loop: what holds it up may hold Python's lock as well, and a stopped process runs no
-thread.
+A thread of the HTTP process could not watch its loop: code that blocks the loop may hold Python's lock as well, and
+a stopped process runs no thread.
 """
 
 import logging
@@ -14,17 +14,18 @@ from contextlib import suppress
 from snapcap.service.watch.last_words import END, STACKS
 from snapcap.service.watch.watchdog import Watchdog
 
-# What a stuck process is sent, and seconds until the next: where it stands, its end, that it may go on if it was
-# stopped, and the end of one that has no handler yet.
+# The signals to a stuck process, each with the seconds to wait after it. The process prints its stacks, exits,
+# continues in case it was stopped, and is killed in case it has no handler for `END` yet.
 _LAST = ((STACKS, 1.0), (END, 0.0), (signal.SIGCONT, 2.0), (signal.SIGKILL, 0.0))
 _logger = logging.getLogger("snapcap.server")
 
 
 class LoopWatch:
-    """A thread of this process; `heard` is called for each sign of life of the other one."""
+    """Watches the HTTP process in a thread. `heard` must be called for each `Beat` of its event loop."""
 
     def __init__(self, timeout: float, parent: int) -> None:
-        """`timeout`: seconds without a sign, 0 for no limit. `parent`: the HTTP process."""
+        """`timeout` is the longest time without a beat in seconds, 0 for no limit. `parent` is the HTTP process's
+        id."""
         self._watchdog = Watchdog(timeout)
         self._parent = parent
         self._ended = threading.Event()
@@ -44,10 +45,10 @@ class LoopWatch:
                 return
 
     def _end(self) -> None:
-        sentence = f"the event loop of the HTTP process has stood still for {self._watchdog.silent_s:.0f} s"
+        sentence = f"the event loop of the HTTP process has not run for {self._watchdog.silent_s:.0f} s"
         _logger.error("failed", extra={"fields": {"error": sentence, "pid": self._parent}})
         for number, seconds in _LAST:
-            if os.getppid() != self._parent:  # it has ended: its number may be another's by now
+            if os.getppid() != self._parent:  # the HTTP process has ended: its id may belong to another process
                 return
             with suppress(OSError):
                 os.kill(self._parent, number)

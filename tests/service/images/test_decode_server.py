@@ -161,7 +161,7 @@ def test_processes_that_are_stopped_are_found_and_replaced(server: ServerProcess
         captions = list(pool.map(lambda path: server.caption(path)["caption"], paths))
     assert captions == [samples[path] for path in paths]
     assert server.metrics()['snapcap_decode_processes_killed_total{reason="hung"}'] == 2
-    assert 'why="killed: it had an image and did nothing"' in server.log()
+    assert 'why="killed: it had an image to decode and made no progress"' in server.log()
     server.wait_for(lambda: len(server.decode_pids) == 2)
     assert not set(before) & set(server.decode_pids)
 

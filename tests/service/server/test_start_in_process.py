@@ -117,7 +117,7 @@ def test_a_device_thread_that_hangs_fails_the_replica(
     assert started.stopped.wait(PATIENCE)
     error = services.readiness.error
     assert error is not None
-    assert error.startswith("the engine has not gone on for 2 s, while requests wait")
+    assert error.startswith("the engine has made no progress for 2 s, while requests wait")
     assert (services.registry.get_sample_value("snapcap_engine_progress_age_seconds") or 0) > 2
 
 

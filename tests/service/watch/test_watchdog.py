@@ -85,7 +85,7 @@ def test_one_that_does_not_answer_is_stalled_once(watched: Watched) -> None:
     assert watched.ticks_until_stalled() == 9
     watched.tick(100)
     (error,) = watched.errors
-    assert one_line(error) == "the engine has not gone on for 18 s, while it had nothing to do"
+    assert one_line(error) == "the engine has made no progress for 18 s, while it had nothing to do"
     assert unexpected(error) is None
 
 
