@@ -27,18 +27,18 @@
     │       ├── UnprocessableImage  422  unprocessable_image    (carries the decoder's reason)
     │       ├── ImageUrlRefused     422  image_url_refused
     │       └── ImageNotFetched     422  image_not_fetched
-    ├── ClientDisconnected          499  client_disconnected    (nobody reads it; it is counted and logged)
+    ├── ClientDisconnected          499  client_disconnected    (counted and logged; nobody reads the reply)
     ├── Overloaded                  429                         (Retry-After; `limits.py` has the limits)
     │   └── …                       429  queue_full, body_memory_full, …
     ├── NotReady                    503  not_ready              (Retry-After, phase)
-    │   └── BeamsNotReady           503  not_ready              (its batches failed to become ready)
+    │   └── BeamsNotReady           503  not_ready              (no bucket has a row for each beam)
     ├── DeadlineExceeded            504  deadline_exceeded
     └── EngineFailed                500  internal_error         (one fixed sentence; the log has the cause)
 
-400 means the body could not be read as what it claims to be; 422 means it was read and something in it is
-wrong. The message of an exception is a sentence for the client that says what to do.
+400 means that the body could not be read as the format it claims to have; 422 means that the body was read and
+something in it is wrong. The message of an exception is a sentence for the client that says what to do.
 """
-# ruff: noqa: N818 - the names are the conditions of the diagram, which is how logs and metrics call them
+# ruff: noqa: N818 - the classes are named after conditions, as logs and metrics are, and do not end with "Error"
 
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
@@ -47,7 +47,8 @@ from snapcap.models.errors import suggestion
 
 
 class ServiceError(Exception):
-    """Base of all. `detail` is the sentence for the client; `extras` are further members of the problem."""
+    """Base of all errors of a request. `detail` is the sentence for the client, `extras` are further members of the
+    problem."""
 
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
@@ -59,11 +60,12 @@ class ServiceError(Exception):
         self.extras: Mapping[str, object] = extras
 
     def headers(self) -> dict[str, str]:
-        """Response headers that belong to this error."""
+        """Returns the response headers that belong to this error."""
         return {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Between processes: as it is, since the arguments of a subclass are not those of Exception.
+        # An error is pickled between processes. Pickle would call a subclass with the arguments of Exception, so
+        # the attributes are restored without calling it.
         return _revive, (type(self), self.args), vars(self)
 
 
@@ -106,7 +108,7 @@ class InvalidEncoding(BadRequest):
 
 
 class Unauthorized(BadRequest):
-    """`given`: whether there was a key at all."""
+    """The request has no valid API key. `given` tells if the request had a key at all."""
 
     status = 401
     code = "invalid_api_key"
@@ -123,7 +125,7 @@ class Unauthorized(BadRequest):
 
 
 class OriginRefused(BadRequest):
-    """A page of another origin asks, beforehand or at once, and may not. `why`: what of it is not allowed."""
+    """A page of another origin sent a request, or its preflight, that is not allowed. `why` names the reason."""
 
     status = 403
     code = "origin_refused"
@@ -131,12 +133,13 @@ class OriginRefused(BadRequest):
 
     def __init__(self, origin: str, why: str) -> None:
         super().__init__(
-            f"A page of {origin[:200]!r} may not ask this ({why}); the operator allows origins with --allow-origin."
+            f"Pages of the origin {origin[:200]!r} may not send this request ({why}); the operator allows origins "
+            "with --allow-origin."
         )
 
 
 class HostRefused(BadRequest):
-    """The client reaches the server by a name that is not known to be its own."""
+    """The request's Host is not a name that the server accepts."""
 
     status = 421
     code = "host_refused"
@@ -181,7 +184,7 @@ class BodyTimeout(BadRequest):
     title = "Body too slow"
 
     def headers(self) -> dict[str, str]:
-        # Without it the server would go on waiting for the rest of the stalled body.
+        # Without this header the server would keep waiting for the rest of the stalled body.
         return {"Connection": "close"}
 
 
@@ -198,7 +201,8 @@ class QueryTooLong(BadRequest):
 
     def __init__(self, limit: int, fields: int) -> None:
         super().__init__(
-            f"The query of the URL may have {limit} bytes and {fields} fields; send options in a form or in JSON."
+            f"The query of the URL has more than {limit} bytes or {fields} fields; send options in a form or in "
+            "JSON."
         )
 
 
@@ -209,7 +213,7 @@ class UnsupportedMediaType(BadRequest):
 
 
 class UnsupportedEncoding(UnsupportedMediaType):
-    """`what` begins the sentence for the client."""
+    """The server does not read the body's Content-Encoding. `what` begins the sentence for the client."""
 
     READ: ClassVar[str] = "gzip, deflate"
 
@@ -217,7 +221,7 @@ class UnsupportedEncoding(UnsupportedMediaType):
         super().__init__(f"{what}; send the body as {self.READ} or without Content-Encoding.")
 
     def headers(self) -> dict[str, str]:
-        # RFC 9110: so that the client knows that the coding is at fault, and not the media type.
+        # RFC 9110: this header tells the client that the coding is at fault, and not the media type.
         return {"Accept-Encoding": self.READ}
 
 
@@ -227,12 +231,12 @@ class Unprocessable(BadRequest):
     title = "Unprocessable request"
 
 
-_FEW = 17  # options that a sentence may list
+_FEW = 17  # greatest number of options that an error message lists
 
 
 class UnknownOption(Unprocessable):
-    """Names the options that may be meant, and all of them where they are few. `within`: the member of the request
-    in which options stand, if that is not where this one is."""
+    """The request has an option that does not exist. The message suggests similar names, and lists all options if
+    they are few. `within` names the member of the request that holds options, if this one stands elsewhere."""
 
     code = "unknown_option"
     title = "Unknown option"
@@ -248,7 +252,7 @@ class UnknownOption(Unprocessable):
 
 
 class InvalidOption(Unprocessable):
-    """`must` completes the sentence "The option … must …"."""
+    """An option has a bad value. `must` completes the sentence "The option … must …"."""
 
     code = "invalid_option"
     title = "Invalid option"
@@ -259,7 +263,8 @@ class InvalidOption(Unprocessable):
 
 
 class UnsupportedOption(Unprocessable):
-    """A field of an API whose meaning is not served. `instead` is the sentence that says what is."""
+    """The server does not implement this field of an API. `instead` is a sentence that says what the client can
+    do."""
 
     code = "unsupported_option"
     title = "Unsupported option"
@@ -284,7 +289,8 @@ class PromptTooLong(Unprocessable):
 
 
 class UnprocessableImage(Unprocessable):
-    """`reason` is the decoder's: empty, not_an_image, truncated, too_large, zero_size, crashed, …"""
+    """An image cannot be decoded. `reason` is a word of the decoder, such as empty, not_an_image, truncated,
+    too_large, zero_size or crashed."""
 
     code = "unprocessable_image"
     title = "Unprocessable image"
@@ -324,8 +330,8 @@ class _RetryLater(ServiceError):
 
 
 class Overloaded(_RetryLater):
-    """A limit of the server is reached; a subclass and its code say which. `what` begins the sentence for the
-    client. `retry_after_s`: seconds until there is likely to be room."""
+    """A limit of the server is reached. The subclass and its code name the limit. `what` begins the sentence for
+    the client. `retry_after_s` is the number of seconds until there is likely to be room."""
 
     status = 429
     title = "Too many requests"
@@ -335,7 +341,7 @@ class Overloaded(_RetryLater):
 
 
 class NotReady(_RetryLater):
-    """The model cannot serve yet, or no longer. `phase`: what the process is doing instead."""
+    """The model is not served yet, or not any more. `phase` names the phase of the start, or the server's state."""
 
     status = 503
     code = "not_ready"
@@ -348,14 +354,14 @@ class NotReady(_RetryLater):
 
 
 class BeamsNotReady(NotReady):
-    """A beam search needs a batch that this server was to have and could not make ready. `most`: beams of the
-    largest that it has."""
+    """A beam search has more beams than a bucket of this server has rows, because larger buckets could not be made
+    ready. `most` is the number of rows of the largest bucket."""
 
     def __init__(self, num_beams: int, most: int) -> None:
         super().__init__("ready")
         self.detail = (
-            f"This server could not make a batch ready that has room for {num_beams} beams; send num_beams of at "
-            f"most {most}, or retry, as another server may have one."
+            f"This server has no room for {num_beams} beams, because a larger bucket failed to become ready; send "
+            f"num_beams of at most {most}, or retry to reach another server."
         )
 
 
@@ -369,7 +375,8 @@ class DeadlineExceeded(ServiceError):
 
 
 class EngineFailed(ServiceError):
-    """Anything that is our fault. The cause is chained (`raise EngineFailed() from error`), never shown."""
+    """The server is at fault. The cause is chained (`raise EngineFailed() from error`) and never shown to
+    clients."""
 
     def __init__(self) -> None:
         super().__init__("The server failed to process the request; its log has the cause under the request id.")

@@ -58,7 +58,7 @@ class EngineChannelFull(Overloaded):
     title = "Engine does not keep up"
 
     def __init__(self) -> None:
-        super().__init__("The engine does not read what it is sent")
+        super().__init__("The engine process does not read the requests that it is sent")
 
 
 class TooManyConnections(Overloaded):
@@ -69,7 +69,7 @@ class TooManyConnections(Overloaded):
     title = "Too many connections"
 
     def __init__(self) -> None:
-        super().__init__("The server has as many connections as it may have")
+        super().__init__("The server has no room for another connection")
 
 
 class HeadTooLarge(BadRequest):
@@ -80,7 +80,7 @@ class HeadTooLarge(BadRequest):
     title = "Head too large"
 
     def __init__(self, limit: int, unit: str) -> None:
-        super().__init__(f"The head of the request, trailers included, may have {limit} {unit}; send less.")
+        super().__init__(f"The head of the request, trailers included, has more than {limit} {unit}; send fewer.")
 
 
 @dataclass(frozen=True)

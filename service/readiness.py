@@ -1,4 +1,4 @@
-"""Keeps the life of the process as one thread-safe state machine, and puts work off until it is READY.
+"""Keeps the state of the process in a thread-safe state machine, and puts work off until after READY.
 
 STARTING ──► READY ──► DRAINING
     │          │          ▲
@@ -10,7 +10,8 @@ import threading
 from collections.abc import Callable
 from enum import StrEnum
 
-# The first request would be held up by what begins beside it: imports, processes, work between two steps.
+# Seconds after READY until background work begins: imports, new processes and calls between two steps would slow
+# the first request down.
 AFTER_READY_S = 0.5
 
 
@@ -30,11 +31,12 @@ _MOVES: dict[State, frozenset[State]] = {
 
 
 class IllegalTransitionError(RuntimeError):
-    """A move that the diagram does not have."""
+    """The state machine has no transition between these two states."""
 
 
 class Readiness:
-    """What /readyz answers. `current_phase` names the start phase that is running ("import_torch", …)."""
+    """Holds the state that /readyz answers. `current_phase` returns the name of the running start phase, such as
+    "import_torch"."""
 
     def __init__(self, current_phase: Callable[[], str]) -> None:
         self._current_phase = current_phase
@@ -48,31 +50,31 @@ class Readiness:
 
     @property
     def servable(self) -> bool:
-        """Whether /readyz answers 200."""
+        """Tells if /readyz answers 200."""
         return self._state is State.READY
 
     @property
     def error(self) -> str | None:
-        """The sentence given to `fail`, else None."""
+        """Returns the sentence given to `fail`, or None."""
         return self._error
 
     def phase(self) -> str:
-        """The running start phase while STARTING, else the name of the state."""
+        """Returns the name of the running start phase while STARTING, and later the name of the state."""
         return self._current_phase() if self._state is State.STARTING else self._state.value
 
     def ready(self) -> bool:
-        """STARTING to READY. False, and no move, when a drain has begun meanwhile: the start thread can lose
-        that race. Raises IllegalTransitionError from READY or FAILED."""
+        """Moves from STARTING to READY. Returns False, without a move, if the server drains already: a signal may
+        arrive while the start ends. Raises IllegalTransitionError from READY or FAILED."""
         return self._move(State.READY)
 
     def fail(self, error: str) -> bool:
-        """To FAILED with a sentence for /readyz and /startup; False when draining.
+        """Moves to FAILED, with a sentence for /readyz and /startup. Returns False, without a move, when draining.
 
-        Raises IllegalTransitionError when it has failed before."""
+        Raises IllegalTransitionError if the state is FAILED already."""
         return self._move(State.FAILED, error)
 
     def drain(self) -> bool:
-        """To DRAINING from anywhere; False when it was draining already."""
+        """Moves from any state to DRAINING. Returns False if the state was DRAINING already."""
         return self._move(State.DRAINING)
 
     def _move(self, to: State, error: str | None = None) -> bool:
@@ -88,7 +90,7 @@ class Readiness:
 
 
 def after_ready(work: Callable[[], object], seconds: float = AFTER_READY_S) -> threading.Timer:
-    """Do it so many seconds from now, on a thread of its own; cancel the result to leave it undone."""
+    """Runs `work` on a thread of its own in so many seconds. Cancelling the returned timer drops the work."""
     timer = threading.Timer(seconds, work)
     timer.daemon = True
     timer.start()

@@ -32,7 +32,7 @@ class MalformedRequest(BadRequest):
     code = "malformed_request"
     title = "Not an HTTP request"
 
-    def __init__(self, why: str = "what was sent is not HTTP/1.1") -> None:
+    def __init__(self, why: str = "its bytes are not HTTP/1.1") -> None:
         super().__init__(f"The request cannot be read: {why}.")
 
 
@@ -51,13 +51,14 @@ class UrlTooLong(BadRequest):
     title = "URL too long"
 
     def __init__(self, limit: int) -> None:
-        super().__init__(f"The URL may have {limit} bytes; send options in a form or in JSON.")
+        super().__init__(f"The URL has more than {limit} bytes; send options in a form or in JSON.")
 
 
 def last_reply(error: ServiceError, headers: Iterable[tuple[bytes, bytes]], origins: frozenset[str]) -> bytes:
-    """The whole reply, after which the connection closes.
+    """Returns the bytes of the last reply on a connection.
 
-    ``headers``: of the request, as far as they have come; ``origins``: whose pages may read it."""
+    ``headers`` are the request's headers that have arrived so far, ``origins`` the origins whose pages may read the
+    reply."""
     identity = f"{random.getrandbits(128):032x}"
     body = json.dumps(problem(error, "", identity)).encode()
     fields = {
@@ -73,7 +74,7 @@ def last_reply(error: ServiceError, headers: Iterable[tuple[bytes, bytes]], orig
 
 
 class ProbesOnly:
-    """ASGI application of a connection beyond the limit, until there is room again."""
+    """ASGI application of a connection beyond the limit: answers only probes until there is room again."""
 
     def __init__(self, app: ASGI3Application, watch: Connections) -> None:
         self._app = app
@@ -93,5 +94,5 @@ class ProbesOnly:
 
 
 def _shown(headers: Iterable[tuple[bytes, bytes]], origins: frozenset[str]) -> Mapping[str, str]:
-    """Without which a page's browser does not say why it is refused."""
+    """Returns the CORS headers of a refusal, without which a browser does not show a page the reason."""
     return origin_headers(next((value for name, value in headers if name == b"origin"), None), origins)

@@ -1,4 +1,4 @@
-"""Watches the connections of the server: how many there are, and how long each waits for its client."""
+"""Watches the connections of the server: counts them, and closes those that wait too long for their clients."""
 
 import asyncio
 from collections.abc import Callable
@@ -7,64 +7,72 @@ from typing import Protocol
 from snapcap.models.dataclass import dataclass
 from snapcap.service.edge.refusal_log import RefusalLog
 
-# Between two looks at all of them, in seconds.
+# Seconds between two checks of all connections.
 _INTERVAL = 1.0
-# A connection that has waited less may have sent what this process has not read yet: it is not closed for another.
+# Seconds that a connection must have waited before it is closed to make room: a younger one may have sent bytes
+# that this process has not read yet.
 _YOUNG = 1.0
-# What a client still sends of a request that has its reply is dropped for so long: were the connection closed at
-# once, the reply could be lost on its way.
+# Seconds for which the rest of a request is read and dropped once its reply was sent: if the connection were closed
+# at once, the client might not receive the reply.
 _LINGER = 10.0
-# Beyond the limit there is room for so many more, for probes only.
+# Number of connections beyond the limit, for probes only.
 SPARE = 64
-_UNREAD = 3.0  # seconds that an exit, or whoever needs the place, waits for a client that does not read
+# Seconds that an exit, or a new connection that needs the place, waits for a client that does not read its reply.
+_UNREAD = 3.0
 
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """Times are in seconds. `head_bytes`: of a head with its trailers; `headers`: fields of it; `head_timeout`:
-    from its first byte to its last; `idle_timeout`: without a byte; `send_timeout`: with a reply not read."""
+    """The limits of connections."""
 
     connections: int = 1024
+    """Number of connections at a time."""
     head_bytes: int = 32 << 10
+    """Bytes of a request's head, its trailers included."""
     headers: int = 100
+    """Number of header fields in a request's head."""
     head_timeout: float = 10.0
+    """Seconds from the first byte of a head to its last."""
     idle_timeout: float = 75.0
+    """Seconds that a connection may be idle between two requests."""
     send_timeout: float = 30.0
+    """Seconds that a client may leave a reply unread."""
 
 
 class Watched(Protocol):
-    """A connection, as the watch sees it."""
+    """A connection, as `Connections` sees it."""
 
     unsent_since: float | None
 
     def unsent(self) -> int:
-        """Bytes of replies that the client's side has not taken."""
+        """Returns the number of reply bytes that the client has not received."""
 
     def close_idle(self) -> None:
-        """Close it: nothing is lost."""
+        """Closes the connection, which has no request."""
 
     def no_room(self) -> None:
-        """Say so, and close it."""
+        """Replies that the server has no room for the connection, and closes it."""
 
     def head_late(self) -> None:
-        """Say so, and close it."""
+        """Replies that the head of the request came too slowly, and closes the connection."""
 
     def rest_late(self) -> None:
-        """Close it: it has its reply."""
+        """Closes the connection, whose request has its reply but does not end."""
 
     def abort(self) -> None:
-        """Close it, whatever is lost."""
+        """Closes the connection at once, even if bytes of a reply are lost."""
 
     def give_up(self) -> None:
-        """The server ends: refuse what has not begun to be answered, and close it."""
+        """Refuses a request whose reply has not begun, and closes the connection, because the server ends."""
 
 
 class Connections:
-    """Belongs to one event loop. `count` is called with one of `telemetry.reasons.CLOSED` for each connection that
-    is refused or closed for what its client does.
+    """Watches the connections of one event loop. `count` is called with a reason of `telemetry.reasons.CLOSED` for
+    each connection that is refused, or closed because of its client.
 
-    In the tables are those that wait, in the order in which they began to: for a head, for the rest of a head, and
-    for the end of a request that has its reply."""
+    Three tables hold the connections that wait for their clients, each in the order in which the waits began:
+    `idle` for the next request, `heads` for the rest of a head, and `rests` for the end of a request that has its
+    reply."""
 
     def __init__(
         self,
@@ -72,29 +80,30 @@ class Connections:
         count: Callable[[str], object] = lambda _: None,
         origins: frozenset[str] = frozenset(),
     ) -> None:
-        """`origins`: whose pages may read, from a browser, why they are refused."""
+        """`origins` are the origins whose pages may read in a browser why a connection was refused."""
         self.limits = limits
         self.origins = origins
         self.refusals = RefusalLog()
         self.count = count
         self.all: set[Watched] = set()
-        self._leaving: set[Watched] = set()  # of them, those whose places others have
+        self._leaving: set[Watched] = set()  # connections of `all` that are being closed and hold no place
         self.idle: dict[Watched, float] = {}
         self.heads: dict[Watched, float] = {}
         self.rests: dict[Watched, float] = {}
-        self._spare: dict[Watched, None] = {}  # beyond the limit, the oldest first
+        self._spare: dict[Watched, None] = {}  # connections beyond the limit, the oldest first
         self._send_timeout = limits.send_timeout
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def crowded(self) -> bool:
-        """Whether there are more than there may be, for what does not only probe."""
+        """Tells if there are more connections than the limit, so that only probes are answered on the spare
+        ones."""
         return self._count() > self.limits.connections
 
     def admit(self, connection: Watched, now: float) -> bool:
-        """One more. Whether it may ask for anything, and not only probe.
+        """Adds a connection. Returns whether it has a place within the limit; if not, only its probes are answered.
 
-        Raises ConnectionRefusedError when there is no room at all."""
+        Raises ConnectionRefusedError if there is no spare place either."""
         room = self._count() < self.limits.connections or self._make_room(now)
         if not room and self._count() >= self.limits.connections + SPARE:
             self.count("max_connections")
@@ -106,34 +115,34 @@ class Connections:
         return room
 
     def forget(self, connection: Watched) -> None:
-        """It is closed."""
+        """Removes a connection that was closed."""
         self.all.discard(connection)
         self._leaving.discard(connection)
         self._wait_no_more(connection)
 
     def start(self) -> None:
-        """Begin to look at them, on the running event loop."""
+        """Begins to check the connections, on the running event loop."""
         loop = asyncio.get_running_loop()
         self._look(loop, loop.time() + _INTERVAL)
 
     def stop(self) -> None:
-        """Look at them no more."""
+        """Ends the checks."""
         if self._timer is not None:
             self._timer.cancel()
 
     def exit(self) -> None:
-        """The server is about to end, and does not wait long for clients that do not read."""
+        """Shortens the time that a reply may be left unread, because the server is about to end."""
         self._send_timeout = min(self._send_timeout, _UNREAD)
 
     def give_up(self) -> None:
-        """The server ends now."""
+        """Gives up all connections, because the server ends now."""
         for connection in list(self.all):
             self.count("grace_period")
             connection.give_up()
 
     def _look(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
         now = loop.time()
-        # After the loop stood still nobody is late: what they have sent has not been read yet.
+        # After the loop was blocked no client counts as late: its bytes may not have been read yet.
         if now - due < _INTERVAL:
             self._expire(now)
         self._timer = loop.call_later(_INTERVAL, self._look, loop, now + _INTERVAL)
@@ -155,7 +164,8 @@ class Connections:
                 connection.abort()
 
     def _make_room(self, now: float) -> bool:
-        """Close the one that waits the longest for its client, if any has for long enough."""
+        """Closes the connection that waits the longest for its client. Returns False if none has waited long
+        enough."""
         first = [next(iter(table.items())) for table in (self.idle, self.heads, self.rests) if table]
         if not first:
             return False
@@ -168,8 +178,8 @@ class Connections:
         return True
 
     def _make_spare_room(self) -> None:
-        """Close the oldest beyond the limit that waits for its client, however short: a probe sends its request at
-        once, and reads its reply. Raises ConnectionRefusedError."""
+        """Closes the oldest connection beyond the limit that waits for its client, however short the wait: a probe
+        sends its request at once, and reads its reply. Raises ConnectionRefusedError if none waits."""
         for connection in self._spare:
             if connection in self.idle or connection in self.heads:
                 self._let_go(connection)
@@ -183,7 +193,7 @@ class Connections:
         raise ConnectionRefusedError
 
     def _let_go(self, connection: Watched) -> None:
-        """It is about to be closed: another may have its place. Until it is, it is watched."""
+        """Frees the place of a connection that is about to be closed. The connection is watched until it is."""
         self._leaving.add(connection)
         self._wait_no_more(connection)
 
@@ -197,7 +207,7 @@ class Connections:
 
 
 def _older(table: dict[Watched, float], than: float) -> list[Watched]:
-    """Those that wait since then or longer."""
+    """Returns the connections that have waited since the moment `than` or longer."""
     found = []
     for connection, since in table.items():
         if since > than:

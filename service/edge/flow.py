@@ -1,6 +1,6 @@
 """Reads from a connection no faster than its requests are answered.
 
-Each connection of `protocol.py` has one in place of uvicorn's own.
+Each connection of `protocol.py` has a `Flow` in place of uvicorn's own flow control.
 """
 
 import asyncio
@@ -8,13 +8,14 @@ from collections.abc import Sized
 
 from uvicorn.protocols.http.flow_control import FlowControl
 
-# Between two packets that are dropped, in seconds. Left to itself, libuv reads thirty of a connection before
-# anything else has its turn.
+# Seconds between two packets that are dropped. Without a pause, libuv reads thirty packets of a connection before
+# it does anything else.
 _DROP_S = 0.002
 
 
 class Flow(FlowControl):
-    """Reads nothing more while requests wait for the reply of the one before them. `waiting`: those requests."""
+    """Pauses reading while a request of the connection waits for the reply to the request before it. `waiting`
+    holds these requests."""
 
     def __init__(self, transport: asyncio.Transport, waiting: Sized, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(transport)
@@ -27,7 +28,7 @@ class Flow(FlowControl):
             super().resume_reading()
 
     def drop(self) -> None:
-        """What has come is of no use to anybody: read the next only after a while."""
+        """Pauses reading for a moment, because the bytes that arrived were dropped."""
         if not self._dropping:
             self._dropping = True
             self.pause_reading()

@@ -1,7 +1,7 @@
-"""Speaks HTTP/1.1 on one connection: uvicorn's protocol with bounds on all that comes before the application.
+"""Speaks HTTP/1.1 on one connection: uvicorn's protocol with bounds on all bytes that come before the application.
 
-Counted are the bytes of a message that are not its body: its head, what frames the chunks of its body, and its
-trailers. Each packet and each field of a head costs a few additions.
+The protocol counts the bytes of a message that are not its body: its head, the framing of its chunks, and its
+trailers. Counting takes a few additions for each packet and each field of a head.
 """
 
 import asyncio
@@ -28,18 +28,18 @@ from snapcap.service.edge.upgrade import head_without_upgrade
 from snapcap.service.errors import NotReady, ServiceError
 from snapcap.service.limits import HeadTooLarge, TooManyConnections
 
-# Requests that may wait behind the one that is answered. Hardly any client sends even one ahead.
+# Number of requests that may wait behind the one that is answered. Hardly any client sends a request ahead.
 _MAX_PIPELINED = 8
-# The path is decoded on the event loop before anybody knows what it is. A query may have 8 KiB beside it.
+# Bytes of a URL, of which a query may have 8 KiB. The event loop decodes the path before any route is known.
 _LONGEST_URL = 10 << 10
 _VERSIONS = ("1.1", "1.0")
-_EMPTY_LINES = (b"\r\n", b"\n")  # which old clients send behind a body, and RFC 9112 has a server ignore
-# Of a message, what comes next; between two, the first byte of the next one.
+_EMPTY_LINES = (b"\r\n", b"\n")  # old clients send them after a body, and RFC 9112 has a server ignore them
+# The part of a message that is read next. `_BETWEEN` is the state before the first byte of a message.
 _BETWEEN, _HEAD, _BODY = range(3)
 
 
-class _Refused(Exception):  # noqa: N818 - it carries the error
-    """Ends the parsing from within one of its callbacks."""
+class _Refused(Exception):  # noqa: N818 - the error is its attribute
+    """Ends the parsing from within a callback of the parser."""
 
     def __init__(self, error: ServiceError, reason: str) -> None:
         self.error = error
@@ -47,7 +47,7 @@ class _Refused(Exception):  # noqa: N818 - it carries the error
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """One connection. `watch` knows all of them."""
+    """Speaks HTTP/1.1 on one connection. `watch` holds all connections of the server."""
 
     def __init__(
         self,
@@ -61,13 +61,13 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._watch = watch
         self._limits = watch.limits
         self._part = _BETWEEN
-        self._wire = 0  # bytes of the message so far, of all its parts
-        self._body = 0  # of them, those of the body
-        self._left = 0  # bytes that its head and trailers may still have
+        self._wire = 0  # bytes of the message that have arrived
+        self._body = 0  # bytes of the body among them
+        self._left = 0  # bytes that the message's head and trailers may still have
         self._codings: list[bytes] = []
-        self.headers: list[tuple[bytes, bytes]] = []  # of the last head, as far as it has come
-        self._refused = False  # nothing that comes is read any more
-        self._running: RequestResponseCycle | None = None  # the last of which an answer was begun
+        self.headers: list[tuple[bytes, bytes]] = []  # fields of the last head that have arrived
+        self._refused = False  # the connection gets its last reply: bytes that arrive are dropped
+        self._running: RequestResponseCycle | None = None  # the last request that the application was given
         self.unsent_since: float | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -82,7 +82,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._watch.forget(self)
         self.pipeline.clear()
-        if self._running is not None:  # of which uvicorn does not think where others wait behind it
+        if self._running is not None:  # uvicorn forgets this request if others wait behind it
             self._running.disconnected = True
             self._running.message_event.set()
         super().connection_lost(exc)
@@ -102,7 +102,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             why = cause if isinstance(cause, _Refused) else _Refused(MalformedRequest(), "malformed")
             self._refuse(why.error, why.reason)
             return
-        # A chunk may be framed by as many bytes as it has, beside what a head may have once more.
+        # The framing of chunks may have as many bytes as the body, and as many again as a head.
         if self._wire - 2 * self._body > self._limits.head_bytes:
             self._check_framing()
         if self._part == _BODY or self._answering():
@@ -116,7 +116,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         return self.transport.get_write_buffer_size()
 
     def close_idle(self) -> None:
-        if self.unsent():  # to somebody who does not read: to close it would wait for that
+        if self.unsent():  # `close` would wait until the client reads, which it may never do
             self.transport.abort()
         else:
             self.transport.close()
@@ -167,7 +167,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         if self._left < 0:
             raise _Refused(HeadTooLarge(self._limits.head_bytes, "bytes"), "head_too_large")
         if self._part == _BODY:
-            return  # a trailer: RFC 9110 lets nobody take it for a field of the head
+            return  # RFC 9110 forbids taking a trailer for a field of the head
         name = name.lower()
         if name == b"expect" and value.lower() == b"100-continue":
             self.expect_100_continue = True
@@ -180,22 +180,25 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
-            return  # `_parse` comes again
+            return  # `_parse` parses the head again, without the upgrade
         if self._codings and (self._codings != [b"chunked"] or self.parser.get_http_version() != "1.1"):
-            # RFC 9112 says 501, for which a balancer may take a server out of service that a client wants out.
-            raise _Refused(MalformedRequest("of transfer codings only chunked is read, in HTTP/1.1"), "malformed")
+            # RFC 9112 has 501 here, but at 501 a load balancer may take the server out of service, so a client
+            # could cause that.
+            raise _Refused(
+                MalformedRequest("its Transfer-Encoding is not `chunked`, or it is not HTTP/1.1"), "malformed"
+            )
         if len(self.pipeline) >= _MAX_PIPELINED:
-            raise _Refused(MalformedRequest("it was sent ahead of too many replies"), "malformed")
+            raise _Refused(MalformedRequest("too many requests before it wait for their replies"), "malformed")
         self._watch.heads.pop(self, None)
         if self.parser.get_http_version() == "1.0":
-            self.expect_100_continue = False  # which RFC 9110 lets nobody answer there
+            self.expect_100_continue = False  # RFC 9110 forbids 100 Continue in HTTP/1.0
         super().on_headers_complete()
         self._part = _BODY
         if self.scope["http_version"] not in _VERSIONS:
             raise _Refused(MalformedRequest("its version is not HTTP/1.1"), "malformed")
         hosts = [name for name, _ in self.headers].count(b"host")
         if hosts > 1 or (hosts == 0 and self.scope["http_version"] == "1.1"):
-            raise _Refused(MalformedRequest("it must have one Host"), "malformed")
+            raise _Refused(MalformedRequest("it has no Host header, or several"), "malformed")
 
     def on_body(self, body: bytes) -> None:
         self._body += len(body)
@@ -210,7 +213,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         if self._part != _BODY:
-            return  # it comes again
+            return  # the message is parsed again, without the upgrade
         self._part = _BETWEEN
         self._wire = self._body = 0
         if self.cycle.response_complete:
@@ -235,27 +238,27 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self.flow.resume_reading()
 
     def _parse(self, data: bytes) -> None:
-        """Raises httptools.HttpParserError, as `feed_data`."""
+        """Feeds the parser, and removes an offered upgrade from the request. Raises httptools.HttpParserError."""
         while True:
             try:
                 self.parser.feed_data(data)
                 return
             except httptools.HttpParserUpgrade as upgrade:
-                # Java's client asks for HTTP/2 with each first request. The parser has ended the message at its
-                # head, whatever body follows: it gets the same request without the question.
+                # Java's client offers HTTP/2 with the first request of a connection. The parser ends such a message
+                # at its head and loses its body, so it is given the same request again, without the offer.
                 method, version = self.parser.get_method(), self.parser.get_http_version()
                 head = head_without_upgrade(method, self.url, version, self.headers)
                 data = head + data[upgrade.args[0] :]
-                # Another one: after `Connection: close` this one would drop all that comes.
+                # The parser is replaced, because after `Connection: close` it would drop all further bytes.
                 self.parser = httptools.HttpRequestParser(self)
-                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # uvicorn sets the same
 
     def _check_framing(self) -> None:
         limit = self._limits.head_bytes
         if self._part != _BODY:
             self._refuse(HeadTooLarge(limit, "bytes"), "head_too_large")
         elif self._wire - 2 * self._body > 2 * limit:
-            self._refuse(MalformedRequest("its chunks have more framing than content"), "malformed")
+            self._refuse(MalformedRequest("its chunks have more bytes of framing than of content"), "malformed")
 
     def _answering(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
@@ -265,7 +268,7 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, _until_closed(app, cycle) if cycle.scope["http_version"] == "1.0" else app)
 
     def _refuse(self, error: ServiceError, reason: str) -> None:
-        """The message that is being read cannot be answered, nor anything after it; those before it are."""
+        """Refuses the message that is being read, and drops all later bytes. Requests before it are answered."""
         if self._refused:
             return
         self._refused = True
@@ -276,18 +279,18 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._reply_last(error)
         elif answering:
             if in_body:
-                self.pipeline.popleft()  # the message itself, the last of those that wait
+                self.pipeline.popleft()  # the refused message itself, which was queued last
             last = self.pipeline[0][0] if self.pipeline else self._running
             if last is not None:
                 last.keep_alive = False
         elif in_body:
-            self.transport.close()  # it has its reply
+            self.transport.close()  # the refused message has its reply already
         else:
             self._reply_last(error)
 
     def _reply_last(self, error: ServiceError) -> None:
-        """In place of the reply that the application would give, if it has not begun to. What the client still
-        sends is dropped for a while: closed at once, the connection might not deliver the reply."""
+        """Sends an error in place of the application's reply, unless that reply has begun. Bytes that still arrive
+        are dropped for a while: if the connection were closed at once, the client might not receive the reply."""
         cycle, answering = self._running, self._answering()
         if cycle is not None and answering:
             cycle.disconnected = True
@@ -304,9 +307,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
 
 def _until_closed(app: ASGI3Application, cycle: RequestResponseCycle) -> ASGI3Application:
-    """The application for a client of HTTP/1.0, which does not know chunks: RFC 9112 forbids them there, and
-    uvicorn sends them. A reply without a Content-Length ends with the connection, which uvicorn closes after each
-    `cycle` of such a client."""
+    """Wraps the application for a client of HTTP/1.0, so that replies have no chunks: RFC 9112 forbids them there,
+    but uvicorn sends them. A reply without a Content-Length ends with the connection, which uvicorn closes after
+    each `cycle` of such a client."""
 
     async def unframed(scope: Any, receive: Any, send: Any) -> None:
         unknown = False
@@ -316,7 +319,7 @@ def _until_closed(app: ASGI3Application, cycle: RequestResponseCycle) -> ASGI3Ap
             if message["type"] == "http.response.start":
                 unknown = all(name.lower() != b"content-length" for name, _ in message.get("headers", ()))
                 cycle.chunked_encoding = False if unknown else None
-            elif unknown:  # each part is all that is expected, as nobody knows what will come
+            elif unknown:  # uvicorn checks the length of each part, and the length of the whole is not known
                 cycle.expected_content_length = len(message.get("body", b""))
             await send(message)
 

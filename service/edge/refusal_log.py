@@ -1,6 +1,6 @@
-"""Writes the log's line of a request that is refused before the application has it.
+"""Logs each request that is refused before it reaches the application.
 
-Of connections that there is no room for there may be as many as a client can open: they have a line a second.
+A client can open any number of connections beyond the limit, so at most one of their refusals is logged a second.
 """
 
 import logging
@@ -15,7 +15,7 @@ _logger = logging.getLogger("snapcap.access")
 
 
 class RefusalLog:
-    """Of one server."""
+    """Logs the refusals of one server."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -23,8 +23,8 @@ class RefusalLog:
         self._left_out = 0
 
     def write(self, error: ServiceError, reason: str, client: tuple[str, int] | None) -> None:
-        """`reason`: one of `telemetry.reasons.CLOSED`. `client`: its address and port. `left_out` in the line: how
-        many had none since the one before."""
+        """Logs a refusal. `reason` is one of `telemetry.reasons.CLOSED`, `client` the address and port of the
+        client. The field `left_out` counts the refusals that were not logged since the last line."""
         address = client[0] if client else ""
         fields: dict[str, object] = {
             "status": error.status,

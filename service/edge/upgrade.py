@@ -1,6 +1,6 @@
-"""Rewrites the head of a request that asks for another protocol into one that does not ask.
+"""Removes the offer of another protocol from the head of a request.
 
-It is a function of the head alone; the connection is `protocol.py`'s.
+The function has no state; `protocol.py` holds the connection.
 """
 
 from collections.abc import Iterable
@@ -11,9 +11,10 @@ _NEGOTIATION = frozenset({b"upgrade", b"http2-settings"})
 
 
 def head_without_upgrade(method: bytes, url: bytes, version: str, fields: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """All other fields stay as they are and in their order, so that it is no less strictly parsed.
+    """Returns the bytes of the head without the offer. All other fields stay unchanged and in their order, so that
+    the head is parsed as strictly as before.
 
-    Raises httptools.HttpParserError for CONNECT, which is no request of a server's own."""
+    Raises httptools.HttpParserError for CONNECT, which only a proxy answers."""
     if method == b"CONNECT":
         raise httptools.HttpParserError("CONNECT")
     lines = [b"%b %b HTTP/%b" % (method, url, version.encode())]
