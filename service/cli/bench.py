@@ -7,12 +7,12 @@ from snapcap.service.config.reader import SettingsError
 
 
 def bench(arguments: Sequence[str]) -> int:
-    """Runs `benchmarks.command`; its own options are not the server's.
+    """Runs `benchmarks.command`, which has options of its own.
 
     Raises:
         SettingsError: the command line is wrong.
     """
-    from snapcap.benchmarks.command import UsageError, main  # noqa: PLC0415  no other command needs it
+    from snapcap.benchmarks.command import UsageError, main  # noqa: PLC0415  other commands do not need it
 
     try:
         return main(arguments)

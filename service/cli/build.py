@@ -31,9 +31,9 @@ from snapcap.warmup.weights.worker import prepare_in_worker, weights_worker
 
 
 def build(settings: Settings) -> int:
-    """Exit status 0 when the store has the artifacts afterwards, 1 when it has not.
+    """Builds and publishes the artifacts. Returns exit status 0 if the store then has them, else 1.
 
-    An Interrupted that passes through says how many packages are kept."""
+    An Interrupted that is raised meanwhile says how many packages are kept."""
     logs.configure(settings.log.format, settings.log.level)
     try:
         return _build(settings)
@@ -44,7 +44,7 @@ def build(settings: Settings) -> int:
 
 def _build(options: StartOptions) -> int:
     remote = options.store.remote
-    signer_of(options)  # a bad key stops here, not after minutes of compiling
+    signer_of(options)  # a bad key is refused now, not after minutes of compiling
     if remote is not None and options.store.sign_key is None and not options.store.allow_unsigned:
         raise StartError(
             f"artifacts for {remote} must be signed: make a key with `snapcap keygen KEY` and pass --sign-key KEY, "
@@ -52,12 +52,12 @@ def _build(options: StartOptions) -> int:
         )
     _check_weights(options)
     checkpoint = read_checkpoint(options)
-    _ = checkpoint.tokenizer  # without one the artifacts would be of no use
+    _ = checkpoint.tokenizer  # raises if the tokenizer cannot be read, as no server could use the artifacts
     plan = make_plan(checkpoint.config, options)
     plan = fitted(checkpoint, plan, free_for_another(plan))
     options = replace(options, compute=replace(options.compute, buckets=plan.buckets))
     artifacts = find_artifacts(checkpoint.config, plan, options, options.kind)
-    console = Console(stderr=True, soft_wrap=not sys.stderr.isatty())  # a log keeps each sentence in one line
+    console = Console(stderr=True, soft_wrap=not sys.stderr.isatty())  # a log has each sentence on one line
     console.print(f"key {artifacts.key}", highlight=False)
     console.print(f"{plan.device} {plan.dtype}, buckets {','.join(map(str, plan.buckets))}", highlight=False)
     _prepare_weights(checkpoint, plan, options, console)
@@ -66,14 +66,14 @@ def _build(options: StartOptions) -> int:
 
 
 def _make(checkpoint: Checkpoint, plan: Plan, artifacts: Artifacts, options: StartOptions, console: Console) -> int:
-    """The artifact set, where it is not there; the exit status."""
+    """Builds the artifact set if the store does not have it, and publishes it. Returns the exit status."""
     if artifacts.hit and options.store.remote is None:
         console.print(f"nothing to do: {artifacts.fetched.reason}", markup=False)
         return 0
     started = time.monotonic()
     if options.compute.backend == "jit":
         return _build_jit(options, artifacts, console)
-    if artifacts.hit:  # at hand, and perhaps not yet in the remote store
+    if artifacts.hit:  # the set is on this machine, and perhaps not in the remote store
         built = Built(artifacts.fetched.entries, artifacts.input_specs, {}, complete=True)
     else:
         built = _compile(checkpoint, plan, artifacts, options, console)
@@ -99,7 +99,7 @@ def _make(checkpoint: Checkpoint, plan: Plan, artifacts: Artifacts, options: Sta
 
 
 def _prepare_weights(checkpoint: Checkpoint, plan: Plan, options: StartOptions, console: Console) -> None:
-    """Without them the artifacts are as good, and each start converts the checkpoint."""
+    """Prepares the weights. If that fails, the build goes on: each start then converts the checkpoint itself."""
     if options.model.prepared_weights:
         with console.status("preparing weights"):
             prepared = prepare_in_worker(weights_worker(checkpoint.folder, plan, options), thorough=True)
@@ -107,18 +107,18 @@ def _prepare_weights(checkpoint: Checkpoint, plan: Plan, options: StartOptions, 
 
 
 def _check_weights(options: StartOptions) -> None:
-    """What cannot be published stops here, not after minutes of compiling."""
+    """Raises StartError if the weights cannot be published, before minutes of compiling."""
     if options.store.weights and not options.model.prepared_weights:
         raise StartError("--weights publishes prepared weights: leave --no-prepared-weights out")
     if options.store.weights and not is_publishable(options.model.source):
         raise StartError(
-            f"--weights needs a model whose name says what it is on any machine, and {options.model.source!r} is a "
-            "folder here: put it into S3 and name s3://bucket/prefix, or name owner/name of the hub"
+            f"--weights needs a model that any machine finds by its name, and {options.model.source!r} is a folder "
+            "of this machine: put it into S3 and pass --model s3://bucket/prefix, or pass owner/name of the hub"
         )
 
 
 def _publish_weights(checkpoint: Checkpoint, plan: Plan, options: StartOptions, console: Console) -> int:
-    """To the store that artifacts are published to; the exit status."""
+    """Publishes the prepared weights to the store of the artifacts. Returns the exit status."""
     with console.status("publishing weights"):
         published = publish_weights(checkpoint, plan, options)
     console.print(f"weights {published.result}: {published.reason}", highlight=False, markup=False)
@@ -126,12 +126,13 @@ def _publish_weights(checkpoint: Checkpoint, plan: Plan, options: StartOptions, 
 
 
 def _build_jit(options: StartOptions, artifacts: Artifacts, console: Console) -> int:
-    """Start as a server on the jit backend does, which publishes what was compiled; then go."""
+    """Starts the model as a server on the jit backend does, which publishes the compiled code. Returns the exit
+    status."""
     with console.status("compiling every bucket"):
         all_or_none = replace(options, compute=replace(options.compute, strict=True, ready_when="all"))
         loaded = load(all_or_none, Timeline.since_exec(), StartupStatus())
     published = [] if loaded.publication is None else loaded.publication.result()
-    if options.store.remote is not None and len(published) < 2:  # all was at hand, or nobody signs
+    if options.store.remote is not None and len(published) < 2:  # nothing was compiled, or nothing was signed
         published.append(publish_in_worker(artifacts.key, options, artifacts.fetched.unusable))
     for each in published:
         console.print(f"{each.result}: {each.reason}", highlight=False, markup=False)
@@ -144,7 +145,7 @@ def _compile(
     environment = remote_cache_environment(options.store.remote_cache, plan.device)
     if environment and plan.device_type == "cpu":
         console.print(
-            "the remote cache has nothing for this build: torch keeps only Triton's autotuning of it there"
+            "--remote-cache has no effect on this build: torch keeps only the autotuning of Triton kernels there"
         )
     with open_bar(console, rate=False) as progress:
         bar = progress.add_task("compiling", total=None)

@@ -18,7 +18,9 @@ from snapcap.warmup.weights.published.source import is_publishable
 
 
 def explain(settings: Settings, show_all: bool) -> int:
-    """Exit status 0 on a hit and 1 on anything else. ``show_all``: every factor, also those that do not differ."""
+    """Prints the key of a start here and the result of the lookup. Returns exit status 0 on a hit, else 1.
+
+    ``show_all`` prints every factor of the key, and not only factors that differ."""
     logs.configure(settings.log.format, settings.log.level)
     try:
         checkpoint = read_checkpoint(settings)
@@ -37,7 +39,7 @@ def explain(settings: Settings, show_all: bool) -> int:
         console.print(f"near   {describe_model(nearest)}")
     console.print(f"key    {artifacts.key}")
     console.print(f"result {fetched.result}: {fetched.reason}")
-    if is_publishable(settings.model.source):  # a folder's name says nothing elsewhere
+    if is_publishable(settings.model.source):  # another machine does not find a folder by its name
         console.print(f"weights {_published(settings)}")
     if shown := sorted({*artifacts.factors, *differences} if show_all else differences):
         table = Table("factor", "here", *(["nearest artifacts"] if differences else []), box=None, pad_edge=False)
@@ -52,7 +54,7 @@ def explain(settings: Settings, show_all: bool) -> int:
 
 
 def _published(settings: Settings) -> str:
-    """What a machine without the checkpoint would find in the store."""
+    """Returns a line about the published weights, as a machine without the checkpoint would find them."""
     fetcher = ModelFetcher(settings)
     try:
         found = fetcher.describe(download=False).found.manifest

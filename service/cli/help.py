@@ -1,8 +1,8 @@
-"""Holds the texts of `--help` that stand below the options: examples, and what an exit status means."""
+"""Holds the texts of `--help` below the options: examples, and the meaning of exit statuses."""
 
-ENVIRONMENT = "Each option can also be set by the variable in its brackets; an argument wins."
+ENVIRONMENT = "Each option can also be set by the variable in its brackets; the command line overrides it."
 TAGLINE = "Captions images, over HTTP or from the command line, with models that are compiled before they start."
-# By name: those that most servers need. `serve --help-all` has all of them.
+# Names of the options that most servers need. `serve --help-all` shows all options.
 SERVE_SHOWN = (
     "model",
     "device",
@@ -26,7 +26,7 @@ examples:
 `snapcap COMMAND --help` lists the options of a command.
 """
 SERVE = f"""\
-`snapcap serve --help-all` lists all options, with the limits of requests, memory and time.
+`snapcap serve --help-all` lists all options, including the limits of requests, memory and time.
 
 examples:
   snapcap serve
@@ -38,12 +38,12 @@ examples:
 """
 BUILD = f"""\
 examples:
-  snapcap build                                             into the folder that `snapcap serve` looks in
+  snapcap build                                             into the default folder of `snapcap serve`
   snapcap build --store s3://bucket/snapcap --sign-key KEY  once for a fleet of equal machines
   snapcap build --backend jit                               cache artifacts for `snapcap serve --backend jit`
 
-A second build of the same key does nothing, and an interrupted one goes on where it was. Exit
-status 0: the store has the artifacts; 1: it has not; 130: interrupted (143 by SIGTERM).
+A second build of the same key does nothing. A build after an interrupted one reuses its packages.
+Exit status 0: the store has the artifacts; 1: the build failed; 130: interrupted (143 by SIGTERM).
 {ENVIRONMENT}
 """
 EXPLAIN = f"""\
@@ -52,7 +52,8 @@ examples:
   snapcap explain --all                          with every factor of the key
   snapcap explain --store s3://bucket/snapcap --trusted-key KEY.pub
 
-Exit status 0: there are artifacts; 1: there are none, and the factors that differ from the nearest are listed.
+Exit status 0: the store has the artifacts; 1: it does not, and the factors that differ from the nearest artifacts
+are listed.
 {ENVIRONMENT}
 """
 KEYGEN = """\
@@ -66,12 +67,13 @@ examples:
   snapcap caption photo.jpg
   snapcap caption --prompt "a red" *.png
   snapcap caption photos --recursive --output captions.jsonl
-  snapcap caption photos --sidecar --resume      photo.txt beside each photo.jpg that has none
+  snapcap caption photos --sidecar --resume      write photo.txt beside each photo.jpg that has none
   find . -name '*.jpg' -newer last | snapcap caption -
 
-No file is replaced without --overwrite. An image that cannot be read does not stop the others and
-is listed at the end. Exit status 0: every image has its caption; 1: some have none; 2: the command
-line is wrong, or captions are in the way; 130: interrupted (143 by SIGTERM), and --resume goes on.
+No file is replaced without --overwrite. An image that cannot be read is listed at the end; the
+others are captioned. Exit status 0: every image has a caption; 1: some images have none; 2: the
+command line is wrong, or the output exists already; 130: interrupted (143 by SIGTERM). After an
+interruption, --resume captions the remaining images.
 {ENVIRONMENT}
 """
 IMPORT = f"""\
@@ -83,6 +85,6 @@ examples:
 """
 
 NO_TORCH_MODULE = (
-    "torch's libraries are installed here without its Python module, which compiles: build where all of torch is, "
-    "as in the image of the target builder"
+    "torch's libraries are installed here without its Python module, which a build needs: build where torch is "
+    "installed completely, as in the image of the Dockerfile's target builder"
 )

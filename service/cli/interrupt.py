@@ -1,4 +1,4 @@
-"""Ends a command by its first Ctrl-C or SIGTERM, with all processes below it: what it has made stays."""
+"""Ends a command and all its child processes at the first Ctrl-C or SIGTERM. Finished work is kept."""
 
 import contextlib
 import ctypes
@@ -12,15 +12,16 @@ from pathlib import Path
 from types import FrameType
 
 _PR_SET_CHILD_SUBREAPER = 36
-_PASSES = 3  # what is found may start another before it is ended
+_PASSES = 3  # number of passes over the processes, because one may start another before it is killed
 _NUMBERS = (signal.SIGINT, signal.SIGTERM)
 _SHOW_CURSOR = b"\x1b[?25h\n"
 
 
 class Interrupted(BaseException):
-    """Raised where the main thread is when the signal comes. Not an Exception, as KeyboardInterrupt is none.
+    """Raised in the main thread when a signal arrives. A BaseException, as KeyboardInterrupt is.
 
-    ``status``: of the process, as a shell has it. ``kept``: what is done by then, if somebody on the way knows it.
+    ``status`` is the exit status of the process, as shells define it. ``kept`` names the work that is kept, if the
+    code that was interrupted knows it.
     """
 
     def __init__(self, number: int) -> None:
@@ -34,9 +35,11 @@ class Interrupted(BaseException):
 
 @contextmanager
 def interruptible(grace_s: float = 10.0) -> Iterator[None]:
-    """Raise ``Interrupted`` in the block at the first signal, and end what this process has started when it leaves
-    the block. A second signal, or ``grace_s`` seconds, end the process at once, and so does the first one while
-    this thread imports torch. Main thread only."""
+    """Raises ``Interrupted`` in the block at the first signal, and kills all child processes when the block is
+    left.
+
+    The process ends at once at a second signal, ``grace_s`` seconds after the first, or at the first while this
+    thread imports torch. Only the main thread may use it."""
     _adopt_orphans()
     seen: list[int] = []
 
@@ -49,7 +52,7 @@ def interruptible(grace_s: float = 10.0) -> Iterator[None]:
     def handle(number: int, frame: FrameType | None) -> None:
         if seen:
             cut_short(seen[0])
-        if _imports_torch(frame):  # whose C++ aborts when Python raises below it; and nothing is made by then
+        if _imports_torch(frame):  # torch's C++ would abort at an exception; and there is no work to keep yet
             os.write(2, f"snapcap: {Interrupted(number)}\n".encode())
             cut_short(number)
         seen.append(number)
@@ -62,7 +65,7 @@ def interruptible(grace_s: float = 10.0) -> Iterator[None]:
     try:
         yield
     finally:
-        if seen:  # the process is about to end, and a second signal means now
+        if seen:  # the process is about to end; the handlers stay, so that a second signal ends it at once
             _end_descendants()
         else:
             for number, handler in zip(_NUMBERS, before, strict=True):
@@ -70,7 +73,7 @@ def interruptible(grace_s: float = 10.0) -> Iterator[None]:
 
 
 def _imports_torch(frame: FrameType | None) -> bool:
-    """Whether the module's own code is being run by what runs in this frame."""
+    """Returns whether the code of torch's module is running in this frame or below it."""
     while frame is not None:
         if frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "torch":
             return True
@@ -79,14 +82,14 @@ def _imports_torch(frame: FrameType | None) -> bool:
 
 
 def _adopt_orphans() -> None:
-    """From now on, a process below this one whose parent ends becomes this one's: a compiler's driver that is ended
-    leaves the compiler behind. Linux; elsewhere nothing."""
+    """Makes this process the parent of every descendant whose parent ends: a compiler's driver that is killed
+    leaves the compiler behind. Does nothing except on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def _end_descendants() -> None:
-    """SIGKILL for every process below this one. Linux; elsewhere nothing."""
+    """Kills every descendant of this process. Does nothing except on Linux."""
     for _ in range(_PASSES):
         for pid in list(_below(os.getpid())):
             with contextlib.suppress(ProcessLookupError):
@@ -95,7 +98,7 @@ def _end_descendants() -> None:
 
 def _below(pid: int) -> Iterator[int]:
     for each in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the process has ended
             for child in map(int, each.read_text().split()):
                 yield child
                 yield from _below(child)

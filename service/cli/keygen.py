@@ -7,7 +7,7 @@ from snapcap.warmup.artifacts.signing import KeyFileError, generate_key
 
 
 def keygen(private: Path) -> int:
-    """Write the private key (mode 0600) and, beside it, the public one."""
+    """Writes the private key (mode 0600) and, beside it, the public key. Returns the exit status."""
     try:
         public = generate_key(private)
     except KeyFileError as error:

@@ -23,7 +23,7 @@ _BUILD_ALONE = ("weights",)
 
 
 def main(arguments: Sequence[str], engine: "ForkedEngine | None" = None) -> int:
-    """Runs one command and returns its exit status. ``engine``: the engine process of `serve`, if it is there."""
+    """Runs a command and returns its exit status. ``engine`` is the engine process of `serve`, if it is forked."""
     try:
         return _run(list(arguments), engine)
     except KeyboardInterrupt:
@@ -35,11 +35,11 @@ def main(arguments: Sequence[str], engine: "ForkedEngine | None" = None) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Reports an error as one line, through SettingsError."""
+    """Reports errors of the command line as SettingsError, whose message is one line."""
 
     @property
     def flags(self) -> list[str]:
-        """The options that it takes."""
+        """Returns the options that the parser takes."""
         return [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
 
     def error(self, message: str) -> NoReturn:
@@ -47,9 +47,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 class _Command(NamedTuple):
-    """``operands``: as the usage line shows them. ``add``: adds them and the options to a parser, which is made for
-    the command that is run alone: to make all of them would cost a start more than to read its settings.
-    ``add_shown``: as ``add``, with the options that `--help` does not show hidden: `--help-all` shows them."""
+    """A command. ``operands`` is their text in the usage line. ``add`` adds the operands and options to a parser.
+    Only the parser of the given command is made, because making all parsers would cost a start more time than
+    reading its settings. ``add_shown`` does the same as ``add``, but hides the options that only `--help-all`
+    shows."""
 
     summary: str
     examples: str
@@ -73,7 +74,7 @@ def _run(arguments: list[str], engine: "ForkedEngine | None") -> int:
         return 2
     name, rest = arguments[0], arguments[1:]
     if name == _VERSION:
-        # Here, because it costs a command that starts fast 10 ms.
+        # Imported here, because the import takes 10 ms of every command's start.
         from snapcap.warmup.version import snapcap_version  # noqa: PLC0415
 
         print(f"snapcap {snapcap_version()}")
@@ -85,7 +86,7 @@ def _run(arguments: list[str], engine: "ForkedEngine | None") -> int:
     if name not in _COMMANDS:
         if name.startswith("-"):
             _top_parser().parse_known_args(arguments)  # --help ends here
-            # An option of a command in front of it, or of none.
+            # The argument is an option before its command, or an option of no command.
             raise _unknown(
                 name, [option.flag for group in GROUPS.values() for option in options_of(group).values()]
             )
@@ -106,7 +107,7 @@ def _unknown(word: str, flags: Iterable[str], command: str = "") -> SettingsErro
 
 def _serve(arguments: argparse.Namespace, engine: "ForkedEngine | None" = None) -> int:
     settings = read_settings(arguments, os.environ)
-    # Here, so that a bad option is reported, and help printed, without importing a server.
+    # Imported here, so that bad options are reported and help is printed without importing a server.
     from snapcap.service.server.serve import leave, serve  # noqa: PLC0415
 
     leave(serve(settings, engine))
@@ -118,7 +119,7 @@ def _build(arguments: argparse.Namespace) -> int:
     from snapcap.service.server.serve import leave  # noqa: PLC0415
     from snapcap.warmup.machine.installation import has_torch_module  # noqa: PLC0415
 
-    if not has_torch_module():  # here, as the modules of a build import it
+    if not has_torch_module():  # checked here, because the modules of a build import torch
         raise SettingsError(texts.NO_TORCH_MODULE)
     try:
         with interruptible():
@@ -188,9 +189,12 @@ def _add_build(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_explain(parser: argparse.ArgumentParser) -> None:
-    # What decides about the key, where artifacts are and whose are accepted: --sign-key means that its own are.
+    # `explain` takes the options that decide about the key, about the store, and about signatures to accept.
+    # --sign-key is among them: its own public key is accepted.
     only_builds = ("prepared_weights", "build_workers", "build_timeout", "remote_cache")
-    parser.add_argument("--all", action="store_true", help="show every factor of the key, not only what differs")
+    parser.add_argument(
+        "--all", action="store_true", help="show every factor of the key, not only factors that differ"
+    )
     add_arguments(parser, BUILD_GROUPS, without=(*BUILD_WITHOUT, *only_builds, *_BUILD_ALONE))
 
 
@@ -199,10 +203,10 @@ def _add_keygen(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_caption(parser: argparse.ArgumentParser) -> None:
-    from snapcap.service.offline.arguments import add_job_arguments  # noqa: PLC0415 - and not for other commands
+    from snapcap.service.offline.arguments import add_job_arguments  # noqa: PLC0415 - other commands do not need it
 
     add_job_arguments(parser)
-    # Nothing is built behind it, and its images are decoded in threads, which nobody could end.
+    # `snapcap caption` builds nothing in the background, and decodes images in threads, which cannot be killed.
     without = ("build", "build_workers", "decode_memory", "decode_timeout", *_BUILD_ALONE)
     add_arguments(parser, ("model", "compute", "images", "store", "s3", "log"), without=without)
 
@@ -217,10 +221,14 @@ def _add_import(parser: argparse.ArgumentParser) -> None:
 _COMMANDS = {
     "serve": _Command("Serve a model over HTTP.", texts.SERVE, "", _add_serve, _serve, _add_serve_shown),
     "build": _Command(
-        "Compile a model's artifacts here and publish them to a store.", texts.BUILD, "", _add_build, _build
+        "Compile a model's artifacts on this machine and publish them to a store.",
+        texts.BUILD,
+        "",
+        _add_build,
+        _build,
     ),
     "explain": _Command(
-        "Show what artifacts a start here needs, and whether there are any.",
+        "Show which artifacts a start on this machine needs, and whether the store has them.",
         texts.EXPLAIN,
         "",
         _add_explain,
@@ -230,7 +238,7 @@ _COMMANDS = {
         "Make a key pair for signing artifacts: KEY and KEY.pub.", texts.KEYGEN, " KEY", _add_keygen, _keygen
     ),
     "caption": _Command(
-        "Caption images and folders of them without a server.", texts.CAPTION, " IMAGE…", _add_caption, _caption
+        "Caption images and folders of images without a server.", texts.CAPTION, " IMAGE…", _add_caption, _caption
     ),
     "import": _Command(
         "Convert a checkpoint to a folder that starts fast: safetensors and tokenizer.json.",
@@ -259,7 +267,8 @@ def _top_parser() -> _Parser:
 
 
 def _command_parser(name: str, command: _Command, *, shown_alone: bool) -> _Parser:
-    """``shown_alone``: the help has the options that most need; the others are taken all the same."""
+    """Returns the parser of a command. ``shown_alone`` hides options that few servers need from the help; the
+    parser accepts them too."""
     parser = _Parser(
         f"snapcap {name}",
         usage=f"snapcap {name} [OPTION…]{command.operands}",

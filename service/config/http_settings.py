@@ -1,4 +1,4 @@
-"""Defines the options of the HTTP server: where it listens, and what it lets its clients do."""
+"""Defines the options of the HTTP server: its address, and the bounds of its clients."""
 
 from pathlib import Path
 
@@ -20,16 +20,16 @@ from snapcap.warmup.option import (
 
 @dataclass(frozen=True)
 class HttpSettings:
-    """The listener and who may use it."""
+    """The address of the server, and the clients that may use it."""
 
     host: str = option("host", "0.0.0.0", "address to listen on", metavar="ADDRESS")  # noqa: S104
     port: int = option(
-        "port", 8000, "port to listen on; 0: any free one", parse=parse_int(0, 65535), metavar="PORT"
+        "port", 8000, "port to listen on; 0: any free port", parse=parse_int(0, 65535), metavar="PORT"
     )
     root_path: str = option(
         "root_path",
         "",
-        "path under which a proxy serves this server, such as /cap, whether it takes the path away or not",
+        "path under which a proxy serves this server, such as /cap; the proxy may remove the path or leave it",
         parse=parse_root_path,
         metavar="PATH",
         default_text="none",
@@ -37,21 +37,21 @@ class HttpSettings:
     drain_delay: float = option(
         "drain_delay",
         0.0,
-        "after SIGTERM, how long to go on serving while /readyz answers 503",
+        "how long requests are still served after SIGTERM, while /readyz answers 503",
         parse=parse_seconds(),
         metavar="SECONDS",
     )
     grace_period: float = option(
         "grace_period",
         30.0,
-        "after the drain delay, how long running requests may take to finish",
+        "how long running requests may take to finish after the drain delay",
         parse=parse_seconds(),
         metavar="SECONDS",
     )
     metrics_port: int | None = option(
         "metrics_port",
         None,
-        "port that answers /metrics, which the main port then does not; 0: any free one",
+        "separate port for /metrics, which the main port then does not answer; 0: any free port",
         parse=parse_int(0, 65535),
         metavar="PORT",
         default_text="the main port",
@@ -59,7 +59,8 @@ class HttpSettings:
     api_key_file: Path | None = option(
         "api_key_file",
         None,
-        "file of keys, one a line; all but probes and pages then need one as `Authorization: Bearer KEY`",
+        "file with an API key on each line; every request except probes and pages then needs a key, as "
+        "`Authorization: Bearer KEY`",
         parse=parse_path,
         metavar="FILE",
         default_text="none",
@@ -75,7 +76,8 @@ class HttpSettings:
     image_hosts: tuple[str, ...] = option(
         "allow_image_host",
         (),
-        "host whose image URLs are fetched for /v1/chat/completions; repeat it, or separate them by commas",
+        "host from which image URLs of /v1/chat/completions are fetched; repeat the option, or separate hosts by "
+        "commas",
         parse=parse_hosts,
         metavar="HOST",
         default_text="none",
@@ -84,8 +86,8 @@ class HttpSettings:
     origins: tuple[str, ...] = option(
         "allow_origin",
         (),
-        "origin whose pages may ask from a browser (CORS), such as https://app.example.com; repeat it, or separate "
-        "them by commas; *: every one, never with cookies",
+        "origin whose pages may send requests from a browser (CORS), such as https://app.example.com; repeat the "
+        "option, or separate origins by commas; *: every origin, never with cookies",
         parse=parse_origins,
         metavar="ORIGIN",
         default_text="none",
@@ -94,9 +96,9 @@ class HttpSettings:
     hosts: tuple[str, ...] = option(
         "allowed_host",
         (),
-        "name by which clients reach this server, such as captions.example.com or *.example.com, besides "
-        "addresses, localhost, the machine's own name, names without a dot and those of Kubernetes Services; "
-        "another gets 421; repeat it, or separate them by commas; *: any name",
+        "name by which clients may reach this server, such as captions.example.com or *.example.com; IP addresses, "
+        "localhost, the machine's own name, names without a dot and names of Kubernetes Services are allowed too, "
+        "any other name gets 421; repeat the option, or separate names by commas; *: any name",
         parse=parse_host_names,
         metavar="HOST",
         default_text="none; any name with --api-key-file",
@@ -105,16 +107,16 @@ class HttpSettings:
     chat_text: str = option(
         "chat_text",
         "ignore",
-        "the text of a chat completion: ignore it, as a captioner takes no instructions, and say so in the header "
-        "X-Snapcap-Ignored; or continue it, as the beginning of the caption. A model with a chat template takes it "
-        "as its instruction either way",
+        "use of a chat completion's text: ignore it, as a captioner takes no instructions, and name it in the "
+        "header X-Snapcap-Ignored; or continue it, as the beginning of the caption. A model with a chat template "
+        "always takes the text as its instruction",
         choices=("ignore", "continue"),
     )
 
 
 @dataclass(frozen=True)
 class HttpLimits:
-    """What one client, and all of them together, may make the HTTP server hold, and for how long."""
+    """The memory and the time that one client, and all clients together, may take of the HTTP server."""
 
     max_body_bytes: int = option(
         "max_body_bytes",
@@ -127,8 +129,8 @@ class HttpLimits:
     max_body_memory: int | None = option(
         "max_body_memory",
         None,
-        "bytes that all bodies together may hold until their images are decoded; more gets 429; auto: a sixteenth "
-        "of the memory that the container or the machine has",
+        "memory that all bodies together may take until their images are decoded; beyond it a request gets 429; "
+        "auto: a sixteenth of the memory of the container or the machine",
         parse=parse_auto(parse_size),
         metavar="SIZE",
         default_text="auto",
@@ -136,21 +138,21 @@ class HttpLimits:
     body_timeout: float = option(
         "body_timeout",
         10.0,
-        "how long a body may stall, or be behind 32 KiB a second; then it gets 408",
+        "how long a body may stall, or by how long it may be behind 32 KiB a second; then the request gets 408",
         parse=parse_seconds(above=True),
         metavar="SECONDS",
     )
     body_total_timeout: float = option(
         "body_total_timeout",
         120.0,
-        "how long a body may take at most, however it arrives",
+        "how long a body may take to arrive; then the request gets 408",
         parse=parse_seconds(above=True),
         metavar="SECONDS",
     )
     max_header_bytes: int = option(
         "max_header_bytes",
         32 << 10,
-        "largest head of a request, its trailers included; more gets 431, or 414 when it is the URL",
+        "largest head of a request, its trailers included; a larger head gets 431, or 414 if the URL is too long",
         parse=parse_size,
         metavar="SIZE",
         default_text="32KiB",
@@ -158,21 +160,21 @@ class HttpLimits:
     max_headers: int = option(
         "max_headers",
         100,
-        "header fields of a request at most; more gets 431",
+        "largest number of header fields of a request; more fields get 431",
         parse=parse_int(1, 10_000),
         metavar="N",
     )
     header_timeout: float = option(
         "header_timeout",
         10.0,
-        "how long the head of a request may take from its first byte on; then it gets 408",
+        "how long the head of a request may take from its first byte to its last; then the request gets 408",
         parse=parse_seconds(above=True),
         metavar="SECONDS",
     )
     keep_alive_timeout: float = option(
         "keep_alive_timeout",
-        75.0,  # above the 60 s for which common load balancers keep idle connections
-        "how long a connection may be idle",
+        75.0,  # longer than the 60 s for which common load balancers keep idle connections
+        "how long a connection may be idle; then it is closed",
         parse=parse_seconds(above=True),
         metavar="SECONDS",
     )
@@ -186,8 +188,8 @@ class HttpLimits:
     max_connections: int | None = option(
         "max_connections",
         None,
-        "connections at a time; one more takes the place of one that is idle, or gets 503 unless it is a probe; "
-        "auto: one for each 4 MiB of memory, at most 4096, as far as files may be open",
+        "largest number of connections; a further connection takes the place of an idle one, or gets 503 unless it "
+        "is a probe; auto: one for each 4 MiB of memory, at most 4096, and no more than open files allow",
         parse=parse_auto(parse_int(1, 1_000_000)),
         metavar="N",
         default_text="auto",

@@ -12,12 +12,13 @@ from snapcap.models.errors import UserError, suggestion
 from snapcap.service.config.settings import GROUPS, Settings
 from snapcap.warmup.option import Option, options_of
 
-# What `build` and `explain` are told: all that decides about artifacts and where they are.
+# Groups of options that `build` and `explain` take: all that decide about artifacts and their place.
 BUILD_GROUPS = ("model", "compute", "store", "s3", "log")
-# And what of these is nothing to them: a build compiles all buckets or fails, and captions nothing.
+# Options of these groups that `build` and `explain` do not take: a build compiles all buckets or fails, and
+# captions nothing.
 BUILD_WITHOUT = ("max_new_tokens", "ready_when", "strict", "build")
 _PREFIX = "SNAPCAP_"
-# What Kubernetes puts in every container of a namespace that has a Service whose name begins with "snapcap".
+# Variables that Kubernetes sets in every container of a namespace with a Service whose name begins with "snapcap".
 _SERVICE_LINK = re.compile(
     r"SNAPCAP_(?:\w+_)?(?:SERVICE_HOST|SERVICE_PORT(?:_\w+)?|PORT_\d+_(?:TCP|UDP|SCTP)(?:_(?:PROTO|PORT|ADDR))?)"
 )
@@ -25,7 +26,8 @@ _SERVICE_LINK_URL = re.compile(r"(?:tcp|udp|sctp)://.*")
 
 
 class SettingsError(UserError, ValueError):
-    """One line that names the option or variable, and what it must be."""
+    """An option or variable has a bad value, or does not exist. The message is one line that names it and says what
+    it must be."""
 
 
 def add_arguments(
@@ -37,8 +39,8 @@ def add_arguments(
 ) -> None:
     """Adds the options of these groups to a parser. Values stay text: `read_settings` parses them.
 
-    `without`: names of options that are left out, as the command does nothing with them. `shown`: names of those
-    that the help has, in one section; the others are taken all the same."""
+    `without` names the options that the command does not use, which are left out. `shown` names the options that
+    the help shows, in one section; the parser accepts the other options too."""
     for name in groups:
         group = GROUPS[name]
         section: argparse._ActionsContainer = parser
@@ -62,7 +64,7 @@ def _add_argument(section: argparse._ActionsContainer, option: Option, dest: str
 
 
 def read_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Settings:
-    """Every group, from the arguments that were given, then the environment, then the defaults.
+    """Returns the settings: of each option the argument if given, else the variable, else the default.
 
     Raises SettingsError for a bad value and for an unknown SNAPCAP_* variable."""
     _refuse_unknown_variables(environ)
@@ -84,17 +86,18 @@ def read_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) -> 
 
 
 def settings_of(values: Mapping[str, Any], groups: Iterable[str]) -> Settings:
-    """From values by the options' names, as a program writes them: text, numbers, paths, switches, lists of these.
+    """Returns settings from a program's values, by the names of options: text, numbers, paths, booleans, or lists
+    of these.
 
-    What is not given has its default; the environment is not read. Raises SettingsError for a bad value and for an
-    option that none of these groups has."""
+    An option that is not given has its default; the environment is not read. Raises SettingsError for a bad value
+    and for an option that none of these groups has."""
     options = {option.name: (group, field, option) for group in groups for field, option in _fields(group)}
     chosen: dict[str, dict[str, Any]] = {}
     for name, value in values.items():
         if name not in options:
             raise SettingsError(f"unknown option {name}{suggestion(name, options)}")
         if value is None or (isinstance(value, list | tuple) and not value):
-            continue  # as where it is not given
+            continue  # the same as an option that is not given
         group, field, option = options[name]
         chosen.setdefault(group, {})[field] = _parse(option, name, _text(value))
     return Settings(**{group: GROUPS[group](**fields) for group, fields in chosen.items()})

@@ -1,8 +1,8 @@
 """Defines the whole configuration as frozen dataclasses, which `config/reader.py` alone fills and validates.
 
-To add an option, add a field here, or in `warmup/options.py` where it is for the warm-up. The command line, the
-environment and the help follow, and docs/configuration.md by
-`python -m snapcap.service.cli.tables docs/configuration.md`.
+To add an option, add a field here, or in `warmup/options.py` if the warm-up uses it. The command line, the
+environment and the help follow. `python -m snapcap.service.cli.tables docs/configuration.md` writes it into the
+page.
 """
 
 from dataclasses import field
@@ -16,19 +16,20 @@ from snapcap.warmup.options import ComputeOptions, ModelOptions, S3Options, Star
 
 @dataclass(frozen=True)
 class QueueSettings:
-    """Admission of requests."""
+    """Admission of requests to the queue."""
 
     size: int = option(
         "queue_size",
         256,
-        "images that may wait, from when they are here until the device has them; one more gets 429",
+        "images that may be in the queue, from their arrival until the device has them; beyond it a "
+        "request gets 429",
         parse=parse_int(1, 1_000_000),
         metavar="N",
     )
     timeout: float = option(
         "request_timeout",
         30.0,
-        "time limit of a caption; past it the request gets 504",
+        "time limit of a caption; then the request gets 504",
         parse=parse_seconds(above=True),
         metavar="SECONDS",
     )
@@ -36,19 +37,19 @@ class QueueSettings:
 
 @dataclass(frozen=True)
 class WatchdogSettings:
-    """When a part that hangs is given up: the server says so and ends, to be started again."""
+    """Time limits after which a server that hangs logs the reason and ends, so that it is started again."""
 
     timeout: float = option(
         "watchdog_timeout",
         30.0,
-        "how long the engine or the event loop may stand still before the server ends; 0: for ever",
+        "how long the engine or the event loop may make no progress before the server ends; 0: no limit",
         parse=parse_seconds(),
         metavar="SECONDS",
     )
     start_timeout: float = option(
         "start_timeout",
         0.0,
-        "how long a start may take before the server ends; 0: as long as it takes",
+        "how long a start may take before the server ends; 0: no limit",
         parse=parse_seconds(),
         metavar="SECONDS",
     )
@@ -59,7 +60,10 @@ class LogSettings:
     """Log lines on standard error."""
 
     format: str = option(
-        "log_format", "text", "one line a phase and a request, as text or JSON", choices=("text", "json")
+        "log_format",
+        "text",
+        "format of the log, which has a line for each phase of the start and each request",
+        choices=("text", "json"),
     )
     level: str = option(
         "log_level", "info", "least severe level that is written", choices=("debug", "info", "warning", "error")
@@ -68,7 +72,7 @@ class LogSettings:
 
 @dataclass(frozen=True)
 class Settings(StartOptions):
-    """Everything: what the warm-up is told, and the groups of the service."""
+    """All settings: the options of the warm-up, and the groups of the service."""
 
     images: ImageSettings = field(default_factory=ImageSettings)
     image_processes: ImageProcessSettings = field(default_factory=ImageProcessSettings)
@@ -79,7 +83,7 @@ class Settings(StartOptions):
     log: LogSettings = field(default_factory=LogSettings)
 
 
-# In the order in which the help shows them.
+# The groups in the order of the help.
 GROUPS: dict[str, type] = {
     "model": ModelOptions,
     "compute": ComputeOptions,

@@ -1,4 +1,4 @@
-"""Starts the background build of a server that is ready, where there is something to build."""
+"""Starts the background build of a server that is ready but runs without compiled artifacts."""
 
 import logging
 import threading
@@ -26,7 +26,8 @@ def start_build(
     engine: "Engine",
     after_s: float = AFTER_READY_S,
 ) -> Callable[[], object]:
-    """Start the build a moment later, if there is something to build, and return what ends it."""
+    """Schedules the build ``after_s`` seconds from now, if there is something to build. Returns a function that
+    ends it."""
     if loaded.compiled or options.compute.backend not in ("auto", "aot") or options.store.build == "off":
         return lambda: None
     builds: list[BackgroundBuild] = []
@@ -38,10 +39,10 @@ def start_build(
 
     def begin() -> None:
         try:
-            from snapcap.warmup.start.background_build import BackgroundBuild  # noqa: PLC0415  only a start without artifacts
+            from snapcap.warmup.start.background_build import BackgroundBuild  # noqa: PLC0415  only starts without artifacts need it
 
             builds.append(BackgroundBuild(loaded, options, status, on_device))
-        except Exception as error:  # nobody waits for this thread
+        except Exception as error:  # no other thread would report it
             status.building(state="failed", error=f"{type(error).__name__}: {error}")
             _logger.exception("build failed unexpectedly; eager goes on serving")
             return

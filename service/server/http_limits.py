@@ -1,4 +1,4 @@
-"""Chooses the limits of the HTTP server, where they are not given, from the memory and the files it may have."""
+"""Chooses limits of the HTTP server that no option sets, from the memory and open files that it may have."""
 
 import logging
 import resource
@@ -11,17 +11,18 @@ from snapcap.service.memory.budget import MemoryBudget, memory_limit
 from snapcap.service.telemetry.metrics import Metrics
 from snapcap.warmup.machine.denied import process_limit
 
-# A connection holds less than 1 MiB: a packet of 256 KiB, 64 KiB of a body, heads, and the buffers of the kernel.
+# Bytes of memory for which one connection is allowed. A connection holds less than 1 MiB: a packet of 256 KiB, 64
+# KiB of a body, heads, and the buffers of the kernel.
 _MEMORY_OF_CONNECTION = 4 << 20
 _MOST_CONNECTIONS = 4096
-# Of open files those that are not connections: pipes of the other processes, images fetched, packages.
+# Number of open files beside the connections: pipes of the other processes, images that are fetched, packages.
 _OTHER_FILES = 256
 _USUAL_FILES = 1024
 _logger = logging.getLogger("snapcap.server")
 
 
 def body_limits(limits: HttpLimits, metrics: Metrics) -> BodyLimits:
-    """The limits of bodies; their memory is on the metrics from now on."""
+    """Returns the limits of bodies, and adds the memory of bodies to the metrics."""
     budget = BodyBudget(limits.max_body_memory or MemoryBudget.of(memory_limit()).bodies)
     metrics.body_memory.set_function(lambda: budget.held)
     metrics.body_memory_limit.set(budget.limit)
@@ -29,7 +30,7 @@ def body_limits(limits: HttpLimits, metrics: Metrics) -> BodyLimits:
 
 
 def connection_limits(limits: HttpLimits) -> ConnectionLimits:
-    """The limits of connections. Raises how many files this process may open, as far as they need."""
+    """Returns the limits of connections. Raises the number of files that this process may open, if they need it."""
     wanted = limits.max_connections or max(1, min(_MOST_CONNECTIONS, memory_limit() // _MEMORY_OF_CONNECTION))
     files = _allow_files(wanted + SPARE + _OTHER_FILES)
     possible = min(wanted, max(files - SPARE - _OTHER_FILES, files // 2))
@@ -47,13 +48,14 @@ def connection_limits(limits: HttpLimits) -> ConnectionLimits:
 
 
 def _allow_files(count: int) -> int:
-    """How many files this process may have open, after an attempt to make that as many as `count`."""
+    """Tries to raise the limit of open files to `count`. Returns the number of files that may be open, at most
+    `count`."""
     soft, hard = process_limit(resource.RLIMIT_NOFILE, _USUAL_FILES)
     if soft == resource.RLIM_INFINITY or soft >= count:
         return count
     wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    except (OSError, ValueError):  # a sandbox
+    except (OSError, ValueError):  # a sandbox forbids it
         return soft
     return wanted

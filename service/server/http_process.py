@@ -1,6 +1,7 @@
-"""Builds what a server consists of, and runs it on a bound socket.
+"""Builds the parts of the HTTP process and runs its server on a bound socket.
 
-What answers probes is imported first. The rest follows in a thread, while they are answered."""
+The modules that answer probes are imported first. All others are imported in a thread, while probes are
+answered."""
 
 import logging
 import os
@@ -46,16 +47,17 @@ if TYPE_CHECKING:
 SWITCH_INTERVAL_S = 0.0005
 _logger = logging.getLogger("snapcap.server")
 
-# Called on the event loop once /livez answers; it goes on elsewhere and returns at once, with what is to be called
-# when the server has ended. The last argument ends the server, for a start that failed.
+# Starts the model: called on the event loop once /livez answers. The start runs in other threads or processes; the
+# call returns at once, with a function to call when the server has ended. The last argument ends the server, for a
+# start that failed.
 Start: TypeAlias = Callable[[Settings, Services, Callable[[], None]], Callable[[], object]]
 AddApis: TypeAlias = Callable[[Application, Services, BodyLimits, Exposure], None]
 
 
 def assemble(settings: Settings, timeline: Timeline) -> Services:
-    """The shared objects, none of them started."""
-    # Of every counter and histogram a series more, which says what process_start_time_seconds does. The library has
-    # one switch for the process.
+    """Makes the objects that the parts of the process share. Starts none of them."""
+    # Without this call every counter and histogram has a further series with the time of its creation, which
+    # process_start_time_seconds tells already. The library's switch is for the whole process.
     disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = CollectorRegistry()
     metrics = Metrics(registry)
@@ -76,11 +78,11 @@ def run(
     timeline: Timeline,
     load_start: Callable[[], Start],
 ) -> int:
-    """Serves until it is told to exit. Exit status 1 when the start has failed, else 0.
+    """Serves until a signal or a failure. Returns the exit status: 1 if the start or the engine failed, else 0.
 
-    `listeners`: a second one has the metrics, which then are only there. `keys`: clients must show one.
-    `load_start`: imports what the start needs; called in a thread."""
-    # With the port that was found where any was asked for.
+    `listeners` are the sockets; a second socket answers /metrics, and the first then does not. `keys`, if given,
+    are the keys of which a client must send one. `load_start` imports the modules of the start, in a thread."""
+    # The port is the one that the system chose, if the setting is 0.
     http = replace(settings.http, port=listeners[0].getsockname()[1])
     settings = replace(settings, http=http)
     services = assemble(settings, timeline)
@@ -91,10 +93,10 @@ def run(
 
     def failed(error: BaseException) -> None:
         try:
-            from snapcap.service.server.start_result import StartResult  # noqa: PLC0415 - once it has failed
+            from snapcap.service.server.start_result import StartResult  # noqa: PLC0415 - needed by failures only
 
             StartResult(settings, services, server.begin_exit).failed(error)
-        except Exception:  # what cannot be imported may be what this needs
+        except Exception:  # the failed import may be of a module that the report needs too
             _logger.error("failed", exc_info=error)
             services.readiness.fail("the start failed: the log has the cause")
             server.begin_exit()

@@ -1,4 +1,4 @@
-"""Starts the model within the process that answers, as in a replica of Ray's, and ends READY or FAILED."""
+"""Starts the model within the HTTP process, as a replica of Ray Serve does, and ends READY or FAILED."""
 
 import threading
 from collections.abc import Callable
@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 
 
 def start(settings: Settings, services: "Services", stop: Callable[[], None]) -> Callable[[], object]:
-    """Start the device thread and return what ends the work behind it, for when the server has ended.
+    """Starts the device thread. Returns a function that ends its background work, to call when the server has
+    ended.
 
-    When the model cannot be served, say so and call ``stop``."""
+    If the model cannot be served, reports the reason and calls ``stop``."""
     result, exits = StartResult(settings, services, stop), ExitStack()
     result.log_phases()
 
@@ -54,7 +55,7 @@ def start(settings: Settings, services: "Services", stop: Callable[[], None]) ->
         except Exception as error:
             result.failed(error)
 
-    # On a thread already for what the start imports before torch: who asks is answered meanwhile.
+    # A thread does the imports too, so that clients are answered meanwhile.
     threading.Thread(target=begin, name="start", daemon=True).start()
     return exits.close
 
@@ -62,8 +63,9 @@ def start(settings: Settings, services: "Services", stop: Callable[[], None]) ->
 def _watch(
     settings: Settings, services: "Services", engine: "Engine", scheduler: "Scheduler", result: StartResult
 ) -> Callable[[], object]:
-    """Fail when the device thread does not go on. Returns what ends the watch. When all of this process stands
-    still, it is for Ray to find, which asks each replica how it is."""
+    """Fails the server when the device thread makes no progress. Returns a function that ends the watch.
+
+    A process that does not run at all is noticed by Ray, which checks the health of each replica."""
     ended = threading.Event()
     watch = EngineWatch(
         settings.watchdog.timeout,

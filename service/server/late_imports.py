@@ -1,4 +1,4 @@
-"""Imports what captions on a thread, while the event loop answers probes already."""
+"""Imports the modules that caption, on a thread, while the event loop answers probes already."""
 
 import asyncio
 import threading
@@ -10,9 +10,10 @@ T = TypeVar("T")
 
 
 class LateImports(Generic[T]):
-    """`load` imports, on the thread; `begin` is given its result, on the event loop; `failed` is told what either
-    raised, or that `load` has not ended in `timeout` seconds (0: it may take any
-    time). The watchdog of what follows counts anew."""
+    """Calls `load` on a thread, and then `begin` with its result on the event loop.
+
+    `failed` is called with the exception of either, or with an error if `load` has not ended after `timeout`
+    seconds (0 sets no limit). The watchdog of the start that follows begins at 0."""
 
     def __init__(
         self,
@@ -28,7 +29,7 @@ class LateImports(Generic[T]):
         self._limit: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """On the event loop."""
+        """Starts the thread. Called on the event loop."""
         loop = asyncio.get_running_loop()
         if self._timeout:
             self._limit = loop.call_later(self._timeout, self._stalled)
@@ -37,10 +38,10 @@ class LateImports(Generic[T]):
     def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
             loaded = self._load()
-        except BaseException as error:  # also what a compiled module raises as it is loaded
+        except BaseException as error:  # a compiled module may raise anything while it is loaded
             self._failed(error)
             return
-        with suppress(RuntimeError):  # the event loop is over: a signal came first
+        with suppress(RuntimeError):  # the event loop is closed, because a signal came first
             loop.call_soon_threadsafe(self._loaded, loaded)
 
     def _loaded(self, loaded: T) -> None:
@@ -52,7 +53,7 @@ class LateImports(Generic[T]):
             self._failed(error)
 
     def _stalled(self) -> None:
-        from snapcap.service.watch.watchdog import StalledError  # noqa: PLC0415 - once they have
+        from snapcap.service.watch.watchdog import StalledError  # noqa: PLC0415 - needed by failures only
 
         sentence = f"the imports of the start have not ended after {self._timeout:g} s (--start-timeout)"
         self._failed(StalledError(sentence))

@@ -1,4 +1,4 @@
-"""Prepares the weights of a server that is ready, where its start had to convert a checkpoint."""
+"""Prepares the weights for later starts, in a server that is ready and whose start had to convert a checkpoint."""
 
 import logging
 import os
@@ -21,7 +21,8 @@ _logger = logging.getLogger("snapcap.weights")
 def start_preparing(
     options: "StartOptions", loaded: "StartedModel", after_s: float = AFTER_READY_S
 ) -> Callable[[], object]:
-    """Start it a moment later, in a process of its own, and return what ends it."""
+    """Schedules the preparation ``after_s`` seconds from now, in a process of its own. Returns a function that ends
+    it."""
     if loaded.weights in ("hit", "off"):
         return lambda: None
     workers: list[Worker] = []
@@ -29,8 +30,8 @@ def start_preparing(
 
     def prepare() -> None:
         try:
-            from snapcap.warmup.store.store import WEIGHTS  # noqa: PLC0415  not for a start
-            from snapcap.warmup.weights.worker import prepare_in_worker, weights_worker  # noqa: PLC0415  not for a start
+            from snapcap.warmup.store.store import WEIGHTS  # noqa: PLC0415  starts do without it
+            from snapcap.warmup.weights.worker import prepare_in_worker, weights_worker  # noqa: PLC0415  starts do without it
 
             if not _is_writable(options.store_folder / WEIGHTS):
                 _logger.info("weights are not prepared: the artifact folder is read-only")
@@ -39,7 +40,7 @@ def start_preparing(
             if stopped.is_set():
                 return
             prepared = prepare_in_worker(workers[0], thorough=loaded.weights == "corrupt")
-        except Exception:  # nobody waits for this thread
+        except Exception:  # no other thread would report it
             _logger.exception("weights could not be prepared; the next start reads the checkpoint again")
             return
         if not stopped.is_set():
@@ -58,7 +59,7 @@ def start_preparing(
 
 
 def _is_writable(folder: Path) -> bool:
-    """Whether files can be made there, or in the nearest folder above it that is there."""
+    """Returns whether files can be made in a folder, or, if it does not exist, in the nearest parent that does."""
     while not os.access(folder, os.F_OK):
         folder = folder.parent
     return os.access(folder, os.W_OK)

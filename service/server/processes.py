@@ -1,12 +1,12 @@
 """Forks the engine process and the parent of the decode processes, with the memory that all of them share.
 
-The engine process is forked before the command line is read, and is handed the settings once they are:
+The engine process is forked before the command line is read, and gets the settings once they are read:
 
-    fork ─▶ child: imports what has compiled parts ─▶ begins torch's libraries ─▶ the settings ─▶ serves
-         └▶ parent: imports the command line, reads the settings, binds ─▶ hands them over ─▶ forks the other
+    fork ─▶ child: imports compiled modules ─▶ receives the settings ─▶ begins to load torch's libraries ─▶ serves
+         └▶ parent: imports the command line, reads the settings, binds ─▶ sends them ─▶ forks the decode processes
 
-A start waits for torch's libraries, and those for the imports in front of them, which need no setting. This module
-imports little, as both processes wait for it.
+The child imports compiled modules first because they need no setting, and the start waits for them. This module
+imports little, because both processes wait for its import.
 """
 
 import gc
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from snapcap.service.ipc.shared_pixels import SharedPixels
     from snapcap.warmup.progress.timeline import Timeline
 
-    # settings, the socket, shared pixels, the moment of exec, and seconds after it since when this process imports
+    # Arguments: settings, socket, shared pixels, the moment of exec, and the seconds from exec to the first import.
     Serve: TypeAlias = Callable[[Settings, socket.socket, SharedPixels, float, float], int]
 
 
 @dataclass(frozen=True)
 class ServerProcesses:
-    """As the HTTP process has them."""
+    """The other processes of a server, as the HTTP process knows them, and the pixels that they share with it."""
 
     engine: ChildProcess
     images: "ImageProcesses"
@@ -40,19 +40,22 @@ class ServerProcesses:
 
 
 class ForkedEngine(NamedTuple):
-    """The engine process, which waits for ``hand_over``; when its socket is closed instead, it ends."""
+    """The engine process, which waits for the settings that ``hand_over`` sends. If its socket is closed instead,
+    it ends."""
 
     process: ChildProcess
 
     def hand_over(self, settings: "Settings", pixels: "SharedPixels", origin: float) -> None:
-        """Have it serve. ``origin``: the moment of exec.
+        """Sends the settings and the shared pixels to the engine process, which then serves. ``origin`` is the
+        moment of exec.
 
         Raises:
-            ForkError: it has ended; says how.
+            ForkError: the engine process has ended; the message says how.
         """
-        from snapcap.service.ipc.framing import pack  # noqa: PLC0415  pickle, which the fork does not wait for
+        from snapcap.service.ipc.framing import pack  # noqa: PLC0415  the fork must not wait for pickle
 
-        # First what a GPU's driver waits for, which is read without importing what settings are made of.
+        # The device comes first: the driver of a GPU can then be opened before the modules of the settings are
+        # imported.
         messages = pack(settings.compute.device) + pack((settings, pixels.slots, origin))
         try:
             sent = socket.send_fds(self.process.end, [messages], [pixels.file])
@@ -63,11 +66,12 @@ class ForkedEngine(NamedTuple):
 
 
 def fork_engine(serve: "Serve | None" = None, others: Iterable[socket.socket] = ()) -> ForkedEngine:
-    """``serve``: what it does with what it is handed, if not serve captions. ``others``: what it must not hold.
+    """Forks the engine process. ``serve`` is the function that it runs, by default `serve_captions`. ``others`` are
+    sockets that it must close.
 
     Raises:
         ForkError: this system cannot fork.
-        OSError: it has no memory, or too many processes.
+        OSError: the system has no memory left, or too many processes.
     """
     return ForkedEngine(fork_child(partial(_import_and_serve, serve or serve_captions), others))
 
@@ -78,23 +82,23 @@ def fork_processes(
     listeners: Iterable[socket.socket],
     engine: ForkedEngine | None = None,
 ) -> ServerProcesses:
-    """Have the engine process serve, and fork the other.
+    """Hands the settings to the engine process, and forks the parent of the decode processes.
 
-    `listeners`: what they must not hold open. `engine`: the engine process, where it is there already.
+    `listeners` are sockets that the processes must close. `engine` is the engine process, if it is forked already.
 
     Raises:
         ForkError: this system cannot fork, or the engine process has ended.
-        OSError: it has no memory, or too many processes.
+        OSError: the system has no memory left, or too many processes.
     """
     from snapcap.service.images.processes.fork import decode_processes, fork_image_processes  # noqa: PLC0415
     from snapcap.service.ipc.shared_pixels import SharedPixels  # noqa: PLC0415
 
     engine = engine or fork_engine(others=listeners)
     count = decode_processes(settings.image_processes.count)
-    # There is always a slot to take. A request has one from the moment its image is decoded until it has its row or
-    # has ended, and gives it back before its place in the queue is free (`Admission`): as many as there are places.
-    # The rehearsal, with an image for each process, is over before clients are served. The last slot is for the
-    # picture with which the server finds out whether images can be decoded at all.
+    # There are so many slots of shared pixels that one is always free. A request has a slot from the moment its image
+    # is decoded until it has its row or has ended, and frees it before its place in the queue (`Admission`): one slot
+    # for each place. The rehearsal, with an image for each process, is over before clients are served. The last slot
+    # is for the picture with which the server finds out whether images can be decoded at all.
     pixels = SharedPixels(max(settings.queue.size, count) + 1)
     engine.hand_over(settings, pixels, timeline.origin)
     images = fork_image_processes(count, [*listeners, engine.process.end, pixels])
@@ -103,8 +107,8 @@ def fork_processes(
 
 def _import_and_serve(serve: "Serve", end: socket.socket) -> int:
     importing = time.monotonic()
-    gc.disable()  # as `snapcap serve` does until READY
-    from snapcap.service.ipc.framing import receive_message  # noqa: PLC0415  in the child only
+    gc.disable()  # `snapcap serve` has no garbage collection until READY
+    from snapcap.service.ipc.framing import receive_message  # noqa: PLC0415  only the child needs it
     from snapcap.warmup.machine.torch_libraries import begin_torch_libraries, import_compiled  # noqa: PLC0415
 
     import_compiled()
@@ -115,12 +119,12 @@ def _import_and_serve(serve: "Serve", end: socket.socket) -> int:
 
         begin_device_context(device)
         handed: tuple[Any, ...] = receive_message(end, files)
-    except EOFError:  # the command line was wrong, or the address is taken, as the parent says
+    except EOFError:  # the parent ended: the command line was wrong or the address is taken, which it reports
         return 0
     settings, slots, origin = handed
     compute = settings.compute
     if compute.backend in ("eager", "jit") or compute.dtype == "bfloat16" or not settings.model.prepared_weights:
-        begin_torch_libraries()  # it is certain by now that they are needed
+        begin_torch_libraries()  # these settings need them for certain
     from snapcap.service.ipc.shared_pixels import SharedPixels  # noqa: PLC0415
 
     return serve(settings, end, SharedPixels(slots, files[0]), origin, importing - origin)
@@ -129,13 +133,13 @@ def _import_and_serve(serve: "Serve", end: socket.socket) -> int:
 def serve_captions(
     settings: "Settings", end: socket.socket, pixels: "SharedPixels", origin: float, importing: float
 ) -> int:
-    """What the engine process does."""
+    """Runs the engine process until its socket is closed. Returns its exit status."""
     from snapcap.service.telemetry import logs  # noqa: PLC0415
 
     logs.configure(settings.log.format, settings.log.level)
     from snapcap.warmup.start.published import begin_fetcher  # noqa: PLC0415
 
-    fetcher = begin_fetcher(settings)  # whose process imports for longer than this one
+    fetcher = begin_fetcher(settings)  # early, because the fetcher's process imports for longer than this one
     from snapcap.service.server.engine_process.run import serve_engine  # noqa: PLC0415
 
     return serve_engine(settings, end, pixels, origin, importing, fetcher)

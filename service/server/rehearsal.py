@@ -1,4 +1,4 @@
-"""Sends captions through the client's endpoint before READY, so that no client's is the first to do anything."""
+"""Sends caption requests through the endpoint before READY, so that no client's request is the first and slow."""
 
 import asyncio
 import time
@@ -38,11 +38,12 @@ def rehearse(
     run: Callable[[Coroutine[Any, Any, None]], object] = asyncio.run,
     times: int = 1,
 ) -> None:
-    """Send a JPEG through the endpoint of captions, so many times at once, with metrics that nobody reads.
+    """Sends a JPEG through the endpoint of captions, `times` times at once. Metrics do not count it.
 
-    `image_decoder` None: a thread decodes. `run`: on which event loop, if not on one of its own.
+    `image_decoder` decodes the JPEG; None decodes it in a thread. `run` runs the requests, by default on an event
+    loop of their own.
 
-    Raises what the endpoint raises."""
+    Raises the exceptions of the endpoint."""
     metrics = Metrics(CollectorRegistry())
     readiness = Readiness(lambda: "rehearsal")
     readiness.ready()
@@ -58,12 +59,12 @@ def rehearse(
 
 
 class AnswersAtOnce:
-    """An engine without a model: with it everything else can be rehearsed while the model is loaded."""
+    """An engine without a model, with which everything else is rehearsed while the model is loaded."""
 
     limits = Limits(cache_length=1 << 16, default_new_tokens=2, eos_ids=frozenset())
 
     def __init__(self, slots: Slots) -> None:
-        """`slots`: of the shared pixels, where they are decoded to."""
+        """`slots` are the slots of shared pixels into which images are decoded."""
         self._slots = slots
 
     def submit(self, request: CaptionRequest) -> None:
@@ -73,8 +74,9 @@ class AnswersAtOnce:
 
 
 class DecodedBefore:
-    """An image decoder for the rehearsal that follows the one without a model, which left the picture's pixels in
-    the slot that is taken next. Resizing it may take a tenth of a second, and READY waits."""
+    """An image decoder that decodes nothing, for the rehearsal with the model. The rehearsal without a model has
+    left the pixels in the slot that is taken next. Decoding and resizing again could delay READY by a tenth of a
+    second."""
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
@@ -96,7 +98,7 @@ async def _ask_once(routes: CaptionRoutes, image: bytes) -> None:
     async def receive() -> Message:
         if messages:
             return messages.pop()
-        await asyncio.get_running_loop().create_future()  # the client stays
+        await asyncio.get_running_loop().create_future()  # never ends: the client does not disconnect
         raise AssertionError
 
     async def send(message: Message) -> None:
@@ -106,8 +108,8 @@ async def _ask_once(routes: CaptionRoutes, image: bytes) -> None:
         "type": "http",
         "method": "POST",
         "path": "/v1/caption",
-        # Two tokens: the first step, and one that follows another. Without the beams that a model may want, as they
-        # would wait for a bucket that may not be warm yet.
+        # Two tokens run the first step and a later one. A model's default of several beams is not used, because the
+        # beams might wait for a bucket that is not warm yet.
         "query_string": b"max_new_tokens=2&num_beams=1",
         "headers": [(b"content-type", b"image/jpeg"), (b"content-length", b"%d" % len(image))],
     }

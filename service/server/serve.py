@@ -1,4 +1,4 @@
-"""Runs `snapcap serve` in the order that starts fastest: bind, hand over, fork, then import what answers.
+"""Runs `snapcap serve` in the order that starts fastest: bind, hand over, fork, then import the HTTP server.
 
 The processes import side by side, each with an interpreter's lock of its own.
 """
@@ -24,23 +24,24 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("snapcap.start")
 _BACKLOG = 2048
-# Of each connection, in the kernel, which counts them to the container and doubles them for its own use. Left to
-# itself it would grow them to megabytes for a client whose bytes nobody reads yet.
+# Bytes of each connection's buffers in the kernel, which doubles them for its own use and counts them as memory of
+# the container. Without these sizes the kernel would let a buffer grow to megabytes while its client's bytes are
+# not read.
 RECEIVE_BUFFER = 128 << 10
 SEND_BUFFER = 64 << 10
 
 
 class BindError(OSError):
-    """One line that names the address and says what to do."""
+    """The address cannot be listened on. The message is one line that names the address and says what to do."""
 
 
 def serve(settings: Settings, engine: ForkedEngine | None = None) -> int:
-    """Serves until a signal. Exit status 0, or 1 when the address is taken or the start has failed, as
-    the last line says. `engine`: the engine process, where it was forked already.
+    """Serves until a signal. Returns exit status 0, or 1 with a last line that says why: the address is taken, or
+    the start failed. `engine` is the engine process, if it is forked already.
 
-    Raises SettingsError when the file of keys cannot be used."""
-    # Until READY: an import makes objects that stay, and looking through them all again and again is an eighth of
-    # the start.
+    Raises SettingsError if the file of keys cannot be used."""
+    # Garbage collection is off until READY: imported objects stay, and checking all of them again and again takes
+    # an eighth of the start.
     gc.disable()
     timeline = Timeline.since_exec()
     logs.configure(settings.log.format, settings.log.level)
@@ -50,7 +51,7 @@ def serve(settings: Settings, engine: ForkedEngine | None = None) -> int:
     keys: ApiKeys | None = None
     listeners: list[socket.socket] = []
     if http.api_key_file is not None:
-        from snapcap.service.api.middleware.api_keys import read_api_keys  # noqa: PLC0415 - hashlib, which the bind must not wait for
+        from snapcap.service.api.middleware.api_keys import read_api_keys  # noqa: PLC0415 - the bind must not wait for hashlib
 
         keys = read_api_keys(http.api_key_file)
     try:
@@ -58,7 +59,8 @@ def serve(settings: Settings, engine: ForkedEngine | None = None) -> int:
             listeners.append(bind(http.host, http.port))
             if http.metrics_port is not None:
                 listeners.append(bind(http.host, http.metrics_port, "--metrics-port"))
-        # Before the first import that takes long, of which there is none before a probe can wait in the backlog.
+        # All imports that take long come after the fork, and also after the bind, so that probes can wait in the
+        # backlog.
         parts = fork_processes(settings, timeline, listeners, engine)
     except (BindError, ForkError) as error:
         print(f"snapcap: {error}", file=sys.stderr)
@@ -72,9 +74,10 @@ def serve(settings: Settings, engine: ForkedEngine | None = None) -> int:
 
 
 def _has_model(settings: Settings) -> bool:
-    """Whether the model can be had, as far as this machine can say at once: before anything is forked."""
+    """Checks, if the model is a folder of this machine, that it holds a model. Prints the reason and returns False
+    if not."""
     source = settings.model.source
-    if source == "demo":  # which needs no import
+    if source == "demo":  # nothing to check, and nothing to import
         return True
     from snapcap.warmup.checkpoints.local import local_folder  # noqa: PLC0415
     from snapcap.warmup.checkpoints.patterns import CheckpointError  # noqa: PLC0415
@@ -89,9 +92,9 @@ def _has_model(settings: Settings) -> bool:
 
 
 def bind(host: str, port: int, option: str = "--port") -> socket.socket:
-    """A listening socket: connections wait in its backlog until the application is there.
+    """Returns a listening socket, in whose backlog connections wait until the application is there.
 
-    Raises BindError, which names the `option` that chooses the port."""
+    `option` is the option that chooses the port, for the message of BindError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -119,11 +122,11 @@ def _load_start(parts: ServerProcesses) -> "Start":
 
 
 def leave(status: int) -> NoReturn:
-    """End the process now. A thread inside native code, as a device thread of `snapcap caption` may be, would crash
-    the interpreter as it takes itself apart; nothing is left to do that this skips."""
+    """Ends the process now, without finalizing the interpreter: a thread inside native code, such as the device
+    thread of `snapcap caption`, would crash it. Output and logs are flushed, and nothing else is left to do."""
     try:
         for finish in (logging.shutdown, sys.stdout.flush, sys.stderr.flush):
-            with contextlib.suppress(Exception):  # a full disk, or nobody who reads
+            with contextlib.suppress(Exception):  # the disk is full, or the pipe is closed
                 finish()
     finally:
         os._exit(status)

@@ -1,4 +1,4 @@
-"""Ends a start for the outside: READY, on a terminal with a picture of it, or FAILED with a sentence."""
+"""Reports the end of a start: READY, on a terminal with a picture of the start, or FAILED with a sentence."""
 
 import logging
 import sys
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from snapcap.service.engine.request import CaptionEngine
     from snapcap.warmup.plan.checkpoint import Checkpoint
 
-_QUIET_S = 3.0  # after which a phase that still runs is named on a terminal
+_QUIET_S = 3.0  # seconds after which a phase that still runs is named on a terminal
 _logger = logging.getLogger("snapcap.start")
 
 
 class StartResult:
-    """`stop` ends a server whose model cannot be served."""
+    """Reports the phases and the end of a start. `stop` ends a server whose model cannot be served."""
 
     def __init__(self, settings: "Settings", services: "Services", stop: Callable[[], None]) -> None:
         self._settings = settings
@@ -32,14 +32,15 @@ class StartResult:
         self._pictured = settings.log.format == "text" and sys.stderr is not None and sys.stderr.isatty()
 
     def log_phases(self) -> None:
-        """Those that are over, and each one as it ends; on a terminal all at once, as a picture, when all are over,
-        and before that only those that take long."""
+        """Logs each start phase when it ends. On a terminal, `ready` draws all phases as a picture, and before that
+        only phases that take long are logged."""
         self._services.timeline.listen(_LongPhases() if self._pictured else _log_phase)
 
     def ready(
         self, engine: "CaptionEngine", checkpoint: "Checkpoint", image_decoder: ImageDecoder | None = None
     ) -> bool:
-        """Captions are served from now on. False when a signal came first. `image_decoder` None: threads decode."""
+        """Serves captions from now on. Returns False if a signal came first. `image_decoder` None decodes in
+        threads."""
         from snapcap.service.captioning.model_defaults import ModelDefaults  # noqa: PLC0415 - after /livez answers
         from snapcap.service.captioning.prompts import PromptReader  # noqa: PLC0415 - likewise
 
@@ -66,13 +67,13 @@ class StartResult:
         return True
 
     def failed(self, error: BaseException) -> None:
-        """Say what was wrong, and end."""
+        """Reports the error and ends the server."""
         sentence = one_line(error)
         if self.told_failed(sentence):
             _logger.error("failed", extra={"fields": {"error": sentence}}, exc_info=unexpected(error))
 
     def told_failed(self, sentence: str) -> bool:
-        """End, and let others log it. False when it has failed before, or is ending already."""
+        """Ends the server without a log line. Returns False if it had failed before, or is ending already."""
         readiness = self._services.readiness
         self._services.status.fail(sentence)
         failed = readiness.state is not State.FAILED and readiness.fail(sentence)
@@ -87,7 +88,7 @@ def _log_phase(phase: Phase) -> None:
 
 
 class _LongPhases:
-    """Names a phase that has run for a while, once."""
+    """Logs the name of a phase once, when it has run for `_QUIET_S` seconds."""
 
     def __init__(self) -> None:
         self._timers: dict[str, threading.Timer] = {}

@@ -19,14 +19,15 @@ from snapcap.service.edge.connections import ConnectionLimits, Connections
 from snapcap.service.edge.protocol import BoundedHttpProtocol
 from snapcap.service.readiness import Readiness
 
-# For what has not ended at the end of the grace period, although it was refused.
+# Seconds after the grace period, for requests that were refused then and have not ended.
 _LAST_SECONDS = 5
 _logger = logging.getLogger("snapcap.server")
 
 
 class Server(uvicorn.Server):
-    """SIGTERM or SIGINT: DRAINING at once, so /readyz answers 503; `drain_delay` seconds later the listeners
-    close; running requests have the grace period to finish. A second signal ends the process at once."""
+    """Drains at SIGTERM or SIGINT. The state is DRAINING at once, so /readyz answers 503. `drain_delay` seconds
+    later the listeners close, and running requests have the grace period to finish. A second signal ends the
+    process at once."""
 
     def __init__(
         self,
@@ -55,8 +56,8 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._connections.exit()
-        # What still runs then is refused, and so withdrawn: its client is told to retry elsewhere, and nothing has
-        # to be cancelled, of which uvicorn would log a traceback each.
+        # Requests that still run after the grace period are refused: their clients retry elsewhere. Otherwise
+        # uvicorn would cancel the requests and log a traceback for each.
         last = asyncio.get_running_loop().call_later(self._grace_period, self._connections.give_up)
         try:
             await super().shutdown(sockets)
@@ -65,17 +66,18 @@ class Server(uvicorn.Server):
             self._connections.stop()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        # Only a flag: a signal handler may interrupt whoever holds the lock of the readiness or of the log.
+        # The handler only sets a flag, because it may interrupt code that holds the lock of the readiness or of the
+        # log.
         if self._signal is not None:
             self._exit_now(128 + sig)
         self._signal = sig
 
     def begin_exit(self) -> None:
-        """What a signal does, for the process's own reasons."""
+        """Begins to drain, as a signal does."""
         self._signal = self._signal or 0
 
     async def on_tick(self, counter: int) -> bool:
-        """Called by uvicorn ten times a second."""
+        """Begins to drain, or to exit, once a signal was seen. Called by uvicorn ten times a second."""
         if self._signal is not None and self._close_at is None:
             self._readiness.drain()
             self._close_at = time.monotonic() + self._drain_delay
@@ -92,7 +94,7 @@ def make_server(
     on_live: Callable[[], None],
     connections: Connections | None = None,
 ) -> Server:
-    """A server that runs with `run(sockets=[listener])`. Logs are configured elsewhere."""
+    """Returns a server that runs with `run(sockets=[listener])`. Logs are configured elsewhere."""
     connections = connections or Connections(ConnectionLimits())
     protocol: Any = partial(BoundedHttpProtocol, connections)
     config = uvicorn.Config(

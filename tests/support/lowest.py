@@ -11,7 +11,7 @@ import tomllib
 from pathlib import Path
 
 _REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(?:\[[\w,-]+\])?(?:>=(?P<lowest>[\w.]+))?")
-_TOOLS = ("dev", "docs")  # what only the repository needs
+_TOOLS = ("dev", "docs")  # extras that only the repository needs
 
 
 def constraints(pyproject: str, pinned: str) -> list[str]:

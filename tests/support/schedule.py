@@ -1,7 +1,7 @@
 """Orders the files of a run, and spreads them over its workers: long ones first, so that none ends alone.
 
-What compiles has both CPUs busy, what is attacked waits most of the time: the attacks run beside the compilers.
-They stay together, as one worker then starts their servers once.
+Tests that compile keep both CPUs busy, and attacks mostly wait, so attacks run beside compilers. All attacks run on
+one worker, which then starts their servers once.
 """
 
 from functools import cache
@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """As `--dist loadfile`, but with a folder that stays together."""
+    """Schedules as `--dist loadfile` does, but keeps the files of one folder together."""
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling

@@ -49,27 +49,29 @@ if TYPE_CHECKING:
     from snapcap.warmup.plan.checkpoint import Checkpoint
 
 _END_S = 10.0
-_STACKS_S = 1.0  # to print them
+_STACKS_S = 1.0  # seconds that a stuck engine process has to print its stacks
 _logger = logging.getLogger("snapcap.start")
 
 
 class EngineEndedError(UserError):
-    """The engine process has ended, though nobody told it to."""
+    """The engine process has ended by itself."""
 
 
 def follow(
     parts: ServerProcesses, settings: Settings, services: "Services", stop: Callable[[], None]
 ) -> Callable[[], object]:
-    """Follow the other processes; called on the event loop. Returns what ends them, for when the server has ended.
+    """Follows the other processes; called on the event loop. Returns a function that ends them, to call when the
+    server has ended.
 
-    When the model cannot be served, say so and call ``stop``."""
+    If the model cannot be served, reports the reason and calls ``stop``."""
     client = EngineClient(parts, settings, services, stop, asyncio.get_running_loop())
     client.start()
     return client.close
 
 
 class EngineClient:
-    """Prepares what this process needs of the checkpoint, rehearses a request, and serves when the engine does."""
+    """Reads the checkpoint's processor and tokenizer for this process, rehearses a request, and serves when the
+    engine does."""
 
     def __init__(
         self,
@@ -119,19 +121,20 @@ class EngineClient:
         threading.Thread(target=self._prepare, name="start", daemon=True).start()
 
     def close(self) -> None:
-        """End the processes, and wait until they have ended. The event loop is over by now."""
+        """Ends the processes and waits until they have ended. Called when the event loop is over."""
         self._closing = True
         self._channel.close()
         self._image_decoder.close()
         self._waiter.join(_STACKS_S if self._stalled else _END_S)
         self._signal(signal.SIGKILL)
-        self._waiter.join(_END_S)  # a driver may hold up its end, though not that of this process
+        self._waiter.join(_END_S)  # a driver may hold up the engine process's end, but must not hold up this one's
 
     def _prepare(self) -> None:
-        """Beside the import of torch: read what turns bytes into pixels and tokens into text, and rehearse with it,
-        on all that decode. Then, with the engine, rehearse a whole request, but for the decoding of its image."""
+        """Reads the processor and the tokenizer while the engine process imports torch, and rehearses requests
+        without a model, one on each decode process. Then rehearses a whole request with the engine, but for
+        decoding its image."""
         try:
-            # Tokenizers: now, as it takes a moment until the folder is known.
+            # The tokenizer's library is imported before the folder is known, which takes a moment.
             from snapcap.models.processing.tokenizer import Tokenizer  # noqa: F401, PLC0415
             from snapcap.service.server.rehearsal import AnswersAtOnce, DecodedBefore, rehearse  # noqa: PLC0415
             from snapcap.warmup.plan.chat_record import read_config  # noqa: PLC0415
@@ -173,12 +176,12 @@ class EngineClient:
         try:
             rehearsal()
         except Exception:
-            # Else who decodes is gone, or is going.
+            # While the server ends, the decode processes are gone, and a failure is no news.
             if not self._closing and self._services.readiness.state is State.STARTING:
                 _logger.exception("the rehearsal of a request failed")
 
     def _run(self, rehearsal: Coroutine[Any, Any, None]) -> None:
-        """On the event loop that serves: what decodes belongs to it."""
+        """Runs a rehearsal on the event loop that serves, because the image decoder belongs to that loop."""
         asyncio.run_coroutine_threadsafe(rehearsal, self._loop).result()
 
     def _take(self, message: Message) -> None:
@@ -232,7 +235,7 @@ class EngineClient:
         self._watch.tick()
 
     def _end_stalled(self, error: StalledError) -> None:
-        """Who waits is told, and the server ends, with the engine process: where that stands is for the log."""
+        """Fails all requests, ends the server, and ends the engine process, which first logs its stacks."""
         self._stalled = True
         if self._engine is not None:
             self._engine.fail()
@@ -241,7 +244,7 @@ class EngineClient:
         self._loop.call_later(_STACKS_S, self._signal, signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
-        """To the engine process, unless it has ended and its number may be another's."""
+        """Sends a signal to the engine process, unless it has ended and its id may belong to another process."""
         if self._waiter.is_alive():
             with suppress(ProcessLookupError):
                 os.kill(self._process.pid, number)
@@ -251,7 +254,7 @@ class EngineClient:
             _, status = os.waitpid(self._process.pid, 0)
             how = how_it_ended(os.waitstatus_to_exitcode(status))
         except ChildProcessError:
-            how = "in a way that the system does not tell"
+            how = "with an unknown status"
         if self._closing or self._stalled:
             return
         try:
@@ -260,7 +263,7 @@ class EngineClient:
             return
 
     def _ended(self, how: str) -> None:
-        self._channel.receive()  # its last words
+        self._channel.receive()  # the last messages of the engine process
         if self._engine is not None:
             self._engine.fail()
         self._result.failed(EngineEndedError(f"the engine process ended {how}"))

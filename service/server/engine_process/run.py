@@ -1,8 +1,8 @@
-"""Runs the engine process: the start, the device thread and the builds behind it, as the HTTP process asks.
+"""Runs the engine process: the start, the device thread and the background build, for the HTTP process.
 
     socket ─▶ this thread ─▶ scheduler ─▶ device thread ─▶ Turns ─▶ socket
 
-It ends when the other end of the socket is closed.
+The process ends when the HTTP process closes the socket.
 """
 
 import logging
@@ -56,8 +56,8 @@ def serve_engine(
     importing: float,
     fetcher: "ModelFetcher | None",
 ) -> int:
-    """Serve requests until the socket is closed. `origin`: the moment of exec, the zero of the timeline;
-    `importing`: since when this process imports, in seconds after that; `fetcher`: who asks for the model."""
+    """Serves requests until the socket is closed. `origin` is the moment of exec, the zero of the timeline;
+    `importing` the second after it at which this process began to import; `fetcher` fetches the published model."""
     print_stacks_on_signal()
     process = _EngineProcess(settings, BlockingChannel(end), pixels, Timeline(origin), importing, fetcher)
     process.run()
@@ -86,7 +86,7 @@ class _EngineProcess:
         self._ended = threading.Event()
         self._loop_watch = LoopWatch(settings.watchdog.timeout, os.getppid())
         self._engine: Engine | None = None
-        self._behind = ExitStack()  # what ends the work behind the server
+        self._behind = ExitStack()  # ends the background work
 
     def run(self) -> None:
         self._timeline.listen(lambda phase: self._channel.send(PhaseSeen(phase)))
@@ -102,7 +102,7 @@ class _EngineProcess:
     def _begin(self) -> None:
         try:
             with self._timeline.phase("import_engine", self._importing):
-                from snapcap.service.engine.device_thread import DeviceThread  # noqa: PLC0415  what fails is for the log
+                from snapcap.service.engine.device_thread import DeviceThread  # noqa: PLC0415  a failed import is logged
             DeviceThread(
                 self._settings,
                 self._timeline,
@@ -135,21 +135,22 @@ class _EngineProcess:
         self._channel.send(CheckpointFound(checkpoint.folder))
 
     def _rehearse(self, engine: "Engine", checkpoint: "Checkpoint") -> None:
-        """The request comes from the HTTP process, which is the one to rehearse most."""
+        """Serves the HTTP process's rehearsal: the HTTP process sends the request, because its part is the
+        larger."""
         self._pixels.open(checkpoint.config.vision.image_size)
         self._server.attach(engine)
         self._channel.send(ModelLoaded(engine.limits))
         self._rehearsed.wait()
 
     def _ready(self, loaded: "StartedModel", engine: "Engine", _scheduler: "Scheduler") -> None:
-        from snapcap.service.server.background_build import start_build  # noqa: PLC0415  before the first request, which it would delay
+        from snapcap.service.server.background_build import start_build  # noqa: PLC0415  imported before the first request, not during it
         from snapcap.service.server.prepared_weights import start_preparing  # noqa: PLC0415  likewise
 
         self._server.attach(engine)
         settle()
         self._status.started()
         usage = _usage(loaded)
-        self._channel.send(usage)  # what the start compiled, before it is over
+        self._channel.send(usage)  # the counts of the start must arrive before `Ready`
         self._engine = engine
         self._channel.send(Ready())
         self._loop_watch.start()
@@ -172,6 +173,6 @@ class _EngineProcess:
 
 
 def _usage(loaded: "StartedModel") -> Usage:
-    from snapcap.warmup.progress.compile_events import compiler_counts  # noqa: PLC0415  which the start does not need
+    from snapcap.warmup.progress.compile_events import compiler_counts  # noqa: PLC0415  the start does not need it
 
     return Usage(loaded.runner.device.allocated_bytes(), compiler_counts())

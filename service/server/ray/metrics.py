@@ -1,6 +1,6 @@
 """Exports a replica's metrics through Ray, on each node, with the replica's name as a label.
 
-On /metrics of an application with several replicas a scraper would find now the one, now the other.
+A scrape of /metrics would reach a different replica each time, if the application has several.
 """
 
 import threading
@@ -12,8 +12,8 @@ _SECONDS = 5.0
 
 
 class RayMetrics:
-    """Copies every sample to a gauge of the same name, `ray_` in front, from a thread. Rates and quantiles of a
-    gauge are computed as of the counter or histogram that it copies."""
+    """Copies every sample to a gauge in a thread. Ray puts `ray_` before its name. Queries compute rates and
+    quantiles of such a gauge as of the copied counter or histogram."""
 
     def __init__(self, registry: CollectorRegistry, seconds: float = _SECONDS) -> None:
         self._registry = registry
@@ -29,7 +29,7 @@ class RayMetrics:
         self._stopped.set()
 
     def copy(self) -> None:
-        """Every sample as it is now."""
+        """Copies every sample's present value."""
         for family in self._registry.collect():
             for sample in family.samples:
                 if sample.name not in self._gauges:

@@ -2,8 +2,8 @@
 
     serve run snapcap.service.server.ray.replica:application model=demo store=/shared/snapcap
 
-Ray starts the replicas, sends requests to them, counts those that are on their way and replaces the replicas that
-fail; what `snapcap serve` does around the application (listeners, signals, draining) is Ray's here.
+Ray starts the replicas, sends them requests, counts the requests in flight and replaces replicas that fail. Ray
+also does everything that `snapcap serve` does around the application: listeners, signals, draining.
 """
 
 import argparse
@@ -38,9 +38,10 @@ from snapcap.warmup.machine.own_imports import import_only_what_is_installed
 from snapcap.warmup.progress.timeline import Timeline
 
 _POLL_SECONDS = 0.02
-# As the startup probe on Kubernetes, whose comment has the sum: a start that takes longer hangs.
+# Seconds after which a start counts as hung, unless --start-timeout says otherwise. The startup probe on Kubernetes
+# has the same limit; its comment has the calculation.
 _START_SECONDS = 300
-# Ray's listeners, Ray's connections and Ray's draining.
+# Options of listeners, draining and connections, which are Ray's own.
 _RAYS_OWN = ("host", "port", "metrics_port", "drain_delay", "grace_period")
 _RAYS_LIMITS = (
     "max_header_bytes",
@@ -53,24 +54,26 @@ _RAYS_LIMITS = (
 
 
 def application(options: dict[str, Any]) -> Application:
-    """What `serve run` and a configuration's `import_path` call, with their `args`.
+    """Returns the application for Ray Serve. `serve run` and a configuration's `import_path` call it with their
+    `args`.
 
     Args:
-        options: those of `snapcap serve`, as in the environment but without the prefix and in any case:
-            ``{"model": "demo", "queue_size": 64}``. The SNAPCAP_ variables of a replica's own environment count
-            for what is not given here.
+        options: the options of `snapcap serve`, named as their variables without the prefix, in upper or lower
+        case:
+            ``{"model": "demo", "queue_size": 64}``. An option that is not given here is taken from the SNAPCAP_
+            variables of the replica's environment.
 
     Raises:
         SettingsError: an option is unknown or has a bad value.
     """
     given = {f"SNAPCAP_{name.upper()}": str(value) for name, value in options.items()}
-    _settings(given)  # here, where whoever deploys sees the sentence
+    _settings(given)  # checked here, where the person who deploys sees the error
     deployment = serve.deployment(
         serve.ingress()(Replica),
         name="snapcap",
-        # Two batches of a CPU's largest bucket: one runs, the other waits where it can join.
+        # Two batches of a CPU's largest bucket: the first runs, the second waits in the replica's queue.
         max_ongoing_requests=16,
-        # A caption in its last second is finished: SNAPCAP_REQUEST_TIMEOUT is 30.
+        # Longer than SNAPCAP_REQUEST_TIMEOUT, which is 30 s, so that every accepted request ends.
         graceful_shutdown_timeout_s=35,
         health_check_period_s=5,
         health_check_timeout_s=30,
@@ -79,21 +82,22 @@ def application(options: dict[str, Any]) -> Application:
 
 
 class Replica:
-    """One engine in one actor. Ready for Ray when it is READY, unhealthy for Ray when it is FAILED."""
+    """Runs one engine in a Ray actor. Ray sees the replica as ready when the state is READY, and as unhealthy when
+    the state is FAILED."""
 
     def __init__(self, variables: dict[str, str]) -> None:
-        """Start as `snapcap serve` does, and return when captions are served.
+        """Starts the model as `snapcap serve` does. Returns when captions are served.
 
         Raises:
-            RuntimeError: the start failed, or hangs; Ray reports the sentence, and tries again.
-            SettingsError: the environment of this machine has a variable that is wrong.
+            RuntimeError: the start failed or hangs. Ray reports the message and starts the replica again.
+            SettingsError: a variable in the environment of this machine is wrong.
         """
         import_only_what_is_installed()  # Ray's workers run where the application was deployed from
         self._exits = ExitStack()
         own = {name: value for name, value in os.environ.items() if name.startswith("SNAPCAP_")}
         self._settings = settings = _settings(_share() | own | variables)
         logs.configure(settings.log.format, settings.log.level)
-        # Since now, and not since exec: Ray keeps processes in reserve.
+        # The timeline begins now and not at exec, because Ray keeps processes in reserve.
         self._services = services = assemble(settings, Timeline(time.monotonic()))
         self._exits.callback(services.captioner.close)
         self._exits.callback(start(settings, services, lambda: None))
@@ -118,7 +122,7 @@ class Replica:
         http = self._settings.http
         keys = None if http.api_key_file is None else read_api_keys(http.api_key_file)
         limits = body_limits(self._settings.limits, self._services.metrics)
-        # Ray's proxy is what clients reach, by whatever name.
+        # Clients reach Ray's proxy, under any name.
         exposure = Exposure.of(http if http.hosts else replace(http, hosts=("*",)), keys)
         app = create_app(self._services, limits, exposure)
         tracing = open_tracing(os.environ)
@@ -128,18 +132,19 @@ class Replica:
         return _RaysRequestId(app)
 
     def check_health(self) -> None:
-        """Asked by Ray every few seconds; who raises is replaced."""
+        """Raises if the replica has failed. Ray calls it every few seconds, and replaces a replica that raises."""
         readiness = self._services.readiness
         if readiness.state is State.FAILED:
             raise RuntimeError(readiness.error)
 
     def __del__(self) -> None:
-        """Called by Ray once the last request is answered: ends what is built in the background."""
+        """Ends the replica's background work. Ray calls it once the last request is answered."""
         self._exits.close()
 
 
 class _RaysRequestId:
-    """ASGI middleware: Ray gives a request its id, and the reply a header with it; without ours there is one."""
+    """ASGI middleware that removes the request id from the reply's headers, because Ray adds a header with its
+    own."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -168,7 +173,8 @@ def _settings(variables: Mapping[str, str]) -> Settings:
 
 
 def _share() -> dict[str, str]:
-    """Threads for the CPUs that Ray gave this replica: the program would count those of the machine."""
+    """Returns the options of threads for the CPUs that Ray gave this replica. By default the server would use all
+    CPUs of the machine."""
     cpus = int(ray.get_runtime_context().get_assigned_resources().get("CPU", 1))
     share = str(max(cpus - 1, 1))
     return {"SNAPCAP_THREADS": share, "SNAPCAP_DECODE_THREADS": str(max(cpus, 1)), "SNAPCAP_BUILD_WORKERS": share}

@@ -29,7 +29,8 @@ RETURN_S = 20.0
 
 @dataclass(frozen=True)
 class Damage:
-    """What an attack has done. Bytes; ``allowed`` in seconds."""
+    """The effects of an attack: memory before and after in bytes, and the ``allowed`` delay of a probe in
+    seconds."""
 
     window: Window
     allowed: float

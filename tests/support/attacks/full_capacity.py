@@ -18,9 +18,11 @@ CAPACITY = "snapcap_queue_capacity"
 
 
 def full_capacity(server: ServerProcess, samples: Mapping[Path, str], patience: float = 60) -> None:
-    """As many good captions at once as may wait all come right; then nothing waits, and with the device stopped
-    exactly as many requests wait as `--queue-size` says, one more is refused, and all of them come right too.
-    ``patience``: seconds that it may take until nothing is in flight."""
+    """Asserts that the server has its full capacity.
+
+    Captions for a full queue, requested at once, are all right, and the queue is empty afterwards. While the device
+    is stopped, exactly `--queue-size` requests wait, a further request is refused, and all waiting requests get the
+    right captions afterwards. ``patience``: seconds until nothing may be in flight any more."""
     wait_idle(server, patience)
     places = int(server.metrics()[CAPACITY])
     with ExitStack() as exits:
@@ -66,7 +68,7 @@ def check(waiting: Waiting) -> None:
 
 @contextlib.contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """A process that stands still meanwhile."""
+    """Stops a process during the block."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield

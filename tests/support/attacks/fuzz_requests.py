@@ -41,7 +41,8 @@ def request_of(body: bytes, content_type: str, query: bytes = b"", piece: int = 
 
 
 def read(what: Callable[[], Any] | Coroutine[Any, Any, Any]) -> Any:
-    """What was read, or None where it was refused: with an error of the client, which can be written as a reply."""
+    """Returns the value that was read, or None if it was refused. Asserts that the refusal is a client's error and
+    can be written as a reply."""
     try:
         return asyncio.run(what) if isinstance(what, Coroutine) else what()
     except BadRequest as error:

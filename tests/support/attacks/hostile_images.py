@@ -12,7 +12,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def chunk(kind: bytes, data: bytes, checksum: int | None = None) -> bytes:
-    """One of a PNG; ``checksum`` None: the right one."""
+    """Returns a chunk of a PNG. ``checksum`` None computes the right checksum."""
     total = zlib.crc32(kind + data) if checksum is None else checksum
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", total)
 

@@ -5,13 +5,13 @@ from typing import Literal
 
 from hypothesis import strategies as st
 
-# What parsers stumble over: lengths at the edges of their fields, and signs of structure.
+# Numbers that parsers stumble over: lengths at the edges of their fields.
 NUMBERS = (0, 1, 7, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 Edit = Callable[[bytes], bytes]
 
 
 def mutated(seeds: Sequence[bytes], marks: Sequence[bytes] = (), edits: int = 6) -> st.SearchStrategy[bytes]:
-    """One of the seeds after some edits; ``marks`` are pieces that mean something to the format."""
+    """Returns a strategy of seeds after some edits. ``marks`` are byte strings with a meaning in the format."""
     return st.builds(_apply, st.sampled_from(seeds), st.lists(_edit(seeds, marks), max_size=edits))
 
 

@@ -8,13 +8,14 @@ from pathlib import Path
 from PIL import Image
 from support.servers.server_process import ServerProcess
 
-# What `refusals` needs: limits that a test can reach.
+# Options for `refusals`: limits that a test can reach.
 TIGHT = ("--queue-size", "2", "--max-body-bytes", "1MiB", "--max-body-memory", "1MiB", "--body-timeout", "5")
 _FORMATS = ("PNG", "JPEG", "WEBP")
 
 
 def captions(server: ServerProcess, picture: Path) -> None:
-    """One of each format, through each API that takes an image as it is, and some paths beside them."""
+    """Requests a caption in each image format, through each API that takes an image as it is, and some other
+    paths."""
     for form in _FORMATS:
         file = io.BytesIO()
         Image.open(picture).convert("RGB").save(file, form)
@@ -27,7 +28,7 @@ def captions(server: ServerProcess, picture: Path) -> None:
 
 
 def refusals(server: ServerProcess, picture: Path) -> None:
-    """One request for each way to be refused or given up, of a server that has `TIGHT` limits and is ready."""
+    """Sends a request for each way to be refused or given up, to a ready server with the limits of `TIGHT`."""
     image = picture.read_bytes()
     assert server.call("/v1/caption", b"not an image")[0] == 422
     assert server.call("/v1/caption?timeout=0.0001", image)[0] == 504

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 LAST = "aot/decoder_beams.b4"
-PACKAGES = 18  # of the demo model, for two buckets
+PACKAGES = 18  # number of the demo model's packages for two buckets
 
 
 def nearly_built(built_cache: Path, store: Path, missing: Sequence[str] = (LAST,)) -> Path:

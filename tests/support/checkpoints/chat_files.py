@@ -16,7 +16,7 @@ TEMPLATE = (
     "{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<end_of_utterance>\n{% endfor %}"
     "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
 )
-# That of `llava-hf/llava-1.5-7b-hf`, without the replies of earlier turns.
+# The template of `llava-hf/llava-1.5-7b-hf`, without the replies of earlier turns.
 LLAVA_TEMPLATE = (
     "{% for message in messages %}{% if message['role'] != 'system' %}"
     "{{ message['role'].upper() + ': '}}{% endif %}"
@@ -24,7 +24,7 @@ LLAVA_TEMPLATE = (
     "{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}{{ content['text'] + ' '}}"
     "{% endfor %}{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
 )
-# As Llama 3's, for messages of one text: the template puts the image there.
+# A template like Llama 3's, for messages with one text. The template itself adds the image.
 TEXT_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{{ '<|im_end|>' + message['role'] + '\\n\\n' }}"
     "{% if message['role'] == 'user' %}{{ '<fake_token_around_image><image><global-img>' }}{% endif %}"
@@ -40,7 +40,7 @@ SPECIALS = (
     "<global-img>",
     "<row_1_col_1>",
 )
-# Of the template, before the image's tokens; the last but one follows them too.
+# Tokens of the template before the image's tokens. The last but one also follows the image's tokens.
 PREFIX = (1, 308, 33, 3, 6)
 LLAVA_PREFIX, LLAVA_START = (60, 58, 44, 57, 33, 228), 206
 END, START, PADDING, IMAGE, END_OF_UTTERANCE = 0, 1, 2, 4, 5

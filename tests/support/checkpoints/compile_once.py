@@ -4,8 +4,8 @@
 
 Many tests build the same packages, and four fifths of a build is g++. Torch's headers, the compiler and the machine
 stay what they are for as long as a run takes, so that arguments and the content of files decide what comes out.
-What is compiled begins with torch's headers, and what calls kernels ("a wrapper") is mostly the same templates:
-both are compiled once too, also where a build is too small to precompile a header.
+Each source begins with torch's headers, and a source that calls kernels (a "wrapper") is mostly the same templates.
+Headers and templates are compiled once too, even if a build is too small to precompile a header.
 
 Wrappers are compiled without optimisation; kernels are compiled as always.
 """
@@ -28,7 +28,7 @@ _READS_OTHERS = re.compile(rb'^\s*#\s*include\s*"|\.incbin', re.MULTILINE)
 
 
 def key(arguments: Sequence[str]) -> str | None:
-    """Of a call; None where there is no output, or where something is read that the call does not name."""
+    """Returns the key of a call, or None if the call has no output or reads a file that it does not name."""
     if "-o" not in arguments or "-" in arguments:
         return None
     digest = hashlib.sha256()
@@ -98,7 +98,7 @@ def run(command: Sequence[str | Path]) -> int:
 
 
 def names(path: Path, *options: str) -> set[str]:
-    """Of an object's symbols."""
+    """Returns the names of an object's symbols."""
     listed = subprocess.run(["nm", "-j", *options, path], capture_output=True, text=True, check=True)
     return set(listed.stdout.split())
 

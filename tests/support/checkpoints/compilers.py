@@ -58,10 +58,10 @@ class HangingCompiler:
 
     @property
     def hangs(self) -> bool:
-        """Whether it has been called."""
+        """Tells if the compiler has been called, and hangs."""
         return self.pids.exists()
 
     @property
     def is_gone(self) -> bool:
-        """Whether none of its processes is left."""
+        """Tells if all processes of the compiler have ended."""
         return all(is_gone(int(pid)) for pid in self.pids.read_text().split())

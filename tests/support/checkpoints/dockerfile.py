@@ -6,7 +6,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Stage:
-    """One ``FROM base AS name``, with its instructions in order."""
+    """A stage, ``FROM base AS name``, with its instructions in order."""
 
     name: str
     base: str

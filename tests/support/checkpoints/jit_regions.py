@@ -20,8 +20,8 @@ class _Kept(logging.Handler):
 
 
 def _record_modes() -> list[bool]:
-    """Whether Inductor autotunes, for each graph it lowers from now on; a second graph of one code object is an
-    error."""
+    """Returns a list to which each graph that Inductor lowers from now on adds whether Inductor autotunes. A second
+    graph of the same code object is an error."""
     from torch._dynamo import config as dynamo
     from torch._inductor import config
     from torch._inductor.graph import GraphLowering
@@ -74,7 +74,7 @@ def main() -> None:
             region = Region(f"{component}_block", component, lambda: scaled, ("hidden",), ("weight",), layers=2)
             name = f"{component}_{size}"
             run[name] = backend.callable(region, Bucket(size))
-            for _layer in range(region.layers):  # of other weights
+            for _layer in range(region.layers):  # each layer has other weights
                 inputs = torch.randn(size, 8), torch.randn(8)
                 torch.testing.assert_close(run[name](*inputs), scaled(*inputs))
         out["graphs"], out["counts"] = compiled_graphs(), cache_counts()._asdict()

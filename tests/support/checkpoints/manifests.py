@@ -13,7 +13,7 @@ Manifest = dict[str, Any]
 
 
 def build(overlay: Path) -> list[Manifest]:
-    """What kustomize makes of a folder; skips the test where there is no kustomize."""
+    """Returns the manifests that kustomize makes of a folder. Skips the test if kustomize is not installed."""
     command = [*_kustomize(), str(overlay)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (run.returncode, run.stderr) == (0, "")
@@ -57,7 +57,7 @@ def container(manifests: list[Manifest]) -> Manifest:
 
 
 def environment(manifests: list[Manifest]) -> dict[str, str]:
-    """What the workload's container finds in its environment: the ConfigMap, then its own variables."""
+    """Returns the environment of the workload's container: the ConfigMap, then the container's own variables."""
     settings = one(manifests, "ConfigMap")
     wanted = container(manifests)
     assert wanted["envFrom"] == [{"configMapRef": {"name": settings["metadata"]["name"]}}]

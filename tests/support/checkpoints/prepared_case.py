@@ -41,7 +41,7 @@ class Case(NamedTuple):
         return file
 
     def is_clean(self) -> bool:
-        """Whether nothing half-written is anywhere in the store."""
+        """Returns whether the store has no half-written file."""
         files = [path for path in self.options.store_folder.rglob("*") if path.is_file() and path.name != ".lock"]
         return all(path.parent == self.weights and path.suffix in (".safetensors", ".json") for path in files)
 

@@ -23,7 +23,7 @@ TEXT = {
     "max_position_embeddings": 64,
 }
 START, END, PADDING = 3, 2, 0
-# Of rotary positions, where a cache as short as a test's shows them.
+# Scaling of rotary positions that already matters in a cache as short as a test's.
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 100.0,

@@ -35,7 +35,7 @@ def trocr(**changes: Any) -> Any:
     return transformers.TrOCRConfig(**text | {"decoder_ffn_dim": 80, "max_position_embeddings": 64} | changes)
 
 
-# What the sizes of TrOCR say on the hub: base, large (sinusoidal, no norm) and small (DeiT, scaled embedding).
+# Fields of TrOCR's configurations on the hub: base, large (sinusoidal, no norm) and small (DeiT, scaled embedding).
 LARGE = {
     "activation_function": "relu",
     "layernorm_embedding": False,

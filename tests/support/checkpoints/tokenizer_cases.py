@@ -39,7 +39,7 @@ def assert_equal_to_transformers(folder: Path, texts: Sequence[str], above: int 
 
 
 def byte_level_bpe(texts: Sequence[str], special: Sequence[str] = ()) -> tokenizers.Tokenizer:
-    """Of 400 tokens, as GPT-2's and RoBERTa's tokenizers are made."""
+    """Makes a tokenizer of 400 tokens, of the kind that GPT-2 and RoBERTa have."""
     backend = tokenizers.Tokenizer(BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()

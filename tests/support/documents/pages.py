@@ -24,7 +24,7 @@ class Block(NamedTuple):
 
     @property
     def is_run(self) -> bool:
-        """Whether it is for a reader to run, and nothing says that a test cannot."""
+        """Tells if the block is for a reader to run, and no comment says that a test cannot run it."""
         return self.language in RUN and not self.mark
 
     def __str__(self) -> str:

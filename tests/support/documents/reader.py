@@ -99,7 +99,7 @@ class Reader:
     def _serve(self, block: Block, script: str) -> None:
         self._end_server(must_end_well=True)
         self._is_made = " snapcap " not in f" {script} "
-        log = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - as long as the server
+        log = tempfile.TemporaryFile("w+b")  # noqa: SIM115 - stays open while the server runs
         self._server = subprocess.Popen(
             ["bash", "-c", script],
             cwd=self._folder,

@@ -14,7 +14,7 @@ from snapcap.warmup.runtime.slot_request import Needs, SlotRequest
 
 
 def needs_of(rows: Sequence[SlotRequest]) -> Needs:
-    """What a step over these rows must do."""
+    """Returns the needs of a step over these rows."""
     return Needs(
         any(row.params.samples for row in rows),
         any(row.params.penalised for row in rows),
@@ -67,7 +67,7 @@ def search(
 
 
 def settings(row: SlotRequest, new_tokens: int) -> dict[str, Any]:
-    """What transformers calls a row's options."""
+    """Returns a row's options by transformers' names."""
     common = {
         "no_repeat_ngram_size": row.params.no_repeat_ngram_size,
         "repetition_penalty": row.params.repetition_penalty,
@@ -84,7 +84,7 @@ def settings(row: SlotRequest, new_tokens: int) -> dict[str, Any]:
 
 
 def pair_reference(model: Any, image: np.ndarray, row: SlotRequest, new_tokens: int = 12, **more: Any) -> list[int]:
-    """What a `VisionEncoderDecoderModel` generates after the prompt, with its end."""
+    """Returns the tokens that a `VisionEncoderDecoderModel` generates after the prompt, with the end token."""
     start = torch.tensor([[model.generation_config.decoder_start_token_id, *row.prompt]], device=model.device)
     output = model.generate(
         pixel_values([image]).to(model.device), decoder_input_ids=start, **settings(row, new_tokens), **more
@@ -93,14 +93,14 @@ def pair_reference(model: Any, image: np.ndarray, row: SlotRequest, new_tokens: 
 
 
 def git_reference(model: Any, image: np.ndarray, row: SlotRequest, new_tokens: int = 12) -> list[int]:
-    """What a `GitForCausalLM` generates after the prompt, with its end."""
+    """Returns the tokens that a `GitForCausalLM` generates after the prompt, with the end token."""
     start = torch.tensor([[model.generation_config.bos_token_id, *row.prompt]])
     output = model.generate(pixel_values=pixel_values([image]), input_ids=start, **settings(row, new_tokens))
     return output[0, start.shape[1] :].tolist()
 
 
 def chat_reference(model: Any, image: np.ndarray, row: SlotRequest, new_tokens: int = 12, **more: Any) -> list[int]:
-    """What a SmolVLM or LLaVA generates after the prompt, with its end."""
+    """Returns the tokens that a SmolVLM or LLaVA generates after the prompt, with the end token."""
     ids = torch.tensor([[*chat_prompt(model), *row.prompt]], device=model.device)
     pixels = chat_pixels(model, [image]).to(model.device)
     output = model.generate(pixel_values=pixels, input_ids=ids, **settings(row, new_tokens), **more)
@@ -108,15 +108,15 @@ def chat_reference(model: Any, image: np.ndarray, row: SlotRequest, new_tokens: 
 
 
 def blip_reference(model: Any, image: np.ndarray, row: SlotRequest, new_tokens: int = 12) -> list[int]:
-    """What a `BlipForConditionalGeneration` generates after the prompt, with its end."""
+    """Returns the tokens that a `BlipForConditionalGeneration` generates after the prompt, with the end token."""
     ids = torch.tensor([[1, *row.prompt, 2]]) if row.prompt else None
     output = model.generate(pixel_values([image]), input_ids=ids, **settings(row, new_tokens))
     return output[0, 1 + len(row.prompt) :].tolist()
 
 
 def florence2_reference(model: Any, image: np.ndarray, row: SlotRequest, new_tokens: int = 12) -> list[int]:
-    """What a `Florence2ForConditionalGeneration` generates after the prompt, with its end, if the encoder reads the
-    row's text behind the image."""
+    """Returns the tokens that a `Florence2ForConditionalGeneration` generates after the prompt, with the end token.
+    The encoder reads the row's text behind the image."""
     start = torch.tensor([[model.generation_config.decoder_start_token_id, *row.prompt]], device=model.device)
     output = model.generate(
         input_ids=florence2_ids(model, [row.text]),

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def run_compiled(module: torch.nn.Module, *inputs: Tensor) -> Tensor:
-    """What the module gives once it is compiled; torch's counters are left as they were."""
+    """Returns the result of the compiled module. Leaves torch's counters unchanged."""
     from torch._dynamo.utils import counters
 
     before = copy.deepcopy(counters)

@@ -1,6 +1,6 @@
 """Makes small random captioners on any device: transformers' answers, and our runner as a start makes it.
 
-What tests/gpu is made of. Nothing here is about CUDA alone, so that it can be run without it.
+The tests in tests/gpu are made of these cases. No case is specific to CUDA, so that all can run without it.
 """
 
 import json
@@ -48,11 +48,12 @@ from snapcap.warmup.start.warmer import Warmer
 
 PROMPT = (17, 44, 60)
 STEPS = 20
-# Of builds in 16 bits: kernels of ours change at 2 and 3 rows, and at 32. Families with few of them have fewer.
+# Buckets of builds in 16 bits: our kernels change at 2, 3 and 32 rows. Families with few of these kernels have
+# fewer buckets.
 BUCKETS = dict.fromkeys(("vit-gpt2", "blip", "git"), (1, 2, 4, 64)) | dict.fromkeys(
     ("smolvlm", "florence2", "llava"), (1, 64)
 )
-FEW_BUCKETS = (1, 4)  # of builds in fp32
+FEW_BUCKETS = (1, 4)  # buckets of builds in fp32
 CACHE_LENGTH = 48
 # More tokens than a kernel reads at once (290), a width that is no power of 2, a vocabulary of several blocks.
 _WIDTH, _HEADS, _VOCABULARY = 96, 3, 397

@@ -38,7 +38,7 @@ DAVIT_CASES = (
 PIXELS_CASES = ((2, (21, 30), 48, 7, 4), (1, (16, 16), 32, 3, 2))
 # Batch, tokens, heads, width of a head: fewer tokens than a program holds, and more.
 BART_CASES = ((3, 21, 2, 16), (2, 150, 3, 32), (1, 33, 2, 24))
-LARGE_TOKENS = 577  # of a ViT-B/16 at 384 pixels: more than cross-attention holds at once
+LARGE_TOKENS = 577  # tokens of a ViT-B/16 at 384 pixels: more than cross-attention holds at once
 EPS = 1e-5
 
 

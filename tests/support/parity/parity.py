@@ -52,7 +52,7 @@ def random_images(config: ModelConfig, count: int, seed: int = 3) -> list[np.nda
 
 
 def pixel_values(images: list[np.ndarray]) -> torch.Tensor:
-    """What transformers' model takes for them."""
+    """Returns the images as transformers' model takes them."""
     pixels = torch.from_numpy(np.stack(images)).float() * NORMALISATION.rescale
     return ((pixels - torch.tensor(NORMALISATION.mean)) / torch.tensor(NORMALISATION.std)).permute(0, 3, 1, 2)
 

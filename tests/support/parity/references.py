@@ -62,7 +62,7 @@ def chat_prompt(model: Any) -> tuple[int, ...]:
 
 
 def chat_pixels(model: Any, images: list[np.ndarray]) -> torch.Tensor:
-    """What the model takes of them, which for one that knows tiles is one of each."""
+    """Returns the images as the model takes them: a model with tiles gets one tile of each image."""
     pixels = pixel_values(images)
     return pixels if model.config.model_type == "llava" else pixels.unsqueeze(1)
 

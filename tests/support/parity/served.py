@@ -21,7 +21,7 @@ def write_pictures(folder: Path) -> list[Path]:
 
 
 def assert_captions(server: ServerProcess, expected: Captions, backend: str) -> None:
-    """One at a time, then all at once."""
+    """Asserts that the server gives the expected captions, requested one at a time, then all at once."""
     replies: dict[tuple[Path, str], object] = {}
 
     def caption(path: Path, prompt: str) -> None:

@@ -78,7 +78,7 @@ def tokens(
     rows: list[SlotRequest],
     crowd: Callable[[], object],
 ) -> list[Any]:
-    """Of each step those of all rows, and the hypotheses of searches that have ended."""
+    """Returns for each step the tokens of all rows and the hypotheses of beam searches that have ended."""
     runner.encode(table.fit(len(rows)), images[: len(rows)], 0)
     runner.admit(0, rows)
     count = len(rows)

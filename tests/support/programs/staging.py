@@ -13,7 +13,8 @@ from snapcap.warmup.runtime.aoti.cuda_runtime import CudaRuntime
 from snapcap.warmup.runtime.aoti.libtorch import Libtorch
 from snapcap.warmup.runtime.aoti.native_cuda import NativeCudaDevice
 
-# Of images: as many as a piece of pinned memory holds, one more than several hold, and larger ones than it.
+# Number and size of images: as many as a piece of pinned memory holds, one more than several pieces hold, and
+# images that are larger than a piece.
 CASES = ((1, 224), (27, 224), (113, 224), (64, 768), (5, 1200), (1, 1200))
 
 

@@ -32,7 +32,7 @@ class BoundedServer:
         self.services = services
         self.app = create_app(services, bodies or BodyLimits(1 << 20, 30.0), Exposure(origins=origins))
         self.listener = bind("127.0.0.1", 0)
-        # What a client does not read stays in the process soon, and not in the kernel.
+        # The kernel's buffer is small, so that replies which a client does not read soon stay in the process.
         self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 << 10)
         self.port = self.listener.getsockname()[1]
         closed = services.metrics.connection_closed
@@ -105,7 +105,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def refused(answer: bytes, status: int, code: str) -> None:
-    """One whole reply, and the end of the connection."""
+    """Asserts that the answer is one complete refusal which ends the connection."""
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 %d " % status), answer
     assert b"connection: close" in head

@@ -28,7 +28,8 @@ _ARGUMENTS = (
 
 @pytest.fixture(scope="module")
 def chromium() -> "Iterator[Browser]":
-    """Of a module and not of the session: until it is stopped, its event loop is that of the main thread."""
+    """Starts a browser for the tests of a module, not of the session: until the browser is stopped, its event loop
+    is the one of the main thread."""
     from playwright.sync_api import sync_playwright
 
     executable = shutil.which("chromium")

@@ -21,9 +21,10 @@ TESTS = Path(__file__).parents[2]
 
 # In the device thread, before its next step: it sleeps, keeps Python's lock, has a kernel assert, is out of memory.
 HANG, HANG_LOCKED, ASSERT, NO_MEMORY = "hang", "hang-locked", "assert", "no-memory"
-# In the event loop: it sleeps, or keeps Python's lock.
+# Faults in the event loop, which sleeps, or keeps Python's lock.
 BLOCK, BLOCK_LOCKED = "block", "block-locked"
-# One bucket is warm before READY. The others are warmed once there is WARM, and cannot be if there is COLD_FAILS.
+# With COLD, a single bucket is warm before READY. The other buckets are warmed once WARM exists, and fail if
+# COLD_FAILS exists.
 COLD, WARM, COLD_FAILS = "cold", "warm", "cold-fails"
 
 
@@ -123,7 +124,7 @@ def patch_http(on: Callable[[str], bool]) -> None:
 
     async def on_tick(self: Any, counter: int) -> bool:
         if on(BLOCK):
-            time.sleep(3600)  # noqa: ASYNC251  which is the fault
+            time.sleep(3600)  # noqa: ASYNC251  blocking is the fault
         if on(BLOCK_LOCKED):
             keep_the_lock()
         return await tick(self, counter)

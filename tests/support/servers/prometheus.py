@@ -89,7 +89,7 @@ class Prometheus:
                 if self.query(expression):
                     return
             except urllib.error.URLError:
-                pass  # it does not listen yet, or answers 503 as it has just begun to
+                pass  # Prometheus does not listen yet, or has just begun and answers 503
             if self._process.poll() is not None or time.monotonic() > end:
                 raise AssertionError(f"no {expression} in {seconds} s: {(self._folder / 'log').read_text()}")
             time.sleep(0.1)

@@ -34,7 +34,7 @@ class Slow:
 
 
 def is_refused_before_its_body(client: socket.socket) -> None:
-    """It has sent half of a body, and gets its answer."""
+    """Asserts that a request is refused when half of its body has been sent."""
     client.sendall(post("/v1/caption", b"half of it", {"Content-Length": "20"}))
     status, body = reply(client)
     assert (status, json.loads(body)["code"]) == (429, "queue_full")

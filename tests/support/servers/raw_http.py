@@ -65,11 +65,11 @@ def _some(client: socket.socket) -> bytes:
 
 
 def statuses(received: bytes) -> list[int]:
-    """Of all replies on a connection whose bodies hold no status line."""
+    """Returns the statuses of all replies on a connection, if no body contains a status line."""
     return [int(piece[:3]) for piece in received.split(b"HTTP/1.1 ")[1:]]
 
 
 def reset(client: socket.socket) -> None:
-    """Leave without a word: the server gets an RST."""
+    """Closes a connection so that the server gets an RST."""
     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     client.close()

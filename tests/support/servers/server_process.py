@@ -17,10 +17,12 @@ from typing import Any
 
 
 def clean_environment(**extra: str) -> dict[str, str]:
-    """This environment without what configures snapcap. Byte code is kept, as where it is installed: each process
-    would compile a hundred modules again. Tests of prepared weights ask for them: else each of hundreds of servers
-    would have a process beside it that imports torch. What `make` tells its children is not for others: ARGS of
-    `make test` would be those of a test's `make serve`."""
+    """Returns this environment without variables that configure snapcap.
+
+    Byte code is kept, as in an installation: otherwise each process would compile a hundred modules again. Weights
+    are prepared only by tests that ask for it: otherwise each of hundreds of servers would have a process beside it
+    that imports torch. The variables of `make` are removed: otherwise a test's `make serve` would get the ARGS of
+    `make test`."""
     unwanted = ("SNAPCAP_", "PYTHONDONTWRITEBYTECODE", "MAKE", "MFLAGS", "ARGS", "WORKERS")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
     return {**kept, "OMP_NUM_THREADS": "2", "SNAPCAP_PREPARED_WEIGHTS": "false", **extra}
@@ -63,7 +65,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process has ended."""
+    """Returns whether a process has ended."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -122,21 +124,21 @@ class ServerProcess:
 
     @property
     def engine_pid(self) -> int:
-        """Of the process that has the model; it is there once /livez has answered."""
+        """Returns the id of the engine process, which exists once /livez has answered."""
         return children(self.process.pid)[0]
 
     @property
     def decode_parent_pid(self) -> int:
-        """Of the process that forks those that decode, where there are to be any."""
+        """Returns the id of the process that forks the decode processes, if the server has any."""
         return children(self.process.pid)[1]
 
     @property
     def decode_pids(self) -> list[int]:
-        """Of the processes that decode."""
+        """Returns the ids of the decode processes."""
         return children(self.decode_parent_pid)
 
     def log(self) -> str:
-        """Everything it has logged so far."""
+        """Returns the server's log so far."""
         self._log.seek(0)
         return self._log.read()
 
@@ -169,7 +171,7 @@ class ServerProcess:
                 raise AssertionError(f"snapcap ended with {self.process.returncode}: {self.log()}")
             waited = time.monotonic() - begun
             assert waited < seconds, f"not within {seconds} s: {self.call('/startup')[1]}"
-            time.sleep(0.02 if waited < 3 else 0.1)  # who compiles needs the CPUs that a question takes
+            time.sleep(0.02 if waited < 3 else 0.1)  # a long start compiles and needs the CPU time of a call
 
     def wait_ready(self) -> "ServerProcess":
         self.wait_for(lambda: self.call("/readyz")[0] == 200)
