@@ -95,10 +95,10 @@ def fork_processes(
 
     engine = engine or fork_engine(others=listeners)
     count = decode_processes(settings.image_processes.count)
-    # There are so many slots of shared pixels that one is always free. A request has a slot from the moment its image
-    # is decoded until it has its row or has ended, and frees it before its place in the queue (`Admission`): one slot
-    # for each place. The rehearsal, with an image for each process, is over before clients are served. The last slot
-    # is for the picture with which the server finds out whether images can be decoded at all.
+    # There are so many slots of shared pixels that one is always free. A request has a slot from the moment its
+    # image is decoded until it has its row or has ended, and frees it before its place in the queue (`Admission`):
+    # one slot for each place. The rehearsal, with an image for each process, is over before clients are served. The
+    # last slot is for the picture with which the server finds out whether images can be decoded at all.
     pixels = SharedPixels(max(settings.queue.size, count) + 1)
     engine.hand_over(settings, pixels, timeline.origin)
     images = fork_image_processes(count, [*listeners, engine.process.end, pixels])
