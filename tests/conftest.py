@@ -1,19 +1,23 @@
 """Provides the demo model with its artifacts, and random captioners of any shape, to all tests."""
 
 import fcntl
+import io
 import json
+import logging
 import os
 import tempfile
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: two cores, and a server beside the test
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.checkpoints.compilers import share_compiler
 from support.servers.server_process import snapcap
+
+from snapcap.service.telemetry import logs
 
 pytest_plugins = [
     "support.schedule",
@@ -31,6 +35,22 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = tempfile.TemporaryDirectory(prefix="snapcap-tests-compiler-")
         config.add_cleanup(folder.cleanup)
         share_compiler(Path(folder.name))
+
+
+@pytest.fixture(autouse=True)
+def restored_loggers() -> Iterator[None]:
+    """Undoes a test's `logs.configure`, whose handler would write lines of later tests to a closed stream."""
+    saved = [
+        (logger, logger.handlers, logger.level, logger.propagate)
+        for logger in map(logging.getLogger, logs._LOGGERS)
+    ]
+    yield
+    for logger, handlers, level, propagate in saved:
+        for handler in logger.handlers:
+            if handler not in handlers and isinstance(handler, logs.LineHandler):
+                handler.stream = io.StringIO()  # for lines that still wait
+        logger.handlers, logger.propagate = handlers, propagate
+        logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")

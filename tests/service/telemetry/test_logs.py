@@ -4,23 +4,11 @@ import math
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 
 import pytest
 from starlette.testclient import TestClient
 
 from snapcap.service.telemetry import logs
-
-NAMES = tuple(logs._LOGGERS)
-
-
-@pytest.fixture(autouse=True)
-def restore_loggers() -> Iterator[None]:
-    saved = [(logger, logger.handlers, logger.level, logger.propagate) for logger in map(logging.getLogger, NAMES)]
-    yield
-    for logger, handlers, level, propagate in saved:
-        logger.handlers, logger.propagate = handlers, propagate
-        logger.setLevel(level)
 
 
 def written(capsys: pytest.CaptureFixture[str]) -> list[str]:
