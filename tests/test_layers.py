@@ -63,7 +63,6 @@ ROOMS: dict[str, tuple[str | tuple[str, ...], ...]] = {
         "startup",
         "load",
         "compile",
-        "device",
         "soak",
         "autoscaling",
         "command",

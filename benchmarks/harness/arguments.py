@@ -17,14 +17,6 @@ def add_files(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write tables and raw samples")
 
 
-def require_cuda(program: str, why: str) -> None:
-    """Raises SystemExit where there is no CUDA device."""
-    import torch
-
-    if not torch.cuda.is_available():
-        raise SystemExit(f"snapcap.benchmarks.{program} needs a CUDA device: {why}")
-
-
 def some_of(names: Iterable[str]) -> Callable[[str], list[str]]:
     """A reader of "all" or "one,two": those names, each once, in the order of ``names``."""
     known = list(names)

@@ -1,6 +1,5 @@
 """Runs measured processes and servers, with a clock that runs from just before they are spawned."""
 
-import base64
 import contextlib
 import os
 import signal
@@ -12,25 +11,17 @@ from dataclasses import dataclass
 from typing import IO, Any, NamedTuple, TextIO
 
 from snapcap.benchmarks.harness.common import ROOT, environment, free_port
-from snapcap.benchmarks.harness.http_probe import BINARY, Connection, Reply
+from snapcap.benchmarks.harness.http_probe import Connection, Reply
 
 START_LIMIT_S = 600.0
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """How a server is asked: the path of a caption, and of readiness where it has one. ``json``: the image goes as
-    base64 in the field `image` of a JSON object, instead of being the body itself."""
+    """The paths of a server: of a caption, and of readiness where it has one."""
 
     caption: str
     ready: str | None
-    json: bool = False
-
-    def body(self, image: bytes) -> tuple[bytes, str]:
-        """The body of a request for a caption, and its content type."""
-        if self.json:
-            return b'{"image": "%s"}' % base64.b64encode(image), "application/json"
-        return image, BINARY
 
 
 SNAPCAP_API = Endpoint("/v1/caption", "/readyz")
@@ -155,7 +146,7 @@ class Server(Process):
             time.sleep(0.005)
 
     def caption(self, connection: Connection, image: bytes) -> Reply:
-        reply = connection.request(self.api.caption, *self.api.body(image))
+        reply = connection.request(self.api.caption, image)
         if reply.status != 200:
             raise RuntimeError(f"status {reply.status}: {reply.body.decode()}\n{self.log()}")
         return reply

@@ -27,10 +27,8 @@ import uvloop
 
 from snapcap.benchmarks.harness.arguments import make_parser
 from snapcap.benchmarks.harness.http_probe import content_length, request_bytes
-from snapcap.benchmarks.harness.server import Endpoint
 from snapcap.benchmarks.harness.workload import read_images
 
-_BOUNDARY = "------------------------d74496d66958873e"
 GRACE_S = 60.0  # for the replies under way when the time is over
 Request = tuple[bytes, bytes]  # a whole request, and what its reply must contain
 
@@ -149,18 +147,9 @@ async def open_loop(
     await asyncio.gather(*under_way)
 
 
-def multipart(image: bytes) -> tuple[bytes, str]:
-    """The body of a form with the image as a file, as `curl -F image=@photo.jpg` sends it, and its content type."""
-    head = f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name="image"; filename="photo.jpg"\r\n'
-    body = f"{head}Content-Type: image/jpeg\r\n\r\n".encode() + image + f"\r\n--{_BOUNDARY}--\r\n".encode()
-    return body, f"multipart/form-data; boundary={_BOUNDARY}"
-
-
 async def run(options: argparse.Namespace) -> Tally:
-    api = Endpoint(options.path, None, options.json)
-    body = multipart if options.multipart else api.body
     requests = [
-        (request_bytes(options.path, *body(image)), (caption or "").encode())
+        (request_bytes(options.path, image), (caption or "").encode())
         for image, caption in read_images(options.images)
     ]
     tally = Tally()
@@ -185,9 +174,6 @@ def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--path", default="/v1/caption")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="send images as base64 in JSON")
-    form.add_argument("--multipart", action="store_true", help="send images as files of a form")
     parser.add_argument("--images", type=Path, required=True, help="folder with images and captions.json")
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=10.0)

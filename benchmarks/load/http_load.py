@@ -75,25 +75,11 @@ class HttpLoad:
 
     def _client(self, server: Server, index: int, count: int) -> "subprocess.Popen[str]":
         share = self.clients // count + (index < self.clients % count)
-        further = ["--path", server.api.caption, *(["--json"] if server.api.json else [])]
-        further += ["--rate", str(self.rate / count), "--seed", str(index)]
-        return start_clients(server.port, self.images, share, self.seconds, *further)
-
-
-def start_clients(port: int, images: Path, clients: int, seconds: float, *further: str) -> "subprocess.Popen[str]":
-    """`benchmarks.load.clients`: it says when it is connected, and begins when it is told to."""
-    command = [
-        sys.executable,
-        "-m",
-        "snapcap.benchmarks.load.clients",
-        "--port",
-        str(port),
-        "--images",
-        str(images),
-    ]
-    command += ["--clients", str(clients), "--seconds", str(seconds), *further]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=ROOT, env=environment(), stdin=pipe, stdout=pipe, text=True)
+        command = [sys.executable, "-m", "snapcap.benchmarks.load.clients", "--port", str(server.port)]
+        command += ["--path", server.api.caption, "--images", str(self.images), "--clients", str(share)]
+        command += ["--seconds", str(self.seconds), "--rate", str(self.rate / count), "--seed", str(index)]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, cwd=ROOT, env=environment(), stdin=pipe, stdout=pipe, text=True)
 
 
 def padding(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:

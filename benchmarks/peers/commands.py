@@ -16,12 +16,6 @@ PEERS = {
     "transformers-eager": _PLAIN,
     "transformers-1-thread": replace(_PLAIN, title="the same, set_num_threads(1)", options=("--threads", "1")),
     "transformers-compile": replace(_PLAIN, title="FastAPI + transformers, torch.compile", options=("--compile",)),
-    "litserve": Peer(
-        "LitServe + transformers generate",
-        "snapcap.benchmarks.peers.litserve_server",
-        ("transformers", "litserve"),
-        Endpoint("/caption", "/health", json=True),
-    ),
     "onnxruntime": OnnxPeer(
         "FastAPI + ONNX Runtime",
         "snapcap.benchmarks.peers.onnx.server",

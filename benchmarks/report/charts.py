@@ -126,30 +126,6 @@ def draw_bars(values: Mapping[str, float], file: Path, label: str, digits: int =
     _finish(pyplot, figure, axes, file)
 
 
-def draw_fleets(
-    loads: Mapping[str, Mapping[str, Mapping[str, float]]], file: Path, title: str, late: float
-) -> None:
-    """Of each load and server p99 in seconds, on a logarithmic axis; requests are ``late`` after so many."""
-    pyplot = require_matplotlib()
-    servers = list(dict.fromkeys(server for cases in loads.values() for server in cases))
-    figure, axes = pyplot.subplots(figsize=(10, 1.2 + 0.28 * len(loads) * (len(servers) + 1)), layout="constrained")
-    for place, cases in enumerate(loads.values()):
-        for row, server in enumerate(servers):
-            case, at = cases[server], place * (len(servers) + 1) + row
-            colour = "C0" if server == "snapcap" else f"C{row + 1 if row else 7}"
-            axes.barh(at, case["p99_s"], height=0.8, color=colour, label=server if place == 0 else None)
-            text = f" {case['p99_s']:.2g} s; {case['late']:.0%} past {late:g} s; {case['replica_hours']:.1f} h"
-            axes.text(case["p99_s"], at, text, ha="left", va="center", fontsize=7)
-    middles = [place * (len(servers) + 1) + (len(servers) - 1) / 2 for place in range(len(loads))]
-    axes.set_yticks(middles, [load.replace(": ", ":\n") for load in loads], fontsize=8)
-    axes.invert_yaxis()
-    axes.set_xscale("log")
-    axes.set_xlim(right=axes.get_xlim()[1] * 30)
-    axes.set_xlabel(f"{title}, seconds; beside it the share past {late:g} s, and replica hours")
-    figure.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
-    _finish(pyplot, figure, axes, file)
-
-
 def _finish(pyplot: Any, figure: Any, axes: Any, file: Path) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="both" if axes.get_yscale() == "log" else "x", alpha=0.3)

@@ -22,7 +22,7 @@ from rich.table import Table
 from snapcap.benchmarks.harness.common import ROOT
 from snapcap.benchmarks.harness.processes import gpu_name
 
-VERSIONS = ("torch", "triton", "transformers", "litserve", "onnxruntime", "fastapi", "uvicorn")
+VERSIONS = ("torch", "triton", "transformers", "onnxruntime", "fastapi", "uvicorn")
 _NUMBER = re.compile(r"[≤≥<>+-]? ?\d")
 # Not narrower than the tables where the output is no terminal, such as a file.
 FILE_WIDTH = 150

@@ -14,13 +14,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from snapcap.benchmarks.harness.common import samples
-from snapcap.benchmarks.load.clients import multipart
 from snapcap.benchmarks.soak.asking import Reply, ask, lone_request
 
+_BOUNDARY = "------------------------d74496d66958873e"
 PATIENCE_S = 180.0
 TIMEOUT_S = 90.0
 JSON = "application/json"
 _PASSING = (408, 429, 502, 503, 504)
+
+
+def multipart(image: bytes) -> tuple[bytes, str]:
+    """The body of a form with the image as a file, as `curl -F image=@photo.jpg` sends it, and its content type."""
+    head = f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name="image"; filename="photo.jpg"\r\n'
+    body = f"{head}Content-Type: image/jpeg\r\n\r\n".encode() + image + f"\r\n--{_BOUNDARY}--\r\n".encode()
+    return body, f"multipart/form-data; boundary={_BOUNDARY}"
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from snapcap.benchmarks.harness.common import UNPREPARED, build_store, fresh_cac
 from snapcap.benchmarks.harness.moto_store import S3Artifacts, s3_artifacts
 from snapcap.benchmarks.harness.page_cache import drop_page_cache
 from snapcap.benchmarks.harness.server import Server
-from snapcap.benchmarks.harness.workload import FIRST_IMAGE, Workload
+from snapcap.benchmarks.harness.workload import Workload
 from snapcap.benchmarks.peers.commands import PEERS
 from snapcap.benchmarks.startup.cold import BUILD_LIMIT_S, until_building, until_compiled
 from snapcap.benchmarks.startup.start import Machine, ServerStart, Start, expect, start_script
@@ -30,17 +30,13 @@ TITLES = {
     "jit": "snapcap, jit, caches restored",
     "jit-cold": "snapcap, jit, nothing cached",
     "cold": "snapcap, empty store, building",
-    "full-compile": "full-model torch.compile",
-    "full-compile-restored": "full-model torch.compile, restored",
-    "regional-compile": "regional torch.compile",
-    "regional-compile-restored": "regional torch.compile, restored",
     **{name: peer.title for name, peer in PEERS.items()},
 }
 PEER = "transformers-eager"
 ONNX = "onnxruntime"
 DEFAULT = (FLOOR, "aot", "eager", "cold", PEER, ONNX)
 # These compile for as long as it takes, so once is enough; what they have compiled is kept for their warm case.
-ONCE = ("jit-cold", "full-compile", "regional-compile", "transformers-compile")
+ONCE = ("jit-cold", "transformers-compile")
 # These are started once more to name the processes they start. In the first ones there must be no compiler.
 PUBLISHED = "aot-s3-weights"
 S3 = ("aot-s3", PUBLISHED)
@@ -89,8 +85,6 @@ class Bench:
                 return self._floor(case, extra)
             if case in PEERS:
                 return self._peer(case, extra, watched)
-            if "compile" in case:
-                return self._strategy(case, extra)
             if case == "cold":
                 return self._cold(folder / "cache", extra, whole_build)
             return self._snapcap(case, folder / "cache", extra, watched)
@@ -110,8 +104,6 @@ class Bench:
             PEERS[case].prepare(self.workload, self.cache)
         elif case == "aot" or case in S3:
             build_store(self.cache, *self._model_options)
-        elif case.endswith("-restored") and not self._saved(case).is_dir():
-            self.start(case.removesuffix("-restored"))
         elif case == "jit" and not self._jit_is_kept:
             self.start("jit-cold")
 
@@ -135,19 +127,6 @@ class Bench:
         peer = PEERS[case]
         command = peer.command(self.workload, self.device, self.cache)
         return ServerStart(command, self.workload, self.machine, extra, peer.api, watched).run()
-
-    def _saved(self, case: str) -> Path:
-        """Where the compiler caches of a strategy are kept."""
-        return self.work / case.removesuffix("-restored")
-
-    def _strategy(self, case: str, extra: Mapping[str, str]) -> Start:
-        images = self.workload.write_images(self.work / "images")
-        restored, kept = case.endswith("-restored"), self._saved(case)
-        command = [sys.executable, "-m", "snapcap.benchmarks.compile.case", case.partition("-")[0]]
-        command += ["--model", str(self.workload.folder), "--device", self.device]
-        command += ["--image", str(images / FIRST_IMAGE), "--restore" if restored else "--save", str(kept)]
-        command += [option for option in self.serve if option.startswith(("--buckets=", "--threads="))]
-        return start_script(command, self.machine, extra, "first_caption")
 
     def _snapcap(self, case: str, empty: Path, extra: Mapping[str, str], watched: bool) -> Start:
         if case in S3:

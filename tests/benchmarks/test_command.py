@@ -134,6 +134,6 @@ def test_a_cold_start_drops_the_page_cache_first(
 
 
 def test_a_peer_that_is_not_installed_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    peer = PEERS["litserve"]
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "litserve" else object())
-    assert peer.missing == ["litserve"]
+    peer = PEERS["onnxruntime"]
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "onnxruntime" else object())
+    assert peer.missing == ["onnxruntime"]

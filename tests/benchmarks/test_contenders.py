@@ -41,10 +41,10 @@ def test_a_server_whose_turn_never_came_is_named(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("snapcap.benchmarks.load.throughput.replace", lambda load, seconds: Warm())
     with ExitStack() as stack:
         servers = Servers(contenders, stack)
-        servers.open(["aot", "litserve", "eager"], cast(HttpLoad, Load()))
+        servers.open(["aot", "onnxruntime", "eager"], cast(HttpLoad, Load()))
         results = servers.run(cast(HttpLoad, Load()), rounds=1)
     assert list(results) == ["aot"]
-    assert contenders.problems == dict.fromkeys(("litserve", "eager"), "not measured: interrupted")
+    assert contenders.problems == dict.fromkeys(("onnxruntime", "eager"), "not measured: interrupted")
 
 
 class Warm:

@@ -102,23 +102,6 @@ def test_what_has_no_reply_at_the_end_costs_no_other_reply(images: Path) -> None
     assert 0 < result["elapsed"] < 0.3
 
 
-@pytest.mark.parametrize("form", ["--json", "--multipart"])
-def test_images_go_in_other_forms(images: Path, form: str) -> None:
-    encoded = {
-        "--json": (b'"aW1hZ2UgYQ=="', b'"aW1hZ2UgYg=="'),
-        "--multipart": (b"\r\nimage a\r\n", b"\r\nimage b\r\n"),
-    }
-
-    def of_either(body: bytes) -> tuple[int, bytes]:
-        first, second = (each in body for each in encoded[form])
-        assert first != second
-        return right(b"image a" if first else b"image b")
-
-    with answering(of_either) as port:
-        result = load(port, images, "--clients", "1", "--seconds", "0.3", form)
-    assert (result["wrong"], result["errors"]) == (0, 0)
-
-
 def test_wrong_captions_are_counted(images: Path) -> None:
     with answering(lambda body: (200, b'{"caption": "caption b"}')) as port:
         result = load(port, images, "--clients", "1", "--seconds", "0.3")

@@ -19,7 +19,7 @@ def startup(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, An
     done = snapcap(
         "bench",
         "startup",
-        "--cases=floor,eager,litserve",
+        "--cases=floor,eager",
         "--runs=1",
         "--serve=--buckets=1",
         f"--json={folder / 'start.json'}",
@@ -50,16 +50,11 @@ def test_a_warm_start_compiles_and_starts_nothing(startup: tuple[str, dict[str, 
 
 def test_the_report_says_where_and_how_it_was_measured(startup: tuple[str, dict[str, Any], Path]) -> None:
     output, written, folder = startup
-    assert written["command"].startswith("snapcap bench startup --cases=floor,eager,litserve")
+    assert written["command"].startswith("snapcap bench startup --cases=floor,eager")
     assert "torch" in written["versions"]
     assert written["cases"]["eager"]["medians"]["peak_host_mib"] > 50
     assert output.rstrip().splitlines()[-1].startswith("$ snapcap bench startup")
     assert (folder / "start.png").read_bytes().startswith(PNG)
-
-
-def test_a_peer_that_is_missing_is_reported_and_fails_nothing(startup: tuple[str, dict[str, Any], Path]) -> None:
-    case = startup[1]["cases"]["litserve"]
-    assert case["starts"] or case["problem"] == "not installed: litserve"
 
 
 def test_throughput_of_the_demo_model(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def decode_processes(asked: int | None) -> int:
     """How many processes decode: as many as asked for; without a number five of eight CPUs and at most 12, and on
     few CPUs one for each and at most 4.
 
-    Beside the model, decoding is most of a request's CPU time (``benchmarks.load.http_cost``). The other CPUs
+    Beside the model, decoding is most of a request's CPU time (benchmarks/NOTES.md). The other CPUs
     are for the HTTP and the engine process, and for background builds.
     """
     if asked is not None:

@@ -1,1 +1,0 @@
-"""Simulates a fleet of replicas that follows its load: what a fast start is worth."""

@@ -1,1 +1,0 @@
-"""Measures steps, kernels and transfers on a device."""
