@@ -56,7 +56,6 @@ ROOMS: dict[str, tuple[str | tuple[str, ...], ...]] = {
         "cli",
     ),
     "benchmarks": (
-        "random_models",
         "harness",
         "report",
         "peers",

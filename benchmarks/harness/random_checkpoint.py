@@ -1,74 +1,403 @@
-"""Writes a captioner with random weights in real shapes, as transformers' `save_pretrained` does.
+"""Writes a captioner with random weights in real shapes, by transformers' configurations and `save_pretrained`.
 
     python -m snapcap.benchmarks.harness.random_checkpoint vit-b16-gpt2 FOLDER
 
-Its configuration does not say which dtype it is stored in: so on a CPU snapcap runs it in float32, as the peers do.
-Made without transformers and always the same for a seed. No token that ends a caption is ever chosen, so every
-caption is exactly as long as its limit for whoever serves it; its captions mean nothing.
+The same command writes the same files. The configuration does not say in which dtype the weights are stored, so on
+a CPU snapcap runs them in float32, as the peers do. No token that ends a caption is ever chosen: every caption is
+exactly as long as its limit for each server, and means nothing.
 """
 
 import json
-import os
+import random
+import re
 import shutil
+import string
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from pathlib import Path
-from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from snapcap.benchmarks.harness.arguments import make_parser
-from snapcap.benchmarks.random_models import blip, florence2, git, llava, smolvlm, vit_gpt2
-from snapcap.benchmarks.random_models.chat import ChatShapes
-from snapcap.benchmarks.random_models.tensors import Shapes, TensorSpec
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 SEED = 0
+NEW_TOKENS = 20
+# With the usual initial 0.02 a tied head repeats the token it has just read for ever; so captions vary.
+_MATRIX_STD, _POSITION_STD = 0.03, 0.5
+_CROSS_STD = 0.2  # of Florence-2's cross-attention, so that a caption depends on the image
+_POSITIONS = re.compile(r"(wpe|embed_positions|\bembeddings\.position_embeddings)\.weight")
+_NEVER = -1e4  # the bias of a token that is not to be chosen: far below every logit, and a number of float16 too
+_PADDING, _UNKNOWN, _CLS, _SEP, _MASK = 0, 100, 101, 102, 103  # as in bert-base-uncased
+_HALVES = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
+_CLIP = {
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+}
+_END = "<|endoftext|>"
+_CHAT_TOKENS = ("<|im_start|>", "<fake_token_around_image>", "<global-img>", "<image>", "<end_of_utterance>")
+# The default instruction and what follows it take eleven tokens, as with the checkpoints' own tokenizer.
+_CHAT_WORDS = ("Can", "Ġyou", "Ġdescribe", "Ġthis", "Ġimage", "Ass", "istant")
+# As the checkpoints have it.
+_CHAT_TEMPLATE = (
+    "<|im_start|>{% for message in messages %}{{message['role'] | capitalize}}"
+    "{% if message['content'][0]['type'] == 'image' %}{{':'}}{% else %}{{': '}}{% endif %}"
+    "{% for line in message['content'] %}{% if line['type'] == 'text' %}{{line['text']}}"
+    "{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<end_of_utterance>\n{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+)
+# The words of the sentences that stand for Florence-2's tasks; BART's vocabulary has nearly all of them.
+_TASK_WORDS = (
+    *("What", " does", " the", " image", " describe?", "Describe", " in", " detail", " what", " is", " shown"),
+    *(" image.", " with", " a", " paragraph"),
+)
+
+
+@dataclass(frozen=True)
+class Captioner:
+    """All of a checkpoint but its weights.
+
+    ``fixed``: by the end of a parameter's name, values at an index; they keep a token from being chosen.
+    ``special``: the special tokens' ids of the generation.
+    """
+
+    config: Any
+    architecture: str
+    special: Mapping[str, int | None]
+    processor: Mapping[str, Any]
+    tokenizer: "Tokenizer"
+    tokenizer_config: Mapping[str, Any]
+    fixed: Mapping[str, Mapping[Any, float]] = field(default_factory=dict)
+    template: str = ""
+
+    def model(self) -> Any:
+        """transformers' model, with weights as its configuration initialises them."""
+        return getattr(_transformers(), self.architecture)(self.config)
 
 
 @dataclass(frozen=True)
 class RandomModel:
-    """A family, which is a module of `benchmarks.random_models`, in some shapes."""
+    """A family in some shapes: fields of its vision's and its text's configuration."""
 
-    family: ModuleType
-    shapes: Shapes
+    family: Callable[[dict[str, Any], dict[str, Any]], Captioner]
+    vision: Mapping[str, Any] = field(default_factory=dict)
+    text: Mapping[str, Any] = field(default_factory=dict)
+    dtype: str = "bfloat16"
 
-    @property
-    def tensors(self) -> list[TensorSpec]:
-        return list(self.family.tensors(self.shapes))
+    def describe(self) -> Captioner:
+        return self.family(dict(self.vision), dict(self.text))
+
+
+def _transformers() -> Any:
+    """Imported late; its configurations' types say less than they take."""
+    import transformers
+
+    return transformers
+
+
+def _vit_gpt2(vision: dict[str, Any], text: dict[str, Any]) -> Captioner:
+    """A pair without any end token; the last token is the start, as GPT-2's."""
+    transformers = _transformers()
+    decoder = {"add_cross_attention": True, "is_decoder": True, **text}
+    encoder, config = transformers.ViTConfig(**vision), transformers.GPT2Config(**decoder)
+    last = config.vocab_size - 1
+    special = {"bos_token_id": last, "eos_token_id": None, "pad_token_id": last, "decoder_start_token_id": last}
+    for name, value in special.items():
+        setattr(config, name, value)
+    pair = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(encoder, config, **special)
+    return Captioner(
+        pair,
+        "VisionEncoderDecoderModel",
+        special,
+        {**_processor("ViTImageProcessor", encoder.image_size, 2), **_HALVES},
+        _byte_pairs(config.vocab_size),
+        {
+            "tokenizer_class": "GPT2Tokenizer",
+            "add_prefix_space": False,
+            **dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), _END),
+            "model_max_length": config.n_positions,
+        },
+    )
+
+
+def _blip(vision: dict[str, Any], text: dict[str, Any]) -> Captioner:
+    """BLIP needs an end token, and transformers counts what comes before it or [PAD]: the head chooses neither."""
+    transformers = _transformers()
+    size = text.get("vocab_size", 30524)
+    special = {"bos_token_id": size - 2, "eos_token_id": _SEP, "pad_token_id": _PADDING}  # [DEC] begins a text
+    heads = {"num_attention_heads": 12, **text}  # the published checkpoint's, which are not transformers' default
+    config = transformers.BlipConfig(vision_config=vision, text_config={**special, "sep_token_id": _SEP, **heads})
+    processor = _processor("BlipImageProcessor", config.vision_config.image_size, 3)
+    return Captioner(
+        config,
+        "BlipForConditionalGeneration",
+        {"pad_token_id": _PADDING},
+        {**processor, "do_convert_rgb": True, **_CLIP},
+        _word_pieces(size),
+        _bert_tokenizer(config.text_config.max_position_embeddings),
+        {"cls.predictions.bias": dict.fromkeys((_PADDING, _SEP), _NEVER)},
+    )
+
+
+def _git(vision: dict[str, Any], text: dict[str, Any]) -> Captioner:
+    """GIT's head chooses neither [SEP] nor [PAD], for the same reason."""
+    transformers = _transformers()
+    special = {"bos_token_id": _CLS, "eos_token_id": _SEP, "pad_token_id": _PADDING}
+    config = transformers.GitConfig(vision_config=vision, **special, **text)
+    side = config.vision_config.image_size
+    processor = _processor("CLIPImageProcessor", side, 3)
+    crop = {"do_center_crop": True, "crop_size": processor["size"], "size": {"shortest_edge": side}}
+    return Captioner(
+        config,
+        "GitForCausalLM",
+        special,
+        {**processor, "do_convert_rgb": True, **_CLIP, **crop},
+        _word_pieces(config.vocab_size),
+        _bert_tokenizer(config.max_position_embeddings),
+        {"output.bias": dict.fromkeys((_PADDING, _SEP), _NEVER)},
+    )
+
+
+def _florence2(vision: dict[str, Any], text: dict[str, Any]) -> Captioner:
+    """The end token is the last byte pair: its row of the head is zero, so some other token always scores above it.
+
+    Captions are greedy, as the other models' are; the checkpoints on the hub search with three beams.
+    """
+    transformers = _transformers()
+    side, size = vision.pop("image_size", 768), text["vocab_size"]
+    end = size - len(_TASK_WORDS) - 2
+    names = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id")
+    special: dict[str, int | None] = dict.fromkeys(names, end)
+    config = transformers.Florence2Config(
+        vision_config={**vision, "projection_dim": text["d_model"], "drop_path_rate": 0.0},
+        text_config={"model_type": "bart", "forced_eos_token_id": None, **special, **text},
+        image_token_id=size - 1,
+        tie_word_embeddings=True,
+        **special,
+    )
+    config.vision_config.image_size = side
+    tokenizer = _byte_pairs(end + 1)
+    tokenizer.add_tokens([*_TASK_WORDS])
+    tokenizer.add_special_tokens(["<image>"])
+    return Captioner(
+        config,
+        "Florence2ForConditionalGeneration",
+        special,
+        {
+            **_processor("CLIPImageProcessor", side, 3),
+            "do_center_crop": False,
+            "image_mean": [0.485, 0.456, 0.406],
+            "image_std": [0.229, 0.224, 0.225],
+        },
+        tokenizer,
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+            **dict.fromkeys(("bos_token", "eos_token", "pad_token", "unk_token"), _END),
+            "model_max_length": config.text_config.max_position_embeddings,
+        },
+        {"shared.weight": {end: 0.0}},
+    )
+
+
+def _smolvlm(vision: dict[str, Any], text: dict[str, Any]) -> Captioner:
+    transformers = _transformers()
+    shuffle = vision.pop("scale_factor")
+    rope = {"rope_type": "default", "rope_theta": 100000.0}
+    config = transformers.Idefics3Config(
+        vision_config=vision,
+        text_config=_llama(text, rope_parameters=rope),
+        image_token_id=_image_id(text),
+        scale_factor=shuffle,
+        tie_word_embeddings=False,
+    )
+    side = vision["image_size"]
+    processor = {
+        **_processor("Idefics3ImageProcessor", side, 1),
+        **dict.fromkeys(("do_convert_rgb", "do_pad", "do_image_splitting"), True),
+        "size": {"longest_edge": 4 * side},
+        "max_image_size": {"longest_edge": side},
+    }
+    return _chat(config, "Idefics3ForConditionalGeneration", text, processor, "<image>")
+
+
+def _llava(vision: dict[str, Any], text: dict[str, Any]) -> Captioner:
+    """JoyCaption's shapes: SigLIP up to its last but one layer, two linear layers, and Llama 3.1."""
+    transformers = _transformers()
+    length = min(8192, text["max_position_embeddings"] // 2)
+    rope = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0}
+    rope |= {"high_freq_factor": 4.0, "original_max_position_embeddings": length}
+    tower = {"model_type": "siglip_vision_model", "vision_use_head": False, **vision}
+    config = transformers.LlavaConfig(
+        vision_config=tower,
+        text_config=_llama(text, rope_parameters=rope),
+        image_token_index=_image_id(text),
+        image_seq_length=(vision["image_size"] // vision["patch_size"]) ** 2,
+        projector_hidden_act="gelu",
+        vision_feature_layer=-2,
+        vision_feature_select_strategy="full",
+        tie_word_embeddings=False,
+    )
+    processor = _processor("SiglipImageProcessor", vision["image_size"], 3)
+    # A token stands between image and text.
+    return _chat(config, "LlavaForConditionalGeneration", text, processor, "<image><global-img>")
+
+
+def _chat(
+    config: Any, architecture: str, text: Mapping[str, Any], processor: Mapping[str, Any], image: str
+) -> Captioner:
+    """A model that takes instructions; ``image``: the tokens of its template for an image.
+
+    The end token is the last one: its row of the head is zero, so some other token always scores above it.
+    """
+    tokenizer = _byte_pairs(text["vocab_size"] - len(_CHAT_TOKENS), *_CHAT_WORDS)
+    tokenizer.add_special_tokens([*_CHAT_TOKENS])
+    return Captioner(
+        config,
+        architecture,
+        _chat_ids(text),
+        {**processor, **_HALVES},
+        tokenizer,
+        {
+            "tokenizer_class": "GPT2TokenizerFast",
+            "bos_token": _CHAT_TOKENS[0],
+            "eos_token": _CHAT_TOKENS[-1],
+            "pad_token": _END,
+            "clean_up_tokenization_spaces": False,
+            "model_max_length": text["max_position_embeddings"],
+        },
+        {"lm_head.weight": {text["vocab_size"] - 1: 0.0}},
+        _CHAT_TEMPLATE.replace("<image>", image),
+    )
+
+
+def _llama(text: Mapping[str, Any], **further: Any) -> dict[str, Any]:
+    return {"model_type": "llama", "rms_norm_eps": 1e-5, **_chat_ids(text), **further, **text}
+
+
+def _chat_ids(text: Mapping[str, Any]) -> dict[str, int | None]:
+    start = text["vocab_size"] - len(_CHAT_TOKENS)
+    return {"bos_token_id": start, "eos_token_id": text["vocab_size"] - 1, "pad_token_id": start - 1}
+
+
+def _image_id(text: Mapping[str, Any]) -> int:
+    return int(text["vocab_size"]) - len(_CHAT_TOKENS) + _CHAT_TOKENS.index("<image>")
+
+
+def _processor(kind: str, side: int, resample: int) -> dict[str, Any]:
+    return {
+        "image_processor_type": kind,
+        **dict.fromkeys(("do_resize", "do_rescale", "do_normalize"), True),
+        "size": {"height": side, "width": side},
+        "rescale_factor": 1 / 255,
+        "resample": resample,
+    }
+
+
+def _bert_tokenizer(length: int) -> dict[str, Any]:
+    tokens = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "sep", "pad", "cls", "mask")}
+    flags = {"do_lower_case": True, "clean_up_tokenization_spaces": True}
+    return {"tokenizer_class": "BertTokenizer", **flags, **tokens, "model_max_length": length}
+
+
+def _byte_pairs(size: int, *words: str) -> "Tokenizer":
+    """A byte-level BPE tokenizer with made-up merges; at GPT-2's size it takes as long to load. Each of ``words``,
+    which have Ġ for a space, is one token; the last token is the end."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {symbol: index for index, symbol in enumerate(alphabet)}
+    merges: list[tuple[str, str]] = []
+    for word in words:
+        for left, joined in pairwise(accumulate(word)):
+            if joined not in vocab:
+                vocab[joined] = len(vocab)
+                merges.append((left, joined[-1]))
+    letters = [symbol for symbol in alphabet if symbol.isascii() and symbol.isalpha()]
+    pieces = ["Ġ", *letters]
+    chooser = random.Random(SEED)
+    while len(vocab) < size - 1:
+        left, right = chooser.choice(pieces), chooser.choice(letters if chooser.random() < 0.7 else pieces)
+        joined = left + right
+        if joined in vocab or len(joined) > 10 or "Ġ" in joined[1:]:
+            continue
+        vocab[joined] = len(vocab)
+        pieces.append(joined)
+        merges.append((left, right))
+    vocab[_END] = size - 1
+    tokenizer = Tokenizer(models.BPE(vocab, merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([_END])
+    return tokenizer
+
+
+def _word_pieces(size: int) -> "Tokenizer":
+    """A WordPiece tokenizer with made-up words, as BLIP's: BERT's uncased one, and [DEC] and [ENC] at its end."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+    specials = {"[PAD]": _PADDING, "[UNK]": _UNKNOWN, "[CLS]": _CLS, "[SEP]": _SEP, "[MASK]": _MASK}
+    specials |= {"[DEC]": size - 2, "[ENC]": size - 1}
+    taken = {index: token for token, index in specials.items()}
+    characters = string.ascii_lowercase + string.digits
+    pieces = [*string.punctuation, *characters, *(f"##{character}" for character in characters)]
+    chooser, known = random.Random(SEED), {*pieces, *specials}
+    while len(pieces) < size:
+        word = "".join(chooser.choices(string.ascii_lowercase, k=chooser.randint(2, 8)))
+        piece = f"##{word}" if chooser.random() < 0.2 else word
+        if piece not in known:
+            known.add(piece)
+            pieces.append(piece)
+    following, unused = iter(pieces), (f"[unused{index}]" for index in range(_UNKNOWN))
+    words = (taken.get(index) or (next(unused) if index < _UNKNOWN else next(following)) for index in range(size))
+    vocab = {word: index for index, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=100))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    ends = [("[CLS]", _CLS), ("[SEP]", _SEP)]
+    pair = "[CLS] $A [SEP] $B [SEP]"
+    tokenizer.post_processor = processors.TemplateProcessing(single=pair[:14], pair=pair, special_tokens=ends)
+    tokenizer.decoder = decoders.WordPiece(cleanup=True)
+    tokenizer.add_special_tokens([*specials])
+    return tokenizer
+
+
+def _siglip(**further: int) -> dict[str, int]:
+    return {"hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072, **further}
 
 
 RANDOM_MODELS = {
-    # ViT-B/16 at 224 pixels and GPT-2 small with cross-attention.
-    "vit-b16-gpt2": RandomModel(vit_gpt2, Shapes()),
+    # ViT-B/16 at 224 pixels and GPT-2 small with cross-attention: transformers' defaults.
+    "vit-b16-gpt2": RandomModel(_vit_gpt2),
     # Salesforce/blip-image-captioning-base: ViT-B/16 at 384 pixels and a decoder of BERT-base's size.
-    "blip-base": RandomModel(blip, Shapes(image_size=384, vocab_size=30524, positions=512)),
+    "blip-base": RandomModel(_blip),
     # microsoft/git-base-coco: CLIP's ViT-B/16 at 224 pixels and six layers of BERT-base's size.
-    "git-base": RandomModel(git, Shapes(decoder_layers=6, vocab_size=30522)),
+    "git-base": RandomModel(_git),
     # florence-community/Florence-2-base: DaViT at 768 pixels and a BART of six layers each.
     "florence2-base": RandomModel(
-        florence2, florence2.Florence2Shapes(image_size=768, encoder_layers=6, decoder_layers=6, vocab_size=51289)
+        _florence2,
+        text={"vocab_size": 51289, "d_model": 768, "max_position_embeddings": 1024}
+        | {f"{part}_layers": 6 for part in ("encoder", "decoder")}
+        | {f"{part}_attention_heads": 12 for part in ("encoder", "decoder")}
+        | {f"{part}_ffn_dim": 3072 for part in ("encoder", "decoder")},
     ),
     # HuggingFaceTB/SmolVLM-256M-Instruct: SigLIP-B/16 at 512 pixels and thirty layers of SmolLM2's 135M.
     "smolvlm-256m": RandomModel(
-        smolvlm, ChatShapes(image_size=512, decoder_layers=30, vocab_size=49280, positions=8192)
+        _smolvlm,
+        _siglip(image_size=512, patch_size=16, scale_factor=4),
+        {"vocab_size": 49280, "max_position_embeddings": 8192, "num_hidden_layers": 30, "hidden_size": 576}
+        | {"num_attention_heads": 9, "num_key_value_heads": 3, "intermediate_size": 1536},
     ),
     # fancyfeast/llama-joycaption-beta-one-hf-llava: SigLIP-SO400M/14 at 384 pixels and Llama 3.1 8B.
     "llava-llama3-8b": RandomModel(
-        llava,
-        ChatShapes(
-            image_size=384,
-            patch_size=14,
-            width=1152,
-            heads=16,
-            encoder_layers=27,
-            inner=4304,
-            decoder_layers=32,
-            vocab_size=128256,
-            positions=131072,
-            text_width=4096,
-            text_heads=32,
-            kv_heads=8,
-            text_inner=14336,
-        ),
+        _llava,
+        {"image_size": 384, "patch_size": 14, "hidden_size": 1152, "num_attention_heads": 16}
+        | {"num_hidden_layers": 27, "intermediate_size": 4304},
+        {"vocab_size": 128256, "max_position_embeddings": 131072, "num_hidden_layers": 32, "hidden_size": 4096}
+        | {"num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336},
     ),
 }
 
@@ -76,47 +405,67 @@ RANDOM_MODELS = {
 def write_checkpoint(model: RandomModel, folder: Path) -> None:
     """Write all files; the folder appears whole or not at all."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(
-        tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent)
-    )  # and not a name that may be taken
+    # Not a name that may be taken.
+    staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        _write(model, staging)
+        staging.chmod(0o755)
+        captioner = model.describe()
+        write_weights(captioner, model.dtype, staging)
+        write_files(captioner, staging)
         staging.replace(folder)
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
         raise
 
 
-def _write(model: RandomModel, staging: Path) -> None:
-    staging.chmod(0o755)
-    files = model.family.files(model.shapes)
-    for name, content in files.small.items():
-        (staging / name).write_text(json.dumps(content, indent=2) + "\n")
-    (staging / "tokenizer.json").write_text(json.dumps(files.tokenizer))
-    _write_weights(model, staging / "model.safetensors")
-    (staging / "model.safetensors").chmod(0o644)  # some versions write it for the owner alone
+def write_files(captioner: Captioner, folder: Path) -> None:
+    """Write all but the weights."""
+    captioner.config.architectures = [captioner.architecture]
+    config = captioner.config.to_dict()
+    for part in (config, *(value for value in config.values() if isinstance(value, dict))):
+        part.pop("dtype", None)
+    generation = _transformers().GenerationConfig(max_new_tokens=NEW_TOKENS, **captioner.special)
+    files = {
+        "config.json": config,
+        "generation_config.json": generation.to_diff_dict(),
+        "preprocessor_config.json": captioner.processor,
+        "tokenizer_config.json": captioner.tokenizer_config,
+    }
+    if captioner.template:
+        files["chat_template.json"] = {"chat_template": captioner.template}
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content, indent=2) + "\n")
+    captioner.tokenizer.save(str(folder / "tokenizer.json"))
 
 
-def _write_weights(model: RandomModel, path: Path) -> None:
+def write_weights(captioner: Captioner, dtype: str, folder: Path) -> None:
+    """Fill transformers' model at random, and let it write its weights."""
     import torch
-    from safetensors.torch import save_file
 
-    dtype = getattr(torch, model.shapes.dtype)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, dtype))
+    try:
+        model = captioner.model()
+    finally:
+        torch.set_default_dtype(before)
+    generator = torch.Generator().manual_seed(SEED)
+    for name, parameter in model.named_parameters():
+        fill(name, parameter.data, generator)
+        for end, values in captioner.fixed.items():
+            if name.endswith(end):
+                for index, value in values.items():
+                    parameter.data[index] = value
+    model.save_pretrained(folder, max_shard_size="100GB")
+    (folder / "model.safetensors").chmod(0o644)  # some versions write it for the owner alone
 
-    def made(place: int, spec: TensorSpec) -> torch.Tensor:
-        if spec.std:  # of a generator of its own, so that threads may draw
-            generator = torch.Generator().manual_seed(SEED + place)
-            tensor = torch.randn(spec.shape, generator=generator).mul_(spec.std)
-        else:
-            tensor = torch.full(spec.shape, spec.value)
-        for index, value in spec.exceptions.items():
-            tensor[index] = value
-        return tensor.to(dtype)
 
-    specs = model.tensors
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        tensors = dict(zip((spec.name for spec in specs), pool.map(made, range(len(specs)), specs), strict=True))
-    save_file(tensors, path, metadata={"format": "pt"})
+def fill(name: str, tensor: Any, generator: Any) -> None:
+    """Norms are one, biases zero, and all else is drawn."""
+    if tensor.ndim == 1 and "class_embedding" not in name:
+        tensor.fill_(float(name.endswith("weight")))
+        return
+    std = _POSITION_STD if _POSITIONS.search(name) else _CROSS_STD if "encoder_attn" in name else _MATRIX_STD
+    tensor.normal_(0.0, std, generator=generator)
 
 
 def main() -> None:

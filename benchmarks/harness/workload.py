@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from snapcap.benchmarks.harness.common import DEMO, ROOT, environment, samples
-from snapcap.benchmarks.harness.random_checkpoint import RANDOM_MODELS
+from snapcap.benchmarks.harness.random_checkpoint import NEW_TOKENS, RANDOM_MODELS
 from snapcap.warmup.options import ComputeOptions, ModelOptions, StartOptions
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def open_workload(name: str, cache: Path) -> Workload:
         command = [sys.executable, "-m", "snapcap.benchmarks.harness.random_checkpoint", name, str(folder)]
         subprocess.run(command, cwd=ROOT, env=environment(), check=True)
     images = {name: (data, None) for name, (data, _) in jpegs.items()}
-    return Workload(name, folder, images, RANDOM_MODELS[name].shapes.new_tokens)
+    return Workload(name, folder, images, NEW_TOKENS)
 
 
 def start_options(model: Path, cache: Path, **compute: Any) -> StartOptions:
