@@ -3,10 +3,8 @@
     python -m snapcap.benchmarks.compile.case regional --model FOLDER --image FILE
         [--save FOLDER | --restore FOLDER]
 
-Every bucket is compiled, and on a GPU captured as a CUDA graph, as a server does before it is ready. Then either
-``--measure caption``: the image is captioned, which ends the start, and captioned again; or ``--measure steps``: an
-encode and a decode step at each bucket, before and after they are captured. No HTTP server is started, which is to
-the advantage of these strategies. `snapcap bench startup` and `modes` run this.
+Every bucket is compiled, and on a GPU captured as a CUDA graph, as a server does before it is ready. An encode and
+a decode step are measured at each bucket, before and after they are captured. `snapcap bench modes` runs this.
 """
 
 import shutil
@@ -25,7 +23,6 @@ from snapcap.benchmarks.harness.workload import open_model, start_options
 from snapcap.warmup.option import parse_buckets
 
 REPEATS = 30
-CAPTIONS = 10
 TOKENS = 20
 
 
@@ -53,21 +50,6 @@ def steady_steps(steps: CompiledSteps, buckets: tuple[int, ...], suffix: str = "
                 seconds.append(_timed(lambda c=component, s=size: steps.run(c, s))[0])  # type: ignore[misc]
             found[f"{component}_{size}{suffix}"] = statistics.median(seconds[3:]) * 1000
     return found
-
-
-def steady_caption(steps: CompiledSteps, rows: int, expected: list[int]) -> float:
-    """Median milliseconds of a caption from now on.
-
-    Raises:
-        RuntimeError: the tokens change.
-    """
-    seconds = []
-    for _ in range(CAPTIONS):
-        took, again = _timed(lambda: steps.caption(rows, TOKENS))
-        if again != expected:
-            raise RuntimeError(f"the same image gave other tokens: {expected}, {again}")
-        seconds.append(took)
-    return statistics.median(seconds) * 1000
 
 
 def needed(device: Any) -> dict[str, float]:
@@ -118,7 +100,6 @@ def main() -> int:
     parser.add_argument("way", choices=WAYS)
     parser.add_argument("--model", required=True, help="checkpoint folder")
     parser.add_argument("--image", type=Path, required=True, help="the image to caption")
-    parser.add_argument("--measure", choices=("caption", "steps"), default="caption")
     parser.add_argument("--only", choices=COMPONENTS, help="leave the other component eager")
     parser.add_argument("--encoder-mode", choices=MODES, default="default")
     parser.add_argument("--decoder-mode", choices=MODES, default="default")
@@ -149,18 +130,13 @@ def main() -> int:
         mark("restore")
     steps, buckets = CompiledSteps(model, device, image, how), plan.buckets
     values: dict[str, Any] = first_steps(steps, buckets)
+    values |= needed(device)
+    values |= steady_steps(steps, buckets)
     captures = device.type == "cuda" and not how.captures
-    if options.measure == "steps":
-        values |= needed(device)
-        values |= steady_steps(steps, buckets)
     if captures:
         capture(steps, buckets)
     values["tokens"] = steps.caption(buckets[0], TOKENS)
-    if options.measure == "caption":
-        mark("first_caption")
-        values["steady_ms"] = steady_caption(steps, buckets[0], values["tokens"])
-        values |= needed(device)
-    elif captures:
+    if captures:
         values |= steady_steps(steps, buckets, "_graph")
     if how.way != "eager":
         from snapcap.warmup.progress.compile_events import cache_counts, compiled_graphs

@@ -134,7 +134,7 @@ def measure(name: str, setup: Setup, kept: Path) -> dict[str, Any]:
         files = ("--save", str(kept / name))
     command = (sys.executable, "-m", "snapcap.benchmarks.compile.case", *case.options, *setup.options, *files)
     with tempfile.TemporaryDirectory(prefix="snapcap-bench-", ignore_cleanup_errors=True) as folder:
-        spawned, lines = run_measured((*command, "--measure", "steps"), CASE_LIMIT_S, fresh_caches(Path(folder)))
+        spawned, lines = run_measured(command, CASE_LIMIT_S, fresh_caches(Path(folder)))
     marks = read_marks(lines)
     found = read_result(lines) | {f"until_{mark}": moment - spawned for moment, mark in marks}
     # A token has been decoded after an image was encoded: once at the first bucket, and at last at all of them.

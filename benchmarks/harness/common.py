@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from snapcap.service.config.reader import BUILD_GROUPS, BUILD_WITHOUT, add_arguments
@@ -60,18 +60,6 @@ def run_snapcap(*arguments: str, extra: Mapping[str, str] | None = None) -> None
     """Run a command to its end, which must be a good one."""
     environ, nowhere = environment(**(extra or {})), subprocess.DEVNULL
     subprocess.run([*SNAPCAP, *arguments], cwd=ROOT, env=environ, stdout=nowhere, check=True)
-
-
-def run_child(command: Sequence[str], what: str) -> list[str]:
-    """The lines that a measuring process of ours has printed.
-
-    Raises:
-        SystemExit: it failed; the end of what it said.
-    """
-    done = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{what} failed: {done.stderr.strip()[-2000:]}")
-    return done.stdout.splitlines()
 
 
 def build_store(cache: Path, *options: str, extra: Mapping[str, str] | None = None) -> None:

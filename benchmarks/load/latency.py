@@ -24,7 +24,6 @@ DEFAULT = ("aot", "eager", "transformers-eager", "onnxruntime")
 DEFAULT_CONCURRENCY = {"cuda": (1, 4, 16, 64, 128), "cpu": (1, 4, 16)}
 LOAD = 0.7
 LEAST_DUE = 10  # requests of the open loop, on average: a model may take longer for one than a round is
-PEER = "transformers-eager"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -90,7 +89,6 @@ def run(options: argparse.Namespace, device: str) -> int:
     _steps_table(report, engine)
     _http_table(report, http)
     status = contenders.add_problems(report)
-    _targets(report, engine, http)
     if options.png is not None:
         draw_latency(_lines(engine, http), options.png, f"{options.model} on {device}")
     raw = {"benchmark": "latency", "model": options.model, "device": device, "problems": contenders.problems}
@@ -152,39 +150,6 @@ def _http_table(report: Report, http: Mapping[str, Any]) -> None:
     ]
     columns = ["", "first ms", "steady ms", "first /steady", "compiles after READY", "padded: encoder", "decoder"]
     report.add("First request after READY, compiles, padding at 70 % load", columns, facts)
-
-
-def _targets(report: Report, engine: Mapping[str, Any], http: Mapping[str, Any]) -> None:
-    """Adds the goals of latency and throughput on a GPU, each with the measured value."""
-
-    def lone(name: str) -> float | None:
-        return engine.get(name, {}).get("concurrency", {}).get("1", {}).get("p50_ms")  # type: ignore[no-any-return]
-
-    def step(size: str, what: str) -> float | None:
-        return engine.get("aot", {}).get("steps", {}).get(size, {}).get(what)  # type: ignore[no-any-return]
-
-    rates = [measured["captions_per_s"] for measured in engine.get("aot", {}).get("concurrency", {}).values()]
-    facts = [
-        ["engine, a lone caption, aot", _ms(lone("aot")), "≤ 11 ms"],
-        ["the same, faster than transformers eager", ratio(lone(PEER), lone("aot")), "≥ 15 ×"],
-        ["decode step, 1 row", _ms(step("1", "decode_step_ms")), "≤ 0.5 ms"],
-        ["decode step, 64 rows", _ms(step("64", "decode_step_ms")), "≤ 0.9 ms"],
-        ["encoder, batch of 64", _ms(step("64", "encode_ms")), "≤ 5.5 ms"],
-        ["engine, captions/s, aot", number(max(rates, default=None), 0), "≥ 2,500"],
-    ]
-    if "aot" in http:
-        case = http["aot"]
-        unloaded = next(iter(case["closed"].values()))["p50_ms"]
-        facts += [
-            ["over HTTP, captions/s, aot", number(case["highest_per_s"], 0), "≥ 1,200"],
-            ["p99 at 70 % load, to unloaded p50", ratio(case["at_70_percent"]["p99_ms"], unloaded), "≤ 10 ×"],
-            ["compiles after READY", number(case["at_70_percent"].get("compiles_serving"), 0), "0"],
-        ]
-    report.add("Against the targets (H100)", ["what", "measured", "target"], [row for row in facts if row[1]])
-
-
-def _ms(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f} ms"
 
 
 def _lines(engine: Mapping[str, Any], http: Mapping[str, Any]) -> list[Line]:

@@ -1,7 +1,5 @@
 """The ways of compiling: two of them for real, what is run and what is not, and what the tables make of numbers."""
 
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -12,8 +10,7 @@ from snapcap.benchmarks.compile import report as modes_report
 from snapcap.benchmarks.compile.cases import CASES, with_needed
 from snapcap.benchmarks.compile.modes import Setup, measure, measure_all
 from snapcap.benchmarks.compile.steps import MODES, WAYS
-from snapcap.benchmarks.harness.common import DEMO, ROOT, SAMPLES, environment, fresh_caches
-from snapcap.benchmarks.harness.marks import read_marks, read_result
+from snapcap.benchmarks.harness.common import DEMO, SAMPLES
 from snapcap.benchmarks.harness.measurements import Samples
 from snapcap.benchmarks.report.tables import Report
 
@@ -37,35 +34,6 @@ def test_the_eager_case_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
     assert found["initial_encoder"] > 0
     assert found["peak_host_mib"] > 100
     assert "graphs" not in found  # no compiler was imported
-
-
-def test_a_start_ends_with_its_caption(tmp_path: Path) -> None:
-    """What `snapcap bench startup` runs of the field's strategies."""
-    command = [
-        sys.executable,
-        "-m",
-        "snapcap.benchmarks.compile.case",
-        "eager",
-        "--buckets",
-        "1",
-        "--model",
-        str(DEMO),
-    ]
-    command += ["--image", str(SETUP.image), "--device", "cpu"]
-    variables = environment(**fresh_caches(tmp_path))
-    done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=True)
-    lines = done.stdout.splitlines()
-    assert [name for _, name in read_marks(lines)] == [
-        "interpreter",
-        "import_torch",
-        "checkpoint",
-        "device_init",
-        "load_weights",
-        "compile_encoder",
-        "compile_decoder",
-        "first_caption",
-    ]
-    assert read_result(lines)["steady_ms"] > 0
 
 
 def test_a_case_that_fails_says_why_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
