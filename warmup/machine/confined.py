@@ -2,7 +2,7 @@
 
 A codec or a tokenizer that was exploited runs the attacker's code with the rights of its process. Such a process
 calls `forget_environment` before it is forked, or is started with `clean_environment`, and `confine` when all its
-modules are imported. What the kernel denies is logged once, and the process goes on with fewer walls.
+modules are imported. A call that the kernel denies is logged once, and the process goes on with fewer walls.
 """
 
 import ctypes
@@ -100,7 +100,7 @@ def clean_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def forget_environment() -> None:
-    """Remove all environment variables of this process, also from the memory in which the kernel put them.
+    """Removes all environment variables of this process, also from the memory in which the kernel put them.
 
     `os.environ` alone would leave them readable in `/proc/self/environ` and to code that scans memory.
     """
@@ -118,7 +118,7 @@ def forget_environment() -> None:
 
 
 def confine() -> None:
-    """Take from this process, for good, whatever works on more than its memory and its open files.
+    """Denies this process, for good, all system calls that work on more than its memory and its open files.
 
     The process can open no file and no socket, start no other process and signal none; threads are allowed. Other
     programs of the same user can neither read its memory nor attach to it.
@@ -143,7 +143,7 @@ def confine() -> None:
 
 
 def _filter(machine: int, place: int) -> Iterator[bytes]:
-    """The filter's instructions, 8 bytes each. A call that is not allowed fails with EPERM."""
+    """Yields the filter's instructions, 8 bytes each. A call that is not allowed fails with EPERM."""
     yield _instruction(_LOAD, _ARCHITECTURE)
     yield _instruction(_IF_EQUAL, machine, 1, 0)
     yield _instruction(_RETURN, _DENY)
@@ -176,7 +176,7 @@ def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> 
 
 
 def _overwrite(data: bytes) -> None:
-    """Zero the bytes of an object that nobody reads any more: freed memory keeps what was in it."""
+    """Sets the bytes of an object that nobody reads any more to zero, because freed memory keeps its content."""
     if len(data) > 1:  # Python has one object for each single byte
         ctypes.memset(id(data) + bytes.__basicsize__ - 1, 0, len(data))
 

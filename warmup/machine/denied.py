@@ -1,4 +1,4 @@
-"""Goes without what this machine denies although only work or room is saved by it, and says so once."""
+"""Replaces system calls that this machine denies and that only save work or memory, and logs each denial once."""
 
 import contextlib
 import functools
@@ -13,7 +13,7 @@ _logger = logging.getLogger("snapcap.machine")
 
 @functools.cache
 def report_denied(what: str, effect: str, reason: str) -> None:
-    """Log the first denial of a kind in this process.
+    """Logs the first denial of a call in this process.
 
     Args:
         what: the call that the system refuses, such as "flock".
@@ -24,9 +24,9 @@ def report_denied(what: str, effect: str, reason: str) -> None:
 
 
 def process_limit(which: int, unknown: int = _NO_LIMIT) -> tuple[int, int]:
-    """The soft and the hard limit of a resource, one of ``resource.RLIMIT_…``; where the system does not tell,
-    ``unknown`` is both."""
-    import resource  # noqa: PLC0415 - which is not there where torch's libraries are loaded
+    """Returns the soft and the hard limit of a resource, which is one of ``resource.RLIMIT_…``. If the system does not
+    tell, both limits are ``unknown``."""
+    import resource  # noqa: PLC0415 - the module is missing where torch's libraries are loaded
 
     try:
         return resource.getrlimit(which)
@@ -36,14 +36,14 @@ def process_limit(which: int, unknown: int = _NO_LIMIT) -> tuple[int, int]:
 
 
 def memory_file(name: str, *, runs: bool = False) -> int:
-    """The descriptor of a new file that no other program can open, and that is gone with its last descriptor.
+    """Returns the descriptor of a new file that no other program can open, and that is gone with its last descriptor.
 
     Args:
-        name: what the system calls it in its lists.
-        runs: code in the file is to be run.
+        name: the file's name in the system's lists.
+        runs: True if code in the file is executed.
 
     Raises:
-        OSError: there is room for it nowhere.
+        OSError: no memory and no temporary folder has room for the file.
     """
     reason = "it is a call of Linux"
     try:
@@ -53,7 +53,7 @@ def memory_file(name: str, *, runs: bool = False) -> int:
     except OSError as error:
         reason = str(error.strerror)
         report_denied("memfd_create", "files of a temporary folder are used instead", reason)
-    from tempfile import TemporaryFile  # noqa: PLC0415 - of few starts
+    from tempfile import TemporaryFile  # noqa: PLC0415 - few starts need it
 
     for folder in _folders(runs):
         with contextlib.suppress(OSError), TemporaryFile(dir=folder) as file:
@@ -62,17 +62,17 @@ def memory_file(name: str, *, runs: bool = False) -> int:
 
 
 def seal(file: int) -> None:
-    """Keep the file of `memory_file` at its size for good, so that no process that has it can cut it short under a
+    """Keeps the file of `memory_file` at its size for good, so that no process that has it can cut it short under a
     mapping of another, or fill the memory with it. A file of a temporary folder cannot be sealed."""
-    import fcntl  # noqa: PLC0415 - of Unix alone
+    import fcntl  # noqa: PLC0415 - other systems than Unix lack it
 
     with contextlib.suppress(OSError, AttributeError):
         fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
 
 
 def _folders(runs: bool) -> Iterator[str]:
-    """Those that may be there, without those that allow no code to be run where it is to be."""
-    from tempfile import gettempdir  # noqa: PLC0415 - as above
+    """Yields temporary folders that may exist; if code in the file is executed, only folders that allow it."""
+    from tempfile import gettempdir  # noqa: PLC0415 - few starts need it
 
     with contextlib.suppress(OSError):
         yield gettempdir()

@@ -43,7 +43,7 @@ from snapcap.warmup.runtime.slot_request import SamplingParams
 
 QUEUE, PROCESSES = 4, 2
 MEMORY, MOST_S = 4000, 1e9
-SIZE = (2, 2)  # of the pixels of an image
+SIZE = (2, 2)  # height and width of an image
 SLOTS = QUEUE + PROCESSES + 1
 COMPLETION = Completion((7,), "stop", "aot", 0.1, 0.2, 0.3)
 
