@@ -1,1 +1,1 @@
-"""Holds the sources of everything that is compiled, and nothing else: the artifact key hashes this folder."""
+"""Holds the sources of everything that is compiled, and nothing else: the artifact key digests their code."""

@@ -1,10 +1,9 @@
 """Collects the factors of an artifact key: all that decides whether compiled code runs here, and nothing else.
 
-Known without importing torch, so that artifacts can be fetched while torch is being imported. No path, host name
-or address is a factor: they would keep equal machines from sharing.
+All factors are known without importing torch, so that artifacts can be fetched while torch is being imported. No
+path, host name or address is a factor, because each would keep equal machines from sharing artifacts.
 """
 
-import hashlib
 import os
 import platform
 import re
@@ -15,6 +14,7 @@ from typing import Any
 
 from snapcap.warmup.artifacts.key import Difference, Factor, check_factors
 from snapcap.warmup.artifacts.manifest import FORMAT
+from snapcap.warmup.artifacts.source import source_digest
 from snapcap.warmup.machine.cpus import instruction_set
 from snapcap.warmup.machine.cuda_driver import CudaDriverError, cuda_device
 from snapcap.warmup.machine.cxx import compiler_version
@@ -32,7 +32,7 @@ _SOFTWARE = re.compile(r"(torch|triton|python|compiler|libc|source|format)(\..+)
 
 
 def machine_factors(device: str) -> dict[str, Factor]:
-    """torch, triton, libc, CPU and device of this machine.
+    """Returns the versions of torch, triton and libc, and describes the CPU and the device of this machine.
 
     Args:
         device: ``cpu``, ``cuda``, ``cuda:N`` or ``auto``: cuda where torch and the driver have it, else cpu.
@@ -66,34 +66,31 @@ def machine_factors(device: str) -> dict[str, Factor]:
     }
 
 
-def region_source_hash(regions: Path | None = None) -> str:
-    """SHA-256, in hex, of the regions' sources with their names; line endings do not count.
+def region_source_hash(device_type: object, models: Path | None = None) -> str:
+    """Returns the SHA-256, in hex, of the code that is compiled: the regions, and the dimensions that
+    they are built from. Comments and docstrings do not count.
 
-    All that is compiled lies in one folder. What reads the configuration does not: what it decides reaches a region
-    as a dimension, which is a factor. Nor does the sampling of eager steps.
+    Code that reads a configuration is left out, because its results reach a region as dimensions, which are
+    factors.
 
     Args:
-        regions: the folder, if it is not the installed one.
+        device_type: ``cuda`` or ``cpu``; the kernels of a GPU do not count for a CPU.
+        models: the folder of our models, if it is not the installed one.
     """
-    return _source_hash(regions or package_folder("snapcap.models.regions"), "*.py")
-
-
-def _source_hash(folder: Path, *patterns: str) -> str:
-    digest = hashlib.sha256()
-    for file in sorted(file for pattern in patterns for file in folder.rglob(pattern)):
-        source = file.read_bytes().replace(b"\r\n", b"\n")
-        digest.update(b"%s %d\n%s" % (file.relative_to(folder).as_posix().encode(), len(source), source))
-    return digest.hexdigest()
+    models = models or package_folder("snapcap.models")
+    regions, kernels = models / "regions", models / "regions" / "kernels"
+    files = (file for file in regions.rglob("*.py") if device_type != "cpu" or kernels not in file.parents)
+    return source_digest(models, [models / "dimensions.py", *files])
 
 
 def build_factors(
     machine: Mapping[str, Factor], kind: Kind, model: Mapping[str, Any], compilation: Mapping[str, Any]
 ) -> dict[str, Factor]:
-    """All factors of a key, flat: ``{"vision": {"hidden_size": 48}}`` of the model is
+    """Returns all factors of a key, flat: ``{"vision": {"hidden_size": 48}}`` of the model is
     ``model.vision.hidden_size``.
 
     Args:
-        machine: what ``machine_factors`` found.
+        machine: the result of ``machine_factors``.
         model: dimensions, dtype, buckets and cache length; nested, as ``dataclasses.asdict`` gives it.
         compilation: modes, options and precision flags; nested or not.
 
@@ -106,11 +103,13 @@ def build_factors(
         **_flat("compile", compilation),
         "format": FORMAT,
         "kind": kind,
-        "source.regions": region_source_hash(),
+        "source.regions": region_source_hash(machine.get("device.type")),
     }
     if kind == "aot" and factors.get("device.type") == "cpu":
         sources = package_folder("snapcap.warmup.runtime.aoti") / "cpp"
-        factors["source.cpu_library"] = _source_hash(sources, "*.cpp", "*.h", "*.txt")
+        factors["source.cpu_library"] = source_digest(
+            sources, (file for file in sources.rglob("*") if file.suffix in (".cpp", ".h", ".txt"))
+        )
     if kind == "jit":
         # Its artifacts are pickles of this Python, and torch finds them by this compiler. A package knows neither.
         factors["python"] = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -119,7 +118,8 @@ def build_factors(
 
 
 def is_stale(differences: Iterable[Difference]) -> bool:
-    """Whether artifacts with these differences are what this machine had before its software changed."""
+    """Returns True if the differences are of software alone, so that this machine may have made the artifacts
+    before its software changed."""
     return all(_SOFTWARE.fullmatch(difference.name) for difference in differences)
 
 

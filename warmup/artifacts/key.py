@@ -13,13 +13,13 @@ Factors = Mapping[str, Factor]
 
 ABSENT = "(absent)"
 MAX_FACTORS = 256
-MAX_DEPTH = 8  # of lists in lists
+MAX_DEPTH = 8  # levels of lists in lists
 _MAX_NAME = 100
 _NAME = re.compile(r"[a-z0-9_]+(\.[a-z0-9_-]+)*")
 
 
 class FactorError(ValueError):
-    """A factor that no key can be made of; one line that names it."""
+    """Says in one line which factor cannot be part of a key."""
 
 
 class HasFactors(Protocol):
@@ -34,7 +34,7 @@ Built = TypeVar("Built", bound=HasFactors)
 
 @dataclass(frozen=True)
 class Difference:
-    """One factor with two values; a factor that only one side has is ``ABSENT`` on the other."""
+    """Describes a factor whose values differ; a factor that only one side has is ``ABSENT`` on the other."""
 
     name: str
     ours: Factor
@@ -45,7 +45,7 @@ class Difference:
 
 
 def artifact_key(factors: Factors) -> str:
-    """SHA-256, in hex, of the factors as canonical JSON.
+    """Returns the SHA-256, in hex, of the factors as canonical JSON.
 
     Raises:
         FactorError: a name is not dotted lower case, or a value is not JSON (NaN and objects are not).
@@ -54,17 +54,17 @@ def artifact_key(factors: Factors) -> str:
 
 
 def canonical_json(value: object) -> bytes:
-    """The one spelling of a JSON value: sorted keys, no spaces, UTF-8.
+    """Returns the one spelling of a JSON value: sorted keys, no spaces, UTF-8.
 
     Raises:
-        ValueError, TypeError: not JSON.
+        ValueError, TypeError: the value is not JSON.
     """
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.encode()
 
 
 def check_factors(factors: Mapping[str, object]) -> dict[str, Factor]:
-    """The same factors, known to be of the right types and to be no more than a program would name.
+    """Returns the same factors, of which each has a right type and all together are not too many.
 
     Raises:
         FactorError: as for ``artifact_key``.
@@ -75,7 +75,7 @@ def check_factors(factors: Mapping[str, object]) -> dict[str, Factor]:
 
 
 def differing(ours: Factors, theirs: Factors) -> list[Difference]:
-    """The factors that give the two sides different keys, by name. 1, 1.0 and true are three values."""
+    """Returns the factors that give the two sides different keys, by name. 1, 1.0 and true are three values."""
     return [
         Difference(name, ours.get(name, ABSENT), theirs.get(name, ABSENT))
         for name in sorted({*ours, *theirs})
@@ -84,7 +84,7 @@ def differing(ours: Factors, theirs: Factors) -> list[Difference]:
 
 
 def nearest(factors: Factors, candidates: Iterable[Built]) -> tuple[Built, list[Difference]] | None:
-    """The candidate with the fewest differing factors, the first of equals; None without candidates."""
+    """Returns the candidate with the fewest differing factors, the first of equals; None without candidates."""
     compared = [(candidate, differing(factors, candidate.factors)) for candidate in candidates]
     return min(compared, key=lambda pair: len(pair[1]), default=None)
 
@@ -123,9 +123,9 @@ def _shown(value: Factor) -> str:
 
 
 def describe_model(factors: Factors) -> str:
-    """One line: ``blip: blip 384×384, 12 layers of 768 → blip, 12 layers of 768, 30524 tokens; float32``.
+    """Returns one line: ``blip: blip 384×384, 12 layers of 768 → blip, 12 layers of 768, 30524 tokens; float32``.
 
-    A factor that is not there, as in a manifest of another version, is a question mark.
+    A question mark stands for a factor that is missing, as in a manifest of another version.
     """
 
     def of(name: str) -> Any:

@@ -24,8 +24,8 @@ def report_denied(what: str, effect: str, reason: str) -> None:
 
 
 def process_limit(which: int, unknown: int = _NO_LIMIT) -> tuple[int, int]:
-    """Returns the soft and the hard limit of a resource, which is one of ``resource.RLIMIT_…``. If the system does not
-    tell, both limits are ``unknown``."""
+    """Returns the soft and the hard limit of a resource, which is one of ``resource.RLIMIT_…``. If the system does
+    not tell, both limits are ``unknown``."""
     import resource  # noqa: PLC0415 - the module is missing where torch's libraries are loaded
 
     try:
@@ -36,7 +36,7 @@ def process_limit(which: int, unknown: int = _NO_LIMIT) -> tuple[int, int]:
 
 
 def memory_file(name: str, *, runs: bool = False) -> int:
-    """Returns the descriptor of a new file that no other program can open, and that is gone with its last descriptor.
+    """Returns the descriptor of a new file that no other program can open, which ends with its last descriptor.
 
     Args:
         name: the file's name in the system's lists.

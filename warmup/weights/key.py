@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from snapcap.warmup.artifacts.key import Factors, canonical_json
+from snapcap.warmup.artifacts.source import source_digest
 from snapcap.warmup.machine.installation import package_folder, torch_version
 
 if TYPE_CHECKING:
@@ -77,12 +78,10 @@ def layout_digest(config: "ModelConfig", transform: "ImageTransform", models: Pa
 
 
 def _source_digest(models: Path) -> str:
-    digest = hashlib.sha256()
+    files: list[Path] = []
     for pattern in _SOURCES:
-        files = sorted(models.glob(pattern))
-        if not files:
+        found = [*models.glob(pattern)]
+        if not found:
             raise FileNotFoundError(errno.ENOENT, "an installation without its sources", str(models / pattern))
-        for file in files:
-            source = file.read_bytes().replace(b"\r\n", b"\n")
-            digest.update(b"%s/%s %d\n%s" % (file.parent.name.encode(), file.name.encode(), len(source), source))
-    return digest.hexdigest()
+        files += found
+    return source_digest(models, files)

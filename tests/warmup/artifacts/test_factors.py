@@ -40,7 +40,7 @@ def test_nothing_of_torch_is_imported() -> None:
 
 
 def test_no_path_host_or_user_is_a_factor() -> None:
-    text = str(machine_factors("cpu") | {"source.regions": region_source_hash()})
+    text = str(machine_factors("cpu") | {"source.regions": region_source_hash("cpu")})
     for secret in (str(ROOT), str(Path.home()), platform.node(), sys.prefix, str(os.getpid())):
         assert len(secret) < 3 or secret not in text
 
@@ -81,8 +81,8 @@ def test_artifacts_of_jit_also_know_python_and_the_compiler(monkeypatch: pytest.
 
 
 def test_regions_import_nothing_of_ours_that_the_key_does_not_hash() -> None:
-    """But what reads the configuration: what that decides reaches a region as a dimension, which is a factor; what
-    a buffer is, whose shape and strides each package records; and how a dataclass is made."""
+    """Except code that reads the configuration, whose results reach a region as dimensions, which are factors; the
+    type of a buffer, whose shape and strides each package records; and the way a dataclass is made."""
     allowed = {f"snapcap.models.{name}" for name in ("config", "dataclass", "dimensions", "memory.memory")}
     for file in REGIONS.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
@@ -92,14 +92,40 @@ def test_regions_import_nothing_of_ours_that_the_key_does_not_hash() -> None:
             assert not isinstance(node, ast.Import) or "snapcap" not in {alias.name[:7] for alias in node.names}
 
 
-def test_the_source_hash_sees_code_but_not_line_endings(tmp_path: Path) -> None:
-    shutil.copytree(REGIONS, tmp_path, dirs_exist_ok=True)
-    assert region_source_hash(tmp_path) == region_source_hash()
-    source = (tmp_path / "vit.py").read_bytes()
-    (tmp_path / "vit.py").write_bytes(source.replace(b"\n", b"\r\n"))
-    assert region_source_hash(tmp_path) == region_source_hash()
-    (tmp_path / "vit.py").write_bytes(source + b"x = 1\n")
-    assert region_source_hash(tmp_path) != region_source_hash()
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    """A copy of the sources that decide what is compiled."""
+    folder = tmp_path / "models"
+    shutil.copytree(REGIONS, folder / "regions", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(REGIONS.parent / "dimensions.py", folder)
+    return folder
+
+
+def test_the_source_hash_is_of_code(models: Path) -> None:
+    first = region_source_hash("cpu", models)
+    assert first == region_source_hash("cpu")
+    file = models / "regions" / "vit.py"
+    source = file.read_text()
+    for same in (source.replace("\n", "\r\n"), "# Why.\n\n" + source, source.replace('"""', '"""More. ', 1)):
+        file.write_bytes(same.encode())
+        assert region_source_hash("cpu", models) == first
+    file.write_text(source + "x = 1\n")
+    assert region_source_hash("cpu", models) != first
+
+
+@pytest.mark.parametrize(
+    ("name", "stale"),
+    [
+        ("regions/kernels/head.py", {"cuda"}),
+        ("regions/layers/linear.py", {"cpu", "cuda"}),
+        ("dimensions.py", {"cpu", "cuda"}),  # which has the most beams and phrases that regions are built for
+    ],
+)
+def test_code_makes_artifacts_stale_that_were_compiled_from_it(models: Path, name: str, stale: set[str]) -> None:
+    before = {device: region_source_hash(device, models) for device in ("cpu", "cuda")}
+    with (models / name).open("a") as file:
+        file.write("x = 1\n")
+    assert {device for device, first in before.items() if region_source_hash(device, models) != first} == stale
 
 
 def test_cuda_devices_are_asked_of_the_driver(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -208,7 +208,10 @@ def test_the_configuration_and_the_sources_are_part_of_the_layout(case: Case, tm
     assert layout_digest(config, transform, copy) == first
     for name in ("weights/gpt2.py", "dimensions.py", "config.py"):
         before = layout_digest(config, transform, copy)
-        (copy / name).open("a").write("# another order\n")
+        source = (copy / name).read_text()
+        (copy / name).write_text(source + "# a comment\n")
+        assert layout_digest(config, transform, copy) == before
+        (copy / name).write_text(source + "another_order = True\n")
         assert layout_digest(config, transform, copy) != before
     (copy / "names.py").unlink()
     with pytest.raises(FileNotFoundError, match="without its sources"):
