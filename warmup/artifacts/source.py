@@ -1,7 +1,7 @@
 """Digests our sources by what they compute: comments and docstrings do not count.
 
 A start digests them each time, so they are not parsed: `ast.parse` of the regions takes 60 ms, and Python's
-versions disagree about the tree. One substitution takes 3 ms.
+versions disagree about the tree. A substitution takes 3 ms.
 """
 
 import hashlib

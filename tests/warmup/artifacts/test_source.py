@@ -22,9 +22,8 @@ def tree(source: str) -> str:
     for node in ast.walk(parsed):
         for name in ("body", "orelse", "finalbody"):
             if isinstance(statements := getattr(node, name, None), list):
-                statements[:] = [each for each in statements if not is_text(each)] or [ast.Pass()] * (
-                    name == "body"
-                )
+                kept = [each for each in statements if not is_text(each)]
+                statements[:] = kept or [ast.Pass()] * (name == "body")
     return ast.dump(parsed)
 
 
@@ -38,10 +37,9 @@ def whole(code: str) -> str:
     lines, whole = code.split("\n"), []
     for line, following in zip(lines, [*lines[1:], ""], strict=True):
         whole.append(line)
-        depth = len(line) - len(line.lstrip())
-        if line.startswith((" " * depth + "class ", " " * depth + "def ")) and line.endswith(":"):
-            if len(following) - len(following.lstrip()) <= depth:
-                whole.append(" " * (depth + 1) + "pass")
+        depth, next_depth = (len(each) - len(each.lstrip()) for each in (line, following))
+        if line.lstrip().startswith(("class ", "def ")) and line.endswith(":") and next_depth <= depth:
+            whole.append(" " * (depth + 1) + "pass")
     return "\n".join(whole)
 
 
