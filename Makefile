@@ -18,7 +18,8 @@ SMOKE := tests/test_private_parts.py \
 	tests/e2e/test_compiled_start.py::test_a_start_with_artifacts_is_compiled_and_warm_in_every_bucket \
 	tests/e2e/test_s3_start.py::test_a_machine_that_has_nothing_starts_compiled_and_downloads_once
 ARGS ?=
-WORKERS ?= 0
+# auto: a process for each CPU; more than 8 would take more memory than a machine of that size usually spares.
+WORKERS ?= auto
 # Which build of torch, in the words of Dockerfile's argument: cpu, cu130, …, or "index": whatever pip's index has,
 # which brings gigabytes of CUDA's libraries.
 TORCH_BACKEND ?= $(if $(wildcard /dev/nvidiactl /dev/dxg),index,cpu)
@@ -69,8 +70,8 @@ setup: $(VENV)/.dev  ## install everything for development into .venv
 serve: $(VENV)/.serve  ## run the server with the demo model (ARGS="--port 8001" passes options on)
 	@exec $(BIN)/snapcap serve $(ARGS)
 
-test: $(VENV)/.dev  ## run all tests (ARGS="-k parity" passes options on, WORKERS=4 uses four processes)
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+test: $(VENV)/.dev  ## run all tests on all CPUs (ARGS="-k parity" passes options on, WORKERS=1 uses one process)
+	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 $(LOWEST)/.dev: $(VENV)/.dev tests/support/lowest.py
 	$(BIN)/python -m venv $(LOWEST)
