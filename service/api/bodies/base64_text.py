@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from itertools import chain
+from urllib.parse import unquote_to_bytes
 
 from snapcap.service.api.bodies.json_text import LongText, whole_escapes
 
@@ -19,12 +20,6 @@ _MAX_PARAMETERS = 8192
 _DATA_URI = re.compile(rb"data:.{0,%d}?;base64," % _MAX_PARAMETERS, re.IGNORECASE | re.DOTALL)
 _WHITESPACE = b" \t\n\r\v\f"
 _URL_SAFE = bytes.maketrans(b"-_", b"+/")
-# Each stands for a character that base64 or the head of a data URI has, or for whitespace.
-_PERCENT = tuple(
-    (escape, bytes.fromhex(escape[1:].decode()))
-    for digits in ("2B", "2F", "3D", "2D", "5F", "3A", "3B", "2C", "0A", "0D", "09", "20")
-    for escape in sorted({f"%{digits}".encode(), f"%{digits.lower()}".encode()})
-)
 _MOST_PADDING = 3  # some clients append as much as any text may need
 
 
@@ -82,8 +77,7 @@ def _plain(pieces: Iterable[bytes]) -> Iterator[bytes]:
         left = text[cut:] if cut >= 0 else b""  # the beginning of an escape
         text = text[: len(text) - len(left)]
         if b"%" in text:
-            for escape, character in _PERCENT:
-                text = text.replace(escape, character)
+            text = unquote_to_bytes(text)
         yield text.translate(None, _WHITESPACE)
     yield left  # which is no base64
 

@@ -43,6 +43,7 @@ WAYS = {
     "percent_encoded": TEXT.replace("+", "%2B").replace("/", "%2f"),
     "percent_encoded_lines": "%0D%0A".join(TEXT[at : at + 76] for at in range(0, len(TEXT), 76)),
     "whole_uri_percent_encoded": "data%3Aimage%2Fpng%3Bbase64%2C" + TEXT.replace("+", "%2B").replace("/", "%2F"),
+    "all_percent_encoded": "".join(f"%{ord(letter):02x}" for letter in "data:image/png;base64," + TEXT),
     "space_before_base64": "data:image/png; base64, " + TEXT,
     "space_around": " \\n\\t data:image/png;base64," + TEXT + "\\n ",
     "lines_in_the_head": "DATA:image/png;\\r\\n BASE64,\\r\\n" + TEXT,
