@@ -42,9 +42,10 @@ def _start(job: PromptJob) -> Task:
     lists = {name: tuple(value) for name, value in (job.chat or {}).items() if isinstance(value, list)}
     chat = None if job.chat is None else ChatIds(**{**job.chat, **lists})
     tokenizer = Tokenizer.from_folder(job.folder, chat)
-    with contextlib.suppress(OSError):  # not Linux
+    with contextlib.suppress(ValueError, OSError):  # not Linux, or a lower limit
         pages = int(Path("/proc/self/statm").read_text().split()[0])
-        _bound(resource.RLIMIT_AS, pages * resource.getpagesize() + MEMORY)
+        most = pages * resource.getpagesize() + MEMORY
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
     confine()
 
     def answer(task: dict[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 START_S = 30.0
 # Of one prompt, where the process gets no CPU: it has a second of that at most.
 MOST_S = 10.0
+_IDS = 1 << 31  # more than any vocabulary has
 _MODULE = "snapcap.service.captioning.prompt_worker"
 _logger = logging.getLogger("snapcap.captioning")
 
@@ -83,7 +84,7 @@ class PromptReader:
 def _ids(reply: dict[str, Any], most: int, request_id: str) -> tuple[int, ...]:
     """A reply is checked, as it comes from a process that may have been taken over."""
     match reply:
-        case {"ids": [*ids]} if len(ids) <= most and all(type(each) is int and each >= 0 for each in ids):
+        case {"ids": [*ids]} if len(ids) <= most and all(type(each) is int and 0 <= each < _IDS for each in ids):
             return tuple(ids)
         case {"count": int(count)}:
             raise PromptTooLong(f"The prompt has {count} tokens; send at most {most} tokens.")

@@ -5,6 +5,7 @@ trailers. Counting takes a few additions for each packet and each field of a hea
 """
 
 import asyncio
+import re
 from typing import Any
 
 import httptools
@@ -32,6 +33,7 @@ from snapcap.service.limits import HeadTooLarge, TooManyConnections
 _MAX_PIPELINED = 8
 # Bytes of a URL, of which a query may have 8 KiB. The event loop decodes the path before any route is known.
 _LONGEST_URL = 10 << 10
+_ABSOLUTE = re.compile(rb"https?://(?:[^/?#@]*@)?([^/?#]*)", re.IGNORECASE)
 _VERSIONS = ("1.1", "1.0")
 _EMPTY_LINES = (b"\r\n", b"\n")  # old clients send them after a body, and RFC 9112 has a server ignore them
 # The part of a message that is read next. `_BETWEEN` is the state before the first byte of a message.
@@ -192,6 +194,8 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._watch.heads.pop(self, None)
         if self.parser.get_http_version() == "1.0":
             self.expect_100_continue = False  # RFC 9110 forbids 100 Continue in HTTP/1.0
+        if (absolute := _ABSOLUTE.match(self.url)) is not None:  # RFC 9112: its authority replaces the Host header
+            self.headers[:] = [(name, absolute[1] if name == b"host" else value) for name, value in self.headers]
         super().on_headers_complete()
         self._part = _BODY
         if self.scope["http_version"] not in _VERSIONS:

@@ -8,8 +8,8 @@ A decode process may have been taken over by an image: it reaches its own image 
 is checked. A process that dies costs at most the image that it had, which is tried once more, elsewhere. A process
 whose image is late, or takes too long, is killed, and the image is not tried again.
 
-When images of several requests in a row have ended their processes, the server's own picture is decoded: if that
-fails too, the fault is not in the images, and the server ends.
+When several requests in a row have failed for want of a process that works, the server's own picture goes to a new
+process, which no image can have taken over. If that fails too, the fault is not in the images, and the server ends.
 """
 
 import asyncio
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 _LOOK_S = 0.25  # how often what is late is looked for, while there is anything
 _ATTEMPTS = 2
-_SUSPICIOUS = 3  # failures in a row, after which the server's own picture is tried
+_SUSPICIOUS = 3  # failures in a row after which the server's own picture is tried
 _CHECK_S = 30.0
 _logger = logging.getLogger("snapcap.decode")
 _CRASHED = UnreadableImage(
@@ -101,13 +101,14 @@ class ProcessImageDecoder:
         self._answered_once = False
         self._looking = False
         self._failures = 0  # of requests in a row, for faults that no image should cause
+        self._check: Job | None = None  # the server's own picture, until a new process takes it
         self._checking = False
         self._family = ImageProcessFamily(processes, metrics, loop, self._began, self._gone)
 
     def begin(self, transform: "ImageTransform") -> bool:
         """Let the processes begin, and wait for the first; not on the event loop. False when there is none, and
         `failed` was called."""
-        return self._family.begin(Setup(transform))
+        return self._family.begin(Setup(transform, self._room.most))
 
     @property
     def works(self) -> bool:
@@ -171,7 +172,7 @@ class ProcessImageDecoder:
             return
         job, since = worker.job, worker.since
         granted = self._room.share if job is None else job.size or self._room.share
-        if job is None or (isinstance(answer, Needs) and answer.size <= granted):
+        if job is None or (isinstance(answer, Needs) and (job.size or answer.size <= granted)):
             self._misbehaved(worker, BadAnswer(f"{type(answer).__name__} out of turn"))
             return
         slot = None
@@ -191,28 +192,34 @@ class ProcessImageDecoder:
         taken_over = outcome is not None and self._end(job, outcome)
         if slot is not None and not taken_over:
             self._slots.give_back(slot)
-        if not self._family.over:  # else it is about to be ended
+        if self._family.over:  # the process is about to be ended
+            return
+        if isinstance(answer, Broken):  # its libraries may be in any state, and it may have been taken over
+            self._family.kill(worker, "broken")
+        else:
             self._idle.append(worker)
         self._feed()
 
     def _end(self, job: Job, outcome: ImageResult) -> bool:
-        """As `Job.end`, and look into failures that no image should cause."""
+        """Ends the job, and looks into failures that no image should cause. Each of them costs a process, so that a
+        new one is to come."""
         if outcome is _CRASHED or isinstance(outcome, ImageProcessError):
             self._failures += 1
             if self._failures >= _SUSPICIOUS and not self._checking and not self._family.over:
                 self._checking = True
                 check = EncodedImage(picture(), "self-check", time.monotonic() + _CHECK_S, lambda: False)
-                self._loop.call_soon(self.decode, check, self._checked)
-        elif isinstance(outcome, DecodedImage | UnreadableImage):
+                self._check = Job(check, self._checked)
+        elif isinstance(outcome, DecodedImage):  # any process can refuse an image
             self._failures = 0
         return job.end(outcome)
 
     def _checked(self, outcome: ImageResult) -> bool:
-        """Whether the pixels of the picture of the rehearsal are taken over: nobody needs them."""
+        """Ends the server if its own picture cannot be decoded. Returns False, as nobody takes the pixels over."""
         self._checking = False
-        if outcome is _CRASHED or isinstance(outcome, ImageProcessError):
+        if isinstance(outcome, UnreadableImage | ImageProcessError):
             self._family.give_up("the server's own picture cannot be decoded either; the log has the cause")
-        else:
+        elif isinstance(outcome, DecodedImage):
+            self._failures = 0
             _logger.warning("images of several requests ended decode processes, which are well otherwise")
         return False
 
@@ -239,7 +246,10 @@ class ProcessImageDecoder:
             partial(self._misbehaved, worker),
             partial(self._ended, worker),
         )
-        self._idle.append(worker)
+        if self._check is not None and self._give(worker, self._check):
+            self._check = None
+        else:
+            self._idle.append(worker)
         self._feed()
         return worker
 
@@ -257,6 +267,8 @@ class ProcessImageDecoder:
         job.attempts += 1
         if self._family.over:
             job.end(NotReady("failed"))
+        elif job.done == self._checked and job.attempts < _ATTEMPTS:
+            self._check = job
         elif job.attempts < _ATTEMPTS:
             (self._large if job.size else self._waiting).appendleft(job)
             self._feed()

@@ -6,7 +6,7 @@ The metrics and the code that kills decode processes both import this module, wh
 from typing import Literal, get_args
 
 # The reasons for which the server kills a decode process.
-Why = Literal["deadline", "too_complex", "client_left", "hung", "bad_answer"]
+Why = Literal["deadline", "too_complex", "client_left", "hung", "bad_answer", "broken"]
 WHYS: tuple[Why, ...] = get_args(Why)
 # For these reasons the image is decoded again, because the process was at fault and not the image.
 TRIED_AGAIN: tuple[Why, ...] = ("hung", "bad_answer")
@@ -16,6 +16,7 @@ SENTENCES: dict[Why, str] = {
     "too_complex": "killed: its image took more CPU time than --decode-timeout allows",
     "client_left": "killed: its client has left",
     "hung": "killed: it had an image to decode and made no progress",
+    "broken": "killed: decoding failed in a way that no image should cause",
     "bad_answer": "killed: its answer was not one that a decode process may give",
 }
 # The reasons for which a connection is refused, or closed because of its client.

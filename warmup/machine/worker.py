@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 
 _LINE_LIMIT = 1_000_000  # characters of an answer; one is a few thousand
+_MOST_SAID = 64 << 10  # characters on standard error for one task, of a worker that is not trusted
 _LOWEST = 19
 _ERROR_LINES = 10
 _LONGEST_REASON = 2000
@@ -62,6 +63,7 @@ class Worker:
         self._environment = dict(environment or {})
         self._nice = nice
         self._trusted = trusted
+        self._said = 0  # characters on standard error since the last task
         self._process: subprocess.Popen[str] | None = None
         self._begun = False  # the process has heard of the job
         # Guards the members below and the reaping of the process: a free process id may soon belong to another
@@ -201,6 +203,7 @@ class Worker:
         """Send one line and wait for its answer."""
         if process.stdin is None or process.stdout is None:
             raise RuntimeError("a worker has pipes")
+        self._said = 0
         try:
             process.stdin.write(question + "\n")
             process.stdin.flush()
@@ -253,6 +256,11 @@ class Worker:
 
     def _keep_errors(self, process: "subprocess.Popen[str]") -> None:
         while process.stderr is not None and (line := process.stderr.readline(_LINE_LIMIT)):
+            self._said += len(line)
+            if self._said > _MOST_SAID and not self._trusted:
+                self._last_errors.append(f"it wrote more than {_MOST_SAID} characters to standard error")
+                process.kill()
+                return
             if line := line.rstrip():
                 self._last_errors.append(line)
 

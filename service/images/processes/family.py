@@ -56,8 +56,9 @@ class ImageProcessFamily:
         # Seconds since a process closed its socket, for each that is not said to have ended.
         self._silent: dict[int, float] = {}
         # Seconds as `look` counts them: while this loop stood still nothing could be heard.
-        self._missing_s: float | None = None  # since one is missing that there should be
+        self._missing = False  # a process has ended that was not replaced yet
         self._silent_s = 0.0  # since the parent was heard
+        self._none_s = 0.0  # since a process began
         self._notices = NoticeChannel(
             processes.parent.end,
             loop,
@@ -79,7 +80,8 @@ class ImageProcessFamily:
         """It is replaced once its end is heard."""
         worker.killed = why
         self._killed.add(worker.pid)
-        kill(worker.pid)
+        if not worker.ended:  # another process may have its number by now
+            kill(worker.pid)
         self._metrics.decode_processes_killed.labels(why).inc()
         fields: dict[str, object] = {"pid": worker.pid, "why": SENTENCES[why]}
         if detail:
@@ -100,18 +102,18 @@ class ImageProcessFamily:
         self._metrics.decode_processes.set(len(self.workers))
         if worker.killed is None:
             self._metrics.decode_process_deaths.inc()
-        if self._missing_s is None:
-            self._missing_s = self._silent_s = 0.0
+        if not self._missing:
+            self._missing, self._silent_s, self._none_s = True, 0.0, 0.0
 
     @property
     def missing(self) -> bool:
         """Whether one has ended that was not replaced yet."""
-        return self._missing_s is not None and not self.over
+        return self._missing and not self.over
 
     def look(self, passed: float) -> None:
         """Kill a process that closed its socket and goes on. Give up where nothing is heard of a parent that should
         replace a process, or where no process can be started. `passed`: seconds between two looks."""
-        if self._missing_s is None or self.over:
+        if not self.missing:
             return
         for pid in list(self._silent):
             self._silent[pid] += passed
@@ -123,10 +125,10 @@ class ImageProcessFamily:
                     "decode process killed: it closed its socket and went on", extra={"fields": {"pid": pid}}
                 )
         self._silent_s += passed
-        self._missing_s += passed
+        self._none_s += passed
         if self._silent_s > SILENT_S:
             self.give_up(f"the process that starts those that decode has done nothing for {SILENT_S:.0f} s")
-        elif not self.workers and self._missing_s > START_S:
+        elif not self.workers and self._none_s > START_S:
             self.give_up(f"no process could be started for {START_S:.0f} s; the log has the cause")
 
     def give_up(self, why: str) -> None:
@@ -155,9 +157,9 @@ class ImageProcessFamily:
 
     def _take(self, notice: Began, end: socket.socket, file: int) -> None:
         self.workers.add(self._began(notice.pid, end, file))
-        self._silent_s = 0.0
+        self._silent_s = self._none_s = 0.0
         if len(self.workers) >= self._count:
-            self._missing_s = None
+            self._missing = False
         self._metrics.decode_processes.set(len(self.workers))
         if not self._up.done():
             self._up.set_result(True)

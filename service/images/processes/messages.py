@@ -27,9 +27,10 @@ _BEGAN, _ENDED, _NONE_BEGAN = range(3)
 
 
 class Setup(NamedTuple):
-    """To the parent, once the checkpoint is known: what to do with images."""
+    """Tells the parent, once the checkpoint is known, how images are decoded. `most`: bytes of memory for one."""
 
     transform: "ImageTransform"
+    most: int
 
 
 class Began(NamedTuple):

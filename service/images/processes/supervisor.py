@@ -68,24 +68,32 @@ class _Family:
         self._count = count
         self._end = end
         self._setup = setup
-        self._pids: set[int] = set()
+        self._began: dict[int, float] = {}  # when each process was forked
 
     def keep(self) -> None:
         """Returns when the server has ended. Raises OSError when it is not there any more."""
         while True:
-            while len(self._pids) < self._count:
+            while len(self._began) < self._count:
                 self._add()
-            if not self._pids:
+            if not self._began:
                 return
+            pause = 0.0
             pid, status = os.waitpid(-1, 0)
-            self._pids.discard(pid)
-            code = os.waitstatus_to_exitcode(status)
-            if not code and self._alone():  # their sockets are closed
-                self._count = 0
-            elif self._count:
-                self._tell(Ended(pid, code))
-                # With status 0 its own socket was closed: the server had no room for one more open file.
-                time.sleep(PAUSE_S if code else FULL_S)
+            while pid:
+                pause = max(pause, self._ended(pid, os.waitstatus_to_exitcode(status)))
+                pid, status = os.waitpid(-1, os.WNOHANG) if self._began else (0, 0)
+            time.sleep(pause)
+
+    def _ended(self, pid: int, code: int) -> float:
+        """Tells the server that a process has ended. Returns the seconds to wait before the next one is forked."""
+        age = time.monotonic() - self._began.pop(pid)
+        if not code and self._alone():  # the sockets of all processes are closed
+            self._count = 0
+        if not self._count:
+            return 0.0
+        self._tell(Ended(pid, code))
+        # A new process whose socket is closed at once: the server had no room for one more open file.
+        return FULL_S if not code and age < PAUSE_S else PAUSE_S
 
     def _alone(self) -> bool:
         """Whether the server has ended, or is about to: it closes this socket first."""
@@ -97,10 +105,10 @@ class _Family:
             return True
 
     def _add(self) -> None:
-        transform, file = self._setup.transform, -1
+        (transform, most), file = self._setup, -1
         try:
             file = image_file(transform.size)
-            child = fork_child(lambda end: decode_images(end, file, transform), [self._end])
+            child = fork_child(lambda end: decode_images(end, file, transform, most), [self._end])
         except OSError as error:  # no memory, or too many processes
             if file >= 0:
                 os.close(file)
@@ -108,7 +116,7 @@ class _Family:
             self._tell(NoneBegan(error.errno or 0))
             time.sleep(FULL_S)
             return
-        self._pids.add(child.pid)
+        self._began[child.pid] = time.monotonic()
         try:  # The HTTP process alone has them from now on: when the decode process dies its socket is closed.
             self._tell(Began(child.pid), child.end.fileno(), file)
         finally:

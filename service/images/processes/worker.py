@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 # What a decode may take beyond its estimate: tables of codecs, and the interpreter's own work.
 SLACK = 64 << 20
+# Beyond the most that an image may take, in every case: the slack, and a large body with its copies.
+_OTHER = 4 * SLACK
 # The kernel looks for what to kill when memory runs out: this before the processes that serve. Up to 1000.
 _OOM_SCORE = "500"
 
@@ -38,9 +40,16 @@ class MemoryNet:
     """The limit of this process's address space, under an estimate that may be wrong: a codec that goes past it is
     refused the memory, and the system's killer is not called."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        """`most`: the largest number of bytes for an image. Code that took the process over cannot raise it."""
         self._base = _address_space()
         self._room = -1
+        if self._base is not None:
+            _, hard = process_limit(resource.RLIMIT_AS)
+            most += self._base + _OTHER
+            hard = most if hard == resource.RLIM_INFINITY else min(most, hard)
+            with suppress(ValueError, OSError):  # of a system that does not have it
+                resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
 
     def allow(self, room: int) -> None:
         """Grant so many bytes beyond those that the process had when it began."""
@@ -73,18 +82,35 @@ class QuietTiff:
             os.dup2(self._kept, 2)
 
 
-def decode_images(end: socket.socket, file: int, transform: "ImageTransform") -> int:
+def decode_images(end: socket.socket, file: int, transform: "ImageTransform", most: int) -> int:
     """Decode until the other end is closed. Exit status 0.
 
     Args:
         end: brings the images, and takes the answers.
         file: of `image_file`, which takes the pixels of each image.
-        transform: decodes and resizes; its modules are imported by now, as this process can open no file."""
+        transform: decodes and resizes; its modules are imported by now, as this process can open no file.
+        most: bytes of memory that an image may take.
+    """
     with suppress(OSError):  # not Linux
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
-    net, quiet = MemoryNet(), QuietTiff()
+    _close_others({2, end.fileno(), file})
+    net, quiet = MemoryNet(most), QuietTiff()
     confine()
     return answer_images(end, file, transform, net, quiet)
+
+
+def _close_others(kept: set[int]) -> None:
+    """Closes all files but the kept ones, because the program that started the server may have left some open."""
+    with suppress(OSError):  # not Linux
+        for name in os.listdir("/proc/self/fd"):
+            if int(name) not in kept:
+                with suppress(OSError):  # the list's own
+                    os.close(int(name))
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1):
+        os.dup2(nowhere, standard)
+    if nowhere > 2:
+        os.close(nowhere)
 
 
 def answer_images(

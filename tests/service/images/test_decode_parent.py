@@ -24,7 +24,7 @@ from snapcap.models.processing.transform import ImageTransform
 from snapcap.service.images.processes import supervisor as decode_parent
 from snapcap.service.images.processes.messages import Setup
 decode_parent.FULL_S = 0.01
-family = decode_parent._Family(1, socket.socket(fileno=int(sys.argv[1])), Setup(ImageTransform((2, 2))))
+family = decode_parent._Family(1, socket.socket(fileno=int(sys.argv[1])), Setup(ImageTransform((2, 2)), 1 << 30))
 family.keep()
 """
 
