@@ -99,7 +99,7 @@ def _template(folder: Path) -> str:
 def _rendered(template: str, contents: list[object], names: Mapping[str, str]) -> list[str]:
     messages = [[{"role": "user", "content": content}] for content in contents]
     asked = json.dumps({"template": template, "messages": messages, "names": names})
-    # The child needs only Jinja. It runs isolated and without the environment, which may hold secrets.
+    # The child needs only Jinja. Isolated and without an environment, it reads no secrets from variables.
     command = [sys.executable, "-I", str(_CHILD)]
     try:
         run = subprocess.run(  # noqa: S603 - runs this interpreter on snapcap's own module
