@@ -166,7 +166,7 @@ class DavitConfig(VisionConfig):
     @property
     def multiplications(self) -> int:
         layers = ((each.num_layers, _layer_products(each.output_shape, each.inner_size)) for each in self.stages)
-        # A block attends twice, each time with an MLP
+        # A block attends twice, each time with an MLP.
         return sum(2 * count * products for count, products in layers)
 
 

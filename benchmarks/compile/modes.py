@@ -2,8 +2,8 @@
 
 Each case is a fresh process with empty caches (`benchmarks/compile/case.py`). Seconds count from its spawn. A case
 that restores reads what the cold case before it saved: torch's cache artifacts, and "as jit" the libraries that
-the jit backend adds to them. All other cases compile the plain regions, even if the server has kernels of its own
-for them.
+the jit backend adds to them. Cases that are not "as jit" compile the plain regions, even if the server
+has kernels of its own for them.
 """
 
 import argparse

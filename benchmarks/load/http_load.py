@@ -19,7 +19,7 @@ COMPONENTS = ("encoder", "decoder")
 
 @dataclass(frozen=True)
 class HttpLoad:
-    """A load of ``clients``, split among processes. ``rate`` is the requests a second of an open loop, 0 a closed loop."""
+    """A load of ``clients``, split among processes. ``rate`` is requests a second of an open loop, or 0."""
 
     images: Path
     clients: int

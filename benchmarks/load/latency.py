@@ -23,7 +23,7 @@ from snapcap.benchmarks.startup.start import steady_caption
 DEFAULT = ("aot", "eager", "transformers-eager", "onnxruntime")
 DEFAULT_CONCURRENCY = {"cuda": (1, 4, 16, 64, 128), "cpu": (1, 4, 16)}
 LOAD = 0.7
-# Least average number of requests in the open loop: a slow model may take longer for one than a round is
+# Least average number of requests in the open loop: a slow model may take longer for one than a round is.
 LEAST_DUE = 10
 
 

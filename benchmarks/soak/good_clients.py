@@ -1,7 +1,7 @@
 """Sends requests as the server's API asks for: with a known caption, and again if the reply allows it.
 
 Clients retry after a lost connection, after 408 for a slow sender, after 429 and 503 as Retry-After says, and a
-second after 502 and 504. A request that ends otherwise without the right caption is lost, or its caption wrong.
+second after 502 and 504. A request with another status than 200 is lost. A reply with another caption is wrong.
 """
 
 import asyncio

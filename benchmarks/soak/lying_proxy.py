@@ -28,7 +28,7 @@ class LyingProxy:
         self._store_port = store_port
         self._chooser = chooser
         self._server: asyncio.Server | None = None
-        # Keeps references, because otherwise a task that waits for a silent store could be collected
+        # Keeps references, because otherwise a task that waits for a silent store could be collected.
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def start(self) -> None:

@@ -45,7 +45,7 @@ class Session:
             self._try(name, self._bench.check)
         for name in (name for name in (FLOOR, *PEERS) if name in self.results and name not in ONCE):
             self._try(name, self._bench.prepare)
-            # Brings files into the page cache: the first import of a package reads the disk
+            # Brings files into the page cache: the first import of a package reads the disk.
             self._start(name, keep=False)
         for name in (name for name in ("cold", *ONCE) if name in self.results):
             self._start(name, whole_build=name == "cold")

@@ -88,7 +88,7 @@ class ServerStart:
     machine: Machine
     environment: Mapping[str, str]
     api: Endpoint = SNAPCAP_API
-    # Look at the process table all the time; costs CPU time, so such times must not be quoted
+    # Looks at the process table all the time, which costs CPU time. Such times must not be quoted.
     watched: bool = False
     check: Callable[[Mapping[str, Any]], None] = lambda _startup: None
     afterwards: Callable[[Server], dict[str, Any]] = lambda _server: {}

@@ -38,8 +38,8 @@ NAMES = Names(
 def read(config: Fields, generation: Mapping[str, Any]) -> Parts:
     """Reads a checkpoint's dimensions and generation settings.
 
-    ``generation_config.json`` is not used, because transformers generates with the text decoder's configuration,
-    and only with the special tokens in it.
+    ``generation_config.json`` decides nothing, because transformers generates with the special tokens of the text
+    decoder's configuration. Its other settings are listed as unsupported.
 
     Raises:
         ConfigError: a field has a value that is not supported.

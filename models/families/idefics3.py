@@ -50,7 +50,7 @@ def read(config: Fields, generation: Mapping[str, Any]) -> Parts:
     given = Fields({"rms_norm_eps": 1e-5, **text.values}, text.prefix)
     tied = config.switch("tie_word_embeddings", False)
     decoder = LlamaConfig(**llama.dimensions(given, tied_head=tied))
-    # transformers writes its default padding token beside the text part's own, and documents not to use it.
+    # transformers writes its default padding token beside the text part's own, and says not to use it.
     settings = {field: value for field, value in config.values.items() if field != "pad_token_id"}
     sources = (generation, settings, text.values)
     read = read_generation(sources, decoder, ("bos_token_id",), {"bos_token_id": 1}, _NEW_TOKENS)

@@ -149,9 +149,9 @@ def _biases(
 ) -> tuple[tuple[TokenBias, ...], tuple[str, ...]]:
     """Returns the biases of ``sequence_bias`` and ``bad_words_ids``, and which of these fields are too long.
 
-    A field is too long if it has more sequences of several tokens than ``MAX_PHRASES``, or a longer one than
-    ``MAX_PHRASE_TOKENS``. Only its single tokens are then biased. Like transformers, a banned sequence that is an
-    end token alone is ignored.
+    A field is too long if, with the field before it, there are over ``MAX_PHRASES`` sequences of several tokens, or
+    one longer than ``MAX_PHRASE_TOKENS``. Only its single tokens are then biased. An end token alone is never
+    banned, as in transformers.
     """
     biased = {_known(fields, "sequence_bias", ids, vocab_size): bias for ids, bias in _sequence_biases(fields)}
     banned = {_known(fields, "bad_words_ids", ids, vocab_size) for ids in _lists(fields, "bad_words_ids")}

@@ -72,7 +72,7 @@ def _around(template: str, names: Mapping[str, str], content: Callable[[str], ob
 def _template(folder: Path) -> str:
     """Returns the template from the first file that has one, in transformers' order.
 
-    Files of its own go before the processor's file and the tokenizer's.
+    A template file goes before the processor's file, and this one before the tokenizer's.
     """
     file = folder / _FILE
     if is_there(file):

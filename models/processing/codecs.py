@@ -64,7 +64,7 @@ def load_codecs() -> None:
     """Imports everything that decoding a picture may import, for processes that cannot open files later."""
     for module in _LATE:
         import_module(module)
-    for encoding in ("utf-16", "utf-8-sig"):  # encodings that a text may have; texts are told apart from pictures
+    for encoding in ("utf-16", "utf-8-sig"):  # encodings of text files, which are recognised to be refused
         codecs.lookup(encoding)
     for name, module in _RARE.items():
         if not is_readable(name):
@@ -143,7 +143,7 @@ def _checksum(image: Image.Image) -> int:
 def lower_halves(header: Header) -> Image.Image:
     """Returns the low bytes of a PNG of 16-bit colours. Pillow itself keeps the high bytes."""
     low = opened(header.data, "png")
-    # A sample's first byte is the high one. Read in the other byte order, the second byte is.
+    # A sample's first byte is the high one. In the other byte order, the second byte is.
     low.tile = [tile._replace(args="RGB;16L") for tile in low.tile]  # type: ignore[attr-defined]
     low.load()
     return low

@@ -198,7 +198,7 @@ def _open(header: Header, max_pixels: int) -> Image.Image:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise _too_large("", max_pixels) from None
     except DAMAGED:
-        if name in ("bmp", "tiff"):  # these headers are whole; Pillow does not know what they ask for
+        if name in ("bmp", "tiff"):  # the header is whole, so Pillow lacks this variant
             raise unsupported(f"{name.upper()} images of this kind") from None
         raise damaged(name) from None
     _check_size(image.size, max_pixels)

@@ -68,7 +68,8 @@ class Tokenizer:
         A model that takes instructions gets a default one if ``text`` is empty.
 
         Raises:
-            PromptError: the model cannot take the text. TokenizerFailed: the library failed on it.
+            PromptError: the model cannot take the text.
+            TokenizerFailed: the tokenizer's library failed on the text.
         """
         if self._chat is not None:
             return self._chat.ids(text)

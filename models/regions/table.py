@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 Component = Literal["encoder", "decoder"]
 ROWS = ("tokens", "positions", "forced")
-# Caches of one decoder layer, for the rows of a step
+# Caches of one decoder layer, for the rows of a step.
 LAYER_KV = ("key_cache", "value_cache", "cross_key", "cross_value")
 IMAGE_KV = ("slots", "cross_keys", "cross_values")  # slots to write an image's K/V to; caches of some layers
 OWN_KV = ("own_keys", "own_values")  # caches to write the K/V of a row's first tokens to, likewise
@@ -275,8 +275,8 @@ def region_inputs(region: Region, config: ModelConfig, state: DecodeState[B], ro
 
 
 def layer_inputs(region: Region, state: DecodeState[B], rows: int, own: Mapping[str, B]) -> list[tuple[B, ...]]:
-    """Returns, for each layer of a region of an encode or a decode step, its inputs after the first one and before
-    the weights.
+    """Returns the inputs of each layer of a region of an encode or a decode step, without the first input and the
+    weights.
 
     The inputs are the buffers of ``own``, which have ``rows`` rows, and views of the caches and texts.
     """

@@ -34,8 +34,8 @@ def prefix(
 def _image_position(take: WeightSource, vision: DavitConfig) -> Tensor:
     """Returns the positions [tokens, D] of the last stage's tokens.
 
-    A position is the embeddings of the token's column and row, side by side. Added is the temporal embedding of
-    the first image of a video: sine and cosine of 0 in turn.
+    A position is the embeddings of the token's column and row, side by side, plus the temporal embedding of a
+    video's first image: sine and cosine of 0 in turn.
     """
     (rows, columns), width = vision.grid, vision.hidden_size
     half = width // 2

@@ -109,7 +109,7 @@ def _optimise(source: Path, output: Path) -> None:
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.optimized_model_filepath = str(output)
-    # Hides the warning that the graph is for this kind of machine alone, which is intended
+    # Hides the warning that the graph is for this kind of machine alone, which is intended.
     options.log_severity_level = 3
     weights = f"{output.name}.weights"
     options.add_session_config_entry("session.optimized_model_external_initializers_file_name", weights)

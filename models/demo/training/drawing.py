@@ -38,7 +38,7 @@ OVERSAMPLING = 2
 
 def paint(scene: Scene, size: int = 96) -> Image.Image:
     """Paints the scene as an RGB picture of `size` × `size` pixels. A scene gives the same picture every time."""
-    # A separate random stream, so that painting does not change the layout
+    # A separate random stream, so that painting does not change the layout.
     lots = np.random.default_rng((scene.seed, 1))
     scale = size * OVERSAMPLING / EXTENT
     canvas = _background(lots, scene.background, size * OVERSAMPLING)

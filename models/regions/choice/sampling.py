@@ -35,7 +35,7 @@ def sample(
     at = positions.unsqueeze(1)
     threshold = uniforms.gather(1, at) * cumulative[:, -1:]
     # A number just below 1 may round to 1 in fp32. The limit keeps it from choosing a token that was cut off.
-    # Clamped: a row that is not sampled may keep none
+    # Clamped: a row that is not sampled may keep none.
     last_kept = (probabilities > 0).sum(dim=-1, keepdim=True).clamp(min=1) - 1
     choice = (cumulative <= threshold).sum(dim=-1, keepdim=True).minimum(last_kept)
     drawn = ids.gather(1, choice).squeeze(1)

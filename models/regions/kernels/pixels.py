@@ -11,7 +11,7 @@ from snapcap.models.regions.kernels.launch import launch
 
 _TILE, _WARPS = 128, 8  # tokens of a program; warps
 _CHANNELS = 4  # three and one of zeros, so that one load reads a row under the kernel
-# Greatest width whose sums, and greatest kernel whose weights, fit in a program
+# Greatest width whose sums, and greatest kernel whose weights, fit in a program.
 _MOST_WIDTH, _MOST_KERNEL = 256, 16
 
 
@@ -39,7 +39,7 @@ def embed_pixels(
     """Returns the layer norm of a convolution of the normalised image, which is padded with zeros."""
     batch, height, width, channels = pixels.shape
     rows, columns = ((side + 2 * padding - kernel) // stride + 1 for side in (height, width))
-    # Pixels of a row that a program reads; those behind the kernel are multiplied by 0
+    # Pixels of a row that a program reads; those behind the kernel are multiplied by 0.
     across = triton.next_power_of_2(kernel)
     right = padding + across - kernel
     right += -(padding + width + right) % 8  # aligns the beginning of each row to 16 bytes

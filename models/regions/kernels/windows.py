@@ -57,7 +57,7 @@ def attend_windows(
     out = torch.empty(batch, length, heads * width, dtype=qkv.dtype, device=qkv.device)
     squares = batch * (rows // window) * (columns // window)
     large, rest = _parts(window)
-    # Neighbouring programs are heads of one square, which read the same cache lines
+    # Neighbouring programs are heads of one square, which read the same cache lines.
     launch(_attend_windows)[(squares * heads,)](
         qkv,
         out,

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Greatest number of scores computed at once, in whole heads; more would not stay in a CPU's cache
+# Greatest number of scores computed at once, in whole heads; more would not stay in a CPU's cache.
 _MOST_SCORES = 1 << 22
 _MOST_PARTS = 4  # the compiler writes separate code for each part
 

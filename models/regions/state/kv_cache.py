@@ -131,7 +131,7 @@ class DecodeState(Generic[B]):
         return self.memory.view(self.key, layers), self.memory.view(self.value, layers)
 
     def rows(self, names: Sequence[str], rows: int) -> tuple[B, ...]:
-        """Returns views of the first ``rows`` rows of buffers, by name."""
+        """Returns views of the first ``rows`` slots of buffers, by name."""
         return tuple(self.memory.view(getattr(self, name), slice(rows)) for name in names)
 
     def texts_of(self, rows: int) -> dict[str, B]:

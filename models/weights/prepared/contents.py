@@ -32,7 +32,7 @@ class Contents:
         """Yields the bytes of all tensors and the padding between them, ``CHUNK_BYTES`` at a time."""
         chunk = bytearray()
         for tensor in self.tensors:
-            # Complete chunks are removed, and a chunk's length is a multiple of ALIGNMENT
+            # Complete chunks are removed, and a chunk's length is a multiple of ALIGNMENT.
             chunk += bytes(-len(chunk) % ALIGNMENT)
             memory = _bytes(tensor)
             for start in range(0, len(memory), CHUNK_BYTES):
