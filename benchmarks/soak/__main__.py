@@ -110,7 +110,7 @@ async def run(options: argparse.Namespace, setting: Setting, faults: Sequence[Fa
 
 def main() -> int:
     options = read_arguments()
-    # Exits normally, so that servers are stopped and mounts removed.
+    # Raises SystemExit, so that servers are stopped and mounts removed.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     seed = secrets.randbelow(1 << 32) if options.seed is None else options.seed
     chosen = [fault for fault in FAULTS if fault.name in options.faults]
