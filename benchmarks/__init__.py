@@ -1,1 +1,1 @@
-"""Measures snapcap beside its peers: `snapcap bench`, and `python -m snapcap.benchmarks.ROOM.NAME`."""
+"""Measures snapcap and its peers: `snapcap bench`, and `python -m snapcap.benchmarks.ROOM.NAME`."""

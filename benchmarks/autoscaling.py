@@ -1,9 +1,9 @@
-"""Simulates what a fast start is worth: replicas that follow their load, by how fast each is ready.
+"""Simulates the worth of a fast start: replicas follow their load, and differ in how fast they are ready.
 
     python -m snapcap.benchmarks.autoscaling [--pod 1] [--seed 1] [--json FILE]
 
 Every server gets the same arrivals. Requests wait in one queue until a replica has room, as in a balancer. The
-servers' numbers are measured (`benchmarks/results/`), but for one start, which others have published.
+servers' numbers are measured (`benchmarks/results/`), except for the start of vLLM, which is a published number.
 """
 
 import json
@@ -23,17 +23,18 @@ from snapcap.benchmarks.harness.common import ROOT
 from snapcap.benchmarks.harness.measurements import percentile
 from snapcap.benchmarks.report.tables import Report, number
 
-Rate = Callable[[float], float]  # seconds since the beginning -> requests a second
+Rate = Callable[[float], float]  # Maps seconds since the beginning to requests a second.
 LATE_S = 5.0
 FORMATS = ("{:.0f}", "{:.3f}", "{:.3f}", "{:.1%}", "{:.2f}", "{:.0f}")
-CLIENTS = 16  # at which captions a second were measured; each server has its best rate by then
-# vLLM, 0.5 B parameters on a GPU, with a warm compile cache (vllm-project/vllm#40323). Its rate is ours.
+CLIENTS = 16  # number of clients in the throughput measurements; each server reaches its best rate with it
+# Published start of vLLM, 0.5 B parameters on a GPU, with a warm compile cache (vllm-project/vllm#40323). The
+# simulation gives it snapcap's rate.
 VLLM_START_S = 39.5
 
 
 @dataclass(frozen=True)
 class Load:
-    """A Poisson process whose ``rate`` changes with time, up to ``peak``. At least ``replicas`` run."""
+    """A Poisson process whose ``rate`` changes with time, up to ``peak``. At least ``replicas`` replicas run."""
 
     title: str
     rate: Rate
@@ -42,7 +43,7 @@ class Load:
     replicas: int = 0
 
     def moments(self, seed: int) -> Iterator[float]:
-        """Ascending, in seconds: by thinning (Lewis and Shedler, 1979)."""
+        """Yields the moments of arrivals in seconds, ascending, by thinning (Lewis and Shedler, 1979)."""
         chooser, moment = random.Random(seed), 0.0
         while (moment := moment + chooser.expovariate(self.peak)) < self.seconds:
             if chooser.random() * self.peak < self.rate(moment):
@@ -50,12 +51,16 @@ class Load:
 
 
 def on_off(per_second: float, on: float = math.inf, off: float = 0.0) -> Rate:
-    """``on`` seconds of load, ``off`` seconds of none, and again; a steady load by default."""
+    """Returns a rate of ``on`` seconds of load and ``off`` seconds of none, in turn. The load is steady by
+    default."""
     return lambda moment: per_second if moment % (on + off) < on else 0.0
 
 
 def day(low: float, high: float, length: float, spike: float, every: float, lasting: float) -> Rate:
-    """A sine of ``length`` seconds, and each ``every`` seconds ``spike`` times that for ``lasting`` seconds."""
+    """Returns a rate that is a sine of ``length`` seconds, with spikes.
+
+    Every ``every`` seconds, the rate is multiplied by ``spike`` for ``lasting`` seconds.
+    """
 
     def rate(moment: float) -> float:
         base = low + (high - low) * (1 - math.cos(2 * math.pi * moment / length)) / 2
@@ -64,7 +69,7 @@ def day(low: float, high: float, length: float, spike: float, every: float, last
     return rate
 
 
-# A pod of two CPUs makes about 200 captions a second. The hour of a day is five minutes here.
+# A pod of two CPUs makes about 200 captions a second. An hour of the day lasts five minutes here.
 LOADS = (
     Load("rare: one request in five minutes", on_off(1 / 300), 1 / 300, 24 * 3600.0),
     Load("bursts: 100/s for 20 s, nothing for 10 min", on_off(100.0, 20.0, 600.0), 100.0, 2 * 3600.0),
@@ -75,8 +80,13 @@ LOADS = (
 
 @dataclass(frozen=True)
 class Replica:
-    """A server as the simulation knows it: ``start`` seconds from exec until READY, ``lone`` seconds of a request
-    that is alone, at most ``rate`` requests a second, which it has with ``places`` requests at once."""
+    """A server in the simulation.
+
+    start: seconds from exec until READY.
+    lone: seconds of a request that is alone.
+    rate: greatest number of requests a second.
+    places: number of requests at the same time with which the server reaches ``rate``.
+    """
 
     title: str
     start: float
@@ -86,7 +96,7 @@ class Replica:
 
 
 def measured() -> list[Replica]:
-    """The servers of the comparison."""
+    """Returns the servers of the comparison, with measured numbers."""
 
     def read(name: str) -> Any:
         return json.loads((ROOT / "benchmarks" / "results" / name).read_text())
@@ -113,9 +123,10 @@ def measured() -> list[Replica]:
 
 @dataclass(frozen=True)
 class Autoscaler:
-    """The settings of `deploy/kubernetes`; ``pod``: seconds from the decision until a replica's process runs."""
+    """The settings of `deploy/kubernetes`. ``pod`` is the seconds from the decision until a replica's process
+    runs."""
 
-    target: float = 6.0  # requests in flight a replica
+    target: float = 6.0  # requests in flight for each replica
     every: float = 10.0
     doubles_in: float = 15.0
     stays: float = 300.0
@@ -126,7 +137,7 @@ class Autoscaler:
 
 @dataclass(eq=False)
 class _Running:
-    """One replica: it takes requests from the moment ``ready`` on, until it is ``leaving``."""
+    """A replica. A replica takes requests from the moment ``ready`` on, until it is ``leaving``."""
 
     began: float
     ready: float
@@ -135,15 +146,16 @@ class _Running:
 
 
 class Fleet:
-    """The state of one simulation; at least ``least`` replicas run, from the beginning."""
+    """The state of a simulation. At least ``least`` replicas run, from the beginning."""
 
     def __init__(self, kind: Replica, scaler: Autoscaler, least: int) -> None:
         self.latencies, self.replica_seconds, self.starts = list[float](), 0.0, 0
         self._kind, self._scaler, self._least = kind, scaler, least
         self._now, self._due, self._turn = 0.0, list[tuple[float, int, Callable[[], None]]](), count()
-        self._waiting: deque[float] = deque()  # the moments at which requests came
+        self._waiting: deque[float] = deque()  # moments of arrival of the waiting requests
         self._replicas = [_Running(0.0, 0.0) for _ in range(least)]
-        self._needed: deque[tuple[float, int]] = deque()  # of the last minutes: when, and how many replicas
+        # Moment and number of needed replicas, for the last minutes.
+        self._needed: deque[tuple[float, int]] = deque()
         self._doubled = self._lowered = -math.inf
 
     def run(self, moments: Iterable[float]) -> "Fleet":
@@ -230,7 +242,7 @@ class Fleet:
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--pod", type=seconds, default=1.0, help="seconds until a replica's process is executed")
-    parser.add_argument("--seed", type=int, default=1, help="of the arrivals (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the arrivals (default: %(default)s)")
     add_files(parser)
     options = parser.parse_args()
     report, results, replicas = Report(), {}, measured()

@@ -32,7 +32,7 @@ MEASURES = {"startup": startup, "latency": latency, "throughput": throughput, "m
 
 
 class UsageError(ValueError):
-    """A wrong command line; one line that says what is expected."""
+    """A wrong command line. The message is one line that says what is expected."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -52,17 +52,21 @@ def make_parser() -> argparse.ArgumentParser:
     for name, module in MEASURES.items():
         text = (module.__doc__ or "").partition("\n")[0].removesuffix(".")
         measure = adder.add_parser(name, help=text, description=module.__doc__, allow_abbrev=False)
-        measure.add_argument("--model", choices=MODELS, default="demo", help="all but demo: random, in real shapes")
+        measure.add_argument(
+            "--model", choices=MODELS, default="demo", help="all models but demo have random weights in real shapes"
+        )
         measure.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
         add_files(measure)
-        measure.add_argument("--png", type=Path, metavar="FILE", help="draw a picture; needs snapcap[bench]")
+        measure.add_argument(
+            "--png", type=Path, metavar="FILE", help="draw a picture to FILE; needs snapcap[bench]"
+        )
         module.add_arguments(measure)
     return parser
 
 
 @contextlib.contextmanager
 def _terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM as Ctrl-C: servers are stopped, and what has been measured by then is shown."""
+    """Turns SIGTERM into KeyboardInterrupt: servers are stopped, and results so far are shown."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
@@ -71,15 +75,15 @@ def _terminated_as_interrupted() -> Iterator[None]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one measurement; the exit status is 0 when everything that can run here gave results.
+    """Runs one measurement. The exit status is 0 if everything that can run here gave results.
 
     Raises:
-        UsageError: the command line is wrong, or asks for what is not installed.
+        UsageError: the command line is wrong, or needs something that is not installed.
     """
     options = make_parser().parse_args(arguments)
     try:
         if options.png is not None:
-            require_matplotlib()  # before minutes of measuring, not after
+            require_matplotlib()  # fails before minutes of measuring, not after
         device = resolve_device(options.device).partition(":")[0]
         with _terminated_as_interrupted():
             status: int = MEASURES[options.measure].run(options, device)

@@ -1,1 +1,1 @@
-"""Defines captioners as pure region functions, with their weights, preprocessing and tokenizer. Torch only."""
+"""Defines captioners as pure region functions, with their weights, preprocessing and tokenizer."""

@@ -29,21 +29,21 @@ _FAMILIES: dict[str, Callable[[Fields, Mapping[str, Any]], Parts]] = {
     "smolvlm": idefics3.read,
     "vision-encoder-decoder": vision_encoder_decoder.read,
 }
-# Families whose encoder takes images of any size, and whose `config.json` therefore has none.
+# Families whose encoder takes images of any size, so `config.json` has no image size.
 _SIZED_BY_PROCESSOR = ("florence2",)
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A captioner: encoder, decoder and how it generates.
+    """A captioner: its encoder, its decoder, and how it generates.
 
     family: transformers' ``model_type``.
-    names: what the checkpoint calls its tensors.
-    projected: a linear layer stands between encoder and decoder, as ``enc_to_dec_proj``.
-    tasks: as ``Parts`` has them.
-    markup: how the chat template holds an image, of a family that has one.
-    chat: what that template makes of a message.
-    stored_dtype: that of the checkpoint's tensors, as its configuration has it; empty where it does not say.
+    names: the checkpoint's names of tensors.
+    projected: a linear layer stands between encoder and decoder, such as ``enc_to_dec_proj``.
+    tasks: as in ``Parts``.
+    markup: the image's place in the chat template, for a family that has one.
+    chat: the token ids that the chat template puts around a message.
+    stored_dtype: the dtype of the checkpoint's tensors, by its configuration. Empty if it names none.
     """
 
     family: str
@@ -59,24 +59,26 @@ class ModelConfig:
 
     @property
     def dtype_on_cpu(self) -> str:
-        """What it runs in by default on a CPU that multiplies bfloat16."""
+        """The default dtype on a CPU that multiplies bfloat16."""
         return "bfloat16" if self.stored_dtype == "bfloat16" else "float32"
 
     @property
     def prefix(self) -> tuple[int, ...]:
-        """Token ids that every row has before its image's."""
+        """Token ids that every row has before its image's tokens."""
         return () if self.chat is None else self.chat.prefix
 
     @property
     def prefix_length(self) -> int:
-        """Tokens that every step of a caption attends to beside its own: those before the image's, the image's, and
-        those of a text that is the image's."""
+        """Number of tokens that every step of a caption attends to beside the row's own.
+
+        The tokens are those before the image's, the image's, and those of a text that belongs to the image.
+        """
         text = 0 if self.decoder.reads_prompt else self.decoder.text_tokens
         return len(self.prefix) + self.vision.image_tokens + text
 
     @property
     def encoded_length(self) -> int:
-        """Tokens that an encode reads: these, and a row's first ones."""
+        """Number of tokens that an encode reads: the prefix's, and a row's first ones if it reads a prompt."""
         return self.prefix_length + (self.decoder.text_tokens if self.decoder.reads_prompt else 0)
 
     @property
@@ -85,7 +87,7 @@ class ModelConfig:
         return self.decoder.hidden_size if self.projected else self.vision.hidden_size
 
     def dimensions(self) -> dict[str, Any]:
-        """Everything that shapes a region, nested, by name: factors of the artifact key."""
+        """Returns everything that shapes a region, by name, in nested dictionaries: factors of the artifact key."""
         prefix = {"prefix": len(self.prefix)} if self.prefix else {}
         return {
             **prefix,
@@ -97,11 +99,14 @@ class ModelConfig:
 
     @classmethod
     def from_folder(cls, folder: Path, chat_of: ChatOf | None = None) -> "ModelConfig":
-        """Read ``config.json``, ``generation_config.json`` where it exists and, for an encoder that takes images of
-        any size, the image processor's file.
+        """Reads a folder's ``config.json``, ``generation_config.json`` if it exists, and more files if the family
+        needs them.
+
+        An encoder that takes images of any size needs the image processor's file. A chat model needs the chat
+        template and tokenizer files.
 
         Args:
-            chat_of: says what the chat template makes of a message, of a family that has one; None: it is read.
+            chat_of: returns the token ids of the chat template. None reads the folder's template.
 
         Raises:
             ConfigError: a field has a value that is not supported.
@@ -122,7 +127,7 @@ class ModelConfig:
 
 
 def _sized(config: Fields, folder: Path, family: str) -> Fields:
-    """The configuration with the image size of the processor, where there is one."""
+    """Returns the configuration with the image size of the image processor, if its file names one."""
     processor = read_processor(folder)
     size = None if processor is None else processed_size(processor, family)
     if size is None:
@@ -132,13 +137,13 @@ def _sized(config: Fields, folder: Path, family: str) -> Fields:
 
 
 def _with_template(config: ModelConfig, markup: ImageMarkup, folder: Path, chat_of: ChatOf | None) -> ModelConfig:
-    """What a chat template puts before the image takes positions.
+    """Returns the configuration with the chat template's ids, and with the positions that they leave for text.
 
     Raises:
         ConfigError: there is no template, or it cannot be used.
     """
     if chat_of is None:
-        from snapcap.models.processing.chat import read_chat  # noqa: PLC0415  libraries of text, which other families do without
+        from snapcap.models.processing.chat import read_chat  # noqa: PLC0415 - imports a tokenizer's library, which other families do not need
 
         chat_of = read_chat
     chat = chat_of(folder, markup)
@@ -154,15 +159,18 @@ def _with_template(config: ModelConfig, markup: ImageMarkup, folder: Path, chat_
             f"an image takes {config.prefix_length} positions and leaves none for text",
         )
     read = config.generation
-    # transformers counts the template and the image's placeholders; one token is generated whatever the length is.
+    # transformers counts the template and the image's placeholders. At least one token can always be generated.
     length = max(read.max_length - config.prefix_length, 2) if read.counts_prompt else read.max_length
-    # The first token of a caption is never that of the text, so none is forced.
+    # A caption's first token follows the template, so no first token is forced.
     generation = replace(read, start_id=chat.start_id, max_length=min(length, positions), forced_bos_id=None)
     return replace(config, decoder=replace(config.decoder, n_positions=positions), generation=generation)
 
 
 def _named(value: Any) -> Any:
-    """A factor is a number, a text or a list of these: objects in a list become an object, by their number."""
+    """Returns a list of objects as one object, by number, and other values as they are.
+
+    The factors of an artifact key are numbers, texts, lists of these, and objects.
+    """
     if isinstance(value, tuple) and any(isinstance(each, dict) for each in value):
         return {str(number): each for number, each in enumerate(value, 1)}
     return value

@@ -1,6 +1,7 @@
-"""Defines the dimensions of a captioner's parts, from which its regions are built, whatever checkpoint it is.
+"""Defines the dimensions of a captioner's parts, from which its regions are built, for every family.
 
-Everything here but what a family reads beside them is a factor of the artifact key.
+All of them are factors of the artifact key, except the fields of ``Parts`` beside ``vision``, ``decoder`` and
+``projected``.
 """
 
 from typing import NamedTuple
@@ -9,8 +10,8 @@ from snapcap.models.dataclass import dataclass
 from snapcap.models.names import Names
 from snapcap.models.text import GenerationConfig, ImageMarkup, RopeConfig, Task
 
-MAX_BEAMS = 8  # of one request; what each row bears in mind for its group grows with it
-# Of a checkpoint: sequences of several tokens whose last one is made more or less likely, and tokens of each.
+MAX_BEAMS = 8  # greatest number of beams in a request; each row's state for its group grows with it
+# Greatest number of biased sequences of several tokens in a checkpoint, and of tokens in such a sequence.
 MAX_PHRASES, MAX_PHRASE_TOKENS = 128, 8
 
 
@@ -23,7 +24,7 @@ class VisionConfig:
     leading_tokens: tokens before the patches: the class token, and in DeiT the distillation token.
     positions: a learned position is added to each token.
     final_norm: a norm follows the last block.
-    skipped_tokens: of its first tokens, which the decoder does not see.
+    skipped_tokens: number of first tokens that the decoder does not see.
     """
 
     family: str
@@ -45,36 +46,39 @@ class VisionConfig:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Patches per column and per row; a remainder at the right and bottom is not seen."""
+        """Number of patches per column and per row. A remainder at the right and bottom is cut off."""
         return self.image_size[0] // self.patch_size[0], self.image_size[1] // self.patch_size[1]
 
     @property
     def sequence_length(self) -> int:
-        """Encoder tokens: one per patch, and the leading ones."""
+        """Number of encoder tokens: one per patch, and the leading ones."""
         return self.grid[0] * self.grid[1] + self.leading_tokens
 
     @property
     def output_shape(self) -> tuple[int, int]:
-        """Of an image: encoder tokens and their width."""
+        """Encoder tokens of an image, and their width."""
         return self.sequence_length, self.hidden_size
 
     @property
     def image_tokens(self) -> int:
-        """Tokens of an image that the decoder sees."""
+        """Number of an image's tokens that the decoder sees."""
         return self.sequence_length - self.skipped_tokens
 
     @property
     def multiplications(self) -> int:
-        """Of an image in the linear layers of all blocks, which are most of an encode."""
+        """Number of multiplications in the linear layers of all blocks, which are most of an encode, for one
+        image."""
         return self.num_layers * _layer_products(self.output_shape, self.intermediate_size)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BeitConfig(VisionConfig):
-    """An encoder whose attention has a learned bias for each pair of patches, as ``regions.vit`` computes it.
+    """BEiT's encoder, as ``regions.vit`` computes it: its attention can have a learned bias for each pair of
+    tokens.
 
-    layer_bias, shared_bias: each layer has its own, or all have one; both are added up.
-    layer_scale: a factor for each feature of what a layer adds.
+    layer_bias: each layer has a bias table of its own.
+    shared_bias: all layers share a bias table. If there are both, their sum is the bias.
+    layer_scale: the output of each part of a layer is multiplied by a factor for each feature.
     """
 
     layer_bias: bool
@@ -96,7 +100,7 @@ class SiglipConfig(VisionConfig):
     """SigLIP's encoder (Zhai et al., 2023): a ViT without a class token.
 
     pixel_shuffle: each square of so many patches a side becomes one token of the decoder.
-    bucketed: positions are looked up as transformers does for images of any size, by rounded fractions of a side.
+    bucketed: positions are looked up by rounded fractions of a side, as transformers does for images of any size.
     """
 
     leading_tokens: int = 0
@@ -110,12 +114,15 @@ class SiglipConfig(VisionConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class DavitStage:
-    """One stage of DaViT: a convolution that embeds the stage before, and blocks of one shape.
+    """A stage of DaViT: a convolution that embeds the stage before, and blocks of the same shape.
 
+    input_size: features of a token of the stage before, or 3 for pixels.
+    groups: number of groups of channels in which channels attend to each other.
+    inner_size: width inside the MLP.
     kernel, stride, padding: of the convolution, in pixels or tokens of the stage before.
-    norm_first: the convolution's norm stands before it, over ``input_size`` features, and not after it.
+    norm_first: a norm over ``input_size`` features stands before the convolution. Otherwise a norm stands after
+        it.
     grid: tokens per column and per row.
-    groups: of channels that attend to each other; ``inner_size``: width inside the MLP.
     """
 
     input_size: int
@@ -132,7 +139,7 @@ class DavitStage:
 
     @property
     def output_shape(self) -> tuple[int, int]:
-        """Of an image: tokens and their width."""
+        """Tokens of an image, and their width."""
         return self.grid[0] * self.grid[1], self.hidden_size
 
 
@@ -140,11 +147,12 @@ class DavitStage:
 class DavitConfig(VisionConfig):
     """Florence-2's encoder (DaViT, Ding et al., 2022), as ``models.regions.florence2.davit`` computes it.
 
-    Of what every encoder has, ``patch_size`` is the pixels of one token of the last stage, ``leading_tokens``
-    counts the mean of all tokens, and sizes are the last stage's, but for ``num_layers``, which are all stages'.
+    Some fields of every encoder have a special meaning: ``patch_size`` is the pixels of a token of the last stage,
+    ``leading_tokens`` counts the mean of all tokens, and ``num_layers`` is the sum over all stages. Other sizes
+    are the last stage's.
 
     window: side of the windows inside which tokens attend to each other.
-    position_rows: of the tables of a token's row and column.
+    position_rows: number of rows in each of the two position tables.
     """
 
     stages: tuple[DavitStage, ...]
@@ -158,23 +166,25 @@ class DavitConfig(VisionConfig):
     @property
     def multiplications(self) -> int:
         layers = ((each.num_layers, _layer_products(each.output_shape, each.inner_size)) for each in self.stages)
-        return sum(2 * count * products for count, products in layers)  # a layer attends twice, each with an MLP
+        # A block attends twice, each time with an MLP.
+        return sum(2 * count * products for count, products in layers)
 
 
 def _layer_products(shape: tuple[int, int], inner: int) -> int:
-    """Multiplications of a transformer layer's linear layers, over (tokens, width)."""
+    """Returns the multiplications of a transformer layer's linear layers, for a shape of (tokens, width)."""
     tokens, width = shape
     return tokens * width * (4 * width + 2 * inner)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
-    """What every decoder has. ``family``: transformers' ``model_type`` of the decoder.
+    """The dimensions that every decoder has.
 
+    family: transformers' ``model_type`` of the decoder.
     tied_head: the head's weight is the token embedding.
-    text_tokens: those of the longest text that an encode reads beside the image; shorter ones are padded.
-    reads_prompt: that text is the beginning of a row's own tokens, which no step needs to make then; else it is the
-        image's, and all steps attend to it.
+    text_tokens: tokens of the longest text that an encode reads beside the image. Shorter texts are padded.
+    reads_prompt: the text is the beginning of a row's own tokens, which then need no steps. Otherwise the text
+        belongs to the image, and all steps attend to it.
     """
 
     family: str
@@ -196,27 +206,27 @@ class DecoderConfig:
 
     @property
     def kv_heads(self) -> int:
-        """Heads of keys and values, as the caches hold them."""
+        """Number of heads of keys and values in the caches."""
         return self.num_heads
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gpt2Config(DecoderConfig):
-    """A decoder that normalises before each part of a block, as ``models.regions.gpt2`` computes it."""
+    """GPT-2's decoder, with a norm before each part of a block, as ``models.regions.gpt2`` computes it."""
 
     scale_attention: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class BertConfig(DecoderConfig):
-    """A decoder that normalises after each part of a block, as ``models.regions.bert`` computes it.
+    """A decoder with a norm after each part of a block, as ``models.regions.bert`` computes it.
 
     embedding_scale: factor of a token's embedding.
     embedding_norm: a norm follows the sum of token and position.
-    head_activation: that of the dense layer before the head, which a norm follows; None without such a layer.
-    position_offset: rows of the position table before that of the first token.
-    learned_positions: the checkpoint holds that table; else it is sinusoidal.
-    token_types: rows of the token-type table, of which a caption has the first; 0 without such a table.
+    head_activation: activation of a dense layer before the head, which a norm follows. None without such a layer.
+    position_offset: rows of the position table before the first token's row.
+    learned_positions: the checkpoint holds the position table. Otherwise it is sinusoidal.
+    token_types: rows of the token-type table, of which captions use the first. 0 without such a table.
     """
 
     embedding_scale: float = 1.0
@@ -230,17 +240,21 @@ class BertConfig(DecoderConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class GitConfig(BertConfig):
-    """A decoder like BERT's without cross-attention: the image's tokens go through its own layers, as a prefix of
-    the caption (``models.regions.prefix.git``)."""
+    """GIT's decoder: BERT's layers without cross-attention, as ``models.regions.prefix.git`` computes them.
+
+    The image's tokens go through the same layers, as a prefix of the caption.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaConfig(DecoderConfig):
-    """A decoder like Llama's (Touvron et al., 2023): the image's tokens go through its own layers, as a prefix of
-    what follows (``models.regions.prefix.llama``).
+    """Llama's decoder (Touvron et al., 2023), as ``models.regions.prefix.llama`` computes it.
 
-    num_kv_heads: each of them is shared by as many queries' heads (Ainslie et al., 2023).
-    head_width: of a head; all of them need not have the decoder's width together.
+    The image's tokens go through the same layers, as a prefix of the text.
+
+    num_kv_heads: number of heads of keys and values. Each is shared by the same number of query heads (Ainslie et
+        al., 2023).
+    head_width: width of a head. The heads together may be wider or narrower than the decoder.
     """
 
     num_kv_heads: int
@@ -260,8 +274,13 @@ class LlamaConfig(DecoderConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class LlavaConfig(LlamaConfig):
-    """Llama's layers behind two linear layers that bring the image's tokens to their width (LLaVA 1.5, Liu et al.,
-    2023), as ``models.regions.prefix.llava`` computes them. ``projector_activation``: that between the two."""
+    """Llama's decoder behind LLaVA's projector (LLaVA 1.5, Liu et al., 2023), as ``models.regions.prefix.llava``
+    computes it.
+
+    The projector's two linear layers bring the image's tokens to the decoder's width.
+
+    projector_activation: activation between the two linear layers.
+    """
 
     projector_activation: str
     projector_bias: bool = True
@@ -269,10 +288,10 @@ class LlavaConfig(LlamaConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Florence2Config(BertConfig):
-    """BART's encoder (Lewis et al., 2019) over the image's tokens and a task's, before a decoder like BERT's.
+    """BART's encoder (Lewis et al., 2019) over the tokens of an image and of a task, before a decoder like BERT's.
 
-    encoder_layers, encoder_heads, encoder_inner_size: of that encoder, whose width is the decoder's.
-    text_tokens: those of the longest task, with the tokens around it.
+    encoder_layers, encoder_heads, encoder_inner_size: dimensions of BART's encoder, whose width is the decoder's.
+    text_tokens: tokens of the longest task, its start and end token included.
     """
 
     encoder_layers: int
@@ -281,11 +300,11 @@ class Florence2Config(BertConfig):
 
 
 class Parts(NamedTuple):
-    """What a family reads from its ``config.json``.
+    """Everything that a family reads from its ``config.json``.
 
     projected: a linear layer brings the encoder's output to the decoder's width.
-    tasks: those that give captions, the default one first; none where a model has but one.
-    markup: of a family whose checkpoints have a chat template.
+    tasks: the tasks that give captions, the default one first. Empty for a model without named tasks.
+    markup: the image's place in the chat template, for a family that has one.
     """
 
     vision: VisionConfig

@@ -1,21 +1,21 @@
-"""Defines what all layers say of a user's mistakes: the base class of errors that one can mend, and a guess."""
+"""Defines the base class of errors that a user can fix, errors of texts, and guesses of misspelled words."""
 
 from collections.abc import Iterable
 
-_AS_NEAR = 0.1  # of difflib's ratio: a word that is further behind the nearest is not meant
-_PART = 5  # characters of a part of a word that says which word is meant: `top` and `max` do not
+_AS_NEAR = 0.1  # greatest distance of difflib's ratio from the nearest word's; more distant words are not suggested
+_PART = 5  # least characters of a word to be found as a part of another; `top` and `max` are too short
 
 
 class UserError(RuntimeError):
-    """What went wrong is for whoever runs the program to mend; the text is one line that says how."""
+    """An error that whoever runs the program can fix. The message is one line that says how."""
 
 
 class PromptError(ValueError):
-    """A request's text that a model cannot take; the message goes after "must", as in "not begin with a space"."""
+    """A request's text that a model cannot take. The message goes after "must", as in "not begin with a space"."""
 
 
-class TokenizerFailed(PromptError):  # noqa: N818  the name says what happened
-    """The tokenizer's library failed at a text. ``cause``: the failure in the library's words, for the log."""
+class TokenizerFailed(PromptError):  # noqa: N818 - the name says what happened
+    """The tokenizer's library failed on a text. ``cause`` is the failure in the library's words, for the log."""
 
     def __init__(self, cause: str) -> None:
         super().__init__("be text that the model's tokenizer can read; the tokenizer failed at this text")
@@ -23,11 +23,12 @@ class TokenizerFailed(PromptError):  # noqa: N818  the name says what happened
 
 
 def near_words(word: str, known: Iterable[str], cutoff: float = 0.6) -> list[str]:
-    """The known words that a word may be a mistake for, up to three, the nearest first.
+    """Returns up to three known words for which a word may be a mistake, the nearest first.
 
-    They are spelled nearly so, by difflib's ratio from `cutoff` on, have the same letters in another order, or have
-    the word as a part, as `num_beams` has `beams`."""
-    import difflib  # noqa: PLC0415 - of mistakes only: each process of a server imports this module
+    A word is near if its spelling is similar (difflib's ratio is at least `cutoff`), if its letters are the same in
+    another order, or if it contains the given word as a part, as `num_beams` contains `beams`.
+    """
+    import difflib  # noqa: PLC0415 - only for mistakes: each process of a server imports this module
 
     asked, names = _plain(word), {_plain(name): name for name in known}
     ratios = {
@@ -47,6 +48,6 @@ def _plain(name: str) -> str:
 
 
 def suggestion(word: str, known: Iterable[str], most: int = 1) -> str:
-    """ "; did you mean X?", with up to `most` words, or nothing when no known word is near."""
+    """Returns "; did you mean X?", with up to `most` words, or "" if no known word is near."""
     near = near_words(word, known)[:most]
     return f"; did you mean {' or '.join(near)}?" if near else ""

@@ -1,4 +1,4 @@
-"""Reads the fields of a checkpoint's JSON files, each with its type checked or refused by name."""
+"""Reads the fields of a checkpoint's JSON files, and refuses a field of the wrong type by its name."""
 
 import json
 import stat
@@ -10,14 +10,14 @@ from snapcap.models.dataclass import dataclass
 from snapcap.models.errors import UserError
 
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_fast", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu", "swish")
-MOST = 2**31 - 1  # of a dimension: what an index of 32 bits holds
-_MOST_NUMBER = 1e9  # which no epsilon, scale or base of positions comes near
-MOST_LAYERS = 1024  # which are listed one by one
+MOST = 2**31 - 1  # greatest dimension: the most that an index of 32 bits holds
+_MOST_NUMBER = 1e9  # far above any epsilon, scale or base of positions
+MOST_LAYERS = 1024  # layers are listed one by one
 _MOST_SHOWN = 200  # characters of a value, which can be as long as its file
 
 
 class ConfigError(UserError, ValueError):
-    """A configuration that cannot be served; one line that names the field and its value."""
+    """A configuration that cannot be served. The message is one line that names the field and its value."""
 
     def __init__(self, field: str, value: object, why: str) -> None:
         shown = repr(value)
@@ -28,7 +28,8 @@ class ConfigError(UserError, ValueError):
 
 
 class FileError(ConfigError):
-    """A file of a checkpoint that the system does not let be read; one line with the file and the reason."""
+    """A file of a checkpoint that the system does not allow to be read. The message is one line with file and
+    reason."""
 
     def __init__(self, path: Path, error: OSError) -> None:
         UserError.__init__(self, f"{path} cannot be read: {error.strerror or error}")
@@ -37,11 +38,12 @@ class FileError(ConfigError):
 
 
 def is_there(path: Path) -> bool:
-    """Whether a regular file has this name. On some versions of Python ``Path.is_file`` says no where it may not
-    look.
+    """Returns whether a regular file has this name.
+
+    Some versions of Python return False from ``Path.is_file`` if the folder may not be searched.
 
     Raises:
-        FileError: the system does not say.
+        FileError: the system does not allow the look-up.
     """
     try:
         return stat.S_ISREG(path.stat().st_mode)
@@ -52,11 +54,11 @@ def is_there(path: Path) -> bool:
 
 
 def read_bytes(path: Path, most: int = -1) -> bytes:
-    """The content of a file, or its first bytes, as many as ``most``.
+    """Returns the content of a file, or its first ``most`` bytes.
 
     Raises:
-        FileError: the file is there and cannot be read.
-        FileNotFoundError: there is none.
+        FileError: the file exists and cannot be read.
+        FileNotFoundError: the file does not exist.
     """
     try:
         with path.open("rb") as file:
@@ -68,11 +70,11 @@ def read_bytes(path: Path, most: int = -1) -> bytes:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; what is wrong is named together with the file.
+    """Returns a JSON object from a file. Errors name the file.
 
     Raises:
         ConfigError: the file cannot be read, or holds something else.
-        FileNotFoundError: there is none.
+        FileNotFoundError: the file does not exist.
     """
     content = read_bytes(path)
     try:
@@ -85,19 +87,19 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def json_or_empty(path: Path) -> dict[str, Any]:
-    """The same, and ``{}`` where there is no such file."""
+    """Returns ``read_json``, or ``{}`` if the file does not exist."""
     return read_json(path) if is_there(path) else {}
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)  # JSON's true is an int to Python
+    return isinstance(value, int) and not isinstance(value, bool)  # JSON's true is an int in Python
 
 
 @dataclass(frozen=True)
 class Fields:
-    """One object of a ``config.json``; ``prefix``, such as ``encoder.``, goes before a field's name in errors.
+    """An object in a ``config.json``. Its ``prefix``, such as ``encoder.``, goes before a field's name in errors.
 
-    A field that is left out has the ``default`` it is asked for with, which is transformers'.
+    A missing field has the ``default`` that the caller gives, which is transformers'.
     """
 
     values: Mapping[str, Any]
@@ -107,7 +109,7 @@ class Fields:
         return ConfigError(self.prefix + field, value, why)
 
     def section(self, field: str) -> "Fields":
-        """An object inside this one."""
+        """Returns an object inside this one."""
         value = self.values.get(field)
         if not isinstance(value, dict):
             raise self.error(field, value, "config.json must hold this object")
@@ -119,7 +121,7 @@ class Fields:
             raise self.error(field, value, why or f"only {expected!r} is supported")
 
     def architecture(self, *served: str) -> None:
-        """Refuses a checkpoint that names its classes, and none of these among them."""
+        """Refuses a checkpoint that names its classes without one of ``served``."""
         names = self.values.get("architectures")
         if names is not None and not (isinstance(names, list) and any(name in served for name in names)):
             raise self.error("architectures", names, f"only {' and '.join(served)} can be served")
@@ -155,7 +157,7 @@ class Fields:
         return value
 
     def size_pair(self, field: str, default: int) -> tuple[int, int]:
-        """(height, width), in pixels."""
+        """Returns a size as (height, width), in pixels."""
         value = self.values.get(field, default)
         pair = tuple(value) if isinstance(value, list) else (value, value)
         if len(pair) != 2 or not all(is_whole(side) and 0 < side <= MOST for side in pair):
@@ -169,14 +171,14 @@ class Fields:
         return str(value)
 
     def heads(self, field: str, default: int, width: int, width_field: str = "hidden_size") -> int:
-        """A number of attention heads, which must divide the width."""
+        """Returns a number of attention heads, which must divide the width."""
         heads = self.positive_int(field, default)
         if width % heads:
             raise self.error(field, heads, f"{width_field} {width} is not divisible by it")
         return heads
 
     def token(self, field: str, vocab_size: int) -> int:
-        """A token id, which must be there."""
+        """Returns a token id, which must be given."""
         value = self.values.get(field)
         if not is_whole(value) or not 0 <= value < vocab_size:
             raise self.error(field, value, f"a token id below vocab_size {vocab_size} is expected")

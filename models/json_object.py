@@ -1,14 +1,17 @@
-"""Reads JSON objects that nobody can take for another: of files that are not believed. No torch."""
+"""Reads JSON objects of untrusted files, so that all readers agree on their content. Imports no torch."""
 
 import json
 from typing import Any
 
 
 def load_object(text: bytes | str) -> dict[str, Any]:
-    """An object, in UTF-8, in which no name occurs twice: one reader would take the first, another the last.
+    """Returns a JSON object from UTF-8 text.
+
+    A name that occurs twice is refused, because one reader would take the first value and another the last.
 
     Raises:
-        ValueError: it is none; the message goes behind a name for it, as in "the header is not JSON".
+        ValueError: the text is not such an object. The message goes behind a name for it, as in "the header is not
+            JSON".
     """
     try:
         decoded = text.decode() if isinstance(text, bytes) else text

@@ -1,6 +1,6 @@
-"""Renames the tensors of a family's checkpoints to snapcap's names, by tables of patterns, and back for messages.
+"""Renames the tensors of a family's checkpoints to snapcap's names by tables of patterns, and back for messages.
 
-Dimensions and families both import it, so it stands before either.
+The module is apart because both the dimensions and the families import it.
 """
 
 import re
@@ -9,17 +9,17 @@ from itertools import product
 
 from snapcap.models.dataclass import dataclass
 
-Rule = tuple[str, str]  # a pattern for the whole name, and what replaces it
+Rule = tuple[str, str]  # a pattern for the whole name, and its replacement
 
 _HEADS = ("decoder.lm_head.weight", "decoder.head.weight")
-# Snapcap's names of tensors that may be tied: a checkpoint has such a tensor under any of them, or several.
+# Snapcap's names of tensors that may be tied. A checkpoint has such a tensor under one or several of the names.
 _TIES = (
     ("decoder.wte.weight", "decoder.lm_head.weight"),
-    # Florence-2 has an embedding that encoder, decoder and head share.
+    # Florence-2's encoder, decoder and head share an embedding.
     ("decoder.token", "decoder.head.weight", "decoder.own_token", "text_encoder.token"),
     ("decoder.head.shared_bias", "decoder.head.bias"),
 )
-# What wraps a module puts before the names of its tensors: torch.compile, FSDP, DistributedDataParallel and PEFT.
+# Prefixes that wrappers of modules add to tensors' names: torch.compile, FSDP, DistributedDataParallel and PEFT.
 _INNER_WRAPPERS = re.compile(r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 _OUTER_WRAPPERS = re.compile(r"(?:module\.|base_model\.model\.)+")
 # TensorFlow's names of a norm's two tensors, which transformers renames.
@@ -30,13 +30,13 @@ _REFERENCE = re.compile(r"\\(\d)")
 
 
 def ties(tied_head: bool) -> tuple[tuple[str, ...], ...]:
-    """The names, snapcap's, under which one tensor may be; the first of each is that under which it is used."""
+    """Returns groups of snapcap's names of one tensor. Regions use a tensor under the first name of its group."""
     return tuple(tuple(name for name in names if tied_head or name not in _HEADS) for names in _TIES)
 
 
 @dataclass(frozen=True)
 class Names:
-    """The tensors of a checkpoint. ``unused``: patterns of those that captioning has no need of."""
+    """The names of a checkpoint's tensors. ``unused`` holds patterns of tensors that captioning does not need."""
 
     rules: tuple[Rule, ...]
     unused: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ class Names:
         return Names(self.rules + other.rules, self.unused + other.unused)
 
     def canonical(self, names: Iterable[str]) -> dict[str, str]:
-        """Snapcap's name of each; the unused are left out, and an unknown one stays as it is."""
+        """Returns snapcap's name of each tensor, without unused tensors. An unknown name stays as it is."""
         rules = [(re.compile(pattern), target) for pattern, target in self.rules]
         unused = [re.compile(pattern) for pattern in self.unused]
         found = {}
@@ -56,10 +56,12 @@ class Names:
         return found
 
     def original(self, ours: str, present: Iterable[str]) -> str:
-        """The name of a tensor, given snapcap's, in a checkpoint that has the tensors ``present``: of several names
-        the one that differs least from one that is there."""
+        """Returns the checkpoint's name of a tensor, from snapcap's name and the names that are ``present``.
+
+        If several names are possible, the one most similar to a present name is returned.
+        """
         tied = next((names for names in _TIES if ours in names), ())
-        # A family may have no rule for the one name of a tied tensor, as GIT's head has one bias.
+        # A family may lack a rule for one of the names of a tied tensor: GIT's head has only one bias.
         known = ([each for rule in self.rules for each in _spellings(rule, name)] for name in (ours, *tied))
         spelled = next(filter(None, known), [ours])
         pairs = [(name, each) for name in spelled for each in present] or [(ours, "")]
@@ -69,20 +71,20 @@ class Names:
 
 
 def _difference(one: str, other: str) -> int:
-    """The letters between what two names begin and end with alike."""
+    """Returns the number of letters of two names outside of their common beginning and end."""
     begin = _alike(one, other)
     one, other = one[begin:], other[begin:]
     return len(one) + len(other) - 2 * _alike(one[::-1], other[::-1])
 
 
 def _alike(one: str, other: str) -> int:
-    """The letters that two names begin with alike."""
+    """Returns the number of letters in the common beginning of two names."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, (mine, theirs) in pairs if mine != theirs), min(len(one), len(other)))
 
 
 def _plain(name: str) -> str:
-    """A name without what wraps modules, and with today's names of a norm's tensors."""
+    """Returns a name without wrappers' prefixes, and with today's names of a norm's tensors."""
     name = _INNER_WRAPPERS.sub("", name)
     outer = _OUTER_WRAPPERS.match(name)
     if outer:
@@ -99,7 +101,7 @@ def _renamed(name: str, rules: list[tuple[re.Pattern[str], str]]) -> str:
 
 
 def _spellings(rule: Rule, ours: str) -> Iterator[str]:
-    """Every name that a rule renames to one of snapcap's."""
+    """Yields every name that a rule renames to one of snapcap's names."""
     pattern, target = rule
     parts: list[tuple[str, ...]] = []
     groups: list[str] = []

@@ -1,10 +1,10 @@
-"""Defines what a model's text is made of: special tokens and lengths, tasks, a chat template, rotary positions."""
+"""Defines the parts of a model's text: special tokens and lengths, tasks, a chat template, rotary positions."""
 
 from typing import Literal, NamedTuple
 
 from snapcap.models.dataclass import dataclass
 
-DEFAULT_NEW_TOKENS = 20  # transformers 5's, where a checkpoint names no length
+DEFAULT_NEW_TOKENS = 20  # transformers 5's default for checkpoints that name no length
 EarlyStopping = bool | Literal["never"]
 
 
@@ -12,8 +12,8 @@ EarlyStopping = bool | Literal["never"]
 class RopeConfig:
     """Frequencies of rotary positions (Su et al., 2021), as transformers computes them.
 
-    scaling: those of Llama 3's longer contexts: factor, low and high frequency factor, and the context's length
-        before; or a factor alone, by which all positions are divided.
+    scaling: empty; or a factor by which all positions are divided; or factor, low and high frequency factor and
+        original context length of Llama 3's scaling.
     """
 
     theta: float
@@ -22,8 +22,11 @@ class RopeConfig:
 
 @dataclass(frozen=True)
 class ImageMarkup:
-    """How a chat template's text holds an image: its placeholder stands for ``before``, the image's tokens and
-    ``after``, of which both are text. ``placeholder``: a text, or the id of the token whose text it is."""
+    """The place of an image in a chat template's text.
+
+    The placeholder is replaced by the text ``before``, the image's tokens and the text ``after``. ``placeholder``
+    is a text, or the id of the token with this text.
+    """
 
     placeholder: str | int
     before: str = ""
@@ -32,14 +35,14 @@ class ImageMarkup:
 
 @dataclass(frozen=True)
 class ChatIds:
-    """What a chat template makes of a message of one image and a text, as token ids.
+    """The token ids that a chat template puts around a message of one image and a text.
 
-    A row's own tokens are ``opening_ids``, those of ``lead``, the message's text and ``trail``, which are text and
-    tokenized together, and ``closing_ids``; the reply follows.
+    A row's own tokens are ``opening_ids``, the tokens of the message, and ``closing_ids``. The reply follows. The
+    message's text is tokenized together with the texts ``lead`` before it and ``trail`` behind it.
 
     prefix: the ids before the image's tokens, which are the same for every row.
-    start_id: the first of a row's own, which is always the same.
-    strips: space around the message's text is taken away.
+    start_id: the first of a row's own ids, which is the same for every row.
+    strips: white space around the message's text is removed.
     """
 
     prefix: tuple[int, ...]
@@ -52,7 +55,7 @@ class ChatIds:
 
 
 class TokenBias(NamedTuple):
-    """A number that is added to a token's score, where it is the last of ``ids`` and the others are before it."""
+    """A number that is added to the score of the last of ``ids`` if the other ids stand before it."""
 
     ids: tuple[int, ...]
     bias: float
@@ -60,19 +63,20 @@ class TokenBias(NamedTuple):
 
 @dataclass(frozen=True)
 class GenerationConfig:
-    """Special token ids, and the default length: ``max_length`` counts the start token, as in transformers.
+    """Special token ids, lengths and defaults of generation.
 
-    The other fields are a model's defaults of the options of these names, what it forces, and what else it says of
-    its tokens:
+    The fields that are not listed here are a model's defaults of the options with the same names.
 
+    max_length: the default length, which counts the start token, as in transformers.
     counts_prompt: ``max_length`` counts the prompt too.
-    image_id: the placeholder of an image's tokens, where they stand in the text before a row's own.
+    image_id: the placeholder of an image's tokens in the text before a row's own tokens.
     forced_bos_id: the first token of every caption that continues no prompt.
-    forced_eos_id: a caption that is as long as it may be has this as its last token.
-    suppressed, suppressed_first: tokens that no caption has, or none as its first.
-    end_growth: after so many tokens, by what factor ends become likelier with each.
-    renormalises: a beam adds up log-probabilities among the tokens that are left.
-    not_done: settings of the checkpoint that would change captions and are not done, as ``field = value``.
+    forced_eos_id: the last token of a caption of the greatest length.
+    suppressed: tokens that no caption contains.
+    suppressed_first: tokens with which no caption begins.
+    end_growth: ``(tokens, factor)``: ends become likelier by the factor with each token after so many tokens.
+    renormalises: beams add up log-probabilities that are normalised again over the tokens that are left.
+    not_done: settings of the checkpoint that are not supported and would change captions, as ``field = value``.
     """
 
     start_id: int
@@ -99,17 +103,18 @@ class GenerationConfig:
 
     @property
     def biased(self) -> bool:
-        """The checkpoint changes scores, whatever a request says."""
+        """True if the checkpoint changes scores, whatever a request says."""
         return bool(self.suppressed or self.suppressed_first or self.biases or self.end_growth)
 
 
 class Task(NamedTuple):
-    """What a model was trained to do when it reads ``text`` beside an image, by its name in requests."""
+    """A task that a model was trained for. Requests give its ``name``. The model reads ``text`` beside the
+    image."""
 
     name: str
     text: str
 
     @staticmethod
     def named(name: str) -> str:
-        """The name as ours: Florence-2's ``<CAPTION>`` is ``caption``."""
+        """Returns a task's name in snapcap: Florence-2's ``<CAPTION>`` is ``caption``."""
         return name.removeprefix("<").removesuffix(">").lower()

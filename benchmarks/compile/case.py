@@ -1,10 +1,10 @@
-"""Compiles a captioner in one way, in a process of its own, and marks each stretch of its start.
+"""Compiles a captioner in one way, in a process of its own, and marks each phase of its start.
 
     python -m snapcap.benchmarks.compile.case regional --model FOLDER --image FILE
         [--save FOLDER | --restore FOLDER]
 
-Every bucket is compiled, and on a GPU captured as a CUDA graph, as a server does before it is ready. An encode and
-a decode step are measured at each bucket, before and after they are captured. `snapcap bench modes` runs this.
+Every bucket is compiled, and on a GPU captured as a CUDA graph, as in a server before it is ready. An encode and a
+decode step are measured at each bucket, before and after the capture. `snapcap bench modes` runs this module.
 """
 
 import shutil
@@ -27,7 +27,7 @@ TOKENS = 20
 
 
 def first_steps(steps: CompiledSteps, buckets: tuple[int, ...]) -> dict[str, float]:
-    """The first call of every component and bucket, which compiles it: seconds by component."""
+    """Runs every component and bucket for the first time, which compiles it. Returns seconds by component."""
     seconds = dict.fromkeys(COMPONENTS, 0.0)
     steps.begin()
     for size in buckets:
@@ -40,7 +40,7 @@ def first_steps(steps: CompiledSteps, buckets: tuple[int, ...]) -> dict[str, flo
 
 
 def steady_steps(steps: CompiledSteps, buckets: tuple[int, ...], suffix: str = "") -> dict[str, float]:
-    """Median milliseconds of every component and bucket from now on."""
+    """Returns the median milliseconds of every component and bucket once compiled."""
     found = {}
     for component in COMPONENTS:
         for size in buckets:
@@ -53,7 +53,7 @@ def steady_steps(steps: CompiledSteps, buckets: tuple[int, ...], suffix: str = "
 
 
 def needed(device: Any) -> dict[str, float]:
-    """Peaks of the process so far, MiB."""
+    """Returns the peaks of the process's memory so far, in MiB."""
     import torch
 
     peak = {"device_peak_mib": torch.cuda.max_memory_allocated() / (1 << 20)} if device.type == "cuda" else {}
@@ -74,7 +74,8 @@ def capture(steps: CompiledSteps, buckets: tuple[int, ...]) -> None:
 
 
 def restore(folder: Path, libraries: bool) -> None:
-    """Read what another process has compiled; ``libraries``: also what torch leaves out of its artifacts."""
+    """Reads the compiled code that another process saved. With ``libraries``, also reads the libraries that torch
+    leaves out of its artifacts."""
     import torch
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
@@ -85,7 +86,7 @@ def restore(folder: Path, libraries: bool) -> None:
 
 
 def save(folder: Path) -> None:
-    """Keep what was compiled, in the form of a jit artifact set."""
+    """Saves the compiled code, in the form of a jit artifact set."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     from snapcap.warmup.start.jit.compile_cache import CompileCache
@@ -104,10 +105,17 @@ def main() -> int:
     parser.add_argument("--encoder-mode", choices=MODES, default="default")
     parser.add_argument("--decoder-mode", choices=MODES, default="default")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--threads", type=int, default=0, help="0: as the server")
-    parser.add_argument("--buckets", default="auto", help="batch sizes, as 1,4")
-    parser.add_argument("--save", type=Path, metavar="FOLDER", help="write what was compiled, when all is done")
-    parser.add_argument("--restore", type=Path, metavar="FOLDER", help="read it first; jit: with its libraries")
+    parser.add_argument(
+        "--threads", type=int, default=0, help="CPU threads of one operation; 0: the server's default"
+    )
+    parser.add_argument("--buckets", default="auto", help="batch sizes, such as 1,4")
+    parser.add_argument("--save", type=Path, metavar="FOLDER", help="save the compiled code to FOLDER at the end")
+    parser.add_argument(
+        "--restore",
+        type=Path,
+        metavar="FOLDER",
+        help="restore the compiled code from FOLDER first; jit: with its libraries",
+    )
     options = parser.parse_args()
     mark("interpreter")
     import torch

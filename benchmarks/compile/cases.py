@@ -1,4 +1,4 @@
-"""Names the cases of `snapcap bench modes`; what restores comes after what it restores."""
+"""Names the cases of `snapcap bench modes`. A case that restores comes after the case that saves."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ _REDUCED = "reduce-overhead"
 
 @dataclass(frozen=True)
 class Case:
-    """The options of `benchmarks.compile.case`; ``restores``: the case whose files it reads."""
+    """The options of `benchmarks.compile.case`. ``restores`` names the case whose files this one reads."""
 
     title: str
     options: tuple[str, ...]
     restores: str = ""
-    cuda: bool = False  # only there
+    cuda: bool = False  # the case needs a GPU
 
 
 CASES = {
@@ -39,7 +39,7 @@ CASES = {
 
 
 def with_needed(names: Iterable[str]) -> list[str]:
-    """Those cases, eager to compare with, and what they restore; in order."""
+    """Returns these cases, eager for comparison, and the cases that they restore, in order."""
     wanted = {EAGER, *names}
     wanted |= {CASES[name].restores for name in wanted}
     return [name for name in CASES if name in wanted]

@@ -1,8 +1,9 @@
-"""Measures the ways and modes of torch.compile: what each costs at first and takes later.
+"""Measures the ways and modes of torch.compile: the cost of the first steps, and the time of later ones.
 
-Each case is a fresh process with empty caches (`benchmarks/compile/case.py`); seconds count from its spawn. What is
-restored is what the cold case before it has saved: torch's cache artifacts, and "as jit" the libraries that the jit
-backend adds to them. Cases named otherwise compile the plain regions, also where the server has kernels of its own.
+Each case is a fresh process with empty caches (`benchmarks/compile/case.py`). Seconds count from its spawn. A case
+that restores reads what the cold case before it saved: torch's cache artifacts, and "as jit" the libraries that
+the jit backend adds to them. Cases that are not "as jit" compile the plain regions, even if the server
+has kernels of its own for them.
 """
 
 import argparse
@@ -33,7 +34,8 @@ CASE_LIMIT_S = 1800.0
 
 @dataclass(frozen=True)
 class Setup:
-    """What all cases have in common. ``threads``: CPU threads of one operation, 0 as the server."""
+    """The options that all cases share. ``threads`` is the number of CPU threads of one operation; 0 is the
+    server's default."""
 
     model: Path
     image: Path
@@ -50,7 +52,7 @@ class Setup:
 
 @dataclass
 class Results:
-    """The numbers of each case, the tokens it gave, and why there are none where there are none."""
+    """The numbers and tokens of each case, and the reason if there are none."""
 
     samples: dict[str, Samples] = field(default_factory=dict)
     tokens: dict[str, list[int]] = field(default_factory=dict)
@@ -64,16 +66,16 @@ class Results:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_cases(parser, CASES, CASES)
-    text = "fresh processes of each case (default: %(default)s)"
+    text = "number of fresh processes of each case (default: %(default)s)"
     parser.add_argument("--runs", type=count, default=1, metavar="N", help=text)
     text = "batch sizes that are compiled (default: %(default)s)"
     parser.add_argument("--buckets", type=counts, default="1,4", metavar="N,…", help=text)
-    text = "CPU threads of one operation (default: as the server)"
+    text = "CPU threads of one operation (default: the server's default)"
     parser.add_argument("--threads", type=count, default=0, metavar="N", help=text)
 
 
 def run(options: argparse.Namespace, device: str) -> int:
-    """Exit status 0 when every case that can run here gave results."""
+    """Runs the measurement. The exit status is 0 if every case that can run here gave results."""
     report = Report()
     with ExitStack() as stack:
         cache = stack.enter_context(scratch(options.cache))
@@ -95,7 +97,7 @@ def run(options: argparse.Namespace, device: str) -> int:
 
 
 def measure_all(names: Sequence[str], runs: int, setup: Setup, kept: Path, end: float) -> Results:
-    """Every case once, then every case again, until ``end`` on `time.monotonic`."""
+    """Runs every case once, and then all again, until ``end`` on `time.monotonic`."""
     results, took = Results(), dict[str, float]()
     console = Console(stderr=True, highlight=False)
     for turn in range(runs):
@@ -123,10 +125,10 @@ def measure_all(names: Sequence[str], runs: int, setup: Setup, kept: Path, end: 
 
 
 def measure(name: str, setup: Setup, kept: Path) -> dict[str, Any]:
-    """One case in one process: its numbers, and seconds until each of its marks.
+    """Runs a case in a process of its own. Returns its numbers, and the seconds until each of its marks.
 
     Raises:
-        RuntimeError: it failed, or took too long.
+        RuntimeError: the case failed, or took too long.
     """
     case = CASES[name]
     files = ("--restore", str(kept / case.restores)) if case.restores else ()
@@ -137,6 +139,7 @@ def measure(name: str, setup: Setup, kept: Path) -> dict[str, Any]:
         spawned, lines = run_measured(command, CASE_LIMIT_S, fresh_caches(Path(folder)))
     marks = read_marks(lines)
     found = read_result(lines) | {f"until_{mark}": moment - spawned for moment, mark in marks}
-    # A token has been decoded after an image was encoded: once at the first bucket, and at last at all of them.
+    # The mark follows the decode of a token after an image was encoded: first at the first bucket, and last at all
+    # of them.
     decoded = [moment - spawned for moment, mark in marks if mark == "compile_decoder"]
     return found | {"until_first_step": decoded[0], "until_all_buckets": decoded[-1]}

@@ -1,4 +1,4 @@
-"""Fills the tables of `snapcap bench modes`: all cases beside eager."""
+"""Fills the tables of `snapcap bench modes`, with every case compared to eager."""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,7 +17,8 @@ def fill(
     buckets: Sequence[int],
     runs: int,
 ) -> None:
-    """``results``: the cases that ran; without eager among them there are no ratios, and no tokens to compare."""
+    """Adds the tables of the cases in ``results``. Without eager there are no ratios, and tokens are not
+    compared."""
     eager = results.get(EAGER, Samples())
     sizes = ", ".join(map(str, buckets))
     note = (
@@ -71,7 +72,7 @@ def _first(
 
 
 def _compile_seconds(samples: Samples, component: str) -> float | None:
-    """What the first calls took longer than later ones."""
+    """Returns by how many seconds the first calls took longer than later ones."""
     first = samples.median(f"initial_{component}")
     steady = [
         samples.need(key)

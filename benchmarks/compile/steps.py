@@ -1,4 +1,4 @@
-"""Compiles an encode and a decode step over one model's static buffers, in one of the ways there are."""
+"""Compiles an encode and a decode step over one model's static buffers, in one of several ways."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -12,14 +12,14 @@ MODES = ("default", "max-autotune", "reduce-overhead")
 
 @dataclass(frozen=True)
 class How:
-    """The way to compile.
+    """A way to compile.
 
-    way: ``full`` is one `torch.compile` over the whole encoder and one over the whole decode step;
-        ``hierarchical`` the same, with the block marked as a nested region; ``regional`` one over each region, so
-        that a block is compiled once for all layers. These have the plain regions; ``jit`` is ``regional`` with the
-        regions and the options that the jit backend compiles.
-    only: the component that is compiled; the other one stays eager. None: both.
-    modes: of each component, where it is not ``default``.
+    way: ``full`` is one `torch.compile` over the whole encoder and one over the whole decode step.
+        ``hierarchical`` is ``full`` with the block marked as a nested region. ``regional`` is one `torch.compile`
+        over each region, so a block is compiled once for all layers. These three compile the plain regions.
+        ``jit`` is ``regional`` with the jit backend's regions and options.
+    only: the component that is compiled, while the other one stays eager. None compiles both.
+    modes: each component's mode, if it is not ``default``.
     """
 
     way: str
@@ -34,15 +34,15 @@ class How:
 
     @property
     def captures(self) -> bool:
-        """Whether torch captures CUDA graphs by itself."""
+        """True if torch captures CUDA graphs itself."""
         return "reduce-overhead" in self.modes.values()
 
 
 class CompiledSteps:
-    """Encode and decode step at each bucket, compiled when they are first run."""
+    """Encode and decode step at each bucket, compiled when they first run."""
 
     def __init__(self, model: Any, device: Any, image: Any, how: How) -> None:
-        """``image``: its pixels, uint8 [height, width, 3]; every row is this one."""
+        """``image`` holds the pixels of every row, uint8 [height, width, 3]."""
         import torch
 
         self._model = model
@@ -54,7 +54,7 @@ class CompiledSteps:
         self._slots = torch.arange(rows, device=device)
 
     def run(self, component: str, rows: int) -> Any:
-        """One batch of images, or one token more for the first rows; waits for the device."""
+        """Encodes one batch of images, or decodes one token in the first rows. Waits for the device."""
         if (component, rows) not in self._steps:
             self._steps[component, rows] = self._encode(rows) if component == "encoder" else self._step(rows)
         out = self._steps[component, rows]()
@@ -62,7 +62,7 @@ class CompiledSteps:
         return out
 
     def capture(self, component: str, rows: int) -> None:
-        """Replay a CUDA graph of it from now on, as a server does."""
+        """Captures a step as a CUDA graph, which later runs replay, as in a server."""
         import torch
 
         graph = torch.cuda.CUDAGraph()
@@ -71,7 +71,7 @@ class CompiledSteps:
         self._steps[component, rows] = graph.replay
 
     def begin(self) -> None:
-        """Every row at its start token."""
+        """Puts every row at its start token."""
         state = self._model.state
         state.tokens.fill_(self._model.config.generation.start_id)
         state.positions.zero_()
@@ -79,7 +79,8 @@ class CompiledSteps:
         self._wait()
 
     def caption(self, rows: int, count: int) -> list[int]:
-        """Greedy tokens of the image; each is read back, as a server does to see whether it is the last."""
+        """Returns greedy tokens of the image. Each token is read back at once, as a server does to find the last
+        one."""
         self.run("encoder", rows)
         self.begin()
         found = []
@@ -98,7 +99,8 @@ class CompiledSteps:
         return self._bound("decoder", rows, own["tokens"], own)
 
     def _bound(self, component: str, rows: int, first: Any, own: Mapping[str, Any]) -> Callable[[], Any]:
-        """The component's regions over ``own`` buffers, which hold a row each, and the model's."""
+        """Returns the component's regions bound to ``own``, which are buffers of the step's rows, and to the
+        model's buffers."""
         from snapcap.models.regions.table import layer_inputs
 
         parts = self._parts(component, rows)
@@ -123,7 +125,7 @@ class CompiledSteps:
         return partial(self._whole(component, whole, rows), *self._fixed(first), inputs)
 
     def _parts(self, component: str, rows: int) -> list[Callable[..., Any]]:
-        """The component's regions that a greedy caption runs."""
+        """Returns the functions of the component's regions that a greedy caption runs."""
         import torch
 
         from snapcap.models.regions.fused.compiled import compiled_function
@@ -147,7 +149,8 @@ class CompiledSteps:
         return function
 
     def _compiled(self, component: str, function: Callable[..., Any], name: str) -> Callable[..., Any]:
-        """Compiled under a code object of its own, with the options of its component's mode."""
+        """Returns the function compiled under a code object of its own, with the options of its component's
+        mode."""
         from snapcap.warmup.plan.plan import inductor_options
         from snapcap.warmup.runtime.backends.jit import ALONE, compile_static, own_code
 
@@ -160,7 +163,8 @@ class CompiledSteps:
         return compile_static(own_code(function, function, name, lambda: None), options)
 
     def _fixed(self, *tensors: Any) -> tuple[Any, ...]:
-        """Tensors that stay where they are. Torch captures no graph of a step that writes to others."""
+        """Marks tensors as staying at their address, without which torch captures no graph of a step that writes
+        to them."""
         if self._how.captures:
             import torch
 
@@ -176,7 +180,7 @@ class CompiledSteps:
 
 
 def _plain(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A region takes its dimensions by `functools.partial`, which cannot be marked."""
+    """Returns a plain function, because torch cannot mark a `functools.partial` as a nested region."""
 
     def run(*inputs: Any) -> Any:
         return function(*inputs)

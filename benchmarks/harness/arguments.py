@@ -1,4 +1,4 @@
-"""Parses values of options, checked where they are read, and adds the options that measurements share."""
+"""Parses values of options, and adds the options that measurements share."""
 
 import argparse
 import math
@@ -7,18 +7,18 @@ from pathlib import Path
 
 
 def make_parser(text: str | None) -> argparse.ArgumentParser:
-    """A program's parser; ``text``: its docstring, which is shown as it stands."""
+    """Returns a program's parser. ``text`` is its docstring, whose lines are shown as they are."""
     return argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 def add_files(parser: argparse.ArgumentParser) -> None:
-    """`--cache` and `--json`, which every measurement has."""
-    parser.add_argument("--cache", type=Path, metavar="FOLDER", help="keep models and artifact sets here")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write tables and raw samples")
+    """Adds `--cache` and `--json`, which every measurement has."""
+    parser.add_argument("--cache", type=Path, metavar="FOLDER", help="keep models and artifact sets in FOLDER")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write tables and raw samples to FILE")
 
 
 def some_of(names: Iterable[str]) -> Callable[[str], list[str]]:
-    """A reader of "all" or "one,two": those names, each once, in the order of ``names``."""
+    """Returns a parser of "all" or "one,two", which gives the named items, each once, in the order of ``names``."""
     known = list(names)
 
     def read(text: str) -> list[str]:
@@ -31,7 +31,7 @@ def some_of(names: Iterable[str]) -> Callable[[str], list[str]]:
 
 
 def add_cases(parser: argparse.ArgumentParser, names: Iterable[str], default: Iterable[str]) -> None:
-    """`--cases` and `--time-limit`, which every measurement has."""
+    """Adds `--cases` and `--time-limit`, which every measurement has."""
     known = list(names)
     parser.add_argument(
         "--cases",
@@ -45,26 +45,26 @@ def add_cases(parser: argparse.ArgumentParser, names: Iterable[str], default: It
         type=seconds,
         default=float("inf"),
         metavar="SECONDS",
-        help="begin nothing that would end later, and print what there is",
+        help="start no measurement that would end later, and print the results so far",
     )
 
 
 def add_serve(parser: argparse.ArgumentParser) -> None:
-    """`--serve`, of the measurements that start servers."""
+    """Adds `--serve`, for measurements that start servers."""
     parser.add_argument(
-        "--serve", default="", metavar="OPTIONS", help="for snapcap serve, as --serve=--buckets=1,4"
+        "--serve", default="", metavar="OPTIONS", help="options for snapcap serve, such as --serve=--buckets=1,4"
     )
 
 
 def count(text: str) -> int:
-    """A whole number above 0."""
+    """Parses a whole number above 0."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError("must be a whole number above 0")
     return int(text)
 
 
 def counts(text: str) -> list[int]:
-    """ "4,1,16" to [1, 4, 16]."""
+    """Parses "4,1,16" to [1, 4, 16]."""
     try:
         return sorted({count(word) for word in text.split(",")})
     except argparse.ArgumentTypeError:
@@ -72,7 +72,7 @@ def counts(text: str) -> list[int]:
 
 
 def seconds(text: str) -> float:
-    """A time above 0."""
+    """Parses a number of seconds above 0."""
     try:
         value = float(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Knows where the demo model and its samples are, and with what environment measured processes are started."""
+"""Knows the demo model and its samples, and starts snapcap's commands in the environment of measurements."""
 
 import argparse
 import contextlib
@@ -20,21 +20,24 @@ SNAPCAP = (sys.executable, "-m", "snapcap")
 
 
 def samples() -> dict[str, tuple[bytes, str]]:
-    """The shipped sample images with the caption each must get."""
+    """Returns the shipped sample images, each with the caption that it must get."""
     captions: dict[str, str] = json.loads((SAMPLES / "captions.json").read_text())
     return {name: ((SAMPLES / name).read_bytes(), caption) for name, caption in sorted(captions.items())}
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """This process's environment without what would change what is measured: snapcap's own variables, and that byte
-    code is not kept, which an installed package has: each start would compile a hundred modules again."""
+    """Returns this process's environment without variables that would change a measurement.
+
+    Snapcap's own variables are removed. The variable that keeps Python from writing byte code is removed too,
+    because installed packages have byte code, and otherwise each start would compile a hundred modules again.
+    """
     unwanted = ("SNAPCAP_", "PYTHONDONTWRITEBYTECODE")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(unwanted)}
     return {**kept, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", **extra}
 
 
 def fresh_caches(folder: Path) -> dict[str, str]:
-    """Variables that put every compiler's cache, and temporary files, into an empty folder."""
+    """Returns variables that put every compiler's cache, and temporary files, into an empty folder."""
     names = ("TMPDIR", "XDG_CACHE_HOME", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH")
     variables = {name: str(folder / name.lower()) for name in names}
     for path in variables.values():
@@ -48,7 +51,7 @@ def free_port() -> int:
         return port
 
 
-# Of an eager server: it would prepare weights for its next start beside what is measured.
+# Options of an eager server, which would otherwise prepare weights for its next start during the measurement.
 UNPREPARED = ("--no-prepared-weights",)
 
 
@@ -57,14 +60,18 @@ def serve_command(*options: str) -> tuple[str, ...]:
 
 
 def run_snapcap(*arguments: str, extra: Mapping[str, str] | None = None) -> None:
-    """Run a command to its end, which must be a good one."""
+    """Runs a command and waits for it.
+
+    Raises:
+        subprocess.CalledProcessError: the command failed.
+    """
     environ, nowhere = environment(**(extra or {})), subprocess.DEVNULL
     subprocess.run([*SNAPCAP, *arguments], cwd=ROOT, env=environ, stdout=nowhere, check=True)
 
 
 def build_store(cache: Path, *options: str, extra: Mapping[str, str] | None = None) -> None:
-    """`snapcap build` into the store of a cache folder; nothing to do when it is there. Options that only a server
-    has are left out."""
+    """Runs `snapcap build` into the store of a cache folder, which does nothing if the artifact set exists.
+    Options that only a server has are left out."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     add_arguments(parser, BUILD_GROUPS, without=BUILD_WITHOUT)
     _, of_servers = parser.parse_known_args(options)
@@ -74,7 +81,7 @@ def build_store(cache: Path, *options: str, extra: Mapping[str, str] | None = No
 
 @contextlib.contextmanager
 def scratch(given: Path | None = None) -> Iterator[Path]:
-    """The folder that was given, or a temporary one."""
+    """Yields the given folder, or a temporary one."""
     if given is not None:
         given.mkdir(parents=True, exist_ok=True)
         yield given.resolve()

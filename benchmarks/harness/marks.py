@@ -1,7 +1,8 @@
-"""Marks the stretches of a measured process's start: it prints a line when one is over, and its parent reads them.
+"""Marks the phases of a measured process's start: it prints a line when a phase ends, and its parent reads them.
 
-Imports nothing that costs: the first mark of a child comes before its imports. The clock is CLOCK_MONOTONIC, which
-all processes of a machine share, so the parent can place the marks after the moment it spawned the child.
+The module imports nothing slow, because the first mark of a child comes before its imports. The clock is
+CLOCK_MONOTONIC, which all processes of a machine share, so the parent can count the marks from the moment it
+spawned the child.
 """
 
 import json
@@ -18,17 +19,17 @@ _RESULT = "bench-result "
 
 
 def mark(name: str) -> None:
-    """The stretch ``name``, which began with the mark before, is over."""
+    """Prints that the phase ``name``, which began with the mark before, has ended."""
     print(f"{_MARK}{time.monotonic():.6f} {name}", flush=True)
 
 
 def result(value: Mapping[str, Any]) -> None:
-    """Anything else the parent is to know."""
+    """Prints other results for the parent."""
     print(_RESULT + json.dumps(value), flush=True)
 
 
 def memory() -> dict[str, float]:
-    """What this process needs by now: its peak on the host, and what is in use on its GPU by everyone, in MiB."""
+    """Returns this process's peak memory on the host, and the memory in use on its GPU by all processes, in MiB."""
     host, torch = peak_host_bytes(os.getpid()), sys.modules.get("torch")
     found = {} if host is None else {"peak_host_mib": host / (1 << 20)}
     if torch is not None and torch.cuda.is_initialized():
@@ -38,7 +39,7 @@ def memory() -> dict[str, float]:
 
 
 def read_marks(lines: Iterable[str]) -> list[tuple[float, str]]:
-    """The marks of a child's output: (moment on ``time.monotonic``, name), in order."""
+    """Returns the marks in a child's output in order: (moment on ``time.monotonic``, name)."""
     found = []
     for line in lines:
         if line.startswith(_MARK):
@@ -48,7 +49,7 @@ def read_marks(lines: Iterable[str]) -> list[tuple[float, str]]:
 
 
 def read_result(lines: Iterable[str]) -> dict[str, Any]:
-    """The members of all results in a child's output."""
+    """Returns the merged results in a child's output."""
     found: dict[str, Any] = {}
     for line in lines:
         if line.startswith(_RESULT):

@@ -1,4 +1,4 @@
-"""Repeats measurements of cases that take turns, and computes what is quoted of them."""
+"""Repeats measurements of cases in turn, and computes medians and percentiles."""
 
 import contextlib
 import math
@@ -11,7 +11,7 @@ from rich.console import Console
 
 @dataclass
 class Samples:
-    """The values of a case by what was measured."""
+    """The values of a case, by the name of the measurement."""
 
     values: dict[str, list[float]] = field(default_factory=dict)
 
@@ -24,13 +24,15 @@ class Samples:
         return statistics.median(values) if values else None
 
     def need(self, name: str) -> float:
-        """The median of what must have been measured."""
+        """Returns the median of a measurement that must exist."""
         return statistics.median(self.values[name])
 
 
 def interleave(runs: int, cases: Mapping[str, Callable[[], Mapping[str, float]]]) -> dict[str, Samples]:
-    """Every case once, then every case again: what disturbs the machine disturbs all of them alike. Interrupted, it
-    returns the cases that have values by then."""
+    """Measures every case once, and then all again, so that disturbances of the machine affect all cases alike.
+
+    If it is interrupted, returns the cases that have values already.
+    """
     results = {name: Samples() for name in cases}
     with Console(stderr=True).status("") as status, contextlib.suppress(KeyboardInterrupt):
         for run in range(runs):
@@ -41,18 +43,18 @@ def interleave(runs: int, cases: Mapping[str, Callable[[], Mapping[str, float]]]
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The nearest-rank percentile of values in ascending order; ``share`` is from 0 to 1.
+    """Returns the nearest-rank percentile of values in ascending order. ``share`` is from 0 to 1.
 
     Raises:
         ValueError: there are no values.
     """
     if not ordered:
         raise ValueError("a percentile of no values")
-    rank = math.ceil(round(share * len(ordered), 9))  # rounded, or 0.07 * 100 is 7.000000000000001
+    rank = math.ceil(round(share * len(ordered), 9))  # without rounding, 0.07 * 100 is 7.000000000000001
     return ordered[min(max(rank, 1), len(ordered)) - 1]
 
 
 def percentiles_ms(seconds: Sequence[float]) -> dict[str, float]:
-    """p50, p90 and p99 of latencies, in milliseconds."""
+    """Returns p50, p90 and p99 of latencies, in milliseconds."""
     ordered = sorted(seconds)
     return {f"p{round(share * 100)}_ms": percentile(ordered, share) * 1000 for share in (0.50, 0.90, 0.99)}

@@ -1,4 +1,4 @@
-"""Serves a signed artifact set from an S3 server on loopback (moto, in its own process)."""
+"""Serves a signed artifact set from an S3 server on loopback (moto, in a process of its own)."""
 
 import contextlib
 import subprocess
@@ -26,7 +26,7 @@ _CREDENTIALS = {
 }
 _BUCKET = "bench"
 _DOWNLOADS = 3
-# A process of its own, as S3 is: a server inside the measuring process would share its interpreter lock.
+# S3 is another process too. A server inside the measuring process would share its interpreter lock.
 _MOTO = """
 import sys, time
 from moto.server import ThreadedMotoServer
@@ -41,7 +41,7 @@ sys.stdin.read()
 class S3Artifacts:
     """The options and environment with which a server finds the set.
 
-    ``link_s``: of weights that were published, seconds in which a plain client downloads as many bytes.
+    link_s: seconds in which a plain client downloads the published weights; 0 if none were published.
     """
 
     options: tuple[str, ...]
@@ -50,7 +50,7 @@ class S3Artifacts:
 
 
 def _uploaded(s3: "S3Client", checkpoint: Path) -> str:
-    """The source under which the files of a folder are in S3."""
+    """Uploads the files of a folder to S3, and returns their source for `--model`."""
     names = [path.name for path in checkpoint.iterdir()]
     for name in checkpoint_names(names, lambda index: (checkpoint / index).read_bytes()):
         s3.upload_file(str(checkpoint / name), _BUCKET, f"model/{name}")
@@ -58,7 +58,8 @@ def _uploaded(s3: "S3Client", checkpoint: Path) -> str:
 
 
 def _plain_download_s(s3: "S3Client") -> float:
-    """Of the largest blob, which the weights are, over one connection: the fastest of some."""
+    """Returns the seconds to download the largest blob, the weights, over one connection: the fastest of some
+    downloads."""
     blobs = s3.list_objects_v2(Bucket=_BUCKET, Prefix="snapcap/blobs/")["Contents"]
     key = max(blobs, key=lambda blob: blob["Size"])["Key"]
     seconds = []
@@ -74,8 +75,11 @@ def _plain_download_s(s3: "S3Client") -> float:
 def s3_artifacts(
     cache: Path, folder: Path, options: tuple[str, ...] = (), checkpoint: Path | None = None
 ) -> Iterator[S3Artifacts]:
-    """The set that `cache` holds, signed and published; keys go to `folder`. `options` name the model, or say all
-    but its name where it is a `checkpoint` that is put into S3 and published with its weights."""
+    """Publishes and signs the artifact set that `cache` holds, and yields how to find it. Keys go to `folder`.
+
+    `options` name the model. With a `checkpoint`, they lack the model's name: the checkpoint is uploaded to S3,
+    and published with its weights.
+    """
     import boto3
 
     key = folder / "bench.key"

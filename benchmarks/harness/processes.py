@@ -1,10 +1,13 @@
-"""Reads what the kernel tells of a running process and its children: memory, CPU time, and what it has started.
+"""Reads the kernel's facts about a running process and its children: memory, CPU time, and started programs.
 
-No privileges are needed. Two looks at children complement each other. The kernel adds the page faults of every
-child that has ended, and of theirs, to its parent (proc(5), `cminflt`): 0 there and no living child means that no
-process was ever started, however short-lived. It does not name them, so a second start is watched by looking at the
-process table every few milliseconds; this may miss one that lived shorter than that. Limit of the first: a child
-whose end the parent ignores (SIGCHLD set to SIG_IGN) is not counted; neither Python nor torch does that.
+No privileges are needed. Two ways to find children complement each other. The kernel adds the page faults of every
+child that has ended, and of its children, to its parent (proc(5), `cminflt`). If this number is 0 and no child is
+alive, no process was ever started, however short-lived. The kernel does not name these children. So a second start
+is watched by reading the process table every few milliseconds, which may miss a process that lives shorter than
+that.
+
+The first way has a limit: a child whose end the parent ignores (SIGCHLD set to SIG_IGN) is not counted. Neither
+Python nor torch does that.
 """
 
 import contextlib
@@ -19,7 +22,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-# With a target in front and a version behind, as in x86_64-linux-gnu-g++-12.
+# The name may have a target in front and a version behind, such as x86_64-linux-gnu-g++-12.
 _COMPILER = re.compile(
     r"(?:.+-)?(?:nvcc|ptxas|cicc|nvlink|fatbinary|gcc|g\+\+|cc|c\+\+|cc1|cc1plus|clang|clang\+\+|collect2|as|ld(?:\.\w+)?"
     r"|lld|ninja|cmake|triton)(?:-[0-9.]+)?"
@@ -30,21 +33,28 @@ UNKNOWN = "?"
 
 @dataclass(frozen=True)
 class Children:
-    """What a process has started. ``ended``: whether any child has ended, None where the kernel does not count;
-    ``alive``: names of those that live."""
+    """The processes that a process has started.
+
+    ended: a child has ended. None if the kernel does not count.
+    alive: names of the children that are alive.
+    """
 
     ended: bool | None
     alive: tuple[str, ...]
 
     @property
     def none(self) -> bool:
-        """Whether it is certain that no process was ever started."""
+        """True if it is certain that no process was ever started."""
         return self.ended is False and not self.alive
 
 
 def children(pid: int, counts: bool, parts: Iterable[int] = ()) -> Children:
-    """What ``pid`` has started so far; ``counts`` is what ``kernel_counts_children`` found. ``parts``: processes
-    that do a part of its work, which are not counted, but what they have started is."""
+    """Returns the processes that ``pid`` has started so far.
+
+    Args:
+        counts: the result of ``kernel_counts_children``.
+        parts: processes that do a part of the work of ``pid``. They are not counted, but their children are.
+    """
     own = [pid, *parts]
     found = [fields for fields in map(_stat, own) if fields]
     ended = any(int(fields[8]) + int(fields[10]) > 0 for fields in found) if counts and found else None
@@ -52,9 +62,11 @@ def children(pid: int, counts: bool, parts: Iterable[int] = ()) -> Children:
 
 
 def own_parts(pid: int) -> list[int]:
-    """The processes that a server has forked to run parts of its program: the engine process, which is the first,
-    the parent of those that decode, where there are any, and these. Whatever else is forked, by the engine process
-    for one, is none of them."""
+    """Returns the processes that a server has forked to run parts of its program.
+
+    The first is the engine process. The second, if any, is the parent of the decode processes, followed by these.
+    Other forks, such as those of the engine process, are not included.
+    """
     parents, arguments = _parents(), _arguments(pid)
 
     def forks(of: int) -> list[int]:
@@ -66,7 +78,7 @@ def own_parts(pid: int) -> list[int]:
 
 
 def kernel_counts_children() -> bool:
-    """Whether this kernel accounts children as described above; a sandbox's may not. Found out by trying."""
+    """Returns whether this kernel counts children as described above, by trying. A sandbox's kernel may not."""
     script = "import subprocess, sys; subprocess.run(['true']); print('done', flush=True); sys.stdin.read()"
     command = [sys.executable, "-S", "-c", script]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
@@ -78,13 +90,13 @@ def kernel_counts_children() -> bool:
 
 
 class ProcessTable:
-    """Who started whom, read from /proc. Looking again reads only what is new, so it can be done often."""
+    """The parents of processes, from /proc. Later look-ups read only new processes, so they can be frequent."""
 
     def __init__(self) -> None:
-        self._parents: dict[int, int] = {}  # as of the first look: an orphan keeps its true parent
+        self._parents: dict[int, int] = {}  # found by the first look-up, so an orphan keeps its true parent
 
     def descendants(self, pid: int) -> list[tuple[int, str]]:
-        """Process ids and program names of the children of ``pid``, their children, and so on."""
+        """Returns process ids and program names of the children of ``pid``, their children, and so on."""
         living = {int(entry) for entry in os.listdir("/proc") if entry.isdigit()}
         self._parents = {known: parent for known, parent in self._parents.items() if known in living}
         for new in living - self._parents.keys():
@@ -102,15 +114,15 @@ class ProcessTable:
 
 
 def descendants(pid: int) -> list[tuple[int, str]]:
-    """The descendants of ``pid`` by one look at the process table."""
+    """Returns the descendants of ``pid``, from one look-up in the process table."""
     return ProcessTable().descendants(pid)
 
 
 class Watch:
-    """Names every process that ``pid`` starts, as far as it is seen; a context manager."""
+    """Names every process that ``pid`` starts, as far as it is seen. A context manager."""
 
     def __init__(self, pid: int) -> None:
-        """The parts of ``pid`` are not named, but what they start is."""
+        """Watches ``pid``. Its parts are not named, but the processes that they start are."""
         self._pid = pid
         self._parts: set[int] = set()
         self._table = ProcessTable()
@@ -130,8 +142,8 @@ class Watch:
 
     @property
     def programs(self) -> list[str]:
-        """Names of all programs seen; one process may have been several, as fork is followed by exec. Of one
-        that was about to end the name was gone already."""
+        """Names of all programs seen. A process may have several names, because exec follows fork. A process that
+        was about to end may have none."""
         seen = (names for pid, names in self._seen.items() if pid not in self._parts)
         return sorted({name for names in seen for name in names} - {UNKNOWN})
 
@@ -141,7 +153,7 @@ class Watch:
 
     @property
     def interval(self) -> float:
-        """Seconds from one look to the next, on average so far."""
+        """Average seconds between two look-ups so far."""
         return self._seconds / max(self._looks, 1)
 
     def _look(self) -> None:
@@ -157,59 +169,65 @@ class Watch:
 
 
 def is_compiler(program: str) -> bool:
-    """Whether a program is a compiler, an assembler, a linker or what drives them."""
+    """Returns whether a program is a compiler, an assembler, a linker or a driver of these."""
     return _COMPILER.fullmatch(program) is not None
 
 
 def peak_host_bytes(pid: int) -> int | None:
-    """The most physical memory the process has had (VmHWM), None where the kernel does not say."""
+    """Returns the peak physical memory of the process (VmHWM) in bytes, or None if the kernel does not tell."""
     return _field_bytes(pid, "status", "VmHWM:")
 
 
 def process_memory(pid: int) -> int:
-    """Bytes of one process: its proportional set size, in which a page that n processes share counts 1/n. Where the
-    kernel does not tell that, its resident set size. 0 when it has ended."""
+    """Returns the memory of one process in bytes, or 0 if it has ended.
+
+    The memory is the proportional set size, in which a page that n processes share counts 1/n. If the kernel does
+    not tell it, the memory is the resident set size.
+    """
     proportional = _field_bytes(pid, "smaps_rollup", "Pss:")
     return (_field_bytes(pid, "status", "VmRSS:") if proportional is None else proportional) or 0
 
 
 def tree_memory(pid: int) -> int:
-    """Bytes of ``pid`` and its descendants, each shared page once; 0 where none lives."""
+    """Returns the memory of ``pid`` and its descendants in bytes, each shared page once, or 0 if none is alive."""
     return sum(map(process_memory, _tree(pid)))
 
 
 def tree_cpu_seconds(pid: int) -> float:
-    """CPU seconds of ``pid`` and its descendants so far."""
+    """Returns the CPU seconds of ``pid`` and its descendants so far."""
     return sum(map(cpu_seconds, _tree(pid)))
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process has ended, be it waited for or not."""
+    """Returns whether a process has ended, including zombies."""
     return _stat(pid)[:1] in ([], ["Z"])
 
 
 def cpu_seconds(pid: int, thread: int | None = None) -> float:
-    """User and system time of a process and its threads so far, or of one thread (proc(5), stat)."""
+    """Returns the user and system time of a process and its threads so far, or of one thread (proc(5), stat)."""
     fields = _stat(pid if thread is None else f"{pid}/task/{thread}")
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields else 0.0
 
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Memory in use on all GPUs together, and by process where the driver tells; bytes."""
+    """Bytes in use on all GPUs together, and by process if the driver tells."""
 
     used: int
     by_pid: dict[int, int]
 
     def held_by(self, pids: Iterable[int], before: "DeviceMemory") -> int:
-        """What processes hold: as the driver says, or, in a container where its numbering differs, by how much the
-        whole has grown."""
+        """Returns the bytes that processes hold: by the driver, or else by the growth of the whole since
+        ``before``.
+
+        In a container the driver's process ids may differ from those here.
+        """
         held = sum(self.by_pid.get(pid, 0) for pid in pids)
         return held or max(self.used - before.used, 0)
 
 
 def device_memory() -> DeviceMemory | None:
-    """None without an NVIDIA GPU."""
+    """Returns the memory in use, or None without an NVIDIA GPU."""
     if shutil.which("nvidia-smi") is None:
         return None
     used = sum(int(line) for line in _smi("--query-gpu=memory.used") if line.strip().isdigit())
@@ -222,7 +240,7 @@ def device_memory() -> DeviceMemory | None:
 
 
 def gpu_name() -> str | None:
-    """Name of the first NVIDIA GPU with its driver; None without one."""
+    """Returns the name of the first NVIDIA GPU and its driver, or None without one."""
     if shutil.which("nvidia-smi") is None:
         return None
     lines = _smi("--query-gpu=name,driver_version")
@@ -236,12 +254,13 @@ def _smi(query: str) -> list[str]:
 
 
 def _tree(pid: int) -> list[int]:
-    """A process and its descendants."""
+    """Returns a process and its descendants."""
     return [pid, *(child for child, _ in descendants(pid))]
 
 
 def _field_bytes(pid: int, file: str, field: str) -> int | None:
-    """A field of a file of /proc/PID that is in kB there; None when the process has ended, or has no such field."""
+    """Returns a field of a file of /proc/PID in bytes, which is in kB there. None if the process has ended, or the
+    field is missing."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
         for line in Path(f"/proc/{pid}/{file}").read_text().splitlines():
             if line.startswith(field):
@@ -250,7 +269,8 @@ def _field_bytes(pid: int, file: str, field: str) -> int | None:
 
 
 def _stat(pid: int | str) -> list[str]:
-    """The fields of /proc/PID/stat after the program's name: state, parent, …; empty when it has ended."""
+    """Returns the fields of /proc/PID/stat behind the program's name: state, parent, …; empty if the process has
+    ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -258,7 +278,7 @@ def _stat(pid: int | str) -> list[str]:
 
 
 def _program(pid: int) -> str:
-    """The name of the program a process runs; Python's is its module where it was started with -m."""
+    """Returns the name of a process's program, or of Python's module if it was started with -m."""
     words = _arguments(pid)
     if not words:
         return UNKNOWN
@@ -269,7 +289,7 @@ def _program(pid: int) -> str:
 
 
 def _arguments(pid: int) -> list[str]:
-    """The command line of a process; empty when it has ended."""
+    """Returns the command line of a process, or an empty list if it has ended."""
     try:
         arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:-1]
     except OSError:
@@ -278,6 +298,6 @@ def _arguments(pid: int) -> list[str]:
 
 
 def _parents() -> dict[int, int]:
-    """The parent of each process."""
+    """Returns the parent of each process."""
     found = ((int(entry), _stat(int(entry))) for entry in os.listdir("/proc") if entry.isdigit())
     return {pid: int(fields[1]) for pid, fields in found if fields}

@@ -2,9 +2,9 @@
 
     python -m snapcap.benchmarks.harness.random_checkpoint vit-b16-gpt2 FOLDER
 
-The same command writes the same files. The configuration does not say in which dtype the weights are stored, so on
-a CPU snapcap runs them in float32, as the peers do. No token that ends a caption is ever chosen: every caption is
-exactly as long as its limit for each server, and means nothing.
+The same command writes the same files. The configuration does not name the dtype of the stored weights, so on a
+CPU snapcap runs them in float32, as the peers do. A token that ends a caption is never chosen: for every server,
+each caption is exactly as long as its limit, and has no meaning.
 """
 
 import json
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 SEED = 0
 NEW_TOKENS = 20
-# With the usual initial 0.02 a tied head repeats the token it has just read for ever; so captions vary.
+# With the usual initial 0.02, a tied head repeats the last token for ever. These values make captions vary.
 _MATRIX_STD, _POSITION_STD = 0.03, 0.5
-_CROSS_STD = 0.2  # of Florence-2's cross-attention, so that a caption depends on the image
+_CROSS_STD = 0.2  # for Florence-2's cross-attention, so that a caption depends on the image
 _POSITIONS = re.compile(r"(wpe|embed_positions|\bembeddings\.position_embeddings)\.weight")
-_NEVER = -1e4  # the bias of a token that is not to be chosen: far below every logit, and a number of float16 too
-_PADDING, _UNKNOWN, _CLS, _SEP, _MASK = 0, 100, 101, 102, 103  # as in bert-base-uncased
+_NEVER = -1e4  # bias of a token that must not be chosen: far below every logit, and within float16
+_PADDING, _UNKNOWN, _CLS, _SEP, _MASK = 0, 100, 101, 102, 103  # the ids of bert-base-uncased
 _HALVES = {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}
 _CLIP = {
     "image_mean": [0.48145466, 0.4578275, 0.40821073],
@@ -39,9 +39,9 @@ _CLIP = {
 }
 _END = "<|endoftext|>"
 _CHAT_TOKENS = ("<|im_start|>", "<fake_token_around_image>", "<global-img>", "<image>", "<end_of_utterance>")
-# The default instruction and what follows it take eleven tokens, as with the checkpoints' own tokenizer.
+# Like in the checkpoints' own tokenizer, the default instruction and the text behind it are eleven tokens.
 _CHAT_WORDS = ("Can", "Ġyou", "Ġdescribe", "Ġthis", "Ġimage", "Ass", "istant")
-# As the checkpoints have it.
+# The checkpoints' own template.
 _CHAT_TEMPLATE = (
     "<|im_start|>{% for message in messages %}{{message['role'] | capitalize}}"
     "{% if message['content'][0]['type'] == 'image' %}{{':'}}{% else %}{{': '}}{% endif %}"
@@ -49,7 +49,7 @@ _CHAT_TEMPLATE = (
     "{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<end_of_utterance>\n{% endfor %}"
     "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
 )
-# The words of the sentences that stand for Florence-2's tasks; BART's vocabulary has nearly all of them.
+# The words of the sentences for Florence-2's tasks. BART's vocabulary has nearly all of them.
 _TASK_WORDS = (
     *("What", " does", " the", " image", " describe?", "Describe", " in", " detail", " what", " is", " shown"),
     *(" image.", " with", " a", " paragraph"),
@@ -58,10 +58,10 @@ _TASK_WORDS = (
 
 @dataclass(frozen=True)
 class Captioner:
-    """All of a checkpoint but its weights.
+    """A checkpoint without its weights.
 
-    ``fixed``: by the end of a parameter's name, values at an index; they keep a token from being chosen.
-    ``special``: the special tokens' ids of the generation.
+    special: ids of the special tokens for generation.
+    fixed: values at an index of a parameter, by the end of its name. They keep tokens from being chosen.
     """
 
     config: Any
@@ -74,13 +74,13 @@ class Captioner:
     template: str = ""
 
     def model(self) -> Any:
-        """transformers' model, with weights as its configuration initialises them."""
+        """Returns transformers' model, with weights as its configuration initialises them."""
         return getattr(_transformers(), self.architecture)(self.config)
 
 
 @dataclass(frozen=True)
 class RandomModel:
-    """A family in some shapes: fields of its vision's and its text's configuration."""
+    """A family in given shapes: fields of its vision configuration and its text configuration."""
 
     family: Callable[[dict[str, Any], dict[str, Any]], Captioner]
     vision: Mapping[str, Any] = field(default_factory=dict)
@@ -92,14 +92,15 @@ class RandomModel:
 
 
 def _transformers() -> Any:
-    """Imported late; its configurations' types say less than they take."""
+    """Imports transformers late. Returns it untyped, because its configurations accept more than their types
+    say."""
     import transformers
 
     return transformers
 
 
 def _vit_gpt2(vision: dict[str, Any], text: dict[str, Any]) -> Captioner:
-    """A pair without any end token; the last token is the start, as GPT-2's."""
+    """Returns a pair without an end token. The start token is the last token, as in GPT-2."""
     transformers = _transformers()
     decoder = {"add_cross_attention": True, "is_decoder": True, **text}
     encoder, config = transformers.ViTConfig(**vision), transformers.GPT2Config(**decoder)
@@ -124,11 +125,14 @@ def _vit_gpt2(vision: dict[str, Any], text: dict[str, Any]) -> Captioner:
 
 
 def _blip(vision: dict[str, Any], text: dict[str, Any]) -> Captioner:
-    """BLIP needs an end token, and transformers counts what comes before it or [PAD]: the head chooses neither."""
+    """Returns BLIP, whose head never chooses [SEP] or [PAD].
+
+    BLIP needs an end token, and transformers counts only the tokens before it or [PAD].
+    """
     transformers = _transformers()
     size = text.get("vocab_size", 30524)
     special = {"bos_token_id": size - 2, "eos_token_id": _SEP, "pad_token_id": _PADDING}  # [DEC] begins a text
-    heads = {"num_attention_heads": 12, **text}  # the published checkpoint's, which are not transformers' default
+    heads = {"num_attention_heads": 12, **text}  # the published checkpoint's number, not transformers' default
     config = transformers.BlipConfig(vision_config=vision, text_config={**special, "sep_token_id": _SEP, **heads})
     processor = _processor("BlipImageProcessor", config.vision_config.image_size, 3)
     return Captioner(
@@ -143,7 +147,7 @@ def _blip(vision: dict[str, Any], text: dict[str, Any]) -> Captioner:
 
 
 def _git(vision: dict[str, Any], text: dict[str, Any]) -> Captioner:
-    """GIT's head chooses neither [SEP] nor [PAD], for the same reason."""
+    """Returns GIT, whose head never chooses [SEP] or [PAD], for the same reason as BLIP's."""
     transformers = _transformers()
     special = {"bos_token_id": _CLS, "eos_token_id": _SEP, "pad_token_id": _PADDING}
     config = transformers.GitConfig(vision_config=vision, **special, **text)
@@ -162,9 +166,10 @@ def _git(vision: dict[str, Any], text: dict[str, Any]) -> Captioner:
 
 
 def _florence2(vision: dict[str, Any], text: dict[str, Any]) -> Captioner:
-    """The end token is the last byte pair: its row of the head is zero, so some other token always scores above it.
+    """Returns Florence-2, whose head never chooses the end token.
 
-    Captions are greedy, as the other models' are; the checkpoints on the hub search with three beams.
+    The end token is the last byte pair. Its row in the head is zero, so another token always has a higher score.
+    Captions are greedy, as those of the other models. Checkpoints on the hub search with three beams.
     """
     transformers = _transformers()
     side, size = vision.pop("image_size", 768), text["vocab_size"]
@@ -225,7 +230,7 @@ def _smolvlm(vision: dict[str, Any], text: dict[str, Any]) -> Captioner:
 
 
 def _llava(vision: dict[str, Any], text: dict[str, Any]) -> Captioner:
-    """JoyCaption's shapes: SigLIP up to its last but one layer, two linear layers, and Llama 3.1."""
+    """Returns JoyCaption's shapes: SigLIP without its last layer, two linear layers, and Llama 3.1."""
     transformers = _transformers()
     length = min(8192, text["max_position_embeddings"] // 2)
     rope = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0}
@@ -242,16 +247,17 @@ def _llava(vision: dict[str, Any], text: dict[str, Any]) -> Captioner:
         tie_word_embeddings=False,
     )
     processor = _processor("SiglipImageProcessor", vision["image_size"], 3)
-    # A token stands between image and text.
+    # A separator token stands between image and text.
     return _chat(config, "LlavaForConditionalGeneration", text, processor, "<image><global-img>")
 
 
 def _chat(
     config: Any, architecture: str, text: Mapping[str, Any], processor: Mapping[str, Any], image: str
 ) -> Captioner:
-    """A model that takes instructions; ``image``: the tokens of its template for an image.
+    """Returns a model that takes instructions, whose head never chooses the end token.
 
-    The end token is the last one: its row of the head is zero, so some other token always scores above it.
+    ``image`` is the text for an image in the chat template. The end token is the last token. Its row in the head
+    is zero, so another token always has a higher score.
     """
     tokenizer = _byte_pairs(text["vocab_size"] - len(_CHAT_TOKENS), *_CHAT_WORDS)
     tokenizer.add_special_tokens([*_CHAT_TOKENS])
@@ -304,8 +310,11 @@ def _bert_tokenizer(length: int) -> dict[str, Any]:
 
 
 def _byte_pairs(size: int, *words: str) -> "Tokenizer":
-    """A byte-level BPE tokenizer with made-up merges; at GPT-2's size it takes as long to load. Each of ``words``,
-    which have Ġ for a space, is one token; the last token is the end."""
+    """Returns a byte-level BPE tokenizer with made-up merges, which at GPT-2's size takes as long to load as
+    GPT-2's.
+
+    Each of ``words``, written with Ġ for a space, is one token. The last token is the end token.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -336,7 +345,8 @@ def _byte_pairs(size: int, *words: str) -> "Tokenizer":
 
 
 def _word_pieces(size: int) -> "Tokenizer":
-    """A WordPiece tokenizer with made-up words, as BLIP's: BERT's uncased one, and [DEC] and [ENC] at its end."""
+    """Returns a WordPiece tokenizer with made-up words, laid out like BLIP's: BERT's uncased one, then [DEC] and
+    [ENC]."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
     specials = {"[PAD]": _PADDING, "[UNK]": _UNKNOWN, "[CLS]": _CLS, "[SEP]": _SEP, "[MASK]": _MASK}
@@ -403,9 +413,9 @@ RANDOM_MODELS = {
 
 
 def write_checkpoint(model: RandomModel, folder: Path) -> None:
-    """Write all files; the folder appears whole or not at all."""
+    """Writes all files of a checkpoint. The folder appears complete or not at all."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # Not a name that may be taken.
+    # A unique name, which no other writer uses.
     staging = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         staging.chmod(0o755)
@@ -419,7 +429,7 @@ def write_checkpoint(model: RandomModel, folder: Path) -> None:
 
 
 def write_files(captioner: Captioner, folder: Path) -> None:
-    """Write all but the weights."""
+    """Writes all files except the weights."""
     captioner.config.architectures = [captioner.architecture]
     config = captioner.config.to_dict()
     for part in (config, *(value for value in config.values() if isinstance(value, dict))):
@@ -439,7 +449,7 @@ def write_files(captioner: Captioner, folder: Path) -> None:
 
 
 def write_weights(captioner: Captioner, dtype: str, folder: Path) -> None:
-    """Fill transformers' model at random, and let it write its weights."""
+    """Fills transformers' model with random weights, and saves it."""
     import torch
 
     before = torch.get_default_dtype()
@@ -456,11 +466,11 @@ def write_weights(captioner: Captioner, dtype: str, folder: Path) -> None:
                 for index, value in values.items():
                     parameter.data[index] = value
     model.save_pretrained(folder, max_shard_size="100GB")
-    (folder / "model.safetensors").chmod(0o644)  # some versions write it for the owner alone
+    (folder / "model.safetensors").chmod(0o644)  # some versions make it readable for the owner alone
 
 
 def fill(name: str, tensor: Any, generator: Any) -> None:
-    """Norms are one, biases zero, and all else is drawn."""
+    """Fills norms with one, biases with zero, and all other tensors with random numbers."""
     if tensor.ndim == 1 and "class_embedding" not in name:
         tensor.fill_(float(name.endswith("weight")))
         return

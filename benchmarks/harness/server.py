@@ -1,4 +1,4 @@
-"""Runs measured processes and servers, with a clock that runs from just before they are spawned."""
+"""Runs measured processes and servers, with a clock that starts just before they are spawned."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ START_LIMIT_S = 600.0
 
 @dataclass(frozen=True)
 class Endpoint:
-    """The paths of a server: of a caption, and of readiness where it has one."""
+    """The paths of a server for captions, and for readiness if it has one."""
 
     caption: str
     ready: str | None
@@ -28,7 +28,7 @@ SNAPCAP_API = Endpoint("/v1/caption", "/readyz")
 
 
 class Measured(NamedTuple):
-    """When a process was spawned, on `time.monotonic`, and the lines that it has written."""
+    """The moment of a process's spawn, on `time.monotonic`, and the lines of its output."""
 
     spawned: float
     lines: list[str]
@@ -37,7 +37,7 @@ class Measured(NamedTuple):
 def spawn(
     command: Sequence[str], log: IO[Any], extra: Mapping[str, str] | None = None
 ) -> "subprocess.Popen[bytes]":
-    """Start a process that leads a group of its own and writes to a file."""
+    """Starts a process that leads a process group of its own and writes to a file."""
     return subprocess.Popen(
         command,
         cwd=ROOT,
@@ -50,10 +50,10 @@ def spawn(
 
 
 class Process:
-    """A child whose output goes to a file; seconds are counted from just before it was spawned."""
+    """A child whose output goes to a file. Seconds are counted from just before its spawn."""
 
     def __init__(self, command: Sequence[str], extra: Mapping[str, str] | None = None) -> None:
-        self._log: TextIO = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  closed by stop
+        self._log: TextIO = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - closed by stop
         self.spawned = time.monotonic()
         self._process = spawn(command, self._log, extra)
 
@@ -65,15 +65,15 @@ class Process:
         return time.monotonic() - self.spawned
 
     def log(self) -> str:
-        """What it has written so far."""
+        """Returns the output so far."""
         with open(f"/proc/self/fd/{self._log.fileno()}", errors="replace") as log:
             return log.read()
 
     def wait(self, limit: float) -> None:
-        """Until it has ended well.
+        """Waits until the process has ended successfully.
 
         Raises:
-            RuntimeError: it ended otherwise, or not within ``limit`` seconds.
+            RuntimeError: it failed, or did not end within ``limit`` seconds.
         """
         try:
             self._process.wait(limit)
@@ -83,19 +83,23 @@ class Process:
             raise RuntimeError(f"ended with status {self._process.returncode}: {self.last_line()}")
 
     def check(self) -> None:
-        """Raises RuntimeError where the process has ended, or has taken far too long."""
+        """Checks that the process runs, and is not far too late.
+
+        Raises:
+            RuntimeError: it has ended, or takes longer than ``START_LIMIT_S``.
+        """
         if self._process.poll() is not None:
             raise RuntimeError(f"the server ended with status {self._process.returncode}:\n{self.log()}")
         if self.seconds() > START_LIMIT_S:
             raise RuntimeError(f"the server was not ready after {START_LIMIT_S:.0f} s: {self.last_line()}")
 
     def last_line(self) -> str:
-        """The end of its output: of a trace, the error."""
+        """Returns the last line of output, which for a traceback is the error."""
         lines = [line for line in self.log().splitlines() if line.strip()]
         return lines[-1].strip() if lines else "it has written nothing"
 
     def stop(self) -> None:
-        """SIGTERM, and SIGKILL for what does not go, its children included."""
+        """Ends the process with SIGTERM, and then its whole group with SIGKILL."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -107,7 +111,7 @@ class Process:
 
 
 def run_measured(command: Sequence[str], limit: float, extra: Mapping[str, str] | None = None) -> Measured:
-    """Run a command that ends by itself.
+    """Runs a command that ends by itself.
 
     Raises:
         RuntimeError: it failed, or took longer than ``limit`` seconds.
@@ -131,7 +135,7 @@ class Server(Process):
         super().__init__([*command, "--port", str(self.port)], extra)
 
     def connect(self) -> Connection:
-        """A connection as soon as the port is bound."""
+        """Returns a connection as soon as the port is bound."""
         while True:
             try:
                 return Connection(self.port, START_LIMIT_S)
@@ -140,7 +144,7 @@ class Server(Process):
                 time.sleep(0.002)
 
     def wait_ready(self, connection: Connection) -> None:
-        """Until readiness answers 200; a server without such a path is ready when its port is bound."""
+        """Waits until readiness answers 200. A server without such a path is ready once its port is bound."""
         while self.api.ready is not None and connection.request(self.api.ready).status != 200:
             self.check()
             time.sleep(0.005)
@@ -159,7 +163,7 @@ class Server(Process):
             connection.close()
 
     def metrics(self) -> dict[str, float]:
-        """/metrics: values by the full sample name, labels included; empty for a peer."""
+        """Returns the values of /metrics by the full sample name, labels included. Empty for a peer."""
         if self.api is not SNAPCAP_API:
             return {}
         lines = self.get("/metrics").body.decode().splitlines()

@@ -1,14 +1,20 @@
-"""Watches a server from a process of its own: how long /livez takes on a fresh connection, and its memory.
+"""Watches a server from a process of its own: latencies of /livez on fresh connections, and memory.
 
     python -m snapcap.benchmarks.harness.watcher --port 8000 [--pid 4242] [--interval 0.01]
 
-Writes one JSON line for each observation, `[kind, began, value]`, until its standard input ends; `began` is
-CLOCK_MONOTONIC, which all processes share. Kinds: `livez` (seconds until the whole reply), `failed` (the same,
-where there was none with status 200), `control` (the same of a server that does nothing, in a third process: what
-the machine alone adds at that moment), `stretch` (how many times longer than its CPU time a little work took, in a
-fourth process: what share of a CPU the machine gives) and `memory` (bytes of the process and all below it).
+Writes one JSON line for each observation, `[kind, began, value]`, until its standard input ends. `began` is
+CLOCK_MONOTONIC, which all processes share. There are five kinds:
 
-A process of its own, because the interpreter lock of whoever attacks would be part of each latency.
+- `livez`: seconds until the whole reply.
+- `failed`: seconds of a probe without a reply of status 200.
+- `control`: seconds until the whole reply of a server that does nothing, in a third process, which is the latency
+  that the machine alone adds at that moment.
+- `stretch`: how many times longer than its CPU time a little work took, in a fourth process, which is the inverse
+  of the share of a CPU that the machine gives.
+- `memory`: bytes of the process and all its descendants.
+
+The watcher is a separate process, because the interpreter lock of the measuring process would be part of each
+latency.
 """
 
 import asyncio
@@ -31,7 +37,7 @@ _REPLY = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 
 
 class Output:
-    """Lines, each written whole, by the loop and by a thread."""
+    """Writes lines to standard output, each in one piece, from the event loop and from a thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -43,7 +49,7 @@ class Output:
 
 
 async def get(port: int) -> bool:
-    """Whether /livez answers 200, on a connection of its own."""
+    """Returns whether /livez answers 200, on a connection of its own."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(_REQUEST)
@@ -54,7 +60,7 @@ async def get(port: int) -> bool:
 
 
 async def probe(port: int, kind: str, interval: float, output: Output) -> None:
-    """Ask again and again, ``interval`` seconds apart. A probe that waits is one observation, however long."""
+    """Probes again and again, ``interval`` seconds apart. A probe is one observation, however long it waits."""
     while True:
         began = time.monotonic()
         try:
@@ -79,7 +85,7 @@ async def control(listener: socket.socket) -> None:
 
 
 def fork_control() -> tuple[int, int]:
-    """The process id and the port of the server that does nothing."""
+    """Forks a server that does nothing. Returns its process id and port."""
     listener = socket.create_server(("127.0.0.1", 0))
     port = int(listener.getsockname()[1])
     child = os.fork()
@@ -90,7 +96,7 @@ def fork_control() -> tuple[int, int]:
 
 
 def fork_work(output: Output) -> int:
-    """The process id of what works a little now and then."""
+    """Forks a process that works a little now and then. Returns its process id."""
     child = os.fork()
     if child:
         return child
@@ -119,7 +125,9 @@ async def watch(port: int, control_port: int, interval: float, output: Output) -
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--pid", type=int, help="of the server's first process; without it only probes are told")
+    parser.add_argument(
+        "--pid", type=int, help="process id of the server's first process; without it only probes are written"
+    )
     parser.add_argument("--interval", type=float, default=0.01, help="seconds between two probes")
     options = parser.parse_args()
     output = Output()

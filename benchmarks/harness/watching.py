@@ -1,4 +1,4 @@
-"""Follows `benchmarks.harness.watcher`: what /livez and the memory of a server were between two moments."""
+"""Reads `benchmarks.harness.watcher`: a server's /livez latencies and memory between two moments."""
 
 import json
 import subprocess
@@ -18,7 +18,7 @@ _PATIENCE_S = 300.0
 
 @dataclass(frozen=True)
 class Latencies:
-    """Seconds of probes that were answered."""
+    """Statistics of answered probes, in seconds."""
 
     count: int
     p99: float
@@ -32,8 +32,14 @@ class Latencies:
 
 @dataclass(frozen=True)
 class Window:
-    """What was seen between two moments. ``failed``: probes of /livez without an answer; ``control``: of a server
-    that does nothing; ``stretch``: how many times its CPU time a little work took; ``peak``: bytes."""
+    """The observations between two moments.
+
+    livez: probes of /livez.
+    failed: number of probes of /livez without an answer.
+    control: probes of a server that does nothing.
+    stretch: how many times longer than its CPU time a little work took.
+    peak: greatest memory of the server, in bytes.
+    """
 
     livez: Latencies
     failed: int
@@ -43,20 +49,23 @@ class Window:
 
 
 class Probe(NamedTuple):
-    """One observation, as `benchmarks.harness.watcher` tells it."""
+    """An observation of `benchmarks.harness.watcher`."""
 
     kind: str
     began: float
     value: float
 
     def overlaps(self, began: float, ended: float) -> bool:
-        """Whether it was under way at some time between two moments."""
+        """Returns whether it was under way at some time between two moments."""
         return self.began <= ended and self.began + self.value >= began
 
 
 class ServerWatch:
-    """Watches the server on a port; a context manager. ``pid``: its first process, for its memory and the stretch.
-    ``interval``: seconds between two probes."""
+    """Watches the server on a port. A context manager.
+
+    ``pid`` is the server's first process, for its memory and the stretch. ``interval`` is the seconds between two
+    probes.
+    """
 
     def __init__(self, port: int, pid: int | None = None, interval: float = 0.01) -> None:
         options = ["--port", str(port), "--interval", str(interval)]
@@ -85,11 +94,11 @@ class ServerWatch:
         self._reader.join()
 
     def window(self, began: float, ended: float) -> Window:
-        """What was seen of probes that were under way between two moments of `time.monotonic`. Waits for the answer
-        to those that still are.
+        """Returns the probes that were under way between two moments of `time.monotonic`. Waits for the probes
+        that still are.
 
         Raises:
-            TimeoutError: the watcher does not tell any more.
+            TimeoutError: the watcher has stopped writing.
         """
         self.until(ended)
         probes = self.probes(began, ended)
@@ -99,20 +108,22 @@ class ServerWatch:
 
         memory = [int(probe.value) for probe in self._snapshot("memory") if began <= probe.began <= ended]
         livez, control = Latencies.of(of("livez")), Latencies.of(of("control"))
-        # The median: the worst is a matter of a scheduler's slices, and would allow a stall of any length.
+        # The median is used, because the worst value depends on a scheduler's slices, and would allow a stall of
+        # any length.
         stretches = [probe.value for probe in self._snapshot("stretch") if probe.overlaps(began, ended)]
         stretch = median(stretches) if stretches else 1.0
         return Window(livez, len(of("failed")), control, max(stretch, 1.0), max(memory, default=0))
 
     def probes(self, began: float, ended: float) -> list[Probe]:
-        """Those of /livez and of the control that were under way between two moments, and have ended by now."""
+        """Returns probes of /livez and of the control that were under way between two moments, and have ended by
+        now."""
         return [probe for probe in self._snapshot("livez", "control", "failed") if probe.overlaps(began, ended)]
 
     def until(self, moment: float) -> None:
-        """Wait until each kind has been observed after a moment.
+        """Waits until each kind has been observed after a moment.
 
         Raises:
-            TimeoutError: the watcher does not tell any more.
+            TimeoutError: the watcher has stopped writing.
         """
 
         def is_past() -> bool:

@@ -1,4 +1,4 @@
-"""Opens what is served and asked in every benchmark: a checkpoint folder, and JPEGs as clients send them."""
+"""Opens the checkpoint folder and the JPEGs of requests that every benchmark uses."""
 
 import io
 import json
@@ -27,9 +27,11 @@ _CAPTIONS = "captions.json"
 
 @dataclass(frozen=True)
 class Workload:
-    """``folder`` is the checkpoint; ``images`` maps a name to a JPEG and the caption it must get.
+    """A checkpoint, and images for requests.
 
-    ``tokens`` is how many each caption has where that is fixed; then no caption is known: the weights are random.
+    folder: the checkpoint.
+    images: by name, a JPEG and the caption that it must get. The caption of random weights is None.
+    tokens: number of tokens of each caption of random weights. None for a trained model.
     """
 
     name: str
@@ -42,10 +44,10 @@ class Workload:
         return self.images[FIRST_IMAGE]
 
     def check(self, reply: Mapping[str, Any]) -> None:
-        """Whether a reply to the first image is right; one that was fast and wrong is no result.
+        """Checks a reply to the first image, because a fast but wrong caption is no result.
 
         Raises:
-            RuntimeError: it is not.
+            RuntimeError: the caption is wrong.
         """
         _, caption = self.first_image
         tokens = reply.get("tokens", self.tokens)
@@ -53,7 +55,7 @@ class Workload:
             raise RuntimeError(f"a wrong caption: {reply}")
 
     def write_images(self, folder: Path) -> Path:
-        """The images as files, for load generators in processes of their own."""
+        """Writes the images to files, for load generators in other processes."""
         folder.mkdir(parents=True, exist_ok=True)
         for name, (data, _) in self.images.items():
             (folder / name).write_bytes(data)
@@ -62,13 +64,13 @@ class Workload:
 
 
 def read_images(folder: Path) -> list[tuple[bytes, str | None]]:
-    """What ``write_images`` wrote."""
+    """Returns the images that ``write_images`` wrote."""
     captions: dict[str, str | None] = json.loads((folder / _CAPTIONS).read_text())
     return [((folder / name).read_bytes(), caption) for name, caption in captions.items()]
 
 
 def open_workload(name: str, cache: Path) -> Workload:
-    """``demo``, or one of random weights, which is made in ``cache`` the first time."""
+    """Opens ``demo``, or a model of random weights, which is made in ``cache`` the first time."""
     jpegs = {png.replace(".png", ".jpg"): (_jpeg(data), caption) for png, (data, caption) in samples().items()}
     if name == "demo":
         return Workload(name, DEMO, jpegs, None)
@@ -81,15 +83,15 @@ def open_workload(name: str, cache: Path) -> Workload:
 
 
 def start_options(model: Path, cache: Path, **compute: Any) -> StartOptions:
-    """As `snapcap serve` has them, with the artifact store in ``cache``."""
+    """Returns the options of `snapcap serve`, with the artifact store in ``cache``."""
     return StartOptions(ModelOptions(str(model), cache), ComputeOptions(**compute))
 
 
 def open_model(
     options: StartOptions, mark: Callable[[str], object] = lambda _: None
 ) -> "tuple[Checkpoint, Plan, LoadedModel]":
-    """A checkpoint on its device, as a start has it before anything is compiled. ``mark`` is told of each stretch
-    that is over."""
+    """Returns a checkpoint on its device, as a start has it before anything is compiled. Calls ``mark`` after each
+    phase."""
     from snapcap.warmup.plan.plan import make_plan
     from snapcap.warmup.runtime.devices.torch_settings import open_device
     from snapcap.warmup.runtime.loaded_model import load_model
@@ -106,7 +108,8 @@ def open_model(
 
 
 def _jpeg(png: bytes) -> bytes:
-    """A sample at the size of a usual photograph on the web: 12 to 50 KB. The demo model captions it rightly."""
+    """Returns a sample as a JPEG of the size of a usual photograph on the web: 12 to 50 KB. The demo model
+    captions it rightly."""
     from PIL import Image
 
     stream = io.BytesIO()

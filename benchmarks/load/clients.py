@@ -1,14 +1,16 @@
-"""Generates HTTP load, in processes of its own because it shares the CPUs with the server it measures.
+"""Generates HTTP load, in processes of its own, because load generators share the CPUs with the measured server.
 
     python -m snapcap.benchmarks.load.clients --port 8000 --path /v1/caption --images FOLDER --clients 16
         --seconds 10
 
-Closed loop: each client is one keep-alive connection that sends the next image as soon as it has its caption. With
-``--rate`` an open loop: requests are due at random moments (Poisson), however long the answers take, and latency is
-counted from the moment a request was due; ``--clients`` connections are there for them, and more are opened where
-all are busy. Connects, prints a line, waits for one on its standard input, and prints one JSON line: the latencies
-of the replies in seconds and how long until the last of them, wrong captions, errors, requests that had no reply a
-minute after the end, and the CPU seconds it took.
+In a closed loop, each client is a keep-alive connection that sends the next image as soon as it has its caption.
+With ``--rate`` the loop is open: requests are due at random moments (Poisson), however long the replies take, and
+latency counts from the moment a request was due. ``--clients`` connections serve the open loop, and more are
+opened if all are busy.
+
+The program connects, prints a line, waits for a line on its standard input, and finally prints one JSON line. The
+JSON holds the latencies of the replies and the time until the last one in seconds, the numbers of wrong captions,
+errors, and requests without a reply a minute after the end, and the program's CPU seconds.
 """
 
 import argparse
@@ -29,13 +31,13 @@ from snapcap.benchmarks.harness.arguments import make_parser
 from snapcap.benchmarks.harness.http_probe import content_length, request_bytes
 from snapcap.benchmarks.harness.workload import read_images
 
-GRACE_S = 60.0  # for the replies under way when the time is over
-Request = tuple[bytes, bytes]  # a whole request, and what its reply must contain
+GRACE_S = 60.0  # time for the last replies after the load has ended
+Request = tuple[bytes, bytes]  # a whole request, and the text that its reply must contain
 
 
 @dataclass
 class Tally:
-    """What all clients have counted; latencies in seconds, of the replies to requests due before ``until``."""
+    """The counts of all clients. Latencies are in seconds, of the replies to requests due before ``until``."""
 
     began: float = 0.0
     until: float = 0.0
@@ -43,16 +45,16 @@ class Tally:
     latencies: list[float] = field(default_factory=list)
     wrong: int = 0
     errors: int = 0
-    unanswered: int = 0  # so far
+    unanswered: int = 0  # requests under way
     statuses: dict[str, int] = field(default_factory=dict)
 
     def is_open(self) -> bool:
-        """Whether there is still time."""
+        """Returns whether there is still time."""
         return time.perf_counter() < self.until
 
 
 class Client(asyncio.Protocol):
-    """One connection: one request at a time."""
+    """A connection with one request at a time."""
 
     def __init__(self, tally: Tally) -> None:
         self._tally = tally
@@ -63,11 +65,11 @@ class Client(asyncio.Protocol):
         self._reply: asyncio.Future[bool] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports are not registered as what they are.
+        # uvloop's transports are not registered as asyncio's.
         self._transport = cast("asyncio.Transport", transport)
 
     async def ask(self, request: Request, due: float) -> bool:
-        """Send a request and count its reply; False when the connection is lost."""
+        """Sends a request and counts its reply. Returns False if the connection is lost."""
         if self._transport is None or self._transport.is_closing():
             return False
         self._reply = asyncio.get_running_loop().create_future()
@@ -110,7 +112,8 @@ async def connect(port: int, count: int, tally: Tally) -> list[Client]:
 
 
 async def closed_loop(clients: list[Client], requests: list[Request], tally: Tally) -> None:
-    """Every client asks as soon as it has its answer. What was asked in time is counted, however late the reply."""
+    """Lets every client send a request as soon as it has its reply. Requests sent in time count, however late the
+    reply."""
 
     async def one(client: Client, first: int) -> None:
         turn = first
@@ -125,7 +128,7 @@ async def closed_loop(clients: list[Client], requests: list[Request], tally: Tal
 async def open_loop(
     clients: list[Client], requests: list[Request], tally: Tally, port: int, rate: float, seed: int
 ) -> None:
-    """Requests at random moments, ``rate`` of them a second on average. Every one is counted."""
+    """Sends requests at random moments, on average ``rate`` a second. Every request counts."""
     chooser, idle, under_way = random.Random(seed), list(clients), set()
     due = time.perf_counter()
 
@@ -158,7 +161,7 @@ async def run(options: argparse.Namespace) -> Tally:
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)
     tally.began = time.perf_counter()
     tally.until = tally.began + options.seconds
-    # What has no reply by then is counted as that, and does not cost the numbers of the others.
+    # Requests without a reply at the end are counted, and the latencies of the other ones are kept.
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(options.seconds + options.grace):
             if options.rate:
@@ -179,7 +182,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--rate", type=float, default=0.0, help="requests a second of an open loop")
     parser.add_argument("--grace", type=float, default=GRACE_S, help="seconds that the last replies may take")
-    parser.add_argument("--seed", type=int, default=0, help="of the open loop's moments")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the open loop's moments")
     options = parser.parse_args()
     tally = uvloop.run(run(options))
     result = {
@@ -191,7 +194,7 @@ def main() -> None:
         "statuses": tally.statuses,
         "cpu_s": time.process_time(),
     }
-    # Not `print`: where Python's output is unbuffered, a line longer than the pipe may be cut short.
+    # `print` is not used: with unbuffered output, Python may cut a line longer than the pipe short.
     with open(sys.stdout.fileno(), "wb", closefd=False) as output:
         output.write(json.dumps(result).encode() + b"\n")
 

@@ -1,4 +1,4 @@
-"""Starts what `snapcap bench latency` and `throughput` put under load: this server's backends, and the peers."""
+"""Starts the contenders of `snapcap bench latency` and `throughput`: snapcap's backends, and the peers."""
 
 import argparse
 import contextlib
@@ -24,7 +24,7 @@ from snapcap.warmup.machine.cpus import available_cpus
 BACKENDS = {"aot": "snapcap, aot", "jit": "snapcap, jit", "eager": "snapcap, eager"}
 TITLES = {**BACKENDS, **{name: peer.title for name, peer in PEERS.items()}}
 ENGINE_LIMIT_S = 600.0
-# Peers whose engine is measured without a server: `generate` in a process of its own.
+# Modules that measure a peer's engine without a server: `generate` in a process of its own.
 _TRANSFORMERS = "snapcap.benchmarks.peers.generate"
 GENERATE = {
     "transformers-eager": (_TRANSFORMERS,),
@@ -34,13 +34,19 @@ GENERATE = {
 
 
 class TimeOverError(RuntimeError):
-    """What would be measured next is left out."""
+    """The time limit is over, so the next measurement is left out."""
 
 
 @dataclass
 class Contenders:
-    """One model on one device. ``sets`` is the cache folder with the artifact store, ``images`` holds JPEGs, and
-    ``end`` is when the time is over, on `time.monotonic`. ``problems`` has who was not measured, and why."""
+    """A model on a device, and everything to run its contenders.
+
+    sets: the cache folder with the artifact store.
+    images: folder of JPEGs.
+    serve: further options of `snapcap serve`.
+    end: the moment at which the time is over, on `time.monotonic`.
+    problems: the reason for each contender that was not measured.
+    """
 
     workload: Workload
     device: str
@@ -52,7 +58,7 @@ class Contenders:
 
     @contextlib.contextmanager
     def serving(self, name: str) -> Iterator[Server]:
-        """A server that is ready to caption.
+        """Yields a server that is ready to caption.
 
         Raises:
             TimeOverError: there is no time for it.
@@ -74,14 +80,15 @@ class Contenders:
             yield server
 
     def first_caption(self, server: Server) -> Connection:
-        """Ask for one caption and check it; the connection stays open."""
+        """Requests a caption and checks it. Returns the open connection."""
         connection = server.connect()
         self.workload.check(server.caption(connection, self.workload.first_image[0]).json())
         return connection
 
     def engine(self, name: str, concurrency: list[int], seconds: float) -> dict[str, Any]:
-        """What `benchmarks.load.engine`, or `generate` alone, measures in a process of its own; empty where
-        there is no such thing for a contender.
+        """Returns the results of `benchmarks.load.engine`, or of a peer's `generate`, in a process of its own.
+
+        Empty for a contender without such a measurement.
 
         Raises:
             TimeOverError: there is no time for it.
@@ -105,7 +112,7 @@ class Contenders:
 
     @contextlib.contextmanager
     def attempt(self, name: str) -> Iterator[None]:
-        """A contender that fails in here is named with its error, and the others go on."""
+        """Records the error of a contender that fails inside, so that the others go on."""
         try:
             yield
         except TimeOverError:
@@ -119,7 +126,7 @@ class Contenders:
             print(f"{name}: {error}", file=sys.stderr)
 
     def add_problems(self, report: Report) -> int:
-        """Who was not measured, and why; returns the exit status."""
+        """Adds the contenders that were not measured, with the reasons. Returns the exit status."""
         return report.add_problems({TITLES[name]: problem for name, problem in self.problems.items()})
 
     @staticmethod
@@ -128,22 +135,22 @@ class Contenders:
 
 
 def add_arguments(parser: argparse.ArgumentParser, default: tuple[str, ...]) -> None:
-    """The options both measurements share."""
+    """Adds the options that both measurements share."""
     add_cases(parser, TITLES, default)
     add_serve(parser)
-    text = "client processes (default: one for four CPUs, at most 8)"
+    text = "number of client processes (default: one for four CPUs, at most 8)"
     parser.add_argument("--processes", type=count, default=client_processes(), metavar="N", help=text)
-    parser.add_argument("--no-http", action="store_true", help="the engine only")
-    parser.add_argument("--no-engine", action="store_true", help="over HTTP only")
+    parser.add_argument("--no-http", action="store_true", help="measure the engine only")
+    parser.add_argument("--no-engine", action="store_true", help="measure over HTTP only")
 
 
 def client_processes() -> int:
-    """As many as keep up with a server on this machine without taking its CPUs."""
+    """Returns the number of client processes that keep up with a server on this machine without taking its CPUs."""
     return min(max(available_cpus() // 4, 1), 8)
 
 
 def open_contenders(stack: ExitStack, options: argparse.Namespace, device: str) -> Contenders:
-    """What the options ask for, with its artifact set built."""
+    """Returns the contenders of the options, with the artifact set built and the peers prepared."""
     end = time.monotonic() + options.time_limit
     cache = stack.enter_context(scratch(options.cache))
     work = stack.enter_context(scratch())
@@ -164,5 +171,5 @@ def open_contenders(stack: ExitStack, options: argparse.Namespace, device: str) 
 
 
 def engine_title(name: str) -> str:
-    """What a contender without HTTP is called."""
+    """Returns a contender's title in measurements without HTTP."""
     return BACKENDS.get(name) or name.replace("-", " generate, ")

@@ -3,9 +3,9 @@
     python -m snapcap.benchmarks.load.engine --model FOLDER --backend aot --cache FOLDER --images FOLDER
         [--concurrency 1,64]
 
-Requests go through the scheduler and the device thread, exactly as a server's do; each worker of a closed loop
-submits the next image when it has its caption. Prints one result line: for each concurrency the captions/s and the
-percentiles, and seconds of an encode and of a decode step at every bucket.
+Requests go through the scheduler and the device thread, exactly as in a server. Each worker of a closed loop
+submits the next image when it has its caption. The program prints one result line: for each concurrency the
+captions/s and the percentiles, and the milliseconds of an encode and of a decode step at every bucket.
 """
 
 import argparse
@@ -31,7 +31,7 @@ STEPS = 20
 
 @dataclass
 class Opened:
-    """A device thread that serves, or the error that kept it from that."""
+    """A device thread that serves, or the error that kept it from serving."""
 
     done: threading.Event = field(default_factory=threading.Event)
     loaded: Any = None
@@ -40,16 +40,16 @@ class Opened:
     error: Exception | None = None
 
     def close(self) -> None:
-        """End the device thread: the interpreter must not take itself apart around it."""
+        """Ends the device thread, because the interpreter must not shut down while it runs."""
         self.engine.stop()
         self.device.join()
 
 
 def open_engine(options: argparse.Namespace) -> Opened:
-    """Start the device thread on a checkpoint; returns when it is ready.
+    """Starts the device thread on a checkpoint, and waits until it is ready.
 
     Raises:
-        RuntimeError: the start failed, or served another backend than was asked for.
+        RuntimeError: the start failed, or serves another backend than ``options.backend``.
     """
     from snapcap.service.engine.device_thread import DeviceThread
     from snapcap.service.engine.engine import NoObserver
@@ -87,9 +87,12 @@ def open_engine(options: argparse.Namespace) -> Opened:
 
 
 def closed_loop(submit: Callable[[int], "Future[Any]"], concurrency: int, seconds: float) -> dict[str, float]:
-    """``concurrency`` requests are always under way; the next is submitted from the completion of the last.
+    """Keeps ``concurrency`` requests under way: each completion submits the next request.
 
-    ``submit(turn)`` hands the next request to the engine.
+    ``submit(turn)`` hands a request to the engine. Returns captions/s, the number of captions and percentiles.
+
+    Raises:
+        RuntimeError: a request failed.
     """
     began = time.perf_counter()
     latencies: list[float] = []
@@ -124,8 +127,11 @@ def closed_loop(submit: Callable[[int], "Future[Any]"], concurrency: int, second
 
 
 def measure_steps(loaded: Any, images: list[Any]) -> dict[str, dict[str, float]]:
-    """Milliseconds of an encode, a decode step and a row's move at every bucket, each the mean of many in a row
-    with one wait for the device at their end. On the device thread, between two requests."""
+    """Measures an encode, a decode step and a row's move at every bucket, in milliseconds.
+
+    Each is the mean of many in a row, with one wait for the device at the end. The function must run on the device
+    thread, between two requests.
+    """
     from snapcap.warmup.runtime.slot_request import SlotRequest
 
     runner = loaded.runner
@@ -153,8 +159,10 @@ def measure_steps(loaded: Any, images: list[Any]) -> dict[str, dict[str, float]]
 
 
 def _each(run: Callable[[], None], rewind: Callable[[], None], wait: Callable[[], None]) -> float:
-    """Milliseconds of one call; the best of three stretches, after one that does not count. A stretch is as long
-    as a caption, so that no row runs out of its cache."""
+    """Returns the milliseconds of one call: the best of three stretches, after one that does not count.
+
+    A stretch has as many calls as a caption has steps, so no row runs out of its cache.
+    """
     best = float("inf")
     for stretch in range(4):
         rewind()
@@ -169,7 +177,7 @@ def _each(run: Callable[[], None], rewind: Callable[[], None], wait: Callable[[]
 
 
 def ask(opened: Opened, images: list[Any], turn: int) -> "Future[Any]":
-    """Submit an image, another each turn."""
+    """Submits an image, another one each turn."""
     from snapcap.service.engine.request import CaptionRequest
     from snapcap.warmup.runtime.slot_request import SamplingParams
 
@@ -181,10 +189,10 @@ def ask(opened: Opened, images: list[Any], turn: int) -> "Future[Any]":
 
 
 def captioned_right(opened: Opened, samples: list[tuple[bytes, str | None]]) -> list[Any]:
-    """The pixels of the images, once each has got the caption it must get.
+    """Captions every image and checks the captions. Returns the images' pixels.
 
     Raises:
-        RuntimeError: one has not.
+        RuntimeError: a caption is wrong.
     """
     checkpoint = opened.loaded.checkpoint
     images = [checkpoint.transform.decode(data).pixels for data, _ in samples]
@@ -204,8 +212,8 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--buckets", default="auto")
     parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--concurrency", default="1", help="as 1,16,64")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each concurrency")
+    parser.add_argument("--concurrency", default="1", help="numbers of workers, such as 1,16,64")
+    parser.add_argument("--seconds", type=float, default=5.0, help="seconds of each concurrency")
     options = parser.parse_args()
     with contextlib.closing(open_engine(options)) as opened:
         mark("ready")

@@ -1,4 +1,4 @@
-"""Loads one server from several client processes, and collects what it did meanwhile."""
+"""Loads one server from several client processes, and collects the measurements of clients and server."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ COMPONENTS = ("encoder", "decoder")
 
 @dataclass(frozen=True)
 class HttpLoad:
-    """How hard, and from how many processes; ``rate`` 0 is a closed loop of ``clients``."""
+    """A load of ``clients``, split among processes. ``rate`` is requests a second of an open loop, or 0."""
 
     images: Path
     clients: int
@@ -28,10 +28,10 @@ class HttpLoad:
     rate: float = 0.0
 
     def run(self, server: Server) -> dict[str, float]:
-        """One stretch of load: captions/s, percentiles, errors, CPU time, padding and compiles after READY.
+        """Runs the load once. Returns captions/s, percentiles, errors, CPU time, padding and compiles after READY.
 
         Raises:
-            RuntimeError: a caption was wrong, or nothing was answered.
+            RuntimeError: a caption was wrong, or there was no reply.
         """
         before, cpu = server.metrics(), tree_cpu_seconds(server.pid)
         replies = self._generate(server)
@@ -56,7 +56,7 @@ class HttpLoad:
         return {**measured, **padding(before, after)}
 
     def _generate(self, server: Server) -> list[dict[str, Any]]:
-        """Start the client processes, let them begin together, and collect what they counted."""
+        """Starts the client processes, lets them begin together, and collects their counts."""
         count = min(self.processes, self.clients)
         running = [self._client(server, index, count) for index in range(count)]
         try:
@@ -83,7 +83,7 @@ class HttpLoad:
 
 
 def padding(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float]:
-    """The share of padding in the rows that each component ran between two scrapes; nothing for a peer."""
+    """Returns the share of padding in the rows that each component ran between two scrapes. Empty for a peer."""
     shares = {}
     for component in COMPONENTS:
         label = f'{{component="{component}"}}'

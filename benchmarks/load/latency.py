@@ -1,7 +1,7 @@
 """Measures percentiles of latency over concurrency, in the engine and over HTTP, beside the peers.
 
-One server at a time. Each concurrency is a closed loop of keep-alive clients that send JPEGs of 500 × 375; then an
-open loop at 70 % of the highest rate that was found, where latency is counted from the moment a request was due.
+Servers run one at a time. Each concurrency is a closed loop of keep-alive clients that send JPEGs of 500 × 375. An
+open loop at 70 % of the highest measured rate follows, in which latency counts from the moment a request was due.
 """
 
 import argparse
@@ -23,7 +23,8 @@ from snapcap.benchmarks.startup.start import steady_caption
 DEFAULT = ("aot", "eager", "transformers-eager", "onnxruntime")
 DEFAULT_CONCURRENCY = {"cuda": (1, 4, 16, 64, 128), "cpu": (1, 4, 16)}
 LOAD = 0.7
-LEAST_DUE = 10  # requests of the open loop, on average: a model may take longer for one than a round is
+# Least average number of requests in the open loop: a slow model may take longer for one than a round is.
+LEAST_DUE = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,19 +33,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--concurrency",
         type=counts,
         metavar="N,N,…",
-        help="clients (default: 1,4,16,64,128 on cuda, 1,4,16 on cpu)",
+        help="numbers of clients (default: 1,4,16,64,128 on cuda, 1,4,16 on cpu)",
     )
-    parser.add_argument("--seconds", type=seconds, default=5.0, help="of each concurrency (default: %(default)s)")
+    parser.add_argument(
+        "--seconds", type=seconds, default=5.0, help="seconds of each concurrency (default: %(default)s)"
+    )
 
 
 def over_http(
     contenders: Contenders, name: str, concurrency: Sequence[int], seconds: float, processes: int
 ) -> dict[str, Any]:
-    """One server: its first request, every concurrency, and 70 % of its highest rate."""
+    """Measures one server: its first request, every concurrency, and 70 % of its highest rate."""
     image, _ = contenders.workload.first_image
     with contenders.serving(name) as server:
         connection = server.connect()
-        server.wait_ready(connection)  # accepted, so that this is in neither
+        server.wait_ready(connection)  # waits here, so that waiting is in neither measurement
         began = time.monotonic()
         reply = server.caption(connection, image)
         first = time.monotonic() - began
@@ -55,7 +58,7 @@ def over_http(
         def load(clients: int, seconds: float, rate: float = 0.0) -> dict[str, float]:
             return HttpLoad(contenders.images, clients, seconds, processes, rate).run(server)
 
-        load(max(concurrency), min(2.0, seconds))  # does not count
+        load(max(concurrency), min(2.0, seconds))  # warms up, and does not count
         closed = {clients: load(clients, seconds) for clients in concurrency}
         highest = max(measured["captions_per_s"] for measured in closed.values())
         rate = LOAD * highest
@@ -71,7 +74,7 @@ def over_http(
 
 
 def run(options: argparse.Namespace, device: str) -> int:
-    """Exit status 0 when every contender that is installed gave results."""
+    """Runs the measurement. The exit status is 0 if every contender that is installed gave results."""
     concurrency = options.concurrency or list(DEFAULT_CONCURRENCY[device])
     console = Console(stderr=True, highlight=False)
     report, engine, http = Report(), {}, {}
@@ -153,7 +156,8 @@ def _http_table(report: Report, http: Mapping[str, Any]) -> None:
 
 
 def _lines(engine: Mapping[str, Any], http: Mapping[str, Any]) -> list[Line]:
-    """Engine and HTTP of each contender; of `generate` there are batches, which are no clients."""
+    """Returns a line for each contender's engine and HTTP. Batches of `generate` are left out, because they are no
+    clients."""
     sources = [
         (f"{TITLES[name]}, engine", case["concurrency"]) for name, case in engine.items() if name in BACKENDS
     ]

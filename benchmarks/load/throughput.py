@@ -1,8 +1,8 @@
 """Measures captions/s in the engine and over HTTP, beside the peers.
 
-All servers run from the beginning; only one is under load at a time, and they take turns. Clients send JPEGs of
-500 × 375 over keep-alive connections, from processes of their own that share the CPUs; where captions are known,
-every one is compared.
+All servers run from the beginning, and take turns under load, one at a time. Clients send JPEGs of 500 × 375 over
+keep-alive connections, from processes of their own that share the CPUs. Every caption is checked if its text is
+known.
 """
 
 import argparse
@@ -29,14 +29,19 @@ WARM_UP_S = 2.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     contending.add_arguments(parser, DEFAULT)
-    text = "keep-alive connections (default: 128 on cuda, 16 on cpu)"
+    text = "number of keep-alive connections (default: 128 on cuda, 16 on cpu)"
     parser.add_argument("--clients", type=count, metavar="N", help=text)
-    parser.add_argument("--seconds", type=seconds, default=10.0, help="of each round (default: %(default)s)")
-    parser.add_argument("--rounds", type=count, default=3, help="of all servers in turn (default: %(default)s)")
+    parser.add_argument(
+        "--seconds", type=seconds, default=10.0, help="seconds of each round (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--rounds", type=count, default=3, help="rounds of all servers in turn (default: %(default)s)"
+    )
 
 
 class Servers:
-    """Servers that run from the beginning and take turns under load; one that fails is left out and named."""
+    """Servers that run from the beginning and take turns under load. A server that fails is left out and
+    recorded."""
 
     def __init__(self, contenders: Contenders, stack: ExitStack) -> None:
         self._contenders = contenders
@@ -44,7 +49,7 @@ class Servers:
         self._servers: dict[str, Server] = {}
 
     def open(self, names: list[str], load: HttpLoad) -> None:
-        """Start all of them, and warm each up with a load that does not count."""
+        """Starts all servers, and warms each up with a load that does not count."""
         for name in names:
             with self._contenders.attempt(name):
                 server = self._stack.enter_context(self._contenders.serving(name))
@@ -53,7 +58,7 @@ class Servers:
                 self._servers[name] = server
 
     def run(self, load: HttpLoad, rounds: int) -> dict[str, Samples]:
-        """Every server in turn, again and again; one whose turn never came is named."""
+        """Loads every server in turn, ``rounds`` times. Records a server whose turn never came."""
 
         def case(server: Server) -> Callable[[], Mapping[str, float]]:
             return lambda: load.run(server)
@@ -66,7 +71,7 @@ class Servers:
 
 
 def run(options: argparse.Namespace, device: str) -> int:
-    """Exit status 0 when everything that is installed gave results."""
+    """Runs the measurement. The exit status is 0 if every contender that is installed gave results."""
     clients = options.clients or DEFAULT_CLIENTS[device]
     console = Console(stderr=True, highlight=False)
     report, engine, http = Report(), {}, {}

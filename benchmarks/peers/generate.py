@@ -1,8 +1,9 @@
-"""Measures transformers' `generate` without a server, in a process of its own, to compare the engine with.
+"""Measures transformers' `generate` without a server, in a process of its own, for comparison with the engine.
 
     python -m snapcap.benchmarks.peers.generate --model FOLDER --images FOLDER [--batches 1,64] [--compile]
 
-Prints one result line: for each batch size captions/s and percentiles of a whole batch, images decoded before.
+Prints one result line: for each batch size the captions/s and the percentiles of a whole batch. Images are decoded
+before.
 """
 
 import time
@@ -20,7 +21,7 @@ WARM_UPS = 2
 
 
 def measure(run: Callable[[], object], batch: int, seconds: float) -> dict[str, float]:
-    """Captions/s and latencies of batches one after the other; ``run`` captions one."""
+    """Returns captions/s and latencies of batches, one after the other. ``run`` captions one batch."""
     for _ in range(WARM_UPS):
         run()
     latencies: list[float] = []
@@ -37,8 +38,8 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="checkpoint folder")
     parser.add_argument("--images", type=Path, required=True, help="folder with images and captions.json")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--batches", default="1", help="as 1,16,64")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each batch size")
+    parser.add_argument("--batches", default="1", help="batch sizes, such as 1,16,64")
+    parser.add_argument("--seconds", type=float, default=5.0, help="seconds of each batch size")
     parser.add_argument("--compile", action="store_true", help="torch.compile over encoder and decoder")
     options = parser.parse_args()
     captioner = Captioner(options.model, options.device, options.compile)

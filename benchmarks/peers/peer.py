@@ -1,4 +1,4 @@
-"""Describes a peer: how it is started and asked, and what it needs."""
+"""Describes a peer: its command, its API, and the packages it needs."""
 
 import importlib.util
 import sys
@@ -11,7 +11,7 @@ from snapcap.benchmarks.harness.workload import Workload
 
 @dataclass(frozen=True)
 class Peer:
-    """A server that is not ours."""
+    """A server that is not snapcap."""
 
     title: str
     module: str
@@ -20,15 +20,16 @@ class Peer:
     options: tuple[str, ...] = ()
 
     def unavailable(self, workload: Workload, device: str) -> str:
-        """Why it cannot be measured here; empty where it can."""
+        """Returns why the peer cannot be measured here, or an empty text if it can."""
         missing = self.missing
         return f"not installed: {', '.join(missing)}" if missing else ""
 
     def prepare(self, workload: Workload, sets: Path) -> None:
-        """Make what a start needs and does not make itself, in the folder of artifact sets; most need nothing."""
+        """Makes files that a start needs and does not make itself, in the folder of artifact sets. Most peers need
+        none."""
 
     def model(self, workload: Workload, sets: Path) -> Path:
-        """The folder that it serves."""
+        """Returns the folder that the peer serves."""
         return workload.folder
 
     def command(self, workload: Workload, device: str, sets: Path) -> tuple[str, ...]:
@@ -37,5 +38,5 @@ class Peer:
 
     @property
     def missing(self) -> list[str]:
-        """The packages it needs that are not installed."""
+        """The packages that the peer needs and that are not installed."""
         return [name for name in self.needs if importlib.util.find_spec(name) is None]

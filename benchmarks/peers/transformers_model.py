@@ -20,10 +20,10 @@ _PARTS = {
 
 
 class Captioner:
-    """``generate`` of the class that the checkpoint names, greedy, as its documentation has it."""
+    """Runs ``generate`` of the class that the checkpoint names, greedily, as in its documentation."""
 
     def __init__(self, folder: str, device: str, compiled: bool) -> None:
-        """``compiled``: encoder and decoder through `torch.compile` with its defaults."""
+        """With ``compiled``, encoder and decoder go through `torch.compile` with its defaults."""
         import torch
 
         mark("import_torch")
@@ -31,7 +31,7 @@ class Captioner:
 
         (architecture,) = _read(folder, "config.json")["architectures"]
         model_class: Any = getattr(transformers, architecture)
-        # Version 5 has each processor twice; the plain one wants torchvision where that is installed.
+        # Version 5 has two variants of each processor. The plain one uses torchvision if it is installed.
         processor = _read(folder, "preprocessor_config.json")["image_processor_type"]
         plain: Any = getattr(transformers, f"{processor}Pil", None) or getattr(transformers, processor)
         tokenizer_class: Any = transformers.AutoTokenizer
@@ -44,9 +44,10 @@ class Captioner:
         self._ends = _ends(self._model)
         self._is_tiled = hasattr(self._model.config, "scale_factor")
         self._prompt = _prompt(folder, self._model, self._tokenizer)
-        # What stands before a caption: an instruction, or the start token.
+        # Number of tokens before a caption: an instruction's, or the start token.
         self._before = len(self._prompt) if _is_chat(self._model) else 1
-        # Said to `generate`: BLIP's decoder does not read the checkpoint's generation_config.json.
+        # The limit is passed to `generate`, because BLIP's decoder does not read the checkpoint's
+        # generation_config.json.
         limit = self._model.generation_config.max_new_tokens
         self._limit = {} if limit is None else {"max_new_tokens": limit}
         if compiled:
@@ -55,11 +56,11 @@ class Captioner:
         mark("load_model")
 
     def pixels(self, images: list[bytes]) -> Any:
-        """Encoded images to one tensor [B, 3, H, W] on the device."""
+        """Returns encoded images as one tensor [B, 3, H, W] on the device."""
         from PIL import Image
 
         pictures = [Image.open(io.BytesIO(image)).convert("RGB") for image in images]
-        if self._is_tiled:  # a tile of each, without splitting
+        if self._is_tiled:  # no image is split into tiles
             settings = {"do_image_splitting": False, "return_tensors": "pt"}
             batch = self._processor([[picture] for picture in pictures], **settings).pixel_values
         else:
@@ -67,7 +68,7 @@ class Captioner:
         return batch.to(self._device, self._dtype)
 
     def generate(self, pixels: Any) -> list[dict[str, Any]]:
-        """Captions of a batch, with their numbers of tokens."""
+        """Returns the captions of a batch, with their numbers of tokens."""
         import torch
 
         with torch.inference_mode():
@@ -82,7 +83,7 @@ class Captioner:
 
 
 def _prompt(folder: str, model: Any, tokenizer: Any) -> list[int]:
-    """The ids that a model reads beside the pixels, with those that stand for the image; none for most."""
+    """Returns the ids that a model reads beside the pixels, image placeholders included. Empty for most models."""
     if _is_chat(model):
         return _chat_prompt(folder, model, tokenizer)
     return _task_prompt(folder, model, tokenizer) if model.config.model_type == "florence2" else []
@@ -93,7 +94,7 @@ def _is_chat(model: Any) -> bool:
 
 
 def _task_prompt(folder: str, model: Any, tokenizer: Any) -> list[int]:
-    """Of Florence-2's first task."""
+    """Returns the ids of Florence-2's first task."""
     size = _read(folder, "preprocessor_config.json")["size"]
     stride = math.prod(model.config.vision_config.patch_stride)
     image = [model.config.image_token_id] * ((size["height"] // stride) * (size["width"] // stride) + 1)
@@ -102,7 +103,7 @@ def _task_prompt(folder: str, model: Any, tokenizer: Any) -> list[int]:
 
 
 def _chat_prompt(folder: str, model: Any, tokenizer: Any) -> list[int]:
-    """The ids of a message of one image and the default instruction, of a model that has a chat template."""
+    """Returns the ids of a message of one image and the default instruction, for a model with a chat template."""
     content = [{"type": "image"}, {"type": "text", "text": "Can you describe this image?"}]
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": content}],
@@ -125,7 +126,7 @@ def _read(folder: str, name: str) -> dict[str, Any]:
 
 
 def _ends(model: Any) -> set[int]:
-    """The tokens that end or fill up a row."""
+    """Returns the tokens that end or pad a row."""
     text = getattr(model.config, "text_config", None)
     if not hasattr(text, "sep_token_id"):
         text = None  # only BLIP's captions end with [SEP]

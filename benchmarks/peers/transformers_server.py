@@ -2,8 +2,8 @@
 
     python -m snapcap.benchmarks.peers.transformers_server --model models/demo --port 8100
 
-The model is loaded before the port is bound, the endpoint is a plain `def`, which FastAPI runs in its thread pool,
-and the body is the image itself.
+The model is loaded before the port is bound. The endpoint is a plain `def`, which FastAPI runs in its thread pool.
+The request's body is the image itself.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ from snapcap.benchmarks.peers.transformers_model import Captioner
 
 
 def create_app(captioner: Captioner) -> Any:
-    """The application over a loaded model."""
+    """Returns the application over a loaded model."""
     from fastapi import Body, FastAPI
 
     app = FastAPI()
@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--model", default="models/demo", help="checkpoint folder")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--port", type=int, default=8100)
-    parser.add_argument("--threads", type=int, default=0, help="CPU threads of one operation; 0: torch's choice")
+    parser.add_argument("--threads", type=int, default=0, help="CPU threads of one operation; 0: torch's default")
     parser.add_argument("--compile", action="store_true", help="torch.compile over encoder and decoder")
     options = parser.parse_args()
     mark("interpreter")

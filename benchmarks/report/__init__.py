@@ -1,1 +1,1 @@
-"""Prints tables and draws pictures of what was measured."""
+"""Prints tables and draws pictures of measurements."""

@@ -8,7 +8,7 @@ from typing import Any
 from snapcap.benchmarks.report.segments import Segment
 
 MISSING = "a picture needs matplotlib: pip install 'snapcap[bench]'"
-# A label is written where a phase is at least this share of the longest start.
+# A phase has a label if it is at least this share of the longest start.
 LABEL_SHARE = 0.05
 # Starts up to this share of the longest are drawn again, larger.
 ZOOM_SHARE = 0.25
@@ -16,12 +16,12 @@ DPI = 150
 
 
 class ChartsError(RuntimeError):
-    """matplotlib is not installed; says how to install it."""
+    """matplotlib is not installed. The message says how to install it."""
 
 
 @dataclass(frozen=True)
 class Bar:
-    """One start: its phases, when it was READY where that is known, and of how many starts it is the median."""
+    """A start: its phases, the moment of READY if known, and the number of starts of which it is the median."""
 
     title: str
     segments: Sequence[Segment]
@@ -31,17 +31,17 @@ class Bar:
 
 @dataclass(frozen=True)
 class Line:
-    """One server over concurrency: (clients, p50 ms, p99 ms)."""
+    """A server's latencies over concurrency: (clients, p50 ms, p99 ms)."""
 
     title: str
     points: Sequence[tuple[int, float, float]]
 
 
 def require_matplotlib() -> Any:
-    """pyplot, set to draw into files.
+    """Returns pyplot, set to draw into files.
 
     Raises:
-        ChartsError: it is not installed.
+        ChartsError: matplotlib is not installed.
     """
     try:
         import matplotlib
@@ -54,12 +54,14 @@ def require_matplotlib() -> Any:
 
 
 def draw_waterfall(bars: Sequence[Bar], file: Path, title: str) -> None:
-    """Horizontal bars over seconds since exec, a colour for each phase, a mark at READY. Where some starts are far
-    longer than others, the short ones are drawn once more on an axis of their own."""
+    """Draws horizontal bars over seconds since exec, with a colour for each phase and a mark at READY.
+
+    If some starts are far longer than others, the short ones are drawn again on an axis of their own.
+    """
     pyplot = require_matplotlib()
     ends = [bar.segments[-1].end for bar in bars]
     short = [bar for bar, end in zip(bars, ends, strict=True) if end <= ZOOM_SHARE * max(ends)]
-    panels = [short, bars] if len(short) > 1 else [bars]  # one alone has nothing to be compared with
+    panels = [short, bars] if len(short) > 1 else [bars]  # a single short bar has nothing to compare with
     rows = [len(panel) + 1.5 for panel in panels]
     figure, axes = pyplot.subplots(
         len(panels), figsize=(11, 1.4 + 0.42 * sum(rows)), height_ratios=rows, layout="constrained", squeeze=False
@@ -94,7 +96,7 @@ def _draw_bars(axis: Any, bars: Sequence[Bar], colours: Mapping[str, Any]) -> No
 
 
 def draw_latency(lines: Sequence[Line], file: Path, title: str) -> None:
-    """p50 as a line and p99 dashed, over the number of clients; both axes logarithmic."""
+    """Draws p50 as a line and p99 dashed, over the number of clients. Both axes are logarithmic."""
     pyplot = require_matplotlib()
     figure, axes = pyplot.subplots(figsize=(9, 5.5), layout="constrained")
     for index, line in enumerate(lines):
@@ -114,7 +116,7 @@ def draw_latency(lines: Sequence[Line], file: Path, title: str) -> None:
 
 
 def draw_bars(values: Mapping[str, float], file: Path, label: str, digits: int = 0) -> None:
-    """A bar each, with its value; those of snapcap stand out."""
+    """Draws a bar for each value, labelled with the value. Snapcap's bars stand out."""
     pyplot = require_matplotlib()
     figure, axes = pyplot.subplots(figsize=(9, 1.2 + 0.45 * len(values)), layout="constrained")
     for row, (title, value) in enumerate(values.items()):
@@ -139,7 +141,7 @@ def _save(pyplot: Any, figure: Any, file: Path) -> None:
 
 
 def _colours(pyplot: Any, names: Sequence[str]) -> Mapping[str, Any]:
-    """A colour for each phase, the same in every bar."""
+    """Returns a colour for each phase, which is the same in every bar."""
     distinct = list(dict.fromkeys(names))
     palette = pyplot.get_cmap("tab20").colors + pyplot.get_cmap("tab20b").colors
     return {name: palette[index % len(palette)] for index, name in enumerate(distinct)}

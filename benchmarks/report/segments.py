@@ -1,4 +1,4 @@
-"""Cuts a start into stretches that follow each other: they sum to its total, whatever ran beside what."""
+"""Cuts a start into consecutive stretches, which sum to its total even if phases overlap."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,8 @@ class Segment:
 
 
 def from_marks(marks: Sequence[tuple[float, str]], spawned: float, total: float, rest: str) -> list[Segment]:
-    """Stretches between a child's marks; what is left until ``total`` is called ``rest``.
+    """Returns the stretches between a child's marks. The time from the last mark until ``total`` is called
+    ``rest``.
 
     ``spawned`` is on the clock of the marks, ``total`` in seconds since then.
     """
@@ -39,11 +40,11 @@ def from_marks(marks: Sequence[tuple[float, str]], spawned: float, total: float,
 
 
 def from_startup(startup: Mapping[str, Any], total: float) -> list[Segment]:
-    """Stretches of a snapcap start out of its ``/startup``, up to ``total`` seconds after the spawn.
+    """Returns the stretches of a snapcap start from its ``/startup``, up to ``total`` seconds after the spawn.
 
-    Phases overlap; each instant is given to the phase that the start is waiting for: one of the device thread
-    before one that runs beside it, and the one that began last. Where none runs it is the server's own import
-    until /livez (``http``), ``other`` until READY, and ``first_caption`` after it.
+    Phases overlap. Each instant belongs to the phase that the start waits for: a phase of the device thread before
+    one that runs beside it, and then the phase that began last. An instant without a phase is ``http``, the
+    server's own import, until /livez, ``other`` until READY, and ``first_caption`` after it.
     """
     phases = [
         Segment(phase["name"], min(phase["start"], total), min(phase["end"] or total, total))
@@ -64,7 +65,7 @@ def from_startup(startup: Mapping[str, Any], total: float) -> list[Segment]:
 
 
 def seconds_by_name(segments: Iterable[Segment]) -> dict[str, float]:
-    """How long each name took in all, in order of first appearance."""
+    """Returns the total seconds of each name, in order of first appearance."""
     totals: dict[str, float] = {}
     for segment in segments:
         totals[segment.name] = totals.get(segment.name, 0.0) + segment.seconds
@@ -72,7 +73,7 @@ def seconds_by_name(segments: Iterable[Segment]) -> dict[str, float]:
 
 
 def _merged(segments: Iterable[Segment]) -> list[Segment]:
-    """Neighbours of the same name as one, and none without length."""
+    """Returns the stretches without empty ones, and with neighbours of the same name joined."""
     merged: list[Segment] = []
     for segment in segments:
         if merged and merged[-1].name == segment.name:

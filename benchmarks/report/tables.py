@@ -1,4 +1,4 @@
-"""Prints tables on the terminal, and writes everything measured as JSON, with where and how it was measured."""
+"""Prints tables on the terminal, and writes all measurements as JSON, with their machine and versions."""
 
 import contextlib
 import json
@@ -24,19 +24,19 @@ from snapcap.benchmarks.harness.processes import gpu_name
 
 VERSIONS = ("torch", "triton", "transformers", "onnxruntime", "fastapi", "uvicorn")
 _NUMBER = re.compile(r"[≤≥<>+-]? ?\d")
-# Not narrower than the tables where the output is no terminal, such as a file.
+# Width of output to a file, which fits the widest table.
 FILE_WIDTH = 150
 
 
 @dataclass
 class Report:
-    """Tables in order, and the load of the machine when the report was begun."""
+    """The tables in order, and the load of the machine when the report was begun."""
 
     tables: list[dict[str, Any]] = field(default_factory=list)
     load_before: float = field(default_factory=lambda: os.getloadavg()[0])
 
     def add(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], note: str = "") -> None:
-        """A table with its title above and a note below; none at all without rows."""
+        """Adds a table with a title above and a note below, unless it has no rows."""
         if not rows:
             return
         self.tables.append(
@@ -44,13 +44,15 @@ class Report:
         )
 
     def add_problems(self, problems: Mapping[str, str]) -> int:
-        """What was not measured, and why. Returns the exit status: 1 where something failed that could have been
-        measured here."""
+        """Adds the cases that were not measured, with the reasons.
+
+        Returns the exit status, which is 1 if a case failed that could have been measured here.
+        """
         self.add("Not measured, or not to be trusted", ["", "because"], [list(each) for each in problems.items()])
         return int(any(why.startswith("failed") for why in problems.values()))
 
     def write(self, file: Path | None, raw: Mapping[str, Any]) -> None:
-        """Print everything, and keep it with the raw samples where a file is named."""
+        """Prints all tables. Also writes them with the raw samples if a file is given."""
         about = {**setting(), "load_average": f"{self.load_before:.1f} before, {os.getloadavg()[0]:.1f} after"}
         console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
         for table in self.tables:
@@ -72,7 +74,7 @@ class Report:
 
 
 def setting() -> dict[str, str]:
-    """Where and how this was measured."""
+    """Returns where and how the measurement was made."""
     module = sys.modules["__main__"].__spec__
     name = (module.name if module is not None else Path(sys.argv[0]).stem).removesuffix(".__main__")
     command = ["snapcap"] if name == "snapcap" else ["python", "-m", name]
@@ -96,7 +98,7 @@ def cpu_model() -> str:
 
 
 def commit() -> str:
-    """The commit that was measured, with a + where the tree differs from it."""
+    """Returns the commit that was measured, with a + if the tree differs from it."""
     state = [_git("rev-parse", "--short", "HEAD"), _git("status", "--porcelain", "--untracked-files=no")]
     return (state[0] + ("+" if state[1] else "")) or "unknown"
 
@@ -125,7 +127,7 @@ def _git(*arguments: str) -> str:
 
 
 def _versions() -> list[str]:
-    """Of the packages that matter and are installed."""
+    """Returns the versions of the packages that matter and are installed."""
     found = []
     for name in VERSIONS:
         with contextlib.suppress(PackageNotFoundError):

@@ -1,1 +1,1 @@
-"""Injects faults into two servers behind a balancer, under traffic good and bad."""
+"""Injects faults into two servers behind a balancer, under good and bad traffic."""

@@ -1,12 +1,13 @@
-"""Runs the campaign of faults: two servers behind a balancer, good and bad traffic, and what is lost or wrong.
+"""Runs a campaign of faults: two servers behind a balancer, good and bad traffic, and counts of lost requests.
 
     python -m snapcap.benchmarks.soak --minutes 30 [--seed N] [--faults all] [--device cpu] [--cache FOLDER]
         [--json FILE]
 
-Each fault comes once, then they come at random; what cannot be injected here is named, with the reason. Good
-clients come again as the API tells them to, and each caption is compared with the known one. A server that ends is
-started again, and one whose /livez does not answer is ended, as Kubernetes would. Exit status 1 when a request was
-lost, a caption was wrong, a server answered 500 or did not recover. Traffic goes to 127.0.0.1 only.
+Each fault is injected once, and then faults come at random. Faults that cannot be injected here are named, with
+the reason. Good clients retry as the API tells them to, and each caption is compared with the known one. A server
+that ends is started again. A server whose /livez does not answer is ended, as in Kubernetes. The exit status is 1
+if a request was lost, a caption was wrong, or a server answered 500 or did not recover. Traffic goes to 127.0.0.1
+only.
 """
 
 import argparse
@@ -40,7 +41,8 @@ from snapcap.benchmarks.soak.world import Fault, World
 
 FAULTS = (*PROCESS_FAULTS, *STORE_FAULTS, *CLIENT_FAULTS, *GPU_FAULTS)
 NAMES = ("one", "two")
-# Time limits that a campaign can wait for. Two processes that decode, so that they can be stopped and killed.
+# Time limits are short enough for a campaign to wait for. There are two decode processes, to be stopped and
+# killed.
 OPTIONS = (
     *("--decode-processes", "2", "--queue-size", "32", "--request-timeout", "10"),
     *("--drain-delay", "1", "--grace-period", "10", "--body-timeout", "5", "--watchdog-timeout", "5"),
@@ -53,18 +55,22 @@ SETTLE_S = 5.0
 def read_arguments() -> argparse.Namespace:
     parser = make_parser(__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--seed", type=int, help="of all that is random; drawn and printed where it is not given")
+    parser.add_argument(
+        "--seed", type=int, help="seed of everything random (default: a random seed, which is printed)"
+    )
     names = some_of(fault.name for fault in FAULTS)
-    parser.add_argument("--faults", type=names, default="all", help="all, or some (default: %(default)s)")
+    parser.add_argument(
+        "--faults", type=names, default="all", help="all, or a comma-separated list (default: %(default)s)"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--clients", type=count, default=6, help="good clients")
+    parser.add_argument("--clients", type=count, default=6, help="number of good clients")
     add_files(parser)
     add_serve(parser)
     return parser.parse_args()
 
 
 async def run(options: argparse.Namespace, setting: Setting, faults: Sequence[Fault], seed: int) -> dict[str, Any]:
-    """The campaign, its strikes and totals."""
+    """Runs the campaign. Returns its strikes and totals."""
     console, chooser = Console(stderr=True), Random(seed)
     if setting.proxy is not None:
         await setting.proxy.start()
@@ -104,7 +110,8 @@ async def run(options: argparse.Namespace, setting: Setting, faults: Sequence[Fa
 
 def main() -> int:
     options = read_arguments()
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # servers and mounts go with it
+    # Raises SystemExit, so that servers are stopped and mounts removed.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     seed = secrets.randbelow(1 << 32) if options.seed is None else options.seed
     chosen = [fault for fault in FAULTS if fault.name in options.faults]
     kinds = {fault.kind for fault in chosen}

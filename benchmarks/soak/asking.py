@@ -7,7 +7,7 @@ from functools import partial
 
 from snapcap.benchmarks.harness.http_probe import request_bytes
 
-# A request whose connection is closed after the reply.
+# Builds a request whose connection is closed after the reply.
 lone_request = partial(request_bytes, close=True)
 
 
@@ -17,7 +17,7 @@ class CutError(ConnectionError):
 
 @dataclass(frozen=True)
 class Reply:
-    """``raw`` is all of it, as it came."""
+    """A reply. ``raw`` holds all of its bytes."""
 
     status: int
     fields: Mapping[str, str]
@@ -26,17 +26,17 @@ class Reply:
 
     @property
     def retry_after(self) -> float | None:
-        """Seconds, where the server says when to come again."""
+        """Seconds after which the server asks to retry, or None."""
         text = self.fields.get("retry-after", "")
         return float(text) if text.isdecimal() else None
 
 
 async def ask(port: int, request: bytes, within: float) -> Reply:
-    """The reply to a whole request.
+    """Sends a whole request and returns its reply.
 
     Raises:
         CutError: the connection was lost after the reply had begun.
-        OSError: it was refused, or lost before.
+        OSError: the connection was refused, or lost before.
         TimeoutError: there was no whole reply ``within`` seconds.
     """
     async with asyncio.timeout(within):

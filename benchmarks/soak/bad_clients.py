@@ -1,6 +1,6 @@
 """Sends garbage, odd requests and half requests straight to the servers.
 
-Each reply must be none of 500: that would be a request at which the server itself failed.
+A reply of status 500 is a failure of the server, because these requests may only be refused.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ _JSON = "application/json"
 
 
 def bad_requests() -> list[bytes]:
-    """Whole requests, each of which is answered by 4xx, or not at all."""
+    """Returns whole requests, each of which must be answered by 4xx, or not at all."""
     image = next(iter(samples().values()))[0]
     bodies = [
         *(("/v1/caption", data, "image/png") for data in (b"", b"\0" * 5_000, image[:100], image[:-40], b"GIF89a")),
@@ -44,7 +44,7 @@ def bad_requests() -> list[bytes]:
 
 
 class BadClients:
-    """``answered`` counts statuses; 0 where there was no reply."""
+    """Clients that send bad requests. ``answered`` counts the replies by status; 0 is no reply."""
 
     def __init__(self, replicas: Sequence[Replica], chooser: random.Random, pause_s: float = 0.1) -> None:
         self.answered: Counter[int] = Counter()
@@ -72,7 +72,7 @@ class BadClients:
 
 
 async def status_of(port: int, request: bytes, within: float = 30.0) -> int:
-    """0 where there is no reply."""
+    """Returns the status of a reply, or 0 if there is none."""
     try:
         return (await ask(port, request, within)).status
     except (OSError, TimeoutError, ValueError, asyncio.LimitOverrunError):
@@ -80,7 +80,7 @@ async def status_of(port: int, request: bytes, within: float = 30.0) -> int:
 
 
 async def leave(port: int, beginning: bytes, stay_s: float = 0.0) -> None:
-    """Begin a request, and reset the connection after a while."""
+    """Sends the beginning of a request, and resets the connection after a while."""
     with contextlib.suppress(OSError):
         _, writer = await asyncio.open_connection("127.0.0.1", port)
         client = writer.get_extra_info("socket")

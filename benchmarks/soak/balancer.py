@@ -1,9 +1,9 @@
 """Balances HTTP load over servers, as an ingress does.
 
-It sends to those that /readyz says are ready, and tries the other one where a reply says that it may.
-
-Tried again elsewhere: a connection that was refused, or lost before the reply had begun (a caption changes nothing,
-so that to ask twice is harmless), and 429 or 503 with Retry-After. All else goes back to the client as it is.
+Requests go to servers that /readyz says are ready. A request is tried on another server in two cases. The first is
+a connection that was refused, or lost before the reply had begun, because a caption changes nothing and may be
+requested twice. The second is a reply of 429 or 503 with Retry-After. All other replies go back to the client
+unchanged.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ TIMEOUT_S = 60.0
 
 
 def answer(status: int, title: str, *lines: str) -> bytes:
-    """A reply of the balancer's own."""
+    """Returns a reply of the balancer's own."""
     head = "\r\n".join([f"HTTP/1.1 {status} {title}", "Content-Length: 0", "Connection: close", *lines])
     return f"{head}\r\n\r\n".encode()
 
@@ -31,7 +31,7 @@ GATEWAY_TIMEOUT = answer(504, "Gateway Timeout")
 
 
 class Balancer:
-    """``retried`` counts attempts after the first."""
+    """A balancer. ``retried`` counts attempts after the first."""
 
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self.retried = 0
@@ -95,14 +95,14 @@ class Balancer:
         return last
 
     def _next(self, tried: Sequence[Replica]) -> Replica | None:
-        """One that is ready and was not tried; in turn."""
+        """Returns the next ready server that was not tried yet, in turn, or None."""
         free = [each for each in self._ready if each not in tried]
         self._turn += 1
         return free[self._turn % len(free)] if free else None
 
 
 def _passes(reply: Reply) -> bool:
-    """Whether the reason for this reply is one that passes, by what the server says."""
+    """Returns whether the reply asks to retry later."""
     return reply.status in (429, 503) and reply.retry_after is not None
 
 

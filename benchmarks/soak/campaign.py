@@ -1,4 +1,4 @@
-"""Injects faults one after the other, each once and then at random, and measures what each has cost."""
+"""Injects faults one after the other, each once and then at random, and measures the effects of each."""
 
 import asyncio
 import contextlib
@@ -20,9 +20,15 @@ START_LIMIT_S = 300.0
 
 @dataclass(frozen=True)
 class Strike:
-    """A fault that was injected. ``at``: seconds since the begin; ``recovered``: seconds until the server was
-    ready, captioned rightly, and had what was broken; None: not within the limit. ``livez`` and ``control`` are the
-    worst of all servers while they were up, in seconds; ``peak`` bytes of the largest server."""
+    """A fault that was injected.
+
+    at: seconds since the campaign's beginning.
+    recovered: seconds until the server was ready, captioned rightly, and had recovered the broken part. None if it
+        took longer than the limit.
+    livez: worst latency of /livez of all servers while they were up, in seconds.
+    control: worst latency of the servers that do nothing, in seconds.
+    peak: memory of the largest server, in bytes.
+    """
 
     fault: str
     replica: str
@@ -39,7 +45,7 @@ class Strike:
 
 
 class Campaign:
-    """``watches``: of each server, by its name."""
+    """A campaign of faults. ``watches`` has each server's watch, by its name."""
 
     def __init__(
         self, world: World, clients: GoodClients, watches: Mapping[str, ServerWatch], console: Console
@@ -53,19 +59,19 @@ class Campaign:
         self._began = time.monotonic()
 
     async def run(self, faults: Sequence[Fault], seconds: float) -> None:
-        """Each once, however long that takes, then at random until the time is over."""
+        """Injects each fault once, however long that takes, and then faults at random until the time is over."""
         chooser, end = self._world.chooser, time.monotonic() + seconds
         turns = chooser.sample(faults, len(faults))
         while turns or time.monotonic() < end:
             await asyncio.sleep(QUIET_S)
-            await self.all_well()  # one fault at a time: with both servers down there is nobody to come again to
+            await self.all_well()  # only one fault at a time: with both servers down, no retry can succeed
             if turns:
                 await self._strike(turns.pop())
             elif faults:
                 await self._strike(chooser.choice(faults))
 
     async def all_well(self, limit: float = START_LIMIT_S) -> bool:
-        """Whether every server is ready and captions rightly, within ``limit`` seconds."""
+        """Returns whether every server is ready and captions rightly, within ``limit`` seconds."""
         found = await asyncio.gather(*(self._recovery(each, lambda: True, limit) for each in self._world.replicas))
         return all(seconds is not None for seconds in found)
 
@@ -79,7 +85,7 @@ class Campaign:
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
         if recovered is None:
-            # The campaign goes on: what was left of the fault goes with the container.
+            # The campaign goes on. Killing the container also removes the rest of the fault.
             replica.went_down()
             replica.kill()
             await self._recovery(replica, lambda: True, RECOVERY_LIMIT_S)
@@ -105,7 +111,8 @@ class Campaign:
         )
 
     async def _recovery(self, replica: Replica, healed: Healed, limit: float) -> float | None:
-        """Seconds until a server has what was broken, is ready and captions rightly."""
+        """Returns the seconds until a server has recovered the broken part, is ready and captions rightly. None
+        after ``limit``."""
         began = time.monotonic()
         while time.monotonic() - began < limit:
             if healed() and await replica.is_ready() and await captions_rightly(replica.port, self._requests):
@@ -114,7 +121,7 @@ class Campaign:
         return None
 
     def worst(self, kind: str, began: float, ended: float) -> float:
-        """Of the probes that were answered and lay in times in which the server was up."""
+        """Returns the longest answered probe of a kind. For `livez`, only probes while the server was up count."""
         values = [0.0]
         for replica in self._world.replicas:
             for probe in self._watches[replica.name].probes(began, ended):
@@ -125,13 +132,13 @@ class Campaign:
 
 
 def peak(replicas: Sequence[Replica], began: float, ended: float) -> int:
-    """Bytes of the largest server between two moments."""
+    """Returns the memory of the largest server between two moments, in bytes."""
     found = [value for each in replicas for at, value in each.memory if began - 2 * MEMORY_S <= at <= ended]
     return max(found, default=0)
 
 
 @contextlib.contextmanager
 def watched(replicas: Sequence[Replica], interval: float = 0.05) -> Iterator[dict[str, ServerWatch]]:
-    """A watch over each, by its name; ``interval``: seconds between two probes."""
+    """Yields a watch over each server, by its name. ``interval`` is the seconds between two probes."""
     with contextlib.ExitStack() as exits:
         yield {each.name: exits.enter_context(ServerWatch(each.port, interval=interval)) for each in replicas}

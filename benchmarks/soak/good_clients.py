@@ -1,7 +1,7 @@
-"""Sends requests as the server's API asks for: with a known caption, and again where it says so.
+"""Sends requests as the server's API asks for: with a known caption, and again if the reply allows it.
 
-Come again: a connection that was lost, 408 of a sender who was slow, 429 and 503 after their Retry-After, 502 and
-504 after a second. Everything else that is not the right caption is a request lost, or a caption wrong.
+Clients retry after a lost connection, after 408 for a slow sender, after 429 and 503 as Retry-After says, and a
+second after 502 and 504. A request with another status than 200 is lost. A reply with another caption is wrong.
 """
 
 import asyncio
@@ -24,7 +24,8 @@ _PASSING = (408, 429, 502, 503, 504)
 
 
 def multipart(image: bytes) -> tuple[bytes, str]:
-    """The body of a form with the image as a file, as `curl -F image=@photo.jpg` sends it, and its content type."""
+    """Returns the body and content type of a form with the image as a file, as `curl -F image=@photo.jpg` sends
+    it."""
     head = f'--{_BOUNDARY}\r\nContent-Disposition: form-data; name="image"; filename="photo.jpg"\r\n'
     body = f"{head}Content-Type: image/jpeg\r\n\r\n".encode() + image + f"\r\n--{_BOUNDARY}--\r\n".encode()
     return body, f"multipart/form-data; boundary={_BOUNDARY}"
@@ -32,7 +33,7 @@ def multipart(image: bytes) -> tuple[bytes, str]:
 
 @dataclass(frozen=True)
 class Request:
-    """``read`` finds the caption in the reply's document."""
+    """A request and its known caption. ``read`` finds the caption in the reply's document."""
 
     api: str
     data: bytes
@@ -42,7 +43,7 @@ class Request:
 
 @dataclass
 class Tally:
-    """What became of all requests of good clients. ``problems``: the first of what was lost or wrong, in words."""
+    """The outcomes of all requests of good clients. ``problems`` describes the first lost or wrong ones."""
 
     requests: int = 0
     retried: int = 0
@@ -60,7 +61,7 @@ class Tally:
 
 
 def requests() -> list[Request]:
-    """Every sample picture through every API."""
+    """Returns requests of every sample picture through every API."""
     found = []
     for image, caption in samples().values():
         text = base64.b64encode(image).decode()
@@ -84,7 +85,7 @@ def requests() -> list[Request]:
 
 
 class GoodClients:
-    """``count`` clients, each of which asks again as soon as it has its caption, after a moment of thought."""
+    """``count`` clients. Each waits a moment after a caption and then sends the next request."""
 
     def __init__(self, port: int, count: int, chooser: random.Random, thought_s: float = 0.05) -> None:
         self.tally = Tally()
@@ -100,7 +101,7 @@ class GoodClients:
         self._tasks = [asyncio.create_task(self._client()) for _ in range(self._count)]
 
     async def stop(self) -> None:
-        """Every request that has begun comes to its end."""
+        """Stops the clients once their current requests have ended."""
         self._over = True
         await asyncio.gather(*self._tasks)
 
@@ -140,7 +141,7 @@ class GoodClients:
 
 
 async def captions_rightly(port: int, requests: Sequence[Request], within: float = 5.0) -> bool:
-    """Whether a server itself answers with the right caption."""
+    """Returns whether a server answers with the right caption, without the balancer."""
     request = requests[0]
     try:
         reply = await ask(port, request.data, within)
@@ -150,7 +151,7 @@ async def captions_rightly(port: int, requests: Sequence[Request], within: float
 
 
 def caption_of(request: Request, reply: Reply) -> str:
-    """The caption in a reply; where there is none, the reply."""
+    """Returns the caption in a reply, or the reply's body if it has none."""
     try:
         return request.read(json.loads(reply.body))
     except (ValueError, KeyError, IndexError, TypeError):

@@ -1,11 +1,10 @@
 """Runs `snapcap` with an engine process in which SIGUSR2 runs a kernel that asserts.
 
-Only the campaign of faults starts servers this way.
-
     python -m snapcap.benchmarks.soak.launcher serve …
 
-The shipped server has no such way in: the handler is put around what its engine process does. A device
-assertion is sticky: whatever the process asks of its context from then on fails, on every stream and thread.
+Only the campaign of faults starts servers this way. The shipped server has no such handler: the launcher adds it
+to the engine process's function. A device assertion is sticky: all later calls of the process in its context fail,
+on every stream and thread.
 """
 
 import signal

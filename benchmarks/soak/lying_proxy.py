@@ -1,4 +1,4 @@
-"""Proxies TCP in front of a store, and passes on, keeps back, delays, cuts or corrupts what the store answers."""
+"""Proxies TCP to a store, and passes on, withholds, delays, cuts or corrupts the store's replies."""
 
 import asyncio
 import contextlib
@@ -6,11 +6,11 @@ import random
 from enum import Enum
 from typing import Any
 
-DELAY_S = 0.5  # of each piece
+DELAY_S = 0.5  # for each piece
 
 
 class Lie(Enum):
-    """What happens to the bytes of the store."""
+    """A treatment of the store's bytes."""
 
     NONE = "passes on"
     SILENCE = "black hole"
@@ -20,7 +20,7 @@ class Lie(Enum):
 
 
 class LyingProxy:
-    """``lie`` may be changed at any time, and holds for each piece from then on."""
+    """A proxy. ``lie`` may be changed at any time, and applies to each later piece."""
 
     def __init__(self, store_port: int, chooser: random.Random) -> None:
         self.lie = Lie.NONE
@@ -28,7 +28,8 @@ class LyingProxy:
         self._store_port = store_port
         self._chooser = chooser
         self._server: asyncio.Server | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()  # or one that waits for a store that is silent is collected
+        # Keeps references, because otherwise a task that waits for a silent store could be collected.
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     async def start(self) -> None:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
@@ -53,7 +54,7 @@ class LyingProxy:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while piece := await reader.read(65536):
-            while self.lie is Lie.SILENCE:  # noqa: ASYNC110  until somebody changes it
+            while self.lie is Lie.SILENCE:  # noqa: ASYNC110 - until somebody changes it
                 await asyncio.sleep(0.1)
             if self.lie is Lie.DELAY:
                 await asyncio.sleep(DELAY_S)
@@ -67,7 +68,7 @@ class LyingProxy:
             await writer.drain()
 
     def _corrupted(self, piece: bytes) -> bytes:
-        """One bit of its second half flips: the head of a reply stays what it is."""
+        """Returns the piece with one bit of its second half flipped, so the head of a reply stays intact."""
         changed = bytearray(piece)
         changed[self._chooser.randrange(len(piece) // 2, len(piece))] ^= 1 << self._chooser.randrange(8)
         return bytes(changed)

@@ -1,6 +1,7 @@
-"""Keeps one server as Kubernetes does: starts it again whenever it ends, and ends it when /livez does not answer.
+"""Keeps one server as Kubernetes does: restarts it when it ends, and ends it when /livez does not answer.
 
-The numbers are those of `deploy/kubernetes`: three probes of /livez in a row, ten seconds apart, five seconds each.
+The numbers are those of `deploy/kubernetes`: three failed probes of /livez in a row, ten seconds apart, five
+seconds each.
 """
 
 import asyncio
@@ -28,8 +29,12 @@ MEMORY_S = 0.5
 
 
 class Replica:
-    """``cache``: its own cache folder. ``starts`` counts its processes, ``up`` are the times in which it was ready:
-    began and ended, the last of them open."""
+    """A server that is kept running.
+
+    cache: its own cache folder.
+    starts: number of its processes so far.
+    up: beginning and end of each time in which it was ready. The last end may be open.
+    """
 
     def __init__(self, name: str, command: Sequence[str], extra: Mapping[str, str], cache: Path) -> None:
         self.name = name
@@ -39,16 +44,16 @@ class Replica:
         self.exits: list[int] = []
         self.up: list[list[float]] = []
         self.memory: list[tuple[float, int]] = []
-        self.extra = {"PYTHONFAULTHANDLER": "1", **extra}  # of the environment, from the next start on
+        self.extra = {"PYTHONFAULTHANDLER": "1", **extra}  # environment variables, from the next start on
         self._command = [*command, "--port", str(self.port), "--cache-dir", str(cache)]
         self._process: subprocess.Popen[bytes] | None = None
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115  it lives as long as this
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the replica
         self._over = False
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def pid(self) -> int:
-        """Of the process that answers.
+        """Process id of the process that answers.
 
         Raises:
             RuntimeError: there is none at the moment.
@@ -59,7 +64,7 @@ class Replica:
 
     @property
     def parts(self) -> list[int]:
-        """The engine process, the parent of those that decode, and these."""
+        """The process ids of the engine process, the parent of the decode processes, and these."""
         return own_parts(self.pid)
 
     def start(self) -> None:
@@ -83,12 +88,12 @@ class Replica:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """The whole container, as its runtime does it."""
+        """Kills the server's whole process group, as a container's runtime does."""
         with contextlib.suppress(RuntimeError, ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
 
     def went_down(self) -> None:
-        """From now on it is not up, until it is ready again."""
+        """Records that the server is down from now on, until it is ready again."""
         if self.up and self.up[-1][1] == float("inf"):
             self.up[-1][1] = time.monotonic()
 
@@ -138,7 +143,7 @@ class Replica:
         start = self.starts
         self.signal(signal.SIGTERM)
         end = time.monotonic() + TERMINATION_S
-        while self.starts == start and time.monotonic() < end:  # noqa: ASYNC110  it has a limit
+        while self.starts == start and time.monotonic() < end:  # noqa: ASYNC110 - the loop has a time limit
             await asyncio.sleep(0.2)
         if self.starts == start:
             self.kill()

@@ -1,4 +1,4 @@
-"""Sets up what a campaign's servers stand on: a store behind a lying proxy, small file systems, own clocks."""
+"""Sets up the environment of a campaign's servers: a store behind a lying proxy, small file systems, own clocks."""
 
 import contextlib
 import glob
@@ -23,8 +23,12 @@ _LIBRARIES = ("/usr/lib", "/usr/lib64", "/usr/lib/*", "/usr/local/lib")
 
 @dataclass
 class Setting:
-    """``options`` and ``environment`` of all servers; ``clock``: as `World` has it; ``unavailable``: what cannot be
-    had, by kind of fault, and why."""
+    """The environment of a campaign.
+
+    options, environment: of all servers.
+    clock: as in `World`.
+    unavailable: why a kind of fault cannot be injected here.
+    """
 
     folder: Path
     options: list[str] = field(default_factory=list)
@@ -34,14 +38,16 @@ class Setting:
     unavailable: dict[str, str] = field(default_factory=dict)
 
     def cache(self, name: str) -> Path:
-        """The cache folder of a server."""
+        """Returns the cache folder of a server."""
         return self.folder / name
 
 
 @contextlib.contextmanager
 def artifacts(setting: Setting, sets: Path, chooser: random.Random, *options: str) -> Iterator[None]:
-    """The artifacts of the demo model, built where ``sets`` has none: on S3 behind the proxy, or in a folder where
-    there is no S3 server to be had."""
+    """Provides the demo model's artifacts, and builds them if ``sets`` has none.
+
+    The artifacts are on S3 behind the proxy, or in a folder if no S3 server is installed.
+    """
     setting.options += ["--backend", "auto", "--build", "off"]
     if importlib.util.find_spec("moto") is None:
         setting.unavailable |= dict.fromkeys(("s3", "disk"), "moto is not installed, so nothing is fetched from S3")
@@ -58,7 +64,7 @@ def artifacts(setting: Setting, sets: Path, chooser: random.Random, *options: st
 
 
 def direct_proxy(setting: Setting) -> None:
-    """Once the proxy listens: servers go through it."""
+    """Makes servers use the proxy, once it listens."""
     if setting.proxy is not None:
         place = setting.options.index(_ENDPOINT) + 1
         setting.options[place] = f"http://127.0.0.1:{setting.proxy.port}"
@@ -66,7 +72,7 @@ def direct_proxy(setting: Setting) -> None:
 
 @contextlib.contextmanager
 def small_disks(setting: Setting, names: list[str]) -> Iterator[None]:
-    """The cache folder of each server on a file system of its own, where mounting is permitted."""
+    """Puts the cache folder of each server on a file system of its own, if mounting is permitted."""
     mounted: list[Path] = []
     try:
         for name in names:
@@ -85,7 +91,8 @@ def small_disks(setting: Setting, names: list[str]) -> Iterator[None]:
 
 
 def steppable_clock(setting: Setting) -> None:
-    """A clock for a server alone, where libfaketime is installed. The machine's clock is never touched."""
+    """Gives single servers a clock of their own, if libfaketime is installed. The machine's clock is never
+    touched."""
     libraries = [path for place in _LIBRARIES for path in glob.glob(f"{place}/faketime/libfaketimeMT.so.1")]
     if not libraries:
         setting.unavailable["clock"] = "libfaketime is not installed (Debian: faketime)"
@@ -98,7 +105,7 @@ def steppable_clock(setting: Setting) -> None:
 
 
 def _try(command: list[str]) -> str:
-    """What went wrong, or nothing."""
+    """Returns why a command failed, or an empty text."""
     if shutil.which(command[0]) is None:
         return f"there is no {command[0]}"
     if os.geteuid() != 0:

@@ -34,7 +34,7 @@ def row(strike: Strike) -> list[str]:
 
 
 def write(file: Path | None, strikes: list[Strike], totals: dict[str, Any], skipped: dict[str, str]) -> None:
-    """Print the tables, and keep everything where a file is named."""
+    """Prints the tables. Also writes them if a file is given."""
     report = Report()
     report.add("Faults, in the order in which they were injected", _COLUMNS, [row(each) for each in strikes], _NOTE)
     report.add("Not injected", ["fault", "why"], [[name, why] for name, why in skipped.items()])
@@ -45,7 +45,7 @@ def write(file: Path | None, strikes: list[Strike], totals: dict[str, Any], skip
 def totals(
     seed: int, seconds: float, tally: Tally, bad: BadClients, replicas: list[Replica], strikes: list[Strike]
 ) -> dict[str, Any]:
-    """Of the good clients, the bad ones and the servers."""
+    """Returns the totals of the good clients, the bad clients and the servers."""
     answered = {str(status): count for status, count in sorted(bad.answered.items())}
     memory = {each.name: [value for _, value in each.memory] for each in replicas}
     return {
@@ -71,6 +71,6 @@ def totals(
 
 
 def went_well(totals: dict[str, Any]) -> bool:
-    """Nothing lost, nothing wrong, nothing at which a server failed, and everything that broke came back."""
+    """Returns whether no request was lost, no caption wrong, no server answered 500, and every server recovered."""
     failed = totals["lost"] or totals["wrong"] or totals["not recovered"] or not totals["ended well"]
     return not failed and "500" not in totals["bad requests, by status"]

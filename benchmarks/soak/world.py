@@ -1,6 +1,6 @@
 """Defines a fault, and the world it can reach: the servers, the store's proxy, and the files beside them.
 
-It is the protocol between the campaign and the faults, which both import it.
+The module is the interface between the campaign and the faults, which both import it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,8 +17,11 @@ Healed = Callable[[], bool]
 
 @dataclass(frozen=True)
 class World:
-    """``proxy`` None: the servers have no store but their own folders. ``clock``: the environment in which
-    a server has a clock of its own, whose steps come from a file."""
+    """Everything that a fault can reach.
+
+    proxy: the store's proxy. None if the servers have no store but their own folders.
+    clock: environment variables that give a server a clock of its own, which a file sets.
+    """
 
     replicas: Sequence[Replica]
     proxy: LyingProxy | None
@@ -29,8 +32,12 @@ class World:
 
 @dataclass(frozen=True)
 class Fault:
-    """``inject`` does it to one server, yields whether what it broke is there again, and takes it back. ``kind``:
-    of what must be there for it, as `Setting.unavailable` has it."""
+    """A fault.
+
+    kind: the requirement of the fault, by its name in `Setting.unavailable`.
+    inject: injects the fault into one server, yields a function that tells whether the broken part has recovered,
+        and removes the fault.
+    """
 
     name: str
     kind: str

@@ -1,1 +1,1 @@
-"""Measures starts: this server beside the floor and its peers."""
+"""Measures starts of snapcap, the floor and the peers."""

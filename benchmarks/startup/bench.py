@@ -35,9 +35,9 @@ TITLES = {
 PEER = "transformers-eager"
 ONNX = "onnxruntime"
 DEFAULT = (FLOOR, "aot", "eager", "cold", PEER, ONNX)
-# These compile for as long as it takes, so once is enough; what they have compiled is kept for their warm case.
+# These cases compile everything, so they run once. Their compiled code is kept for their warm cases.
 ONCE = ("jit-cold", "transformers-compile")
-# These are started once more to name the processes they start. In the first ones there must be no compiler.
+# These cases are started once more, to name the processes that they start. Cases of `WARM` must start no compiler.
 PUBLISHED = "aot-s3-weights"
 S3 = ("aot-s3", PUBLISHED)
 WARM = ("aot", *S3, "eager")
@@ -45,14 +45,20 @@ WATCHED = (*WARM, "jit")
 
 
 class UnavailableError(RuntimeError):
-    """A case that cannot be run on this machine; one line that says why."""
+    """A case that cannot be run on this machine. The message is one line that says why."""
 
 
 @dataclass
 class Bench:
-    """What all cases share. ``cache`` holds the artifact sets between runs, ``work`` what only this one needs;
-    ``serve`` are further options of the server, ``stack`` ends what the cases have opened, and ``end`` is when the
-    time is over, on `time.monotonic`. ``cold_disk``: each start reads its files from the disk."""
+    """The state that all cases share.
+
+    cache: the artifact sets, kept between runs.
+    work: files of this run.
+    serve: further options of the server.
+    stack: closes the resources that cases have opened.
+    end: the moment at which the time is over, on `time.monotonic`.
+    cold_disk: each start reads its files from the disk.
+    """
 
     workload: Workload
     machine: Machine
@@ -67,14 +73,15 @@ class Bench:
     _jit_is_kept: bool = False
 
     def start(self, case: str, watched: bool = False, whole_build: bool = False) -> Start:
-        """Start one case in a fresh process with fresh caches.
+        """Starts one case in a fresh process with fresh caches.
 
         Args:
-            watched: name the processes it starts; costs CPU time, so the times are not to be quoted.
+            watched: name the processes that the case starts. Watching costs CPU time, so such times must not be
+                quoted.
             whole_build: let `cold` go on until everything is compiled, and keep the set for `aot`.
 
         Raises:
-            UnavailableError: it cannot be run here.
+            UnavailableError: the case cannot be run here.
             RuntimeError: it failed, or served something else than the case says.
         """
         with scratch() as folder:
@@ -90,7 +97,11 @@ class Bench:
             return self._snapcap(case, folder / "cache", extra, watched)
 
     def check(self, case: str) -> None:
-        """Raises UnavailableError where a case cannot be run here."""
+        """Checks that a case can be run here.
+
+        Raises:
+            UnavailableError: it cannot.
+        """
         reason = PEERS[case].unavailable(self.workload, self.device) if case in PEERS else ""
         if reason:
             raise UnavailableError(reason)
@@ -98,8 +109,10 @@ class Bench:
             raise UnavailableError("not installed: moto, which stands in for S3")
 
     def prepare(self, case: str) -> None:
-        """Make what a case needs before its clock runs: its artifact set, its export, or the compilers' caches.
-        Nothing to do where it is there."""
+        """Makes the files that a case needs before its clock runs, unless they exist.
+
+        The files are its artifact set, its export, or the compilers' caches.
+        """
         if case in PEERS:
             PEERS[case].prepare(self.workload, self.cache)
         elif case == "aot" or case in S3:
@@ -150,18 +163,18 @@ class Bench:
         return ServerStart(command, self.workload, self.machine, extra, check=check, **further)
 
     def _keep(self, cache: Path) -> None:
-        """Add the artifact sets of a server's cache folder to those that warm cases start from."""
+        """Adds the artifact sets of a server's cache folder to those of the warm cases."""
         shutil.copytree(cache / "store", self.cache / "store", dirs_exist_ok=True)
 
     def _from_s3(self, case: str, empty: Path, extra: Mapping[str, str], watched: bool) -> Start:
-        """With weights, from a checkpoint in S3 that this machine does not have."""
+        """Starts from S3. With weights, the checkpoint is in S3 too, and this machine does not have it."""
         published = case == PUBLISHED
         if case not in self._remotes:
             options = self._model_options[2:] if published else self._model_options
             given = (options, self.workload.folder) if published else (options,)
             self._remotes[case] = self.stack.enter_context(s3_artifacts(self.cache, self.work, *given))
         remote = self._remotes[case]
-        # The last name of a model is the one that counts.
+        # A later `--model` overrides an earlier one.
         command = self._serve(empty, "--backend", "aot", "--strict", *remote.options)
         start = self._server(command, {**extra, **remote.environment}, "aot", watched=watched).run()
         if published:

@@ -1,4 +1,4 @@
-"""Loads a server lightly after a start without artifacts, until all is compiled, and times its clients."""
+"""Loads a server lightly after a start without artifacts, until everything is compiled, and times its clients."""
 
 import threading
 import time
@@ -17,7 +17,7 @@ BUILD_LIMIT_S = 1800.0
 
 
 class LightLoad:
-    """One client that asks for a caption, waits a little, and asks again; a context manager."""
+    """A client that requests a caption, waits a little, and requests again. A context manager."""
 
     def __init__(self, server: Server, workload: Workload) -> None:
         self._server = server
@@ -50,10 +50,10 @@ class LightLoad:
 
 
 def until_building(server: Server) -> dict[str, Any]:
-    """Wait for the background build to begin: a start without one is another case.
+    """Waits for the background build to begin, because a start without one is another case.
 
     Raises:
-        RuntimeError: it has not begun, and says why where it does.
+        RuntimeError: the build has not begun. The message has its state.
     """
     end = time.monotonic() + BEGIN_LIMIT_S
     while True:
@@ -66,10 +66,10 @@ def until_building(server: Server) -> dict[str, Any]:
 
 
 def until_compiled(server: Server, workload: Workload, limit: float) -> dict[str, Any]:
-    """Load the server lightly until all its buckets are compiled and published.
+    """Loads the server lightly until all its buckets are compiled and published.
 
-    Returns ``all_compiled`` in seconds since the spawn (None when it was not within ``limit`` seconds), the state
-    of the build, and of the load: ``requests``, ``failed``, percentiles and ``max_ms``.
+    Returns ``all_compiled`` in seconds since the spawn (None after ``limit`` seconds), the state of the build, and
+    the load's ``requests``, ``failed``, percentiles and ``max_ms``.
     """
     compiled: float | None = None
     with LightLoad(server, workload) as load:

@@ -1,8 +1,7 @@
 """Measures starts, from exec to the first caption, of this server beside the field's ways to start.
 
-Every run is a fresh process with fresh compiler caches and a warm page cache, or with --cold-disk an empty one; the
-cases take turns. Artifact sets are built first where a case needs one. A caption that is wrong is an error, not a
-result.
+Every run is a fresh process with fresh compiler caches and a warm page cache, or an empty one with --cold-disk.
+The cases take turns. Artifact sets are built first if a case needs one. A wrong caption is an error, not a result.
 """
 
 import argparse
@@ -24,17 +23,17 @@ from snapcap.benchmarks.startup.start import Machine
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_cases(parser, TITLES, DEFAULT)
     add_serve(parser)
-    text = "starts of each case (default: %(default)s)"
+    text = "number of starts of each case (default: %(default)s)"
     parser.add_argument("--runs", type=count, default=5, metavar="N", help=text)
     text = "drop the page cache before each start, so that files are read from the disk; needs root"
     parser.add_argument("--cold-disk", action="store_true", help=text)
 
 
 def run(options: argparse.Namespace, device: str) -> int:
-    """Exit status 0 when every case that can run here gave results.
+    """Runs the measurement. The exit status is 0 if every case that can run here gave results.
 
     Raises:
-        PageCacheError: the page cache is to be dropped, and cannot be.
+        PageCacheError: ``--cold-disk`` is given, and the page cache cannot be dropped.
     """
     if options.cold_disk:
         require_drop()
@@ -51,7 +50,7 @@ def run(options: argparse.Namespace, device: str) -> int:
             options.runs,
         )
         report = Report()
-        with contextlib.suppress(KeyboardInterrupt):  # what there is by then is shown
+        with contextlib.suppress(KeyboardInterrupt):  # shows the results so far
             session.run()
     results = list(session.results.values())
     status = startup_report.fill(report, results)

@@ -1,8 +1,9 @@
-"""Measures the floor of every start: import torch, open the device, bring the weights there. Nothing is run.
+"""Measures the floor of every start: import torch, open the device, load the weights. No model runs.
 
     python -m snapcap.benchmarks.startup.floor --model FOLDER [--device cuda]
 
-Read as plainly as can be: safetensors to the device in the precision that is served, one tensor after the other.
+The weights are read in the plainest way: from safetensors to the device in the served precision, one tensor after
+the other.
 """
 
 from pathlib import Path

@@ -3,7 +3,7 @@
     python -m snapcap.benchmarks.startup.offline [--model demo] [--device auto] [--buckets N,N,…] [--runs 7]
         [--cache FOLDER] [--json FILE]
 
-Every run is a fresh process with fresh compiler caches and a warm page cache; the cases take turns. Artifacts and
+Every run is a fresh process with fresh compiler caches and a warm page cache. The cases take turns. Artifacts and
 prepared weights are made first. A wrong caption is an error, not a result.
 """
 
@@ -34,7 +34,7 @@ with Captioner(model, cache_dir=cache, device=device, buckets=buckets) as captio
 
 
 def commands(model: Path, device: str, buckets: str, cache: Path, image: Path) -> dict[str, tuple[str, ...]]:
-    """How each case is run."""
+    """Returns the command of each case."""
     options = ("--model", str(model), "--cache-dir", str(cache), "--device", device, "--buckets", buckets)
     return {
         TORCH: (sys.executable, "-c", "import torch"),
@@ -44,7 +44,7 @@ def commands(model: Path, device: str, buckets: str, cache: Path, image: Path) -
 
 
 def run_once(command: Sequence[str], caption: str | None) -> Mapping[str, float]:
-    """One process; ``caption``: what it must print, where that is known.
+    """Runs one process and measures its seconds. ``caption`` is the text that it must print, if known.
 
     Raises:
         RuntimeError: it failed, or printed something else.
@@ -64,7 +64,8 @@ def run_once(command: Sequence[str], caption: str | None) -> Mapping[str, float]
 
 
 def measure(workload: Workload, device: str, buckets: str, cache: Path, runs: int) -> dict[str, Samples]:
-    """Every case so many times, in turn, after once that does not count: it brings files into the page cache."""
+    """Runs every case ``runs`` times, in turn. A first run, which does not count, brings files into the page
+    cache."""
     with scratch() as folder:
         image = workload.write_images(folder) / FIRST_IMAGE
         expected = {TORCH: None, COMMAND: workload.first_image[1], LIBRARY: workload.first_image[1]}

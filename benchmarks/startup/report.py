@@ -13,7 +13,7 @@ from snapcap.benchmarks.startup.bench import FLOOR, IMPORT_TORCH, ONNX, PEER, PU
 from snapcap.benchmarks.startup.session import CaseResult
 from snapcap.benchmarks.startup.start import Start
 
-# A phase below this share of its start is part of "the rest" on the terminal; the JSON has all.
+# On the terminal, a phase below this share of its start is part of "the rest". The JSON has all phases.
 SHOWN_SHARE = 0.01
 
 
@@ -25,13 +25,15 @@ def samples_of(result: CaseResult) -> Samples:
 
 
 def median_start(result: CaseResult) -> Start:
-    """The start whose total is the median (of an even number, the faster one of the middle): its own phases sum to
-    its own total, as medians of phases would not."""
+    """Returns the start whose total is the median, or the faster one of the middle two.
+
+    Its own phases sum to its own total, which medians of phases would not.
+    """
     return sorted(result.starts, key=lambda start: start.total)[(len(result.starts) - 1) // 2]
 
 
 def fill(report: Report, results: Sequence[CaseResult]) -> int:
-    """All tables. Cases without starts are named with the reason. Returns the exit status."""
+    """Adds all tables, with the reasons for cases without starts. Returns the exit status."""
     samples = {result.name: samples_of(result) for result in results if result.starts}
     _phases(report, results)
     _children(report, results)
@@ -148,7 +150,7 @@ def _progress(build: Mapping[str, Any]) -> str:
 
 
 def _targets(report: Report, results: Sequence[CaseResult], samples: Mapping[str, Samples]) -> None:
-    """Adds the goals of a start, each with the measured ratio: some are for a GPU, some for a CPU."""
+    """Adds the goals of a start, each with the measured ratio. Some goals are for a GPU, some for a CPU."""
 
     def median(case: str, name: str) -> float | None:
         return samples[case].median(name) if case in samples else None
@@ -196,7 +198,7 @@ def _failed(results: Iterable[CaseResult]) -> str:
 
 
 def raw(results: Iterable[CaseResult]) -> dict[str, Any]:
-    """Every start, for `--json`."""
+    """Returns every start, for `--json`."""
     return {
         result.name: {
             "title": result.title,
@@ -210,7 +212,7 @@ def raw(results: Iterable[CaseResult]) -> dict[str, Any]:
 
 
 def draw(results: Iterable[CaseResult], file: Path, title: str) -> None:
-    """The start-up waterfall: one bar a case, cut into its phases."""
+    """Draws the start-up waterfall: one bar for each case, cut into its phases."""
     bars = []
     for result in results:
         if result.starts:

@@ -1,4 +1,4 @@
-"""Runs the starts of several cases, in turn, within a time limit; a case that fails does not stop the others."""
+"""Runs the starts of several cases in turn, within a time limit. A case that fails does not stop the others."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -13,7 +13,7 @@ from snapcap.benchmarks.startup.start import Start
 
 @dataclass
 class CaseResult:
-    """All starts of a case, the one that was watched, and why there are none where there are none."""
+    """All starts of a case, the watched start, and the reason if there are no starts."""
 
     name: str
     starts: list[Start] = field(default_factory=list)
@@ -26,7 +26,7 @@ class CaseResult:
 
 
 class Session:
-    """Runs cases until they are done or the time is over, and keeps going where one fails."""
+    """Runs cases until they are done or the time is over, and goes on when a case fails."""
 
     def __init__(self, bench: Bench, names: Iterable[str], runs: int) -> None:
         self.results = {name: CaseResult(name) for name in names}
@@ -36,13 +36,17 @@ class Session:
         self._console = Console(stderr=True, highlight=False)
 
     def run(self) -> None:
-        """First, once, what compiles from nothing: it leaves what the warm cases need. Then every case in turn,
-        again and again; at the end the warm ones once more under watch."""
+        """Runs all cases.
+
+        Cases that compile from nothing run first, once, because the warm cases use their results. Then every case
+        runs in turn, ``runs`` times. At the end, the warm cases run once more under watch.
+        """
         for name in self.results:
             self._try(name, self._bench.check)
         for name in (name for name in (FLOOR, *PEERS) if name in self.results and name not in ONCE):
             self._try(name, self._bench.prepare)
-            self._start(name, keep=False)  # into the page cache: the first import of a package reads disks
+            # Brings files into the page cache: the first import of a package reads the disk.
+            self._start(name, keep=False)
         for name in (name for name in ("cold", *ONCE) if name in self.results):
             self._start(name, whole_build=name == "cold")
         for name in self.results:
@@ -56,7 +60,7 @@ class Session:
             self._judge(self.results[name])
 
     def _try(self, name: str, step: Callable[[str], None]) -> None:
-        """A step before the first start of a case."""
+        """Runs a step before the first start of a case."""
         result = self.results[name]
         if result.problem:
             return
@@ -69,7 +73,7 @@ class Session:
             self._failed(result, error)
 
     def _judge(self, result: CaseResult) -> None:
-        """A warm start that starts a compiler, or compiles after READY, has failed, however fast it was."""
+        """Records a failure of a warm start that starts a compiler or compiles after READY, however fast it was."""
         starts = [*result.starts, *([result.watched] if result.watched else [])]
         compilers = {name for start in starts for name in start.facts["compilers"]}
         if result.name in WARM and compilers:
@@ -79,7 +83,7 @@ class Session:
             self._failed(result, RuntimeError(f"it compiled {graphs:.0f} graphs after READY"))
 
     def _start(self, name: str, keep: bool = True, watched: bool = False, whole_build: bool = False) -> None:
-        """One start of a case; nothing where the case has failed, or would not end within the time limit."""
+        """Starts a case once, unless the case has failed or would not end within the time limit."""
         result, began = self.results[name], time.monotonic()
         if result.problem:
             return

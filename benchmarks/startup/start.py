@@ -1,4 +1,4 @@
-"""Measures one start of one case, from spawn to its first caption: how long, in which phases, with what memory."""
+"""Measures one start of one case, from spawn to its first caption: its time, phases and memory."""
 
 import statistics
 import time
@@ -31,8 +31,12 @@ SERVING_COMPILES = 'snapcap_compile_events_total{when="serving"}'
 
 @dataclass
 class Start:
-    """What was measured of one start. ``total`` is what its segments sum to, in seconds since the spawn; ``values``
-    has everything that is quoted as a median over the runs, ``facts`` what is only looked at."""
+    """The measurements of a start.
+
+    total: seconds since the spawn, to which the segments sum.
+    values: all numbers that are quoted as a median over the runs.
+    facts: other observations.
+    """
 
     total: float
     segments: list[Segment]
@@ -40,14 +44,15 @@ class Start:
     facts: dict[str, Any] = field(default_factory=dict)
 
     def measured(self) -> dict[str, float]:
-        """All numbers by name; phases as ``phase NAME``."""
+        """Returns all numbers by name. Phases are named ``phase NAME``."""
         phases = {f"phase {name}": seconds for name, seconds in seconds_by_name(self.segments).items()}
         return {"total": self.total, **self.values, **phases}
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What is found out once about the machine: whether its kernel counts children, and whether it has a GPU."""
+    """Facts about the machine that are found out once: whether its kernel counts children, and whether it has a
+    GPU."""
 
     counts_children: bool
     gpu: bool
@@ -61,7 +66,7 @@ class Machine:
 
 
 def start_script(command: Sequence[str], machine: Machine, extra: Mapping[str, str], last: str) -> Start:
-    """A child that marks its own start and ends; its last mark is the total."""
+    """Runs a child that marks its own start and ends. Its last mark is the total."""
     before = machine.memory()
     spawned, lines = run_measured(command, START_LIMIT_S, extra)
     marks, result = read_marks(lines), read_result(lines)
@@ -76,14 +81,15 @@ def start_script(command: Sequence[str], machine: Machine, extra: Mapping[str, s
 
 @dataclass(frozen=True)
 class ServerStart:
-    """How a server is started and asked."""
+    """The way to start and ask a server."""
 
     command: tuple[str, ...]
     workload: Workload
     machine: Machine
     environment: Mapping[str, str]
     api: Endpoint = SNAPCAP_API
-    watched: bool = False  # look at the process table all the while, which costs CPU time: not for quoted times
+    # Looks at the process table all the time, which costs CPU time. Such times must not be quoted.
+    watched: bool = False
     check: Callable[[Mapping[str, Any]], None] = lambda _startup: None
     afterwards: Callable[[Server], dict[str, Any]] = lambda _server: {}
 
@@ -95,9 +101,9 @@ class ServerStart:
             try:
                 start = self._first_captions(server)
             except OSError as error:
-                server.check()  # says how it ended, where that is why
+                server.check()  # raises with the server's exit, if it has ended
                 raise RuntimeError(f"{error}: {server.last_line()}") from error
-            # Counted by the kernel, so what was started and has ended is known without having been seen.
+            # The kernel counts children, so a child that has ended is known without having been seen.
             parts = own_parts(server.pid) if self.api is SNAPCAP_API else []
             started = children(server.pid, self.machine.counts_children, parts)
             self._memory(server, parts, start, before)
@@ -143,7 +149,8 @@ class ServerStart:
         return Start(total, segments, values, facts)
 
     def _memory(self, server: Server, parts: list[int], start: Start, before: DeviceMemory | None) -> None:
-        """Of the server and its own processes; a peer's workers count, a build's compilers do not."""
+        """Adds the memory of the server and its own processes. A peer's workers count, a build's compilers do
+        not."""
         pids = [server.pid, *parts]
         if self.api is not SNAPCAP_API:
             pids += [pid for pid, _ in descendants(server.pid)]
@@ -155,7 +162,7 @@ class ServerStart:
 
 
 def without_places(startup: Mapping[str, Any]) -> dict[str, Any]:
-    """What is kept of a `/startup`: no folder or host of the machine that was measured."""
+    """Returns the fields of a `/startup` that are kept. They name no folder or host of the measured machine."""
     kept = ("marks", "phases", "backend", "tier", "device", "dtype", "torch_modules", "buckets")
     artifacts = startup["artifacts"] or {}
     found = {name: artifacts.get(name) for name in ("kind", "result", "seconds", "bytes_fetched")}
@@ -165,7 +172,7 @@ def without_places(startup: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def steady_caption(server: Server, connection: Connection, image: bytes) -> float:
-    """Seconds of a lone caption once the server is warm: the median of some, one after the other."""
+    """Returns the seconds of a lone caption once the server is warm: the median of several, one after the other."""
     seconds: list[float] = []
     while len(seconds) < 3 or (len(seconds) < STEADY_CAPTIONS and sum(seconds) < STEADY_LIMIT_S):
         began = time.monotonic()
@@ -175,8 +182,8 @@ def steady_caption(server: Server, connection: Connection, image: bytes) -> floa
 
 
 def expect(backend: str, later: bool = False) -> Callable[[Mapping[str, Any]], None]:
-    """A start that served something else than the case says is an error, not a result. ``later``: buckets may be
-    warmed after READY."""
+    """Returns a check that a start serves ``backend`` in every bucket. With ``later``, buckets may be warmed after
+    READY."""
     expected = {"warm", "eager", "captured"} | ({"pending"} if later else set())
 
     def check(startup: Mapping[str, Any]) -> None:

@@ -36,8 +36,10 @@ NAMES = Names(
 
 
 def read(config: Fields, generation: Mapping[str, Any]) -> Parts:
-    """``generation_config.json`` has no part in it: transformers generates with the text decoder's configuration,
-    and of that with special tokens alone.
+    """Reads a checkpoint's dimensions and generation settings.
+
+    ``generation_config.json`` decides nothing, because transformers generates with the special tokens of the text
+    decoder's configuration. Its other settings are listed as unsupported.
 
     Raises:
         ConfigError: a field has a value that is not supported.
@@ -77,8 +79,11 @@ def _decoder(fields: Fields, tied_head: bool) -> BertConfig:
 def _generation_of(
     text: Fields, vocab_size: int, positions: int, sources: Sequence[Mapping[str, Any]]
 ) -> GenerationConfig:
-    """As `BlipForConditionalGeneration.generate`: it starts with ``bos_token_id``, [DEC], in place of a prompt's
-    [CLS], ends with ``sep_token_id``, and gives 20 new tokens, whatever lengths the files name."""
+    """Returns the settings that `BlipForConditionalGeneration.generate` uses.
+
+    A caption starts with ``bos_token_id``, [DEC], in place of a prompt's [CLS]. A caption ends with
+    ``sep_token_id``, and has at most 20 new tokens, whatever lengths the files name.
+    """
     specials = Fields({"bos_token_id": 30522, "sep_token_id": 102, "pad_token_id": 0, **text.values}, text.prefix)
     end = specials.token("sep_token_id", vocab_size)
     return GenerationConfig(

@@ -1,7 +1,7 @@
-"""Reads Florence-2 (Xiao et al., 2023): DaViT, BART's encoder over the image's tokens and a task's, BART's decoder.
+"""Reads Florence-2 (Xiao et al., 2023): DaViT, BART's encoder over image and task tokens, and BART's decoder.
 
 The class is `Florence2ForConditionalGeneration`. Checkpoints have one of two layouts: transformers' own
-(`florence-community/*`), or that of the code which came with the first ones (`microsoft/*`).
+(`florence-community/*`), or the layout of the code that came with the first checkpoints (`microsoft/*`).
 """
 
 from collections.abc import Mapping
@@ -16,13 +16,13 @@ from snapcap.models.text import GenerationConfig, Task
 
 _ARCHITECTURE = "Florence2ForConditionalGeneration"
 _TEXTS, _VISIONS = ("bart", "florence2_language"), ("florence_vision", "davit")
-_IMAGE_SIZE = 768  # what every checkpoint was trained with; their configurations do not say
+_IMAGE_SIZE = 768  # size that every checkpoint was trained with; configurations do not name it
 _MOST_STAGES = 16
-_TASK_TOKENS = 15  # the longest has 14, and with 577 of the image they are a multiple of 16
-# transformers' 20 would end a detailed caption within its first sentence.
+_TASK_TOKENS = 15  # the longest task has 14; together with the image's 577 tokens, 15 make a multiple of 16
+# transformers' default of 20 would end a detailed caption within its first sentence.
 _NEW_TOKENS = 128
-_EPS = 1e-5  # no field: that of torch.nn.LayerNorm
-_POSITION_OFFSET = 2  # rows of a position table before that of the first token, as in fairseq
+_EPS = 1e-5  # the default of torch.nn.LayerNorm, because there is no field for it
+_POSITION_OFFSET = 2  # rows of a position table before the first token's row, as in fairseq
 # The sentences that Florence2Processor puts in place of a task's name.
 _TASKS = (
     Task("caption", "What does the image describe?"),
@@ -43,7 +43,7 @@ _LAYER_NORMS = {
 
 
 def _bart_names(part: str, ours: str) -> tuple[Rule, ...]:
-    """``part``: encoder or decoder."""
+    """Returns the renaming rules of BART's encoder or decoder, as ``part`` says."""
     theirs = rf"{_LANGUAGE}\.{part}"
     layer = rf"{theirs}\.layers\.(\d+)"
     return (
@@ -62,7 +62,7 @@ def _bart_names(part: str, ours: str) -> tuple[Rule, ...]:
     )
 
 
-# What stands inside a block: transformers' names and, behind them, the older ones.
+# Patterns inside a block match transformers' names and the older ones.
 _INSIDE = (
     (r"conv(1|2)(?:\.fn\.dw)?\.(\w+)", r"conv\4.\5"),
     (r"norm(1|2)\.(\w+)", r"norm\4.\5"),
@@ -84,7 +84,7 @@ NAMES = Names(
             rf"(?:{_PROJECTOR}\.image_position_embed|image_pos_embed)\.(row|column)_embeddings\.weight",
             r"projection.\1",
         ),
-        # One embedding, which older files hold under each of its names.
+        # Older files hold the shared embedding under each of its names.
         (rf"{_LANGUAGE}\.shared\.weight", "decoder.token"),
         (rf"{_LANGUAGE}\.decoder\.embed_tokens\.weight", "decoder.own_token"),
         (rf"{_LANGUAGE}\.encoder\.embed_tokens\.weight", "text_encoder.token"),
@@ -101,8 +101,10 @@ NAMES = Names(
 
 
 def read(config: Fields, generation: Mapping[str, Any]) -> Parts:
-    """Raises:
-    ConfigError: a field has a value that is not supported.
+    """Reads a checkpoint's dimensions, generation settings and tasks.
+
+    Raises:
+        ConfigError: a field has a value that is not supported.
     """
     config.architecture(_ARCHITECTURE)
     text, vision = config.section("text_config"), config.section("vision_config")
@@ -121,7 +123,7 @@ def _kind(part: Fields, known: tuple[str, ...]) -> None:
 
 
 def _meet(vision: Fields, encoder: DavitConfig, text: Fields, decoder: Florence2Config) -> None:
-    """Whether encoder and decoder fit each other."""
+    """Checks that encoder and decoder fit each other."""
     width = vision.positive_int("projection_dim", 1024)
     if width != decoder.hidden_size:
         raise vision.error("projection_dim", width, f"must equal text_config.d_model {decoder.hidden_size}")
@@ -133,7 +135,7 @@ def _meet(vision: Fields, encoder: DavitConfig, text: Fields, decoder: Florence2
 
 
 def _encoder(fields: Fields) -> DavitConfig:
-    """Two fields have other names in older files, and two are in objects of their own."""
+    """Returns the encoder's dimensions. Older files name two fields otherwise, and have two in nested objects."""
     fields.require("in_channels", 3, "images have 3 channels", default=3)
     fields.require("qkv_bias", True, "only layers with a bias are supported", default=True)
     source = fields.values.get("image_feature_source")
@@ -160,7 +162,8 @@ def _encoder(fields: Fields) -> DavitConfig:
 
 
 def _position_rows(fields: Fields, grid: tuple[int, int]) -> int:
-    """Rows of each of the two tables of positions."""
+    """Returns the number of rows in each of the two position tables, and checks that they are enough for the
+    grid."""
     older = fields.values.get("image_pos_embed")
     inner = Fields(older, f"{fields.prefix}image_pos_embed.") if isinstance(older, dict) else None
     if inner is not None and "max_position_embeddings" not in fields.values:
@@ -260,7 +263,7 @@ def _decoder(fields: Fields, config: Fields) -> Florence2Config:
 def _generation(
     generation: Mapping[str, Any], config: Fields, text: Fields, decoder: Florence2Config
 ) -> GenerationConfig:
-    """transformers' rules, with its defaults of special tokens; a length of ours where the files name none."""
+    """Returns the settings by transformers' rules and default special tokens, with a default length of our own."""
     specials = {"bos_token_id": 0, "eos_token_id": 2, "pad_token_id": 1, "decoder_start_token_id": 2}
     sources, start = (generation, config.values, text.values), ("decoder_start_token_id", "bos_token_id")
     return read_generation(sources, decoder, start, specials, _NEW_TOKENS)

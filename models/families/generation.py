@@ -17,14 +17,15 @@ def read_generation(
     defaults: Mapping[str, Any] = MappingProxyType({}),
     new_tokens: int | None = None,
 ) -> GenerationConfig:
-    """Read special tokens from the first source that has them, and lengths and settings as `given_settings` does.
+    """Reads special tokens from the first source that has them, and lengths and settings as `given_settings` does.
 
     Args:
-        sources: ``generation_config.json``, then the objects of ``config.json`` in their order.
-        start: the fields that name the first token, in their order.
-        defaults: transformers' special tokens, where no source has them.
-        new_tokens: what a family generates where ``generation_config.json`` names no length. transformers' 20 would
-            cut its captions, and stands in many a ``config.json``.
+        sources: ``generation_config.json``, then the objects of ``config.json`` in transformers' order.
+        start: the fields that name the first token, in the order in which they are looked up.
+        defaults: transformers' special tokens, used if no source has them.
+        new_tokens: the default number of new tokens. Lengths are then read from ``generation_config.json`` only,
+            because many a ``config.json`` holds transformers' 20, which would cut the family's captions. None
+            reads lengths from all sources.
 
     Raises:
         ConfigError: a field has a value that is not supported.
@@ -59,10 +60,13 @@ def read_generation(
 
 
 def padding(given: object, other: int, vocab_size: int, field: str = "pad_token_id") -> int:
-    """The id of padding; `other` where there is none, which some files write as -1.
+    """Returns the id of padding, or `other` if none is given; some files write -1 for none.
+
+    Args:
+        field: the name of the id in the error.
 
     Raises:
-        ConfigError: the model has no token of this id. ``field``: the name of the id in the error.
+        ConfigError: the model has no token of this id.
     """
     if is_whole(given) and given >= vocab_size:
         raise ConfigError(field, given, f"a token id below vocab_size {vocab_size} is expected")
@@ -70,7 +74,7 @@ def padding(given: object, other: int, vocab_size: int, field: str = "pad_token_
 
 
 def _max_length(given: Mapping[str, Any], new_tokens: int | None) -> tuple[int, bool]:
-    """Tokens with the first one; and whether those of a prompt are among them."""
+    """Returns the greatest number of tokens, the first one included, and whether a prompt's tokens count too."""
     lengths = Fields(given)
     if given.get("max_new_tokens") is not None:
         return lengths.positive_int("max_new_tokens") + 1, False

@@ -16,7 +16,7 @@ from snapcap.models.names import Names
 
 _ARCHITECTURE = "GitForCausalLM"
 _VISION = r"git\.image_encoder\.vision_model"
-# What transformers calls the number of frames of a video, and what its first checkpoints called it.
+# Names of the field for the number of frames of a video: transformers', and the one in the first checkpoints.
 _FRAMES = ("num_image_with_embedding", "num_image_with_temporal_embedding")
 
 NAMES = Names(
@@ -33,8 +33,10 @@ NAMES = Names(
 
 
 def read(config: Fields, generation: Mapping[str, Any]) -> Parts:
-    """Raises:
-    ConfigError: a field has a value that is not supported.
+    """Reads a checkpoint's dimensions and generation settings.
+
+    Raises:
+        ConfigError: a field has a value that is not supported.
     """
     config.architecture(_ARCHITECTURE)
     for field in _FRAMES:

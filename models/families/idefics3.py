@@ -1,8 +1,8 @@
 """Reads Idefics3 (Laurençon et al., 2024) and SmolVLM (Marafioti et al., 2025).
 
-Both are SigLIP, a pixel shuffle and Llama. The classes are `Idefics3ForConditionalGeneration` and
-`SmolVLMForConditionalGeneration`, which for one image are the same. An image is one tile: its processor's splitting
-is not done.
+Both consist of SigLIP, a pixel shuffle and Llama. The classes are `Idefics3ForConditionalGeneration` and
+`SmolVLMForConditionalGeneration`, which treat a single image alike. An image is encoded as one tile, and not split
+into several as the checkpoint's image processor can do.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from snapcap.models.names import Names
 from snapcap.models.text import ImageMarkup
 
 _ARCHITECTURES = ("Idefics3ForConditionalGeneration", "SmolVLMForConditionalGeneration")
-# Where a checkpoint names no length: an answer is a sentence or several, and ends by itself.
+# Default length if a checkpoint names none. An answer is one sentence or several, and ends by itself.
 _NEW_TOKENS = 128
 _VISION_DEFAULTS = {"hidden_size": 1152, "num_attention_heads": 16, "patch_size": 32}
 _IMAGE_ID = 128257  # transformers' default
@@ -40,15 +40,17 @@ NAMES = Names(
 
 
 def read(config: Fields, generation: Mapping[str, Any]) -> Parts:
-    """Raises:
-    ConfigError: a field has a value that is not supported.
+    """Reads a checkpoint's dimensions, generation settings and image markup.
+
+    Raises:
+        ConfigError: a field has a value that is not supported.
     """
     config.architecture(*_ARCHITECTURES)
     text = config.section("text_config")
     given = Fields({"rms_norm_eps": 1e-5, **text.values}, text.prefix)
     tied = config.switch("tie_word_embeddings", False)
     decoder = LlamaConfig(**llama.dimensions(given, tied_head=tied))
-    # transformers writes its default padding beside the text's own and says not to use it.
+    # transformers writes its default padding token beside the text part's own, and says not to use it.
     settings = {field: value for field, value in config.values.items() if field != "pad_token_id"}
     sources = (generation, settings, text.values)
     read = read_generation(sources, decoder, ("bos_token_id",), {"bos_token_id": 1}, _NEW_TOKENS)

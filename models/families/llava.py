@@ -1,7 +1,7 @@
-"""Reads LLaVA (Liu et al., 2023), as LLaVA 1.5 and JoyCaption: CLIP or SigLIP, two linear layers, and Llama.
+"""Reads LLaVA (Liu et al., 2023), such as LLaVA 1.5 and JoyCaption: CLIP or SigLIP, two linear layers, and Llama.
 
-The class is `LlavaForConditionalGeneration`. The decoder sees what an inner layer of the encoder gives, so that
-those behind it are not run; which one, and whether the first token is left out, is in `config.json`.
+The class is `LlavaForConditionalGeneration`. The decoder sees the output of an inner layer of the encoder, so the
+layers behind it are not run. `config.json` names this layer, and says whether the first token is left out.
 """
 
 from collections.abc import Mapping
@@ -18,10 +18,10 @@ from snapcap.models.names import Names
 from snapcap.models.text import ImageMarkup
 
 _ARCHITECTURE = "LlavaForConditionalGeneration"
-# Where a checkpoint names no length: its captions are paragraphs, and end by themselves.
+# Default length if a checkpoint names none. Captions are paragraphs, and end by themselves.
 _NEW_TOKENS = 256
 _CLIP, _SIGLIP = "clip_vision_model", "siglip_vision_model"
-# As transformers' configuration has it where `config.json` has no vision_config.
+# transformers' default if `config.json` has no vision_config.
 _DEFAULT_TOWER = {
     "model_type": _CLIP,
     "hidden_size": 1024,
@@ -31,14 +31,16 @@ _DEFAULT_TOWER = {
     "image_size": 336,
     "patch_size": 14,
 }
-# transformers 4 and 5 write them with and without these prefixes.
+# transformers 4 and 5 write names with and without these prefixes.
 _VISION = r"(?:model\.)?vision_tower(?:\.vision_model)?"
 _TEXT = r"(?:model\.)?language_model(?:\.model)?"
 
 
 def read(config: Fields, generation: Mapping[str, Any]) -> Parts:
-    """Raises:
-    ConfigError: a field has a value that is not supported.
+    """Reads a checkpoint's dimensions, generation settings and image markup.
+
+    Raises:
+        ConfigError: a field has a value that is not supported.
     """
     config.architecture(_ARCHITECTURE)
     vision = _vision(config)
@@ -82,7 +84,7 @@ def _vision(config: Fields) -> VisionConfig:
 
 
 def _layers(config: Fields, layers: int) -> int:
-    """Of the encoder, those whose output the decoder sees."""
+    """Returns the number of encoder layers to run, up to the one whose output the decoder sees."""
     number = config.whole("vision_feature_layer", -2, least=-layers, most=layers)
     used = number if number > 0 else layers + 1 + number
     if number == 0 or used < 1:
@@ -101,7 +103,7 @@ def _decoder(config: Fields) -> LlavaConfig:
 
 
 def _image_token(config: Fields, vocab_size: int) -> int:
-    """The placeholder's id, which versions of transformers write under two names."""
+    """Returns the placeholder's id. Versions of transformers write it under two names."""
     for field in ("image_token_index", "image_token_id"):
         if config.values.get(field) is not None:
             return config.token(field, vocab_size)
@@ -109,7 +111,7 @@ def _image_token(config: Fields, vocab_size: int) -> int:
 
 
 def _names(vision: VisionConfig) -> Names:
-    """Of a model whose encoder has layers behind those that are run."""
+    """Returns the names of a checkpoint's tensors. The layers of the encoder that are not run are unused."""
     tower_rules = clip_names(_VISION) if isinstance(vision, ClipConfig) else tower_names(_VISION)
     used = "|".join(str(layer) for layer in range(vision.num_layers))
     return Names(

@@ -1,6 +1,6 @@
-"""Reads what a checkpoint sets of generation beside special tokens and lengths, and names what of it is not done.
+"""Reads a checkpoint's generation settings beside special tokens and lengths, and lists the unsupported ones.
 
-The fields are those of transformers' `GenerationConfig`. A field that changes no caption is passed over.
+The fields are those of transformers' `GenerationConfig`. A field that changes no caption is ignored.
 """
 
 import json
@@ -12,8 +12,8 @@ from snapcap.models.dimensions import MAX_BEAMS, MAX_PHRASE_TOKENS, MAX_PHRASES
 from snapcap.models.fields import Fields, is_whole
 from snapcap.models.text import EarlyStopping, TokenBias
 
-_MOST_SHOWN = 60  # characters of a value in a warning
-# The values with which a field does nothing. Fields of sampling count where `do_sample` is true alone.
+_MOST_SHOWN = 60  # greatest number of a value's characters in a warning
+# The values with which a field does nothing. Fields of sampling have an effect only if `do_sample` is true.
 _DONE: Mapping[str, tuple[Any, ...]] = {
     "num_beams": (1,),
     "length_penalty": (1,),
@@ -57,13 +57,16 @@ _SAMPLING: Mapping[str, tuple[Any, ...]] = {
     "epsilon_cutoff": (0,),
     "eta_cutoff": (0,),
 }
-# What transformers' own default is, which BLIP has whatever its files say.
+# transformers' own default, which BLIP uses whatever its files say.
 _LENGTHS: Mapping[str, tuple[Any, ...]] = {"max_length": (20,), "max_new_tokens": (20,)}
 
 
 def given_settings(sources: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The fields that transformers generates with: those of ``generation_config.json``, which is the first source,
-    or, where there is none, those of the other sources, of which the first that has a field goes."""
+    """Returns the fields that transformers generates with.
+
+    Only the first source, ``generation_config.json``, is used if it has fields. Otherwise the other sources are
+    merged, and the first source that has a field wins.
+    """
     first, *others = sources
     merged: dict[str, Any] = {}
     for source in [first] if first else others:
@@ -72,10 +75,10 @@ def given_settings(sources: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def read_settings(given: Mapping[str, Any], eos_ids: Sequence[int], vocab_size: int) -> dict[str, Any]:
-    """The fields of `text.GenerationConfig` beside special tokens and lengths.
+    """Returns the fields of `text.GenerationConfig` beside special tokens and lengths.
 
     Raises:
-        ConfigError: a field has a value that means nothing.
+        ConfigError: a field has a value without a meaning.
     """
     fields = Fields(given)
     early: EarlyStopping = given.get("early_stopping", False)
@@ -109,7 +112,7 @@ def read_settings(given: Mapping[str, Any], eos_ids: Sequence[int], vocab_size: 
 
 
 def all_named(given: Mapping[str, Any]) -> tuple[str, ...]:
-    """Every field that would change a caption, of a family that generates without any."""
+    """Returns every field that would change a caption, for a family that generates without these fields."""
     changing = _changing(given, {**_DONE, **_NOT_DONE, **_LENGTHS})
     return (*(_shown(name, given[name]) for name in changing), *_sampled(given))
 
@@ -120,7 +123,7 @@ def _sampled(given: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _changing(given: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> list[str]:
-    """The fields of ``neutral`` that have another value."""
+    """Returns the names of the fields in ``neutral`` that ``given`` sets to a value with an effect."""
     return [name for name in neutral if given.get(name) is not None and given[name] not in neutral[name]]
 
 
@@ -134,7 +137,7 @@ def _token(fields: Fields, name: str, value: Any, vocab_size: int) -> int | None
 
 
 def _tokens(fields: Fields, name: str, vocab_size: int) -> tuple[int, ...]:
-    """A list of tokens, without those that the model has not, which some files write as -1."""
+    """Returns a list of tokens without ids that the model lacks; some files write -1 for none."""
     value = fields.values.get(name, [])
     if not isinstance(value, list) or not all(is_whole(token) for token in value):
         raise fields.error(name, value, "a list of token ids is expected")
@@ -144,8 +147,12 @@ def _tokens(fields: Fields, name: str, vocab_size: int) -> tuple[int, ...]:
 def _biases(
     fields: Fields, eos_ids: Sequence[int], vocab_size: int
 ) -> tuple[tuple[TokenBias, ...], tuple[str, ...]]:
-    """What ``sequence_bias`` and ``bad_words_ids`` add to scores, and which of both has more sequences of several
-    tokens than are done, or longer ones. transformers takes an end token alone out of the latter."""
+    """Returns the biases of ``sequence_bias`` and ``bad_words_ids``, and which of these fields are too long.
+
+    A field is too long if, with the field before it, there are over ``MAX_PHRASES`` sequences of several tokens, or
+    one longer than ``MAX_PHRASE_TOKENS``. Only its single tokens are then biased. An end token alone is never
+    banned, as in transformers.
+    """
     biased = {_known(fields, "sequence_bias", ids, vocab_size): bias for ids, bias in _sequence_biases(fields)}
     banned = {_known(fields, "bad_words_ids", ids, vocab_size) for ids in _lists(fields, "bad_words_ids")}
     banned -= {(end,) for end in eos_ids}

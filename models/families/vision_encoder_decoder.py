@@ -25,8 +25,10 @@ _PROJECTION = Names(rules=((r"enc_to_dec_proj\.(\w+)", r"projection.\1"),))
 
 
 def read(config: Fields, generation: Mapping[str, Any]) -> Parts:
-    """Raises:
-    ConfigError: a part, or a field of it, is not supported.
+    """Reads the dimensions of both parts, and generation settings.
+
+    Raises:
+        ConfigError: a part, or a field of it, is not supported.
     """
     encoder, decoder = config.section("encoder"), config.section("decoder")
     read_encoder, encoder_names = _ENCODERS[_known(encoder, _ENCODERS)]
@@ -50,8 +52,11 @@ def _known(part: Fields, families: Mapping[str, object]) -> str:
 
 
 def _projected(vision: VisionConfig, text: DecoderConfig, decoder: Fields) -> bool:
-    """transformers' rule: without ``cross_attention_hidden_size`` a projection bridges two widths; with it
-    cross-attention reads the encoder's, which only TrOCR's decoder can."""
+    """Returns whether a projection stands between encoder and decoder, by transformers' rule.
+
+    Without ``cross_attention_hidden_size``, a projection bridges two different widths. With it, cross-attention
+    reads states of the encoder's width; only TrOCR's decoder can read a width that is not its own.
+    """
     field = "cross_attention_hidden_size"
     cross = decoder.values.get(field)
     if cross is None:
@@ -69,7 +74,10 @@ def _generation(
     decoder: Mapping[str, Any],
     text: DecoderConfig,
 ) -> GenerationConfig:
-    """transformers' order: ``generation_config.json``, then the top of ``config.json``, then the decoder's part."""
+    """Reads the settings in transformers' order of files.
+
+    The first is ``generation_config.json``, then the top level of ``config.json``, then the decoder's part.
+    """
     start = ("decoder_start_token_id", "bos_token_id")
     read = read_generation((generation, config, decoder), text, start)
     if text.family == "roberta" and read.start_id == decoder.get("pad_token_id", 1):

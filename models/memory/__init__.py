@@ -1,1 +1,1 @@
-"""Makes the buffers of a device, writes and copies them, in one way whatever they are made with."""
+"""Makes the buffers of a device, writes and copies them, through one interface for every kind of tensor."""

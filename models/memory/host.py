@@ -1,4 +1,4 @@
-"""Writes and copies buffers of a CPU, whatever they are made with: by numpy, in their own memory. No torch."""
+"""Writes and copies buffers of a CPU with numpy, in their own memory, for every kind of tensor. No torch."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from snapcap.models.memory.memory import B, CopySlots, Spec
 
 
 class HostMemory(ABC, Generic[B]):
-    """What a `Memory` does where the host reaches every buffer."""
+    """The part of a `Memory` that works if the host reaches every buffer."""
 
     @property
     def kind(self) -> Literal["cpu"]:

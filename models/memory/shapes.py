@@ -1,4 +1,4 @@
-"""Describes buffers without making them: what a model takes of memory is known before anything is allocated."""
+"""Describes buffers without making them, so that a model's memory is known before anything is allocated."""
 
 import math
 from collections.abc import Sequence
@@ -10,9 +10,10 @@ _ITEM_BYTES = {"bool": 1, "uint8": 1, "bfloat16": 2, "float16": 2, "float32": 4,
 
 
 class ShapeMemory:
-    """A `Memory` whose buffers are their own specs. ``kind``: the device type that decides how buffers lie.
+    """A `Memory` whose buffers are their own specs.
 
-    ``allocated`` counts the bytes of all buffers that were asked for; views take none.
+    ``kind`` is the device type, on which layouts depend. ``allocated`` is the number of bytes of all buffers that
+    were made; views take none.
     """
 
     def __init__(self, kind: Literal["cpu", "cuda"]) -> None:
@@ -44,13 +45,13 @@ class ShapeMemory:
         return None
 
     def write(self, buffer: Spec, slots: Sequence[int], values: Any) -> None:
-        """Nothing: a description holds no values."""
+        """Does nothing: a description holds no values."""
 
     def copier(self, buffers: Sequence[tuple[Spec, int]]) -> CopySlots:
         return lambda _sources, _targets: None
 
 
 def spec_bytes(spec: Spec) -> int:
-    """Bytes of the elements of a buffer or view; gaps between them are not counted."""
+    """Returns the bytes of the elements of a buffer or view, without gaps between them."""
     dtype, shape, _ = spec
     return _ITEM_BYTES[dtype] * math.prod(shape)

@@ -12,7 +12,7 @@ from snapcap.models.memory.memory import CopySlots, Memory, Spec, row_major
 
 
 def torch_memory(device: torch.device) -> Memory[Tensor]:
-    """The memory of a device."""
+    """Returns the memory of a device."""
     return TorchHostMemory() if device.type == "cpu" else TorchDeviceMemory(device)
 
 
@@ -33,7 +33,7 @@ class TorchHostMemory(HostMemory[Tensor]):
 
 
 class TorchDeviceMemory:
-    """Tensors of a device that works while the host goes on: all is given to it, and nothing waited for."""
+    """Tensors of a device that works asynchronously. All calls queue work, and none waits for it."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -55,7 +55,8 @@ class TorchDeviceMemory:
         return None
 
     def write(self, buffer: Tensor, slots: Sequence[int], values: "np.ndarray[Any, Any]") -> None:
-        """The driver takes values at once that lie in pageable memory, as these do."""
+        """Copies asynchronously. The driver reads values in pageable memory before the call returns, so they may
+        change."""
         first, count = slots[0], len(slots)
         if list(slots) == list(range(first, first + count)):
             buffer[first : first + count].copy_(torch.from_numpy(values), non_blocking=True)
@@ -68,7 +69,7 @@ class TorchDeviceMemory:
 
 
 class _Copier:
-    """Copies slots with a launch for each 64 views (`_held`), without an index to upload and without a wait."""
+    """Copies slots with one launch for up to 64 views (`_held`), without uploading an index and without waiting."""
 
     def __init__(self, buffers: Sequence[tuple[Tensor, int]]) -> None:
         self._kinds = _flat(buffers)
@@ -82,8 +83,10 @@ class _Copier:
             )
 
     def _held(self, slot: int) -> list[list[Tensor]]:
-        """Views of everything a slot holds. They are made when a slot is first asked for: those of all slots at
-        once would keep the rows waiting."""
+        """Returns views of the contents of a slot.
+
+        Views are made when a slot is first copied: making those of all slots at once would delay the rows.
+        """
         held = self._views.get(slot)
         if held is None:
             held = self._views[slot] = [[buffer[slot] for buffer in kind] for kind in self._kinds]
@@ -91,8 +94,10 @@ class _Copier:
 
 
 def _flat(buffers: Sequence[tuple[Tensor, int]]) -> list[list[Tensor]]:
-    """All buffers as [slots, n], as int64 those that can be, then as int16 and as bytes: CUDA copies together what
-    is contiguous and of one dtype, and large numbers fastest."""
+    """Returns all buffers as views [slots, n], grouped by dtype: int64 if the size allows, else int16 or bytes.
+
+    CUDA copies contiguous tensors of one dtype together, and larger elements faster.
+    """
     flat: list[Tensor] = []
     for buffer, dimension in buffers:
         stored = buffer if buffer.is_contiguous() else buffer.mT

@@ -1,7 +1,7 @@
-"""Tokenizes what a chat template makes of a message: the ids that never change, once, and a user's text.
+"""Tokenizes a chat template's messages: the template's ids once, and then each user's text.
 
-In a user's text nothing is a special token: ``<image>`` or the name of an end token there is tokenized as the
-letters that it is, where transformers would take it for the token.
+A user's text never contains special tokens. ``<image>`` or the name of an end token in it is tokenized letter by
+letter, whereas transformers would take it for the token.
 """
 
 from pathlib import Path
@@ -19,11 +19,11 @@ _PROBES = (DEFAULT_INSTRUCTION, "1", "x y\n\nz")
 
 
 def read_chat(folder: Path, markup: ImageMarkup) -> ChatIds:
-    """What the template and the tokenizer of a checkpoint make of a message.
+    """Returns the ids that a checkpoint's template and tokenizer put around a message.
 
     Raises:
-        ConfigError: there is none of either, they do not fit what is computed once for all messages, or the
-            tokenizer's library fails at the template's text.
+        ConfigError: the template or the tokenizer is missing, the ids are not the same for all messages, or the
+            tokenizer's library fails on the template's text.
     """
     try:
         return _read_chat(folder, markup)
@@ -66,7 +66,8 @@ def _read_chat(folder: Path, markup: ImageMarkup) -> ChatIds:
 
 
 def _placeholder(backend: tokenizers.Tokenizer, markup: ImageMarkup) -> str:
-    """The text that stands for an image: a token of its own wherever it is, and none that text is made of."""
+    """Returns the text of the image's placeholder, which must be an added token, so that no other text contains
+    it."""
     given = markup.placeholder
     number = backend.token_to_id(given) if isinstance(given, str) else given
     added = backend.get_added_tokens_decoder()
@@ -76,26 +77,29 @@ def _placeholder(backend: tokenizers.Tokenizer, markup: ImageMarkup) -> str:
 
 
 class ChatEncoder:
-    """Tokenizes the text of messages; safe to use from several threads."""
+    """Tokenizes the text of messages. Safe to use from several threads."""
 
     def __init__(self, backend: tokenizers.Tokenizer, chat: ChatIds) -> None:
-        """``backend`` encodes special tokens as text from now on."""
+        """Changes ``backend``: from now on it encodes special tokens as text."""
         self._chat = chat
         added = backend.get_added_tokens_decoder()
         self._special = frozenset(number for number, token in added.items() if token.special)
         if len(self._special) == len(added):
             self._plain = backend
-        else:  # what is no special token is one here, so that it is text too; but not where texts are decoded
+        # A copy keeps the tokenizer's decoding. All added tokens are special in the copy, so it encodes them as
+        # text.
+        else:
             self._plain = tokenizers.Tokenizer.from_str(backend.to_str())
             self._plain.add_special_tokens(list(added.values()))
         self._plain.encode_special_tokens = True
 
     def ids(self, text: str) -> tuple[int, ...]:
-        """What follows the start token, up to the reply, for a message's text; an empty one is the default one.
+        """Returns the ids of a message between the start token and the reply. An empty text stands for the default
+        one.
 
         Raises:
-            PromptError: it begins with what the tokenizer joins with the template's, or holds a special token,
-                which some kinds of tokenizer know as a piece of text too.
+            PromptError: the tokenizer joins the text's beginning with the template's text, or the text holds a
+                special token; some kinds of tokenizer have special tokens as pieces of text too.
         """
         chat = self._chat
         given = (text.strip() if chat.strips else text) or DEFAULT_INSTRUCTION
@@ -113,8 +117,10 @@ def _ids(backend: tokenizers.Tokenizer, text: str) -> list[int]:
 
 
 def _with_bos(backend: tokenizers.Tokenizer, text: str, bos: str | None) -> list[int]:
-    """The ids of a text's beginning, with what the tokenizer puts before every text, as transformers does where the
-    template has not done so."""
+    """Returns the ids of a text's beginning, with the tokens that the tokenizer puts before every text.
+
+    Like in transformers, these tokens are added only if the template has not added them.
+    """
     plain = _ids(backend, text)
     if bos is not None and text.startswith(bos):
         return plain
@@ -126,20 +132,20 @@ def _with_bos(backend: tokenizers.Tokenizer, text: str, bos: str | None) -> list
 
 
 def _specials(backend: tokenizers.Tokenizer, text: str) -> list[tuple[int, int]]:
-    """Where the added tokens of a text stand, from and to."""
+    """Returns the start and end of each added token in a text."""
     added = backend.get_added_tokens_decoder()
     tokens = encoded(backend, text)
     return [span for token, span in zip(tokens.ids, tokens.offsets, strict=True) if token in added]
 
 
 def _cut_last(backend: tokenizers.Tokenizer, text: str) -> tuple[str, str]:
-    """A text up to the last of its added tokens, and after it."""
+    """Returns a text up to its last added token, and the rest."""
     end = max((end for _, end in _specials(backend, text)), default=0)
     return text[:end], text[end:]
 
 
 def _cut_first(backend: tokenizers.Tokenizer, text: str) -> tuple[str, str]:
-    """A text before the first of its added tokens, and from it on."""
+    """Returns a text before its first added token, and the rest."""
     start = min((start for start, _ in _specials(backend, text)), default=len(text))
     return text[:start], text[start:]
 

@@ -1,9 +1,9 @@
-"""Renders a chat template in a process of its own, which imports nothing of ours: a template is anybody's text.
+"""Renders a chat template in a process of its own, which imports none of snapcap: templates are untrusted.
 
-Reads ``{"template", "messages", "names"}`` as JSON and writes ``{"text": [...]}``, one for each list of messages,
-or ``{"error"}``. Jinja's sandbox keeps a template from Python; time, memory and what is written are bounded here,
-as a line of it can ask for years or for terabytes. Globals and filters are those that transformers gives to
-templates, but the time of day: what is rendered once must not depend on it.
+Reads ``{"template", "messages", "names"}`` as JSON and writes ``{"text": [...]}`` with a text for each list of
+messages, or ``{"error"}``. Jinja's sandbox keeps a template from Python. Time, memory and output are limited here,
+because a single line of a template can run for years or ask for terabytes. Templates get the globals and filters
+that transformers gives them, except the time of day, because the text is rendered once and must not depend on it.
 """
 
 import contextlib
@@ -19,13 +19,14 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 _CPU_SECONDS = 2
 _MEMORY = 1 << 30
-_MOST_CHARACTERS = 64 * 1024  # of one rendered text
+_MOST_CHARACTERS = 64 * 1024  # greatest number of characters in a rendered text
 
 
 class _Generation(Extension):
-    """``{% generation %}``, with which templates mark the replies for training: what is inside stays as it is."""
+    """``{% generation %}``, with which templates mark the replies for training. The content is rendered as it
+    is."""
 
-    tags = {"generation"}  # noqa: RUF012  as Jinja declares it
+    tags = {"generation"}  # noqa: RUF012 - declared as in Jinja
 
     def parse(self, parser: Parser) -> list[jinja2.nodes.Node]:
         next(parser.stream)
@@ -41,10 +42,10 @@ def _to_json(value: Any, ensure_ascii: bool = False, **layout: Any) -> str:
 
 
 def render(template: str, conversations: list[Any], names: dict[str, str]) -> list[str]:
-    """The text of each conversation, up to where the model's reply begins.
+    """Returns the text of each conversation, up to the beginning of the model's reply.
 
     Raises:
-        jinja2.TemplateError, ValueError, TypeError: the template is none, or refuses.
+        jinja2.TemplateError, ValueError, TypeError: the template is invalid, or refuses the messages.
     """
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
@@ -58,14 +59,14 @@ def render(template: str, conversations: list[Any], names: dict[str, str]) -> li
         text = compiled.render(**names, **given)
         if len(text) > _MOST_CHARACTERS:
             raise ValueError(f"it renders more than {_MOST_CHARACTERS} characters")
-        text.encode()  # half of a surrogate pair is no text
+        text.encode()  # raises ValueError for half of a surrogate pair, which is no text
         texts.append(text)
     return texts
 
 
 def _main() -> None:
     for limit, most in ((resource.RLIMIT_AS, _MEMORY), (resource.RLIMIT_CPU, _CPU_SECONDS)):
-        with contextlib.suppress(ValueError, OSError):  # a system that has no such limit, or a lower one
+        with contextlib.suppress(ValueError, OSError):  # the system has no such limit, or a lower one
             resource.setrlimit(limit, (most, most))
     asked = json.load(sys.stdin)
     try:

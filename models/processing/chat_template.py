@@ -1,4 +1,4 @@
-"""Reads a checkpoint's chat template, and what it puts around the image and the text of a user's message."""
+"""Reads a checkpoint's chat template, and the text that it puts around the image and text of a user's message."""
 
 import io
 import json
@@ -15,8 +15,8 @@ from snapcap.models.processing import tokenizer_files
 _FILE, _LEGACY = "chat_template.jinja", "chat_template.json"
 _CHILD = Path(__file__).with_name("chat_render.py")
 _MOST_BYTES = 256 * 1024
-_SECONDS = 60  # of the child, on the busiest machine; its own limit is one of processor time
-# What no template writes, and no tokenizer takes apart in a way that matters here.
+_SECONDS = 60  # limit for the child on a very busy machine; the child limits its processor time itself
+# No template contains this text, and its tokenization does not matter.
 _PROBE = "snapcap probe 7"
 _SPACED = f" \n{_PROBE}\n "
 _FIELD = "chat_template"
@@ -24,8 +24,11 @@ _FIELD = "chat_template"
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """What is rendered for a message of one image and a text: ``before``, the text, ``after``, where ``before``
-    holds the image's placeholder. ``strips``: space around the text is taken away."""
+    """The rendered text of a message of one image and a text: ``before``, the message's text, ``after``.
+
+    ``before`` contains the image's placeholder. ``strips`` tells that white space around the message's text is
+    removed.
+    """
 
     before: str
     after: str
@@ -33,16 +36,16 @@ class ChatTemplate:
 
 
 def read_template(folder: Path) -> ChatTemplate:
-    """Render the checkpoint's template, in a process whose time and memory are bounded.
+    """Renders the checkpoint's template, in a process of limited time and memory.
 
     Raises:
-        ConfigError: there is no template, or it does more than to put text around a message's parts.
+        ConfigError: there is no template, or it does more than put text around a message's parts.
     """
     template, names = _template(folder), tokenizer_files.special_tokens(folder)
     try:
         return _around(template, names, _parts)
     except ConfigError as error:
-        # One that knows no messages of several parts puts the image there by itself, as JoyCaption's does.
+        # A template without messages of several parts adds the image itself, as JoyCaption's does.
         try:
             return _around(template, names, str)
         except ConfigError:
@@ -54,7 +57,8 @@ def _parts(text: str) -> list[dict[str, str]]:
 
 
 def _around(template: str, names: Mapping[str, str], content: Callable[[str], object]) -> ChatTemplate:
-    """What is rendered around a message's text; ``content`` makes what a template is given of it."""
+    """Returns the text that is rendered around a message's text. ``content`` makes the message's content of its
+    text."""
     texts = _rendered(template, [content(text) for text in (_PROBE, _SPACED)], names)
     before, found, after = texts[0].partition(_PROBE)
     if not found or _PROBE in after:
@@ -66,19 +70,22 @@ def _around(template: str, names: Mapping[str, str], content: Callable[[str], ob
 
 
 def _template(folder: Path) -> str:
-    """As transformers looks for it: files of its own before the processor's and the tokenizer's."""
+    """Returns the template from the first file that has one, in transformers' order.
+
+    A template file goes before the processor's file, and this one before the tokenizer's.
+    """
     file = folder / _FILE
     if is_there(file):
         content = read_bytes(file, _MOST_BYTES + 1)
         if len(content) > _MOST_BYTES:
             raise _refused(f"{_FILE} has more than {_MOST_BYTES} bytes")
         try:
-            return io.StringIO(content.decode(), newline=None).read()  # lines end as in a text file
+            return io.StringIO(content.decode(), newline=None).read()  # reads line ends like a text file
         except UnicodeDecodeError:
             raise _refused(f"{_FILE} is not UTF-8") from None
     for name in (_LEGACY, "processor_config.json", "tokenizer_config.json"):
         value = json_or_empty(folder / name).get(_FIELD)
-        if isinstance(value, list):  # several, by name
+        if isinstance(value, list):  # a list of templates by name
             named = {each.get("name"): each.get("template") for each in value if isinstance(each, dict)}
             value = named.get("default")
         if value is None:
@@ -92,10 +99,10 @@ def _template(folder: Path) -> str:
 def _rendered(template: str, contents: list[object], names: Mapping[str, str]) -> list[str]:
     messages = [[{"role": "user", "content": content}] for content in contents]
     asked = json.dumps({"template": template, "messages": messages, "names": names})
-    # Isolated and without the environment, in which there may be secrets; it needs nothing but Jinja.
+    # The child needs only Jinja. Isolated and without an environment, it reads no secrets from variables.
     command = [sys.executable, "-I", str(_CHILD)]
     try:
-        run = subprocess.run(  # noqa: S603  this interpreter and a module of ours
+        run = subprocess.run(  # noqa: S603 - runs this interpreter on snapcap's own module
             command, input=asked.encode(), capture_output=True, timeout=_SECONDS, env={}, check=False
         )
     except subprocess.TimeoutExpired:
@@ -112,5 +119,6 @@ def _rendered(template: str, contents: list[object], names: Mapping[str, str]) -
 
 
 def _refused(why: str) -> ConfigError:
-    """``why``: what is the checkpoint's own in it could move a terminal's cursor."""
+    """Returns the error. Unprintable characters from the checkpoint in ``why`` are escaped: they could move a
+    terminal's cursor."""
     return ConfigError(_FIELD, "", "".join(each if each.isprintable() else f"\\x{ord(each):02x}" for each in why))

@@ -1,4 +1,4 @@
-"""Opens pictures with Pillow's plugin for their format, and finds out what Pillow does not tell of them."""
+"""Opens pictures with Pillow's plugin for their format, and finds out facts about them that Pillow hides."""
 
 import codecs
 import io
@@ -13,8 +13,8 @@ from snapcap.models.processing.headers.header import Header, damaged
 from snapcap.models.processing.headers.jpeg import covers_all, ended
 from snapcap.models.processing.image_formats import is_readable
 
-# Pillow's plugins: these are imported with this module, those of rarer formats with the first such picture, or by
-# `load_codecs`.
+# Plugins of common formats are imported with this module. Plugins of rarer formats are imported with the first
+# such picture, or by `load_codecs`.
 _PLUGINS = (JpegImagePlugin, PngImagePlugin, WebPImagePlugin)
 _RARE = {
     "gif": "PIL.GifImagePlugin",
@@ -24,10 +24,10 @@ _RARE = {
     "heic": "pillow_heif",
 }
 
-# Pillow's modules that its plugins import with the first picture that needs them.
+# Modules of Pillow that its plugins import with the first picture that needs them.
 _LATE = ("PIL.ImageCms", "PIL.ImageColor", "PIL.ImagePalette", "PIL.MpoImagePlugin", "PIL.PpmImagePlugin")
 
-# What Pillow raises on damaged data, found by mutating files of every format.
+# Pillow's errors on damaged data, found by mutating files of every format.
 DAMAGED = (
     OSError,
     SyntaxError,
@@ -55,22 +55,23 @@ _UPRIGHT = {
     8: Image.Transpose.ROTATE_90,
 }
 
-# Neither byte nor its complement is 0xFF, which begins a marker, or 0.
+# The noise has no byte 0xFF, which begins a marker, and no byte 0. Neither has its complement.
 _NOISE = bytes(number * 73 % 251 + 2 for number in range(256))
 _OTHER_NOISE = bytes(255 - number for number in _NOISE)
 
 
 def load_codecs() -> None:
-    """Import all that decoding a picture of any format may import, for processes that can open no file then."""
+    """Imports everything that decoding a picture may import, for processes that cannot open files later."""
     for module in _LATE:
         import_module(module)
-    for encoding in ("utf-16", "utf-8-sig"):  # in which a text that is no picture may be written
+    for encoding in ("utf-16", "utf-8-sig"):  # encodings of text files, which are recognised to be refused
         codecs.lookup(encoding)
     for name, module in _RARE.items():
         if not is_readable(name):
             continue
         plugin: Any = import_module(module)
-        # A thread takes address space, of which each such process has only what its picture needs.
+        # Each decoder process may use only the address space that its picture needs, and a thread takes some of
+        # it.
         if name == "avif":
             plugin.DEFAULT_MAX_THREADS = 1
         elif name == "heic":
@@ -78,7 +79,7 @@ def load_codecs() -> None:
 
 
 def opened(data: bytes, name: str) -> Image.Image:
-    """The picture with its header read, by the plugin of the format that is named."""
+    """Returns the picture with its header read, by the plugin of format ``name``."""
     if name == "heic":
         opened: Image.Image = _plugin(name).HeifImageFile(io.BytesIO(data))
         return opened
@@ -92,12 +93,13 @@ def _plugin(name: str) -> Any:
 
 
 def unended(data: bytes) -> bytes:
-    """A JPEG without an end marker, as it is decoded."""
+    """Returns a JPEG without an end marker in the form in which it is decoded."""
     return ended(data, _NOISE)
 
 
 def draft(image: Image.Image, least: tuple[int, int]) -> tuple[float, float, float, float] | None:
-    """Let a large JPEG be decoded at a fraction of its size; returns the part of the result that it fills."""
+    """Lets a large JPEG be decoded at a fraction of its size. Returns the part of the result that the picture
+    fills."""
     if not isinstance(image, JpegImagePlugin.JpegImageFile):
         return None
     full = image.size
@@ -106,10 +108,13 @@ def draft(image: Image.Image, least: tuple[int, int]) -> tuple[float, float, flo
 
 
 def check_whole(data: bytes, image: Image.Image, least: tuple[int, int] | None) -> None:
-    """Refuse a JPEG without an end marker that lacks more than that.
+    """Refuses a JPEG that lacks more than its end marker.
 
-    A decoder makes up what is missing from the bytes that follow. So two are decoded that go on with different
-    noise, and only a picture that needs none of it comes out the same.
+    A decoder makes up missing data from the bytes that follow. So the picture is decoded twice, with different
+    noise behind its data: only a complete picture comes out the same.
+
+    Raises:
+        ImageError: ``truncated``.
     """
     if not covers_all(data):
         raise damaged("jpeg")
@@ -126,7 +131,7 @@ def check_whole(data: bytes, image: Image.Image, least: tuple[int, int] | None) 
 
 
 def _checksum(image: Image.Image) -> int:
-    """The checksum of the pixels, a few rows at a time."""
+    """Returns a checksum of the pixels, computed a few rows at a time to save memory."""
     image.load()
     checksum = 0
     for top in range(0, image.height, 64):
@@ -136,17 +141,17 @@ def _checksum(image: Image.Image) -> int:
 
 
 def lower_halves(header: Header) -> Image.Image:
-    """The low bytes of a PNG of 16-bit colours, of which Pillow keeps the high ones."""
+    """Returns the low bytes of a PNG of 16-bit colours. Pillow itself keeps the high bytes."""
     low = opened(header.data, "png")
-    # The samples' first byte is the high one: read the other way round, the second is.
+    # A sample's first byte is the high one. In the other byte order, the second byte is.
     low.tile = [tile._replace(args="RGB;16L") for tile in low.tile]  # type: ignore[attr-defined]
     low.load()
     return low
 
 
 def turn(image: Image.Image) -> Image.Transpose | None:
-    """What brings an image upright."""
+    """Returns the transposition that turns the image upright, or None if there is none to do."""
     try:
         return _UPRIGHT.get(image.getexif().get(_ORIENTATION_TAG, 1))
-    except DAMAGED:  # of the EXIF block; the pixels may be good
+    except DAMAGED:  # the EXIF block is damaged; the pixels may be good
         return None

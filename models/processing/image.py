@@ -1,7 +1,7 @@
-"""Decodes the bytes of an image into upright RGB, and tells apart every way they can be bad.
+"""Decodes the bytes of an image into upright RGB, with a separate error for every way they can be bad.
 
-Of an animation or of several pages the first is read. The size, the memory that it takes and the parts of the file
-are checked before a pixel is decoded: 236 KB of PNG can hold 300 MB.
+Only the first picture of an animation or of several pages is read. The size, the memory for decoding and the parts
+of the file are checked before a pixel is decoded: 236 KB of PNG can hold 300 MB.
 """
 
 from collections.abc import Callable
@@ -39,13 +39,17 @@ _HEADERS: dict[str, Callable[[bytes], Header]] = {
     "tiff": read_tiff,
 }
 
-_MOST_RESIZED = 50_000_000  # pixels: 150 MB in RGB
+_MOST_RESIZED = 50_000_000  # pixels; 150 MB in RGB
 
 
 @dataclass(frozen=True)
 class Resize:
-    """``target``: (width, height) of the upright picture -> (width, height) that is wanted. ``filter``: Pillow's
-    number. ``final``: the (width, height) to which it is resized once more, if it is."""
+    """How a picture is resized.
+
+    target: maps (width, height) of the upright picture to the (width, height) after the first resize.
+    filter: Pillow's number of the filter.
+    final: (width, height) of a second resize, if any.
+    """
 
     target: Callable[[int, int], tuple[int, int]]
     filter: int
@@ -55,27 +59,27 @@ class Resize:
 def read_image(
     data: bytes, max_pixels: int, resize: Resize | None, room: int | None = None
 ) -> tuple[Image.Image, str]:
-    """Decode a picture into upright RGB, of the size that is wanted.
+    """Decodes a picture into upright RGB, and resizes it.
 
-    A large JPEG is decoded at 1/2, 1/4 or 1/8 of its size, to no less than twice the size that is wanted
-    (Pillow's ``draft``): libjpeg then averages blocks in the frequency domain, three times faster for a photo
-    from a camera. The mean difference to a full decode is below half of one of 255 steps, at most 5 of them
-    inside the picture and more in the last row or column, which may hold a part of a block.
+    A large JPEG is decoded at 1/2, 1/4 or 1/8 of its size, but at no less than twice the target size (Pillow's
+    ``draft``). libjpeg then averages blocks in the frequency domain, three times faster for a photo from a camera.
+    The mean difference to a full decode is below half of one of 255 steps. The greatest difference is 5 steps
+    inside the picture, and more in the last row or column, which may hold a part of a block.
 
-    Transparent pixels are laid on white. transformers drops the alpha channel, which shows whatever colour
-    was left under it, mostly black: what no viewer of the picture sees. Opaque pictures come out as there.
-    Of 16-bit greys the high byte is kept, as Pillow does for 16-bit colours; in transformers all above 255
+    Transparent pixels are put on white. transformers drops the alpha channel, and so shows the colour under
+    transparent pixels, mostly black, which no viewer shows. Opaque pictures come out the same as in transformers.
+    The high byte of 16-bit greys is kept, as Pillow does for 16-bit colours. In transformers all greys above 255
     are white.
 
     Args:
-        room: how many bytes of memory it may take at most; None: as many as it does.
+        room: greatest number of bytes of memory for decoding. None sets no limit.
 
     Returns:
         The picture, and its format, one of ``READ``.
 
     Raises:
-        ImageError: every reason but ``wrong_size``.
-        NeedsMemory: more than ``room``.
+        ImageError: with any reason except ``wrong_size``.
+        NeedsMemory: decoding takes more than ``room``.
     """
     header = _read_header(data)
     if header.size is not None:
@@ -88,7 +92,7 @@ def read_image(
     image = _open(header, max_pixels)
     full = image.size
     scans = check_scans(header.data, full[0] * full[1]) if name == "jpeg" else 0
-    # Of a JPEG it is known from the header how it is turned, of others once pixels are loaded.
+    # The header of a JPEG tells how it is turned. Other formats tell it once pixels are loaded.
     method = turn(image) if name == "jpeg" else None
     target = None if resize is None else resize.target(*_swapped(full, _swaps_sides(method)))
     if target is not None and room is None:
@@ -107,7 +111,7 @@ def read_image(
     if name != "jpeg":
         method = turn(image)
     if rgb is not image:
-        image.close()  # its pixels are not needed any more
+        image.close()  # frees its pixels
     if box is not None and resize is not None and stored is not None:
         # The picture fills only the box: a width of 3001 becomes 375.125 pixels, stored as 376.
         resized = rgb.resize(stored, Image.Resampling(resize.filter), box=box)
@@ -116,10 +120,10 @@ def read_image(
 
 
 def convert_image(image: Image.Image, max_pixels: int, resize: Resize | None) -> Image.Image:
-    """A picture that somebody has decoded, upright, in RGB and of the size that is wanted, as of ``read_image``.
+    """Returns a picture that was decoded already, upright, in RGB and resized as by ``read_image``.
 
     Raises:
-        ImageError: it is too large or empty, is closed, has a mode that has no RGB, or was opened and cannot be
+        ImageError: it is too large or empty, is closed, has a mode without a conversion to RGB, or cannot be
             loaded.
     """
     if 0 in image.size:
@@ -147,7 +151,7 @@ def convert_image(image: Image.Image, max_pixels: int, resize: Resize | None) ->
 
 
 def _read_header(data: bytes) -> Header:
-    """Name the format, and read its head; no codec sees the data."""
+    """Recognises the format and reads its header. No codec sees the data."""
     if not data:
         raise ImageError("empty", f"the image is empty; {remedy()}")
     kind = kind_of(data)
@@ -171,7 +175,8 @@ def _check_size(size: tuple[int, int], max_pixels: int) -> None:
 
 
 def _check_target(target: tuple[int, int]) -> None:
-    """Of a thin picture whose shorter edge decides it may be huge, where nobody has said how much room there is."""
+    """Refuses a huge target, which a thin picture has if its shorter edge sets the size. Only used without
+    ``room``."""
     if target[0] * target[1] > _MOST_RESIZED:
         raise ImageError(
             "too_large",
@@ -186,14 +191,14 @@ def _check_room(needed: int, room: int | None) -> None:
 
 
 def _open(header: Header, max_pixels: int) -> Image.Image:
-    """Read the header of a picture and check its size; no pixel is decoded."""
+    """Opens a picture and checks its size. Decodes no pixel."""
     name = header.format
     try:
         image = opened(unended(header.data) if header.lacks_end else header.data, name)
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):
         raise _too_large("", max_pixels) from None
     except DAMAGED:
-        if name in ("bmp", "tiff"):  # their heads are whole, and say what Pillow does not know
+        if name in ("bmp", "tiff"):  # the header is whole, so Pillow lacks this variant
             raise unsupported(f"{name.upper()} images of this kind") from None
         raise damaged(name) from None
     _check_size(image.size, max_pixels)
@@ -210,7 +215,8 @@ def _load_rgb(image: Image.Image, header: Header) -> Image.Image:
 
 
 def _is_closed(image: Image.Image, error: BaseException) -> bool:
-    """Whether that is why it cannot be loaded: Pillow says so, or has pixels to read and no file."""
+    """Returns whether loading failed because the image is closed: Pillow says so, or has pixels to read and no
+    file."""
     return "closed" in str(error) or bool(getattr(image, "tile", None) and getattr(image, "fp", None) is None)
 
 
@@ -228,7 +234,7 @@ def _resized(upright: Image.Image, resize: Resize | None) -> Image.Image:
 
 
 def _finished(image: Image.Image, resize: Resize) -> Image.Image:
-    """After a second resize, if there is one."""
+    """Returns the image after a second resize, if there is one."""
     if resize.final is None or image.size == resize.final:
         return image
     return image.resize(resize.final, Image.Resampling(resize.filter))

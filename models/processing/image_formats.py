@@ -1,23 +1,28 @@
-"""Names the format of a file by its bytes, whatever it is called, and says which formats are read. No Pillow."""
+"""Recognises the format of a file by its bytes, whatever its name, and lists the formats that are read.
+
+Imports no Pillow.
+"""
 
 import struct
 from importlib.util import find_spec
 from typing import NamedTuple
 
-# The formats that are read, by the labels that metrics and logs use. HEIC needs pillow-heif.
+# The formats that are read, by their labels in metrics and logs. HEIC needs pillow-heif.
 READ = ("jpeg", "png", "webp", "gif", "bmp", "tiff", "avif", "heic")
 MEDIA_TYPES = tuple(f"image/{label}" for label in READ)
-# A Pillow that was built without libavif lacks the module.
+# Modules that a format needs. A Pillow that was built without libavif lacks its module.
 _MODULES = {"avif": "PIL._avif", "heic": "pillow_heif"}
 _BMP_HEADERS = (12, 40, 52, 56, 64, 108, 124)
-# What is enough of a file to name its format: but for a drawing behind a very long comment.
+# Bytes at a file's beginning and end that are enough to recognise its format. Only a drawing behind a very long
+# comment needs more.
 HEAD_BYTES, TAIL_BYTES = 4096, 18
-_TEXT_HEAD = 65_536  # bytes in which a text must show what it is
+_TEXT_HEAD = 65_536  # bytes in which a text must show its kind
 TIFF_HEADS = (b"II*\0", b"MM\0*")
 
 
 class Kind(NamedTuple):
-    """A kind of file. ``name``: what people call it. ``picture``: whether a program would show it as one."""
+    """A kind of file. ``name`` is its name in messages. ``picture`` tells that programs would show it as a
+    picture."""
 
     label: str
     name: str
@@ -28,7 +33,7 @@ _BY_LABEL = {label: Kind(label, label.upper()) for label in READ}
 _SVG = Kind("svg", "SVG")
 _VIDEO = Kind("video", "an MP4 or QuickTime video", picture=False)
 _HTML = Kind("html", "an HTML page", picture=False)
-# (offset, the bytes there, the kind)
+# Offset, bytes at this offset, kind.
 _SIGNATURES = (
     (0, b"\xff\xd8\xff", _BY_LABEL["jpeg"]),
     (0, b"\x89PNG\r\n\x1a\n", _BY_LABEL["png"]),
@@ -77,7 +82,7 @@ _SIGNATURES = (
     (4, b"moov", _VIDEO),
     (4, b"mdat", _VIDEO),
 )
-# (of the ISO base media file: a brand, the kind); a file names several.
+# Brands of ISO base media files, and the kind of each group. A file may have several brands.
 _BRANDS = (
     ((b"avif", b"avis"), _BY_LABEL["avif"]),
     ((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs"), _BY_LABEL["heic"]),
@@ -101,7 +106,7 @@ _NETPBM = {
 
 
 def kind_of(data: bytes) -> Kind | None:
-    """The kind of file that the bytes announce; None where they announce none that is known.
+    """Returns the kind of file that the bytes announce, or None if it is unknown.
 
     The first ``HEAD_BYTES`` and the last ``TAIL_BYTES`` of a file are enough.
     """
@@ -120,7 +125,7 @@ def kind_of(data: bytes) -> Kind | None:
 
 
 def _is_targa(data: bytes) -> bool:
-    """By its end, or, of an old one, by a head that announces colours or greys without a palette."""
+    """Returns whether data is a Targa: by its end, or for old files by a header of a picture without a palette."""
     if data.endswith(b"TRUEVISION-XFILE.\0"):
         return True
     old = len(data) > 18 and data[1] == 0 and data[2] in (2, 3, 10, 11) and not any(data[3:12])
@@ -128,18 +133,18 @@ def _is_targa(data: bytes) -> bool:
 
 
 def is_readable(label: str) -> bool:
-    """Whether a format is read with the packages that are installed."""
+    """Returns whether a format is read with the installed packages."""
     return label in READ and (label not in _MODULES or find_spec(_MODULES[label]) is not None)
 
 
 def readable() -> str:
-    """The formats that are read with the packages that are installed, as in ``JPEG, PNG or WEBP``."""
+    """Returns the formats that are read with the installed packages, such as ``JPEG, PNG or WEBP``."""
     names = [label.upper() for label in READ if is_readable(label)]
     return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
 def sniff(data: bytes) -> str:
-    """The label of the format that the bytes announce; ``""`` where it is not known."""
+    """Returns the label of the format that the bytes announce, or ``""`` if it is unknown."""
     kind = kind_of(data)
     return kind.label if kind else ""
 
@@ -154,7 +159,7 @@ def _of_brands(data: bytes) -> Kind | None:
 
 
 def _of_text(data: bytes) -> Kind | None:
-    """Markup, behind a byte order mark, a prolog, comments and white space."""
+    """Returns the kind of markup, if any, behind a byte order mark, a prolog, comments and white space."""
     head = data[:_TEXT_HEAD]
     encoding = "utf-16" if head.startswith((b"\xff\xfe", b"\xfe\xff")) else "utf-8-sig"
     text = head.decode(encoding, "ignore").lstrip().lower()
@@ -163,5 +168,5 @@ def _of_text(data: bytes) -> Kind | None:
     if text.startswith(("<!doctype html", "<html", "<head", "<body")):
         return _HTML
     known = [(at, kind) for mark, kind in (("<svg", _SVG), ("<html", _HTML)) if (at := text.find(mark)) >= 0]
-    # The element that comes first is the document's: a page may hold a drawing, and the other way round.
+    # The first element is the document's: a page may hold a drawing, and a drawing a page.
     return min(known, key=lambda each: each[0])[1] if known else None

@@ -1,6 +1,6 @@
 """Reads the fields of a ``preprocessor_config.json``, as transformers 4 and 5 write them.
 
-A missing field has the default of transformers' image processor of that name; a value that cannot be used is a
+A missing field has the default of transformers' image processor of that name. A value that cannot be used is a
 ``ConfigError``.
 """
 
@@ -13,11 +13,11 @@ from snapcap.models.dataclass import dataclass
 from snapcap.models.fields import ConfigError, is_there, json_or_empty, read_json
 
 Channels = tuple[float, ...]
-# Pillow's numbers of resize filters, of which there are six.
+# Pillow's numbers of resize filters. There are six.
 LANCZOS, BILINEAR, BICUBIC, FILTERS = 1, 2, 3, range(6)
-MOST_EDGE = 4096  # transformers' own limit, above which it scales once more
+MOST_EDGE = 4096  # transformers' own limit; above it transformers scales once more
 _FILE = "preprocessor_config.json"
-_NESTED_FILE = "processor_config.json"  # of transformers 5, with tokenizer and image processor in one
+_NESTED_FILE = "processor_config.json"  # written by transformers 5, with tokenizer and image processor in one
 _HALF = (0.5, 0.5, 0.5)
 _CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 _CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -26,12 +26,15 @@ _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class ProcessorDefaults:
-    """What an image processor of transformers does where its file says nothing. Sizes in pixels, of a square.
+    """Defaults of an image processor of transformers, for fields that its file lacks.
 
-    resample: Pillow's number of the resize filter. crop_size: None does not crop. shortest_edge: a size that is one
-    number is the length of the shorter edge, not a square; ``size`` is that too if there is a crop. longest_edge:
-    of a first resize, which keeps the shape; the picture is then resized to its square ``size``, which its file
-    calls ``max_image_size``.
+    size: side of a square, in pixels.
+    resample: Pillow's number of the resize filter.
+    crop_size: side of the crop, in pixels. None does not crop.
+    shortest_edge: a size that is a single number is the length of the shorter edge, not a square. ``size`` is such
+        a number if there is a crop.
+    longest_edge: length of the longer edge after a first resize, which keeps the shape. A second resize makes a
+        square of ``size``, which the file calls ``max_image_size``.
     """
 
     size: int = 224
@@ -67,15 +70,15 @@ _KINDS = {
 }
 _OF_FAMILY = {
     **{family: _PROCESSORS[kind] for family, kind in _KINDS.items()},
-    # Their files name CLIP's processor, and say these.
+    # The files name CLIP's processor, and hold these values.
     "florence2": ProcessorDefaults(768, BICUBIC, _IMAGENET_MEAN, _IMAGENET_STD),
 }
 _NAME = re.compile(r"(\w+?)(?:ImageProcessor(?:Fast|Pil)?|FeatureExtractor)")
 
 
 def read_processor(folder: Path) -> Mapping[str, Any] | None:
-    """The image processor's fields, in transformers' order: the nested file goes before the plain one; None where
-    there is neither.
+    """Returns the image processor's fields, or None if there is no file. Like in transformers, the nested file
+    goes before the plain one.
 
     Raises:
         ConfigError: a file cannot be read, or holds something else.
@@ -90,7 +93,7 @@ def read_processor(folder: Path) -> Mapping[str, Any] | None:
 
 
 def processed_size(config: Mapping[str, Any], family: str) -> tuple[int, int] | None:
-    """(height, width) of every picture behind the processor; None where it keeps the picture's shape.
+    """Returns (height, width) of every picture behind the processor, or None if it keeps the picture's shape.
 
     Raises:
         ConfigError: a field cannot be used.
@@ -105,7 +108,7 @@ def processed_size(config: Mapping[str, Any], family: str) -> tuple[int, int] | 
 
 
 def defaults(config: Mapping[str, Any], family: str) -> ProcessorDefaults:
-    """Those of the processor that the file names, or of the encoder's family where it names none."""
+    """Returns the defaults of the processor that the file names, or else of the encoder's family."""
     for field in ("image_processor_type", "feature_extractor_type"):
         name = config.get(field)
         if name is not None:
@@ -120,7 +123,8 @@ def defaults(config: Mapping[str, Any], family: str) -> ProcessorDefaults:
 def size(
     config: Mapping[str, Any], field: str, default: tuple[int, int] | int, shortest_edge: bool = False
 ) -> tuple[int, int] | int:
-    """(height, width), or the length of the shorter edge, as which one number counts if it is said so."""
+    """Returns (height, width), or the length of the shorter edge. With ``shortest_edge``, a single number is such
+    a length."""
     value = config.get(field)
     if value is None:
         value = default
@@ -141,7 +145,7 @@ def size(
 
 
 def longest_edge(config: Mapping[str, Any], field: str, default: int) -> int:
-    """The length of a longer edge, in pixels."""
+    """Returns the length of a longer edge, in pixels."""
     value = config.get(field)
     match {"longest_edge": default} if value is None else value:
         case {"longest_edge": int(edge), **others} if 0 < edge <= MOST_EDGE and not any(others.values()):
@@ -153,7 +157,7 @@ def longest_edge(config: Mapping[str, Any], field: str, default: int) -> int:
 
 def switch(config: Mapping[str, Any], field: str, default: bool) -> bool:
     value = config.get(field, default)
-    if value is None:  # transformers takes an explicit null for off
+    if value is None:  # transformers reads an explicit null as false
         return False
     if not isinstance(value, bool):
         raise ConfigError(field, value, "true or false is expected")
@@ -170,7 +174,7 @@ def number(config: Mapping[str, Any], field: str, default: float) -> float:
 
 
 def channels(config: Mapping[str, Any], field: str, default: Channels, nonzero: bool = False) -> Channels:
-    """One number per channel; a single one counts for all three."""
+    """Returns one number for each of three channels. A single number counts for all three."""
     value = config.get(field)
     if value is None:
         return default

@@ -1,6 +1,6 @@
-"""Brings the pixels of any Pillow image to RGB, with transparent ones on white.
+"""Converts any Pillow image to RGB, with transparent pixels on white.
 
-A picture is brought there strip by strip, so that no step takes the memory of a whole picture.
+An image is converted strip by strip, so that no step takes the memory of a whole picture.
 """
 
 import math
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from PIL import Image, ImageChops
 
-# Rows of so many pixels are brought to RGB at a time.
+# Pixels of a strip that is converted at a time.
 _STRIP = 1 << 18
 _OPAQUE = (255, 255)
 
@@ -21,21 +21,21 @@ def to_rgb(
     frame: tuple[int, int, int, int] | None = None,
     inverted: bool = False,
 ) -> Image.Image:
-    """The image in RGB; the same object where it is that already.
+    """Returns the image in RGB, or the same object if it is opaque RGB already.
 
     Args:
         image: with its pixels loaded.
-        key: the transparent colour in samples of 16 bits, which a grey image has in full.
-        low: the lower halves of the samples, of a colour image with a ``key``.
+        key: the transparent colour, in samples of 16 bits. A grey image holds all 16 bits.
+        low: the low bytes of the samples of a colour image with a ``key``.
         frame: (left, top, right, bottom) outside of which the picture is transparent.
-        inverted: whether 0 is white in a grey of more than 8 bits.
+        inverted: 0 is white in a grey image of more than 8 bits.
 
     Raises:
         ValueError: Pillow does not convert this mode.
     """
     if image.mode == "RGB" and not (image.has_transparency_data or key or frame):
         return image
-    # A program that fills in no alpha channel leaves it at 0.
+    # Programs without an alpha channel leave its bytes at 0.
     opaque = image.format == "BMP" and image.mode == "RGBA" and image.getextrema()[3:] == ((0, 0),)
     scale = _scale(image)
     whole = Image.new("RGB", image.size, "white")
@@ -58,7 +58,7 @@ def _rgb(image: Image.Image, scale: float) -> Image.Image:
         return _halves(image)[0].convert("RGB")
     if image.mode in ("I", "F"):
         return image.point(lambda value: value * scale).convert("L").convert("RGB")
-    if image.mode == "La":  # which converts to nothing else
+    if image.mode == "La":  # Pillow converts this mode to no other
         image = image.convert("LA")
     if not image.has_transparency_data:
         return image.convert("RGB")
@@ -72,14 +72,15 @@ def _rgb(image: Image.Image, scale: float) -> Image.Image:
 
 
 def _scale(image: Image.Image) -> float:
-    """The factor that brings the numbers of a picture with 32 bits a pixel to 0 to 255.
+    """Returns the factor that brings the numbers of a picture of 32 bits a pixel to 0 to 255.
 
-    The largest number tells what white is: 1 of floats, 255 of both, 65535 of whole numbers; beyond, the largest
-    itself."""
+    The largest number decides which value is white: up to 1 for floats it is 1, up to 255 it is 255, up to 65535
+    for integers it is 65535. Above these limits it is the largest number itself.
+    """
     if image.mode not in ("I", "F"):
         return 1.0
     _, extreme = image.getextrema()
-    if isinstance(extreme, tuple):  # of several bands, which these modes have not
+    if isinstance(extreme, tuple):  # several bands, which these modes never have
         return 1.0
     largest = float(extreme)
     if not math.isfinite(largest):
@@ -92,7 +93,7 @@ def _scale(image: Image.Image) -> float:
 
 
 def _halves(image: Image.Image) -> tuple[Image.Image, Image.Image]:
-    """The upper and the lower 8 of 16 bits."""
+    """Returns the high and the low bytes of 16-bit samples."""
     big = image.mode == "I;16B" or (image.mode == "I;16N" and sys.byteorder == "big")
     data = image.tobytes()
     first, second = (Image.frombytes("L", image.size, data[start::2]) for start in (0, 1))
@@ -100,7 +101,7 @@ def _halves(image: Image.Image) -> tuple[Image.Image, Image.Image]:
 
 
 def _equal(image: Image.Image, key: Sequence[int], low: Image.Image | None) -> Image.Image:
-    """255 where all 16 bits of every sample are those of the key."""
+    """Returns a mask that is 255 where all 16 bits of every sample equal the key's."""
     uppers, lowers = (image.split(), low.split()) if low else tuple((each,) for each in _halves(image))
     mask = Image.new("L", image.size, 255)
     for upper, lower, value in zip(uppers, lowers, key, strict=True):

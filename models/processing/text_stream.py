@@ -3,34 +3,35 @@
 from collections.abc import Callable, Iterable
 from os.path import commonprefix
 
-# What a byte-level decoder puts in place of bytes that are not, or not yet, a character.
+# A byte-level decoder returns this character for bytes that are not, or not yet, a character.
 INCOMPLETE = "\ufffd"
-# A clean-up joins at most three words ("do n ' t"), and the last of them may be still to come.
+# transformers' clean-up joins at most three words ("do n ' t"), and the last of them may not be generated yet.
 _UNSETTLED_WORDS = 2
 
 Decode = Callable[[list[int]], str]
 
 
 class ByteLevelStream:
-    """For byte-level BPE, whose text is that of the tokens one after the other: a piece ends with a character."""
+    """Streams text of byte-level BPE, which is the tokens' texts in sequence. A piece always ends with a whole
+    character."""
 
     def __init__(self, decode: Decode) -> None:
         self._decode = decode
         self._pending: list[int] = []
-        self._sent = 0  # characters of the pending tokens
+        self._sent = 0  # number of characters of the pending tokens that were sent
 
     def push(self, token: int) -> str:
-        """The text that is certain with this token and was not before; often empty."""
+        """Returns the text that becomes certain with this token; often empty."""
         self._pending.append(token)
         text = self._decode(self._pending)
         if not text.endswith(INCOMPLETE):
             return self._release(text)
-        # Bytes that may yet become a character are one sign at the end; what is before it stays as it is.
+        # Incomplete bytes are one replacement character at the end. The text before it never changes.
         piece, self._sent = text[self._sent : -1], len(text) - 1
         return piece
 
     def end(self) -> str:
-        """The rest: bytes that were no character."""
+        """Returns the rest: bytes that are no character."""
         return self._release(self._decode(self._pending))
 
     def _release(self, text: str) -> str:
@@ -41,8 +42,11 @@ class ByteLevelStream:
 
 
 class WordStream:
-    """For decoders that look at the tokens around, to join word pieces and to take spaces away: the last words stay
-    back until they are settled."""
+    """Streams text of decoders whose text depends on neighbouring tokens, because they join word pieces or remove
+    spaces.
+
+    The last words are held back until they cannot change any more.
+    """
 
     def __init__(self, decode: Decode, prompt_ids: Iterable[int]) -> None:
         self._decode = decode
@@ -50,7 +54,7 @@ class WordStream:
         self._sent = decode(self._ids)
 
     def push(self, token: int) -> str:
-        """The text that is certain with this token and was not before; often empty."""
+        """Returns the text that becomes certain with this token; often empty."""
         self._ids.append(token)
         text = self._decode(self._ids)
         settled = text
@@ -59,12 +63,12 @@ class WordStream:
         return self._send(settled)
 
     def end(self) -> str:
-        """The rest."""
+        """Returns the rest of the text."""
         return self._send(self._decode(self._ids))
 
     def _send(self, text: str) -> str:
-        # Only the end of the prompt can turn out otherwise: "do n" and then "don't".
-        known = len(commonprefix([text, self._sent]))  # noqa: RUF071 - of characters is what is meant
+        # Only the end of the prompt can still change: "do n" becomes "don't".
+        known = len(commonprefix([text, self._sent]))  # noqa: RUF071 - characters are meant, not paths
         if known < len(text):
             self._sent = text
         return text[known:]

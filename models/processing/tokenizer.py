@@ -15,7 +15,7 @@ from snapcap.models.text import ChatIds
 if TYPE_CHECKING:
     from snapcap.models.processing.chat import ChatEncoder
 
-# transformers' clean-up of spaces, in its order
+# transformers' clean-up of spaces, in its order.
 _CLEAN_UP = (
     (" .", "."),
     (" ?", "?"),
@@ -28,14 +28,14 @@ _CLEAN_UP = (
     (" 've", "'ve"),
     (" 're", "'re"),
 )
-_MAY_NEED_CLEAN_UP = re.compile(r" (?:[.?!,']|n't)").search  # every one of these begins so
+_MAY_NEED_CLEAN_UP = re.compile(r" (?:[.?!,']|n't)").search  # the beginning of every such text
 
 
 class Tokenizer:
-    """Encodes prompts and decodes captions; safe to use from several threads."""
+    """Encodes prompts and decodes captions. Safe to use from several threads."""
 
     def __init__(self, backend: tokenizers.Tokenizer, clean_up: bool, chat: ChatIds | None = None) -> None:
-        """``chat``: what the model's chat template makes of a message, if it has one."""
+        """``chat`` holds the chat template's token ids, if the model has a template."""
         self._chat = None if chat is None else _chat_encoder(backend, chat)
         self._backend = backend
         self._clean_up = clean_up
@@ -44,64 +44,71 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path, chat: ChatIds | None = None) -> "Tokenizer":
-        """Read ``tokenizer.json``, or the slow files of GPT-2, RoBERTa or BERT.
+        """Reads ``tokenizer.json``, or the slow files of GPT-2, RoBERTa or BERT.
 
         Raises:
-            ConfigError: the folder has neither, or they cannot be used; the message says what to do.
+            ConfigError: the folder has neither, or they cannot be used. The message says what to do.
         """
         backend, config = read_backend(folder)
         return cls(backend, _cleans_up(backend, config), chat)
 
     @property
     def vocab_size(self) -> int:
-        """The number of tokens, special and added ones included."""
+        """Number of tokens, special and added ones included."""
         return int(self._backend.get_vocab_size(with_added_tokens=True))
 
     @property
     def takes_instructions(self) -> bool:
-        """Whether a prompt says what to do; else it is the beginning of the caption."""
+        """True if a prompt is an instruction, False if it is the beginning of the caption."""
         return self._chat is not None
 
     def prompt_ids(self, text: str) -> tuple[int, ...]:
-        """The ids that follow a row's start token before any is generated, for a request's prompt; without one the
-        default instruction's, of a model that takes instructions.
+        """Returns the ids of a prompt, which follow a row's start token.
+
+        A model that takes instructions gets a default one if ``text`` is empty.
 
         Raises:
-            PromptError: the text is none that the model can take; TokenizerFailed where the library fails at it.
+            PromptError: the model cannot take the text.
+            TokenizerFailed: the tokenizer's library failed on the text.
         """
         if self._chat is not None:
             return self._chat.ids(text)
         return tuple(self.encode(text)) if text else ()
 
     def token(self, number: int) -> str:
-        """The text of one token, as the tokenizer's files have it; "" where there is no such token."""
+        """Returns the text of one token, as in the tokenizer's files; "" for an unknown id."""
         return str(self._backend.id_to_token(number) or "")
 
     def caption(self, prompt_ids: Sequence[int], tokens: Sequence[int]) -> str:
-        """The caption of generated tokens, with the prompt that it begins with."""
+        """Returns the caption of generated tokens, with the prompt if it is the caption's beginning."""
         return self.decode([*self._begun(prompt_ids), *tokens])
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without the special tokens a tokenizer may put around it. Raises TokenizerFailed."""
+        """Returns the ids of a text, without the special tokens that a tokenizer may put around it. Raises
+        TokenizerFailed."""
         return list(encoded(self._backend, text).ids)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids as transformers' ``decode(ids, skip_special_tokens=True)`` gives it, then stripped."""
+        """Returns the stripped text of ids, which is that of transformers'
+        ``decode(ids, skip_special_tokens=True)``."""
         return self._text(list(ids)).strip()
 
     def stream(self, prompt_ids: Sequence[int] = ()) -> ByteLevelStream | WordStream:
-        """The text of the tokens that follow a prompt, as they come; together, and stripped, what `caption` adds to
-        the text of a prompt that it begins with."""
+        """Returns a stream of the text of the tokens that follow a prompt.
+
+        All pieces together, stripped, are the text that `caption` adds to a prompt which is the caption's
+        beginning.
+        """
         if isinstance(self._backend.decoder, decoders.ByteLevel) and not self._clean_up:
             return ByteLevelStream(self._text)
         return WordStream(self._text, self._begun(prompt_ids))
 
     def save(self, path: Path) -> None:
-        """Write a ``tokenizer.json``, from which the same tokenizer can be read."""
+        """Writes a ``tokenizer.json``, from which the same tokenizer can be read."""
         self._backend.save(str(path))
 
     def _begun(self, prompt_ids: Sequence[int]) -> Sequence[int]:
-        """Of a prompt those that the caption begins with."""
+        """Returns the part of a prompt with which the caption begins: all of it, or nothing of an instruction."""
         return () if self.takes_instructions else prompt_ids
 
     def _text(self, ids: list[int]) -> str:
@@ -115,7 +122,11 @@ class Tokenizer:
 
 
 def _decoded(backend: tokenizers.Tokenizer, ids: list[int]) -> str:
-    """Raises RuntimeError: the library fails at these tokens."""
+    """Returns the text of tokens.
+
+    Raises:
+        RuntimeError: the library fails on these tokens.
+    """
     try:
         return str(backend.decode(ids, skip_special_tokens=True))
     except BaseException as error:
@@ -123,23 +134,23 @@ def _decoded(backend: tokenizers.Tokenizer, ids: list[int]) -> str:
 
 
 def _chat_encoder(backend: tokenizers.Tokenizer, chat: ChatIds) -> "ChatEncoder":
-    from snapcap.models.processing.chat import ChatEncoder  # noqa: PLC0415  of chat models alone
+    from snapcap.models.processing.chat import ChatEncoder  # noqa: PLC0415 - only chat models need it
 
     return ChatEncoder(backend, chat)
 
 
 class _Pieces(dict[int, str]):
-    """The text of each token that was seen, where it follows another; empty where the token is left out.
+    """The text of each token that was seen, where it follows another token. Empty if decoding omits the token.
 
-    For decoders that look at nothing else: byte-level ones, but for bytes that are no character alone, and those of
-    word pieces. Captions are put together of a few hundred tokens, and to look these up takes the event loop less
-    time than to decode them.
+    The table serves decoders whose text of a token depends on nothing else: those of word pieces, and byte-level
+    ones except for incomplete characters. Captions consist of a few hundred different tokens, and looking them up
+    takes the event loop less time than decoding them.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         super().__init__()
         self._backend = backend
-        self._first: dict[int, str] = {}  # the text of a token that follows none
+        self._first: dict[int, str] = {}  # the text of a token that follows no other
 
     def __missing__(self, token: int) -> str:
         first = self._first[token] = _decoded(self._backend, [token])
@@ -148,18 +159,18 @@ class _Pieces(dict[int, str]):
         return self[token]
 
     def text(self, ids: list[int]) -> str | None:
-        """The text of tokens, or None where the decoder is needed."""
+        """Returns the text of tokens, or None if the decoder is needed."""
         text = "".join(map(self.__getitem__, ids))
         for token in ids:
             first, following = self._first[token], self[token]
-            if first or following:  # else it is left out
+            if first or following:  # otherwise decoding omits the token
                 text = first + text[len(following) :]
                 break
         return None if INCOMPLETE in text else text
 
 
 def _cleans_up(backend: tokenizers.Tokenizer, config: Mapping[str, Any]) -> bool:
-    # transformers 5 leaves BPE output alone even where the config asks for a clean-up: it would eat real spaces.
+    # transformers 5 ignores the setting for BPE, because the clean-up would remove real spaces.
     if type(backend.model).__name__ == "BPE":
         return bool(config.get("clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output", False))
     return bool(config.get("clean_up_tokenization_spaces", False))

@@ -1,4 +1,4 @@
-"""Reads a checkpoint's tokenizer files: `tokenizer.json`, or the slow ones of three families."""
+"""Reads a checkpoint's tokenizer files: `tokenizer.json`, or the slow tokenizers' files of three families."""
 
 import io
 import json
@@ -16,7 +16,7 @@ _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cl
 _SPECIAL_LISTS = ("additional_special_tokens", "extra_special_tokens")
 _REMEDY = "convert the checkpoint with `snapcap import SRC DST`"
 
-# The special tokens of each slow tokenizer where its files name none.
+# The special tokens of each slow tokenizer, if its files name none.
 _DEFAULTS: dict[str, dict[str, str]] = {
     "BertTokenizer": {
         "unk_token": "[UNK]",
@@ -36,16 +36,16 @@ _DEFAULTS: dict[str, dict[str, str]] = {
         "mask_token": "<mask>",
     },
 }
-_MOST_GROWTH = 16  # of a decoder's text; a space for "▁" makes it shorter
+_MOST_GROWTH = 16  # greatest growth of a decoder's text; a decoder that writes a space for "▁" shortens it
 _ROBERTA_FAMILIES = ("roberta", "trocr", "florence2")
 T = TypeVar("T")
 
 
 def read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
-    """The tokenizer with its special tokens marked, and its ``tokenizer_config.json``.
+    """Returns the tokenizer with its special tokens marked, and the content of its ``tokenizer_config.json``.
 
     Raises:
-        ConfigError: there are no files that can be used; the message says what to do.
+        ConfigError: there are no files that can be used. The message says what to do.
     """
     config = json_or_empty(folder / "tokenizer_config.json")
     special_map = json_or_empty(folder / "special_tokens_map.json")
@@ -53,7 +53,7 @@ def read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
     if is_there(fast):
         content = read_bytes(fast)
         backend = _read(fast.name, lambda: tokenizers.Tokenizer.from_buffer(content))
-        # A length or padding that training left in the file must not cut or pad a prompt.
+        # Truncation or padding that training left in the file must not cut or pad a prompt.
         backend.no_truncation()
         backend.no_padding()
         _check_decoder(backend)
@@ -68,10 +68,10 @@ def read_backend(folder: Path) -> tuple[tokenizers.Tokenizer, dict[str, Any]]:
 
 
 def failure(error: BaseException) -> str:
-    """Describes an error of the library, which raises Exception, and where its code panics a BaseException.
+    """Describes an error of the library, which raises Exception, or a BaseException if its Rust code panics.
 
     Raises:
-        BaseException: the error, where it is of the interpreter, as KeyboardInterrupt is.
+        BaseException: the error itself, if it is the interpreter's, such as KeyboardInterrupt.
     """
     if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
         raise error
@@ -79,10 +79,11 @@ def failure(error: BaseException) -> str:
 
 
 def encoded(backend: tokenizers.Tokenizer, text: str, *, add_special_tokens: bool = False) -> tokenizers.Encoding:
-    """The tokens of a text. ``add_special_tokens``: with those that a tokenizer may put around it.
+    """Returns the tokens of a text. With ``add_special_tokens``, includes those that a tokenizer may put around
+    it.
 
     Raises:
-        TokenizerFailed: the library fails at this text, as where a pattern of the tokenizer takes too many steps.
+        TokenizerFailed: the library fails on this text, for example because a pattern takes too many steps.
     """
     try:
         return backend.encode(text, add_special_tokens=add_special_tokens)
@@ -91,8 +92,8 @@ def encoded(backend: tokenizers.Tokenizer, text: str, *, add_special_tokens: boo
 
 
 def special_tokens(folder: Path) -> dict[str, str]:
-    """The text of each special token that ``tokenizer_config.json`` or ``special_tokens_map.json`` names, by its
-    role, such as ``bos_token``.
+    """Returns the text of each special token that the tokenizer's JSON files name, by its role, such as
+    ``bos_token``.
 
     Raises:
         ConfigError: a file is not a JSON object.
@@ -109,7 +110,8 @@ def special_tokens(folder: Path) -> dict[str, str]:
 
 
 def _check_decoder(backend: tokenizers.Tokenizer) -> None:
-    """Captions are put together where requests are answered, in time that grows with their tokens alone.
+    """Refuses a decoder whose time does not grow with the number of tokens alone: captions are decoded in the
+    event loop.
 
     Raises:
         ConfigError: the decoder makes texts much longer, or searches them for a pattern.
@@ -131,7 +133,7 @@ def _check_decoder(backend: tokenizers.Tokenizer) -> None:
 
 
 def _slow_class(folder: Path, config: Mapping[str, Any]) -> str:
-    """Which of the slow tokenizers the files are, by the class they name or, without one, by the model's family."""
+    """Returns the class of the slow tokenizer, which the files name, or else the model's family implies."""
     named = config.get("tokenizer_class")
     word_pieces = is_there(folder / "vocab.txt")
     byte_pairs = is_there(folder / "vocab.json") and is_there(folder / "merges.txt")
@@ -153,10 +155,11 @@ def _slow_class(folder: Path, config: Mapping[str, Any]) -> str:
 
 
 def _byte_level(folder: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    """Byte-level BPE, which is all that GPT-2's and RoBERTa's slow tokenizers are."""
+    """Returns the tokenizer of byte-level BPE files, which is all that GPT-2's and RoBERTa's slow tokenizers
+    are."""
     vocab, merges = folder / "vocab.json", folder / "merges.txt"
     for file in (vocab, merges):
-        read_bytes(file, 1)  # the library does not say which of both may not be read
+        read_bytes(file, 1)  # the library does not say which of the two files cannot be read
     model = _read(f"{vocab.name} and {merges.name}", lambda: models.BPE.from_file(str(vocab), str(merges)))
     backend = tokenizers.Tokenizer(model)
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(config.get("add_prefix_space", False)))
@@ -165,12 +168,12 @@ def _byte_level(folder: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer
 
 
 def _bert(folder: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    """WordPiece over a vocabulary of one token a line."""
+    """Returns a WordPiece tokenizer, from a vocabulary of one token a line."""
     file = folder / "vocab.txt"
     unknown = config.get("unk_token") or _DEFAULTS["BertTokenizer"]["unk_token"]
 
     def model() -> models.WordPiece:
-        lines = io.StringIO(read_bytes(file).decode(), newline=None)  # lines end as in a text file
+        lines = io.StringIO(read_bytes(file).decode(), newline=None)  # reads line ends like a text file
         vocab = {token.rstrip("\n"): index for index, token in enumerate(lines)}
         return models.WordPiece(vocab, unk_token=unknown["content"] if isinstance(unknown, dict) else unknown)
 
@@ -196,9 +199,9 @@ def _read(files: str, read: Callable[[], T]) -> T:
 
 
 def _mark_special(backend: tokenizers.Tokenizer, config: Mapping[str, Any], special_map: Mapping[str, Any]) -> None:
-    """Register the tokens that only the two JSON files beside the tokenizer call special.
+    """Marks tokens as special that only the two JSON files beside the tokenizer call special.
 
-    The order is transformers': tokens with ids first, by id, then by role.
+    The order is transformers': tokens with ids first, by id, and then tokens by role.
     """
     numbered = sorted((config.get("added_tokens_decoder") or {}).items(), key=lambda item: int(item[0]))
     for _, token in numbered:
@@ -215,7 +218,7 @@ def _mark_special(backend: tokenizers.Tokenizer, config: Mapping[str, Any], spec
 
 def _add(backend: tokenizers.Tokenizer, token: str | Mapping[str, Any], special: bool) -> None:
     if isinstance(token, str):
-        # By role only a name is given: its flags (strip, normalise) stay where the tokenizer has it already.
+        # A role gives only a token's text. Flags that the tokenizer has for the token (strip, normalise) are kept.
         known = {added.content: added for added in backend.get_added_tokens_decoder().values()}
         if token in known and known[token].special:
             return

@@ -1,9 +1,10 @@
 """Transforms the bytes of an image as a checkpoint's image processor does.
 
-They become uint8 pixels of the size its encoder takes, and those become normalised floats.
+The bytes become uint8 pixels of the size that the encoder takes, and pixels become normalised floats.
 
-Equal to transformers' image processors of ViT, DeiT, BEiT and BLIP (Pillow backend) but for transparent pixels and
-16-bit greys, and large JPEGs, which are decoded at a fraction of their size (``image.read_image``).
+Results equal those of transformers' image processors of ViT, DeiT, BEiT and BLIP (Pillow backend), except for
+transparent pixels, 16-bit greys, and large JPEGs, which are decoded at a fraction of their size
+(``image.read_image``).
 """
 
 from collections.abc import Mapping
@@ -36,14 +37,14 @@ class DecodedImage:
 
     @property
     def pixels(self) -> "NDArray[np.uint8]":
-        """uint8 [H, W, 3]."""
-        import numpy as np  # noqa: PLC0415  which a process that only decodes does without
+        """The picture's pixels, uint8 [H, W, 3]."""
+        import numpy as np  # noqa: PLC0415 - a process that only decodes does without numpy
 
         return np.asarray(self.picture)
 
 
 class _Pixels(TypedDict):
-    """Fields of ``ImageTransform``."""
+    """Fields of ``ImageTransform`` that concern single pixels."""
 
     resample: int
     do_rescale: bool
@@ -55,14 +56,15 @@ class _Pixels(TypedDict):
 
 @dataclass(frozen=True)
 class ImageTransform:
-    """What happens to a picture on its way into the encoder; the defaults are those of transformers' ViT.
+    """The steps from a picture to the encoder's input. Defaults are those of transformers' ViT.
 
     size: (height, width) of the result, in pixels.
-    resample: Pillow's number of the resize filter (2 = bilinear).
-    resize_to: (height, width), or the length of the shorter edge; ``None`` is ``size``.
-    longest_edge: a first resize makes the longer edge as long and keeps the shape, before that to ``size``.
+    resample: Pillow's number of the resize filter (2 is bilinear).
+    resize_to: (height, width), or the length of the shorter edge. ``None`` is ``size``.
+    longest_edge: the length of the longer edge after a first resize, which keeps the shape. A second resize goes
+        to ``size``.
     do_center_crop: cut ``size`` out of the middle of the resized picture.
-    max_pixels: the most pixels a picture may have before it is resized.
+    max_pixels: greatest number of pixels of a picture before it is resized.
     """
 
     size: tuple[int, int]
@@ -82,15 +84,16 @@ class ImageTransform:
     def from_folder(
         cls, folder: Path, image_size: tuple[int, int], max_pixels: int = 50_000_000, family: str = "vit"
     ) -> "ImageTransform":
-        """Read ``preprocessor_config.json``, or its part of ``processor_config.json``; without both, the defaults
-        of the encoder's family hold at its size.
+        """Reads ``preprocessor_config.json``, or its part of ``processor_config.json``.
+
+        Without both, the defaults of the encoder's family are used, for the encoder's size.
 
         Args:
-            image_size: (height, width) that the encoder takes; the file must lead to exactly that.
-            family: that of the encoder, as in ``VisionConfig``.
+            image_size: (height, width) that the encoder takes. The file must lead to exactly this size.
+            family: the encoder's family, as in ``VisionConfig``.
 
         Raises:
-            ConfigError: a field that is not supported, or does not fit the encoder.
+            ConfigError: a field is not supported, or does not fit the encoder.
         """
         config = fields.read_processor(folder)
         if config is None:
@@ -109,16 +112,17 @@ class ImageTransform:
         return _from_config(config, fields.defaults(config, family), image_size, max_pixels)
 
     def decode(self, data: bytes, room: int | None = None) -> DecodedImage:
-        """Bytes of a picture's file -> pixels as the encoder takes them, not yet rescaled.
+        """Decodes the bytes of a picture's file into pixels of the encoder's size, not yet rescaled.
 
         Args:
-            room: how many bytes of memory it may take at most; None: as many as it does.
+            room: greatest number of bytes of memory for decoding. None sets no limit.
 
         Raises:
-            ImageError: the data cannot be used; ``reason`` says why and the message what to do.
-            NeedsMemory: more than ``room``; no pixel was decoded.
+            ImageError: the data cannot be used. ``reason`` says why, and the message says what to do.
+            NeedsMemory: decoding takes more than ``room``. No pixel was decoded.
         """
-        # Here, because who runs the model or hands images on needs the numbers above, and no Pillow.
+        # Imported here, because processes that run the model or pass images on need only the numbers above, and no
+        # Pillow.
         from snapcap.models.processing.image import Resize, read_image  # noqa: PLC0415
 
         resize = Resize(self._resized, self.resample, self._final) if self.do_resize else None
@@ -126,9 +130,9 @@ class ImageTransform:
         return DecodedImage(self._fitted(image), name)
 
     def convert(self, image: "Image.Image") -> "NDArray[np.uint8]":
-        """A picture of Pillow's -> pixels as the encoder takes them, uint8 [H, W, 3].
+        """Converts a Pillow image into pixels of the encoder's size, uint8 [H, W, 3].
 
-        Large JPEGs are not decoded at a fraction of their size, so pixels may differ by a few steps from those of
+        A large JPEG is not decoded at a fraction of its size, so pixels may differ by a few steps from those of
         ``decode``.
 
         Raises:
@@ -142,9 +146,10 @@ class ImageTransform:
         return np.asarray(self._fitted(convert_image(image, self.max_pixels, resize)))
 
     def normalise(self, pixels: "NDArray[np.uint8]") -> "NDArray[np.float32]":
-        """uint8 [H, W, 3] -> float32 [3, H, W], ``(x * effective_rescale - effective_mean) / effective_std``.
+        """Normalises pixels: uint8 [H, W, 3] to float32 [3, H, W].
 
-        The encoder does this on the device; here is the definition it follows.
+        Computes ``(x * effective_rescale - effective_mean) / effective_std``. The encoder does this on the device.
+        This method is the definition that it follows.
         """
         import numpy as np  # noqa: PLC0415
 
@@ -155,26 +160,26 @@ class ImageTransform:
 
     @property
     def effective_rescale(self) -> float:
-        """The factor of every pixel, 1 when rescaling is off."""
+        """Factor of every pixel; 1 if rescaling is off."""
         return self.rescale_factor if self.do_rescale else 1.0
 
     @property
     def effective_mean(self) -> tuple[float, ...]:
-        """The mean of each channel, 0 when normalising is off."""
+        """Mean of each channel; 0 if normalising is off."""
         return self.mean if self.do_normalize else (0.0, 0.0, 0.0)
 
     @property
     def effective_std(self) -> tuple[float, ...]:
-        """The standard deviation of each channel, 1 when normalising is off."""
+        """Standard deviation of each channel; 1 if normalising is off."""
         return self.std if self.do_normalize else (1.0, 1.0, 1.0)
 
     @property
     def _final(self) -> tuple[int, int] | None:
-        """(width, height) of a second resize."""
+        """(width, height) of a second resize, or None."""
         return None if self.longest_edge is None else (self.size[1], self.size[0])
 
     def _resized(self, width: int, height: int) -> tuple[int, int]:
-        """(width, height) after the first resize, for an upright picture of that size."""
+        """Returns (width, height) after the first resize of an upright picture of this size."""
         if self.longest_edge is not None:
             return _with_longest_edge(width, height, self.longest_edge)
         if isinstance(self.resize_to, int):
@@ -202,7 +207,8 @@ class ImageTransform:
 
 
 def _with_longest_edge(width: int, height: int, edge: int) -> tuple[int, int]:
-    """The shorter edge in proportion, by transformers' floats, and even."""
+    """Returns (width, height) with the longer edge ``edge``, and the shorter edge in proportion and even, by
+    transformers' arithmetic."""
     ratio = width / height
     if width >= height:
         shorter = int(edge / ratio)
@@ -254,7 +260,8 @@ def _of_tiles(
     image_size: tuple[int, int],
     max_pixels: int,
 ) -> ImageTransform:
-    """Idefics3's and SmolVLM's: one tile without padding, whatever the file says of splitting and padding."""
+    """Returns the transform of Idefics3 and SmolVLM: one tile without padding, whatever the file says about
+    splitting and padding."""
     for field in ("do_pad", "do_image_splitting"):
         fields.switch(config, field, True)
     edge = fields.longest_edge(config, "max_image_size", preset.size)
@@ -269,7 +276,7 @@ def _of_tiles(
 
 
 def _pixels(config: Mapping[str, Any], preset: fields.ProcessorDefaults) -> "_Pixels":
-    """What is done to each of them, and the filter that makes them."""
+    """Returns the settings that concern single pixels, and the resize filter."""
     return {
         "resample": fields.resample(config, preset.resample),
         "do_rescale": fields.switch(config, "do_rescale", True),

@@ -1,10 +1,11 @@
-"""A BERT-like decoder (Devlin et al., 2018) as pure functions of activations, caches and weights.
+"""Computes a BERT-like decoder (Devlin et al., 2018) with pure functions of activations, caches and weights.
 
-Its blocks normalise after each part, not before it as GPT-2's do. BERT, RoBERTa, BLIP's text decoder and TrOCR's
-differ in what stands around the blocks alone: what is added to a token's embedding is summed up when weights are
-loaded, and a norm or a dense layer that a family has not is left out of the region by its number of weights.
+The blocks are post-norm: each part of a block is followed by a layer norm, where GPT-2 has the norm before it.
+BERT, RoBERTa, BLIP's text decoder and TrOCR have the same blocks and differ only before and after them. Everything
+that is added to a token's embedding is summed when weights are loaded. If a family lacks a norm or a dense layer,
+its region receives fewer weights and skips that layer.
 
-Letters are those of ``models.regions.gpt2``; linear layers are stored [out, in].
+The letters in shapes are those of ``models.regions.gpt2``. Linear layers are stored [out, in].
 """
 
 import torch.nn.functional as F
@@ -21,11 +22,12 @@ def embed(
     positions: Tensor,  # [b] int64
     token_weight: Tensor,  # [V, D]
     position_weight: Tensor,  # [n_positions, D]
-    *norm: Tensor,  # weight and bias [D], where a norm follows
+    *norm: Tensor,  # weight and bias [D]; empty if no norm follows
     scale: float,
     eps: float,
 ) -> Tensor:  # [b, D]
-    """Token and position embedding of one new token a row, normalised."""
+    """Returns the sum of the scaled token embedding and the position embedding of one new token a row, normalised
+    if ``norm`` is given."""
     hidden = F.embedding(tokens, token_weight) * scale + F.embedding(positions, position_weight)
     if not norm:
         return hidden
@@ -63,9 +65,10 @@ def block(
     eps: float,
     scale: float,
     act: Activation,
-    unseen: Tensor | None = None,  # [b, 1, 1, T], true where cross-attention passes over a token
+    unseen: Tensor | None = None,  # [b, 1, 1, T], true where cross-attention must ignore a token
 ) -> Tensor:  # [b, D]
-    """One decoder layer for one new token a row: self-attention over the cache, cross-attention, MLP."""
+    """Computes one post-norm decoder layer for one new token a row: self-attention over the cache,
+    cross-attention, MLP."""
     rows, width = hidden.shape
     heads = (rows, num_heads, width // num_heads)
     query, key, value = linear(hidden, qkv_weight, qkv_bias).chunk(3, dim=1)
@@ -88,12 +91,13 @@ def head(
     hidden: Tensor,  # [b, D]
     tokens: Tensor,  # [b] int64, replaced by the next tokens
     positions: Tensor,  # [b] int64, advanced by one
-    forced: Tensor,  # [b, L] int64: the prompt's token at its position, -1 where generation is free
-    *weights: Tensor,  # dense [D, D] and [D], norm [D] and [D], where there is a transform; head [V, D], [V]
+    forced: Tensor,  # [b, L] int64: the prompt's token at each position, -1 where generation is free
+    *weights: Tensor,  # dense [D, D] and [D], norm [D] and [D], if `act` is given; head [V, D], [V]
     eps: float,
     act: Activation | None,
 ) -> Tensor:  # [b, V] fp32
-    """Logits of the masked-language-model head, or of a plain one, and the next token."""
+    """Computes the logits of the head and advances ``tokens`` and ``positions``. The head is BERT's
+    masked-language-model head, or a plain linear layer if ``act`` is None."""
     *transform, head_weight, head_bias = weights
     if act is not None:
         dense_weight, dense_bias, norm_weight, norm_bias = transform

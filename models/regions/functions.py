@@ -1,4 +1,4 @@
-"""Binds a checkpoint's dimensions to the functions that its regions are."""
+"""Binds a checkpoint's dimensions to the functions of its regions."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -31,7 +31,7 @@ RegionFunction = Callable[..., Tensor]
 
 
 def region_functions(config: ModelConfig) -> Mapping[str, RegionFunction]:
-    """By region name; no tensor is touched."""
+    """Returns the function of each region by the region's name. Touches no tensor."""
     vision = config.vision
     return {
         **(_davit(vision) if isinstance(vision, DavitConfig) else _vit(vision)),
@@ -140,7 +140,7 @@ def _prefix(config: ModelConfig) -> Mapping[str, RegionFunction]:
 
 
 def _connector(vision: VisionConfig, decoder: LlamaConfig) -> RegionFunction:
-    """What brings an encoder's tokens to Llama's layers."""
+    """Returns the function that projects the encoder's tokens into the space of Llama's layers."""
     if isinstance(decoder, LlavaConfig):
         act = activation(decoder.projector_activation)
         return partial(llava.project, skipped=vision.skipped_tokens, act=act)

@@ -1,13 +1,12 @@
-"""The GPT-2 decoder with cross-attention as pure functions of activations, caches and weights.
+"""Computes the GPT-2 decoder with cross-attention with pure functions of activations, caches and weights.
 
-b is the padded rows of the step, D the hidden size, H the heads, d the head dimension, N the layers,
-L the cache length, T the encoder tokens, V the vocabulary. Every row has its own position, so rows of
-different ages run together; a row reads and writes nothing but its own cache, so what other rows hold
-never changes its result.
+b is the padded rows of the step, D the hidden size, H the heads, d the head dimension, N the layers, L the cache
+length, T the encoder tokens, V the vocabulary. Every row has its own position, so rows of different ages run in
+one step. A row reads and writes only its own cache, so other rows never change its result.
 
-Keys are cached as [H, d, L]: with one query a row, both products of attention then run along contiguous memory,
-which is what a compiler fuses and vectorises best on a CPU. On CUDA the same shape has other strides, for kernels
-that read whole keys (`models.regions.state.kv_cache`; benchmarks/NOTES.md has the times).
+Keys are cached as [H, d, L]. With one query a row, both products of attention then run along contiguous memory,
+which a compiler fuses and vectorises best on a CPU. On CUDA the same shape has other strides, because the kernels
+there read whole keys (`models.regions.state.kv_cache`; benchmarks/NOTES.md has the times).
 """
 
 import torch
@@ -26,7 +25,7 @@ def embed(
     token_weight: Tensor,  # [V, D]
     position_weight: Tensor,  # [n_positions, D]
 ) -> Tensor:  # [b, D]
-    """Token and position embedding of one new token a row."""
+    """Returns the sum of the token embedding and the position embedding of one new token a row."""
     return F.embedding(tokens, token_weight) + F.embedding(positions, position_weight)
 
 
@@ -39,7 +38,7 @@ def block(
     cross_value: Tensor,  # [b, H, T, d]
     norm1_weight: Tensor,
     norm1_bias: Tensor,
-    qkv_weight: Tensor,  # [D, 3 * D], as GPT-2 stores every linear layer: [in, out]
+    qkv_weight: Tensor,  # [D, 3 * D]: GPT-2 stores every linear layer as [in, out]
     qkv_bias: Tensor,
     out_weight: Tensor,
     out_bias: Tensor,
@@ -60,7 +59,8 @@ def block(
     scale: float,
     act: Activation,
 ) -> Tensor:  # [b, D]
-    """One decoder layer for one new token a row: self-attention over the cache, cross-attention, MLP."""
+    """Computes one pre-norm decoder layer for one new token a row: self-attention over the cache, cross-attention,
+    MLP."""
     rows, heads, head_dim, _ = key_cache.shape
     width = heads * head_dim
     normed = F.layer_norm(hidden, (width,), norm1_weight, norm1_bias, eps)
@@ -82,14 +82,14 @@ def head(
     hidden: Tensor,  # [b, D]
     tokens: Tensor,  # [b] int64, replaced by the next tokens
     positions: Tensor,  # [b] int64, advanced by one
-    forced: Tensor,  # [b, L] int64: the prompt's token at its position, -1 where generation is free
+    forced: Tensor,  # [b, L] int64: the prompt's token at each position, -1 where generation is free
     norm_weight: Tensor,
     norm_bias: Tensor,
     head_weight: Tensor,  # [V, D]
     *,
     eps: float,
 ) -> Tensor:  # [b, V] fp32
-    """Logits, and the next token."""
+    """Computes the logits and advances ``tokens`` and ``positions``."""
     logits = linear(F.layer_norm(hidden, (hidden.shape[-1],), norm_weight, norm_bias, eps), head_weight)
     advance(logits, tokens, positions, forced)
     return logits.float()

@@ -1,7 +1,7 @@
-"""The regions of a captioner: what is compiled, one at a time, with weights as inputs. No torch.
+"""Lists the regions of a captioner: the functions that are compiled one at a time. Imports no torch.
 
-A region takes activations and caches first, then its weights, and returns one tensor. It holds no state,
-so one compiled block serves all layers, and one artifact every checkpoint of the same shapes.
+A region takes activations and caches first, then its weights, and returns one tensor. A region holds no state, so
+one compiled block serves all layers, and one artifact serves every checkpoint of the same shapes.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -35,21 +35,23 @@ if TYPE_CHECKING:
 
 Component = Literal["encoder", "decoder"]
 ROWS = ("tokens", "positions", "forced")
-LAYER_KV = ("key_cache", "value_cache", "cross_key", "cross_value")  # of one decoder layer, a row each
-IMAGE_KV = ("slots", "cross_keys", "cross_values")  # where an image's K/V go: of some decoder layers, all slots
-OWN_KV = ("own_keys", "own_values")  # where those of a row's first tokens go, likewise
-# What runs a region: with its buffers and weights as inputs, it returns one more of them.
+# Caches of one decoder layer, for the rows of a step.
+LAYER_KV = ("key_cache", "value_cache", "cross_key", "cross_value")
+IMAGE_KV = ("slots", "cross_keys", "cross_values")  # slots to write an image's K/V to; caches of some layers
+OWN_KV = ("own_keys", "own_values")  # caches to write the K/V of a row's first tokens to, likewise
+# Runs a region: takes its inputs and weights as buffers, and returns one more buffer.
 RegionCall = Callable[..., Any]
 
 
 @dataclass(frozen=True)
 class Region:
-    """A pure function, the names of its activations and caches, and those of its weights, which follow them.
+    """A pure function with the names of its inputs (activations and caches) and of its weights, which follow them.
 
-    load: gives the function.
-    layers: the number of weight sets, all of the same shapes; it runs once with each.
-    hidden: the shape of the activation that it takes from the region before it, but for the rows.
-    writes: for each of its layers those of the decoder whose K/V of what is encoded it writes, if it does.
+    load: returns the function.
+    layers: the number of weight sets, all of the same shapes. The region runs once with each set.
+    hidden: the shape of the activation that the region before it returns, without the batch dimension.
+    writes: for each layer of the region, the decoder layers whose K/V it writes during an encode. Empty if it
+        writes none.
     """
 
     name: str
@@ -63,12 +65,12 @@ class Region:
 
     @cached_property
     def function(self) -> "RegionFunction":
-        """What is compiled, and run as it is where nothing is."""
+        """Returns the function that is compiled, or runs as it is in eager serving."""
         return self.load()
 
     @property
     def on_demand(self) -> bool:
-        """Whether it runs only when a request asks for what it does, so that no start waits for it."""
+        """Returns whether the region runs only for requests that ask for it, so that no start waits for it."""
         return self.name in names.ON_DEMAND
 
 
@@ -76,11 +78,11 @@ class Region:
 class Regions:
     """All regions of a captioner.
 
-    encoder: those of an encode, in the order in which they run: what comes before the blocks of a stage, its block
-        as often as it has layers, and what comes after them. There may be several stages, as vision and prefix, and
-        a stage may lack a part.
-    decoder: likewise those of a decode step, which is one stage.
-    choice: those that run where a row is penalised, sampled or a beam.
+    encoder: the regions of an encode, in the order in which they run. A stage is a region before its blocks, a
+        block that runs once for each layer, and a region after the blocks. There may be several stages, such as
+        vision and prefix, and a stage may lack a part.
+    decoder: the regions of a decode step, which is one stage.
+    choice: the regions that run if a row is penalised, sampled or a beam.
     """
 
     encoder: tuple[Region, ...]
@@ -94,12 +96,12 @@ class Regions:
         return {region.name: region for region in self}[name]
 
     def of(self, component: Component) -> tuple[Region, ...]:
-        """Those that an encode or a decode step always runs."""
+        """Returns the regions that every encode, or every decode step, runs."""
         return self.encoder if component == "encoder" else self.decoder
 
 
 def build_regions(config: ModelConfig) -> Regions:
-    """The regions of a checkpoint's dimensions."""
+    """Returns the regions of a checkpoint, by its dimensions."""
     return Regions(_encoder(config), _decoder(config), _choice(config))
 
 
@@ -146,7 +148,7 @@ def _vision(config: ModelConfig) -> tuple[Region, Region]:
 
 
 def _davit(config: ModelConfig, vision: DavitConfig) -> tuple[Region, ...]:
-    """A stage for each width of the tokens."""
+    """Returns the two regions of each of DaViT's stages, which have different widths."""
     regions: list[Region] = []
     pixels = weights.DAVIT_PIXELS
     shape: tuple[int, ...] = ()
@@ -162,7 +164,7 @@ def _davit(config: ModelConfig, vision: DavitConfig) -> tuple[Region, ...]:
 
 
 def _cross_kv(config: ModelConfig) -> tuple[Region]:
-    """The end of the encoder where the decoder has cross-attention."""
+    """Returns the end of an encoder whose decoder has cross-attention."""
     vision = config.vision
     names = (
         *(weights.CROSS_NORM if vision.final_norm else ()),
@@ -178,7 +180,8 @@ def _encoder_after(config: ModelConfig, names: tuple[str, ...], hidden: tuple[in
 
 
 def _bart_prefix(config: ModelConfig, decoder: Florence2Config) -> tuple[Region, ...]:
-    """A stage over the image's tokens and a text's, before the end that all encoders with cross-attention have."""
+    """Returns a stage over the tokens of the image and of a text, and the end that every encoder with
+    cross-attention has."""
     hidden, inputs = (config.prefix_length, decoder.hidden_size), ("hidden", "slots", TEXTS[0])
     image = config.vision.sequence_length - 1, config.vision.hidden_size
     return (
@@ -193,9 +196,10 @@ def _bart_prefix(config: ModelConfig, decoder: Florence2Config) -> tuple[Region,
 def _prefix(
     config: ModelConfig, projection: tuple[str, ...], layer: tuple[str, ...], end: tuple[str, ...]
 ) -> tuple[Region, ...]:
-    """A stage of the decoder's own layers, but for the last one, of which only K/V are needed.
+    """Returns a stage of the decoder's own layers over the prefix. The last layer computes only its K/V.
 
-    ``projection``, ``layer`` and ``end`` name the weights before the layers, of one, and of the last one's K/V.
+    ``projection``, ``layer`` and ``end`` name the weights of the region before the layers, of a layer, and of the
+    last layer's K/V.
     """
     vision, decoder = config.vision, config.decoder
     hidden = config.encoded_length, decoder.hidden_size
@@ -212,7 +216,7 @@ def _prefix(
 def _decoder(config: ModelConfig) -> tuple[Region, ...]:
     decoder = config.decoder
     before, block, after = weights.of_decoder(decoder)
-    # Whose end bounds what cross-attention sees.
+    # Cross-attention reads the text's end, because it must ignore the padding behind it.
     text = TEXTS[1:] if decoder.text_tokens and not decoder.reads_prompt else ()
 
     def region(name: str, inputs: tuple[str, ...], weight_names: tuple[str, ...], layers: int = 1) -> Region:
@@ -239,16 +243,16 @@ def _choice(config: ModelConfig) -> tuple[Region, Region, Region]:
 
 
 def _function(config: ModelConfig, name: str) -> "RegionFunction":
-    from snapcap.models.regions.functions import region_functions  # noqa: PLC0415  it imports torch
+    from snapcap.models.regions.functions import region_functions  # noqa: PLC0415 - imports torch
 
     return region_functions(config)[name]
 
 
 def region_inputs(region: Region, config: ModelConfig, state: DecodeState[B], rows: int) -> tuple[B, ...]:
-    """Activations and caches of the region for a bucket of ``rows``, in its order: static views of ``state``
-    where the runner passes these, fresh zeros for what one region hands to the next.
+    """Returns the activations and caches of a region for a bucket of ``rows``, in the region's order.
 
-    Used wherever a region is compiled or checked alone; its weights follow in ``weight_names`` order.
+    Inputs that the runner keeps in ``state`` are views of it. Activations that another region would compute are
+    zeros. Compilation and checks of single regions use this. The weights follow in the order of ``weight_names``.
     """
     memory = state.memory
     if region.on_demand:
@@ -271,8 +275,11 @@ def region_inputs(region: Region, config: ModelConfig, state: DecodeState[B], ro
 
 
 def layer_inputs(region: Region, state: DecodeState[B], rows: int, own: Mapping[str, B]) -> list[tuple[B, ...]]:
-    """For each layer of a region of an encode or a decode step what it takes after its first input and before its
-    weights: of ``own``, which hold a row each of ``rows``, and views of the caches."""
+    """Returns the inputs of each layer of a region of an encode or a decode step, without the first input and the
+    weights.
+
+    The inputs are the buffers of ``own``, which have ``rows`` rows, and views of the caches and texts.
+    """
     caches: list[dict[str, B]] = [{}] * region.layers
     if region.writes:
         caches = [dict(zip(IMAGE_KV[1:], state.image_kv(layers), strict=True)) for layers in region.writes]
@@ -288,7 +295,7 @@ def layer_inputs(region: Region, state: DecodeState[B], rows: int, own: Mapping[
 def choice_inputs(
     name: str, state: DecodeState[B], beams: BeamState[B], rules: TokenRules[B], rows: int
 ) -> tuple[B, ...]:
-    """What a region that chooses tokens takes after the scores of ``rows``: views of the buffers."""
+    """Returns the inputs that a region of ``choice`` takes after the scores of ``rows`` rows: views of buffers."""
     own = state.rows(ROWS, rows)
     match name:
         case names.PENALTIES:

@@ -1,7 +1,7 @@
-"""The ViT encoder as pure functions of activations and weights (Dosovitskiy et al., 2020, pre-norm).
+"""Computes the ViT encoder (Dosovitskiy et al., 2020, pre-norm) with pure functions of activations and weights.
 
-B is the padded batch, S the encoder tokens (patches and the class token), D the hidden size, H the heads.
-Weights come last and in the order of `weight_names`, so one compiled block serves every layer.
+B is the padded batch, S the encoder tokens (patches and the class token), D the hidden size, H the heads. Weights
+come last and in the order of `weight_names`, so one compiled block serves every layer.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from torch import Tensor
 from snapcap.models.regions.layers.activations import Activation
 from snapcap.models.regions.layers.attention import attend_all
 
-# x, weight, bias, activation -> the activated linear layer
+# Takes x, weight, bias and activation. Returns the activated linear layer.
 Activated = Callable[[Tensor, Tensor, Tensor, Activation], Tensor]
 
 
@@ -26,14 +26,15 @@ def embed(
     patch_bias: Tensor,  # [D]
     class_token: Tensor,  # [1, 1, D]
     position: Tensor,  # [1, S, D]
-    *norm: Tensor,  # weight and bias [D], where a norm stands before the blocks
+    *norm: Tensor,  # weight and bias [D] of a norm before the blocks; empty without one
     grid: tuple[int, int],
     patch_size: tuple[int, int],
     eps: float,
 ) -> Tensor:  # [B, S, D]
-    """Normalise the image in fp32, cut it into patches and embed them.
+    """Normalises the image in fp32, cuts it into patches and embeds them.
 
-    A convolution whose stride is its kernel size is a matrix product over patches, which fuses better.
+    The embedding is a convolution whose stride is its kernel size. Computed as a matrix product over patches, it
+    fuses better.
     """
     patches = cut(pixels, rescale, mean, std, grid, patch_size).to(patch_weight.dtype)
     tokens = F.linear(patches, patch_weight, patch_bias)
@@ -52,7 +53,7 @@ def cut(
     grid: tuple[int, int],
     patch_size: tuple[int, int],
 ) -> Tensor:  # [B, patches, 3 * patch height * patch width] fp32
-    """The normalised patches of an image."""
+    """Returns the normalised patches of an image."""
     (rows, columns), (height, width) = grid, patch_size
     image = (pixels[:, : rows * height, : columns * width].to(torch.float32) * rescale - mean) / std
     patches = image.reshape(-1, rows, height, columns, width, 3).permute(0, 1, 3, 5, 2, 4)
@@ -65,7 +66,7 @@ def activated(
     bias: Tensor,  # [out]
     act: Activation,
 ) -> Tensor:  # [B, S, out]
-    """A linear layer and the activation after it."""
+    """Computes a linear layer and the activation after it."""
     return act(F.linear(x, weight, bias))
 
 
@@ -90,10 +91,10 @@ def block(
     act: Activation,
     activated: Activated = activated,
 ) -> Tensor:  # [B, S, D]
-    """One transformer layer: attention over all tokens, then the MLP, each on a normalised residual.
+    """Computes one pre-norm transformer layer: attention over all tokens, then the MLP, each added to its input.
 
-    BEiT's (Bao et al., 2021) is this one with a bias for each pair of positions. Its layer scale is no difference:
-    it is a factor of the weights before it.
+    BEiT's layer (Bao et al., 2021) also has a bias for each pair of positions, ``relative``. Its layer scale needs
+    no code, because it is multiplied into the weights.
     """
     batch, length, width = hidden.shape
     normed = F.layer_norm(hidden, (width,), norm1_weight, norm1_bias, eps)

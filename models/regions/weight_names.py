@@ -1,9 +1,9 @@
-"""Names the weights of each region, in the order in which it takes them. No torch."""
+"""Names the weights of each region, in the order in which the region takes them. Imports no torch."""
 
 from snapcap.models.dimensions import BertConfig, DecoderConfig, GitConfig, Gpt2Config, LlamaConfig
 
 VIT_EMBED = ("rescale", "mean", "std", "patch.weight", "patch.bias", "class_token", "position")
-VIT_EMBED_NORM = ("norm.weight", "norm.bias")  # of CLIP
+VIT_EMBED_NORM = ("norm.weight", "norm.bias")  # only CLIP has it
 VIT_BLOCK = (
     "norm1.weight",
     "norm1.bias",
@@ -20,7 +20,7 @@ VIT_BLOCK = (
 )
 SIGLIP_EMBED = ("rescale", "mean", "std", "patch.weight", "patch.bias", "position")
 SIGLIP_PROJECTION = ("norm.weight", "norm.bias", "projection.weight")
-VIT_RELATIVE = ("relative",)  # of BEiT, where attention has a bias for each pair of positions
+VIT_RELATIVE = ("relative",)  # only BEiT has it: a bias of attention for each pair of positions
 
 GPT2_EMBED = ("token", "position")
 GPT2_BLOCK = (
@@ -94,7 +94,7 @@ GIT_PROJECTION = (
 )
 GIT_PREFIX_END = ("qkv.weight", "qkv.bias")
 
-# Of DaViT: what embeds the stage before, and a block's two halves.
+# DaViT's weights. An embedding is the region before a stage's blocks; a block has two halves.
 DAVIT_PIXELS = ("rescale", "mean", "std")
 DAVIT_EMBED = ("conv.weight", "conv.bias", "norm.weight", "norm.bias")
 _DAVIT_HALF = (
@@ -116,7 +116,7 @@ _DAVIT_HALF = (
     "fc2.bias",
 )
 DAVIT_BLOCK = tuple(f"{half}.{name}" for half in ("spatial", "channel") for name in _DAVIT_HALF)
-# Of Florence-2's prefix; its blocks have the weights of GIT's.
+# Weights of the region before Florence-2's prefix blocks. The blocks have the weights of GIT's.
 BART_EMBED = (
     "image_position",
     "projection.weight",
@@ -140,7 +140,7 @@ LLAMA_BLOCK = (
 )
 LLAMA_HEAD = ("norm.weight", "head.weight")
 LLAMA_PREFIX_END = ("norm1.weight", "qkv.weight", "frequencies")
-CHAT_PREFIX = ("prefix",)  # where a chat template puts text before the image
+CHAT_PREFIX = ("prefix",)  # only if a chat template puts text before the image
 
 CROSS_NORM = ("norm.weight", "norm.bias")
 CROSS_KV = ("cross_kv.weight", "cross_kv.bias")
@@ -148,7 +148,7 @@ CROSS_PROJECTION = ("projection.weight", "projection.bias")
 
 
 def of_decoder(decoder: DecoderConfig) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    """Of the regions before the blocks, of a block, and after them."""
+    """Returns the weight names of three regions: before the blocks, the block, and after the blocks."""
     match decoder:
         case Gpt2Config():
             return GPT2_EMBED, GPT2_BLOCK, GPT2_HEAD

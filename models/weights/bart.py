@@ -11,7 +11,8 @@ from snapcap.models.weights.source import WeightSet, WeightSource
 def prefix(
     take: WeightSource, config: ModelConfig, decoder: Florence2Config, token: Tensor
 ) -> dict[str, tuple[WeightSet, ...]]:
-    """For ``bart.embed`` and ``bart.block``, by region; ``token`` is the embedding on the device."""
+    """Returns the weights of ``bart.embed`` and ``bart.block``, by region. ``token`` is the embedding on the
+    device."""
     width, vision = decoder.hidden_size, config.vision
     if not isinstance(vision, DavitConfig):
         raise TypeError(type(vision).__name__)
@@ -31,8 +32,11 @@ def prefix(
 
 
 def _image_position(take: WeightSource, vision: DavitConfig) -> Tensor:
-    """[tokens, D] of the last stage: column and row of each token, and what stands for the first image of a video:
-    a sine and cosine of 0 in turn."""
+    """Returns the positions [tokens, D] of the last stage's tokens.
+
+    A position is the embeddings of the token's column and row, side by side, plus the temporal embedding of a
+    video's first image: sine and cosine of 0 in turn.
+    """
     (rows, columns), width = vision.grid, vision.hidden_size
     half = width // 2
     row = take.raw("projection.row", vision.position_rows, half)[:rows]
@@ -44,7 +48,7 @@ def _image_position(take: WeightSource, vision: DavitConfig) -> Tensor:
 
 
 def _projection(take: WeightSource, width: int, inputs: int) -> Tensor:
-    """[out, in]; older files have it the other way round, under another name."""
+    """Returns the projection as [out, in]. Older files hold its transpose, under another name."""
     if take.has("projection.transposed"):
         return take.place(take.raw("projection.transposed", inputs, width).t())
     return take("projection.weight", width, inputs)

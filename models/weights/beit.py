@@ -8,13 +8,14 @@ from snapcap.models.weights.source import WeightSet, WeightSource
 
 
 def blocks(take: WeightSource, vision: BeitConfig) -> tuple[WeightSet, ...]:
-    """For ``vit.block``, with a bias for each pair of positions where attention has one."""
+    """Returns the weights of ``vit.block`` for each layer, with a bias for each pair of positions if attention has
+    one."""
     index = relative_index(*vision.grid)
     shared = _table(take, "encoder.relative", vision) if vision.shared_bias else None
     biases: dict[str, Tensor] = {}
 
     def relative(layer: int) -> WeightSet:
-        """One tensor for all layers where they share it."""
+        """Returns the bias of a layer, if any. All layers without a bias of their own share one tensor."""
         own = _table(take, f"encoder.layer.{layer}.relative", vision) if vision.layer_bias else None
         table = own if shared is None else shared if own is None else shared + own
         if table is None:
@@ -28,10 +29,10 @@ def blocks(take: WeightSource, vision: BeitConfig) -> tuple[WeightSet, ...]:
 
 
 def relative_index(rows: int, columns: int) -> Tensor:
-    """[S, S] int64: the row of the bias table for each pair of tokens.
+    """Returns the row of the bias table for each pair of tokens: [S, S] int64.
 
-    The distance of two patches, (2 rows - 1) (2 columns - 1) of them, then class token to patch, patch to class
-    token, and the class token to itself.
+    The table has (2 rows - 1) (2 columns - 1) rows for the distances of two patches. Three more rows follow: class
+    token to patch, patch to class token, and class token to itself.
     """
     distances = (2 * rows - 1) * (2 * columns - 1)
     y, x = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
@@ -51,7 +52,7 @@ def _table(take: WeightSource, name: str, vision: BeitConfig) -> Tensor:
 def _block(take: WeightSource, vision: BeitConfig, layer: int) -> WeightSet:
     width, inner, name = vision.hidden_size, vision.intermediate_size, f"encoder.layer.{layer}"
     projections = [f"{name}.{projection}.weight" for projection in ("query", "key", "value")]
-    # Keys have no bias: one that is the same for every key changes no softmax.
+    # A key's bias would be the same for every key, and so change no softmax. BEiT has none.
     query, value = (take.raw(f"{name}.{part}.bias", width) for part in ("query", "value"))
     return (
         *take.affine(f"{name}.norm1", width),
@@ -65,7 +66,7 @@ def _block(take: WeightSource, vision: BeitConfig, layer: int) -> WeightSet:
 
 
 def _scaled(take: WeightSource, name: str, scale: str, vision: BeitConfig, inputs: int) -> WeightSet:
-    """A linear layer with the layer scale that follows it: λ (W x + b) = (λ W) x + λ b."""
+    """Returns a linear layer with the layer scale behind it multiplied in: λ (W x + b) = (λ W) x + λ b."""
     width = vision.hidden_size
     if not vision.layer_scale:
         return take.wide(name, width, inputs)

@@ -10,9 +10,9 @@ from snapcap.models.weights.source import WeightSet, WeightSource
 
 
 def cross_kv(take: WeightSource, decoder: BertConfig, inputs: int) -> WeightSet:
-    """Keys and values of all layers as one linear layer [out, in], for ``models.regions.state.cross_kv``.
+    """Returns keys and values of all layers as one linear layer [out, in], for ``models.regions.state.cross_kv``.
 
-    ``inputs``: width of the states that cross-attention reads.
+    ``inputs`` is the width of the states that cross-attention reads.
     """
     names = [
         f"decoder.layer.{layer}.cross_{part}" for layer in range(decoder.num_layers) for part in ("key", "value")
@@ -22,14 +22,15 @@ def cross_kv(take: WeightSource, decoder: BertConfig, inputs: int) -> WeightSet:
 
 
 def embed(take: WeightSource, decoder: BertConfig) -> WeightSet:
-    """For ``bert.embed``."""
+    """Returns the weights of ``bert.embed``."""
     width = decoder.hidden_size
     norm = take.affine("decoder.embed_norm", width) if decoder.embedding_norm else ()
     return take("decoder.token", decoder.vocab_size, width), take.place(_positions(take, decoder)), *norm
 
 
 def _positions(take: WeightSource, decoder: BertConfig) -> Tensor:
-    """[n_positions, D]: the table from the first token's row on, with what every token of a caption adds to it."""
+    """Returns [n_positions, D]: the position table from the first token's row on, plus the embedding of token type
+    0."""
     rows, width = decoder.n_positions + decoder.position_offset, decoder.hidden_size
     table = take.raw("decoder.position", rows, width) if decoder.learned_positions else sinusoids(rows, width)
     positions = table[decoder.position_offset :]
@@ -40,7 +41,7 @@ def _positions(take: WeightSource, decoder: BertConfig) -> Tensor:
 
 
 def sinusoids(rows: int, width: int) -> Tensor:
-    """[rows, width] fp32: tensor2tensor's position embedding, sines before cosines (as in fairseq)."""
+    """Returns tensor2tensor's position embedding, sines before cosines (as in fairseq): [rows, width] fp32."""
     half = width // 2
     frequencies = torch.exp(torch.arange(half).float() * -(math.log(10000) / (half - 1)))
     angles = torch.arange(rows).float().unsqueeze(1) * frequencies.unsqueeze(0)
@@ -49,7 +50,7 @@ def sinusoids(rows: int, width: int) -> Tensor:
 
 
 def block(take: WeightSource, decoder: BertConfig, layer: int) -> WeightSet:
-    """For ``bert.block``, or ``git.block``, which has no cross-attention."""
+    """Returns the weights of ``bert.block``, or of ``git.block``, which has no cross-attention."""
     width, inner, name = decoder.hidden_size, decoder.inner_size, f"decoder.layer.{layer}"
     projections = [f"{name}.{projection}" for projection in ("query", "key", "value")]
     cross: WeightSet = ()
@@ -75,7 +76,7 @@ def block(take: WeightSource, decoder: BertConfig, layer: int) -> WeightSet:
 
 
 def head(take: WeightSource, decoder: BertConfig, token: Tensor) -> WeightSet:
-    """For ``bert.head``; ``token`` is the embedding on the device."""
+    """Returns the weights of ``bert.head``. ``token`` is the embedding on the device."""
     width = decoder.hidden_size
     transform: WeightSet = ()
     if decoder.head_activation is not None:
@@ -88,7 +89,10 @@ def head(take: WeightSource, decoder: BertConfig, token: Tensor) -> WeightSet:
 
 
 def _head_bias(take: WeightSource, decoder: BertConfig) -> Tensor:
-    """BERT's head has one bias under two names: that of the layer goes first. Without any the region adds zeros."""
+    """Returns the head's bias, which BERT has under two names. The linear layer's own name goes first.
+
+    A decoder without a bias gets zeros.
+    """
     if not decoder.head_bias:
         return take.place(torch.zeros(decoder.vocab_size))
     return take.copy("decoder.head.bias", take("decoder.head.shared_bias", decoder.vocab_size))

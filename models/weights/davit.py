@@ -7,14 +7,15 @@ from snapcap.models.regions.names import stage as stage_regions
 from snapcap.models.weights.source import WeightSet, WeightSource
 from snapcap.models.weights.vit import Normalisation, statistics
 
-# Features of a row: 16 bytes of the narrowest dtype, without which a GPU's matrix products are slower ones.
+# Rows of weights are padded to this many features: 16 bytes of a 16-bit dtype. Unaligned rows would give a GPU
+# slower matrix products.
 _ALIGNED = 8
 
 
 def stages(
     take: WeightSource, vision: DavitConfig, normalisation: Normalisation
 ) -> dict[str, tuple[WeightSet, ...]]:
-    """For ``davit.embed_pixels``, ``davit.embed`` and ``davit.block``, by region."""
+    """Returns the weights of ``davit.embed_pixels``, ``davit.embed`` and ``davit.block``, by region."""
     sets: dict[str, tuple[WeightSet, ...]] = {}
     for index, stage in enumerate(vision.stages):
         before, block = stage_regions(index + 1)
@@ -27,7 +28,8 @@ def stages(
 
 
 def _embed(take: WeightSource, stage: DavitStage, name: str) -> WeightSet:
-    """The weights under the kernel by place and channel, a row for each feature, and zeros for an aligned end."""
+    """Returns an embedding's weights, one row for each feature: by place under the kernel, then channel, then
+    zeros up to an aligned end."""
     weight = take.raw(f"{name}.conv.weight", stage.hidden_size, stage.input_size, stage.kernel, stage.kernel)
     weight = weight.permute(0, 2, 3, 1).flatten(1)
     weight = F.pad(weight, (0, -weight.shape[1] % _ALIGNED))
@@ -54,6 +56,6 @@ def _half(take: WeightSource, stage: DavitStage, name: str) -> WeightSet:
 
 
 def _depthwise(take: WeightSource, name: str, width: int) -> WeightSet:
-    """A weight for each place and channel, channels last as tokens have them."""
+    """Returns a depthwise convolution's weights with channels last, as tokens have them."""
     weight = take.raw(f"{name}.weight", width, 1, 3, 3).squeeze(1).permute(1, 2, 0)
     return take.place(weight), take(f"{name}.bias", width)

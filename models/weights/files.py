@@ -8,17 +8,17 @@ from torch import Tensor
 
 from snapcap.models.weights.listing import WeightsError, weight_files, weight_places
 
-_POINTER = b"version https://git-lfs"  # what Git has in place of a large file
+_POINTER = b"version https://git-lfs"  # beginning of the pointer that Git LFS leaves in place of a large file
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """Every tensor of the checkpoint, memory-mapped on the CPU, in the dtype of the file.
+    """Returns every tensor of the checkpoint by name, memory-mapped on the CPU, in the dtype of the file.
 
-    ``.bin`` files are pickles: they are read with ``weights_only=True``, which runs no code. Where several files
-    hold a tensor, that of the file which the index names is read.
+    ``.bin`` files are pickles. They are read with ``weights_only=True``, which runs no code. If several files hold
+    a tensor, the file that the index names is read.
 
     Raises:
-        WeightsError: a file cannot be read.
+        WeightsError: a file cannot be read, or two files hold a tensor and the index names neither.
     """
     tensors: dict[str, Tensor] = {}
     files: dict[str, str] = {}
@@ -39,7 +39,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
 def _read(path: Path) -> dict[str, Tensor]:
     try:
         return _tensors(path)
-    except pickle.UnpicklingError as error:  # torch's own text advises to read it unsafely
+    except pickle.UnpicklingError as error:  # torch's own message suggests loading the file unsafely
         raise WeightsError(
             f"{path.name} is refused: it is damaged, or holds more than tensors, which could run code; "
             "save the model as safetensors"
@@ -48,12 +48,12 @@ def _read(path: Path) -> dict[str, Tensor]:
         raise WeightsError(f"{path.name} cannot be read: {error.strerror or _first_line(error)}: {path}") from error
     except (ValueError, RuntimeError, EOFError) as error:
         raise WeightsError(f"{path.name} cannot be read: {_first_line(error)}") from error
-    except Exception as error:  # safetensors raises its own type, which derives from Exception alone
+    except Exception as error:  # safetensors raises its own type, a direct subclass of Exception
         raise WeightsError(f"{path.name} is damaged: {_first_line(error)}") from error
 
 
 def _first_line(error: Exception) -> str:
-    """torch explains a bad pickle on a page of its own."""
+    """Returns the first line of an error's text. torch's text about a bad pickle fills a page."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
@@ -62,9 +62,9 @@ def _tensors(path: Path) -> dict[str, Tensor]:
         head = file.read(len(_POINTER))
     if head == _POINTER:
         raise ValueError("it is a Git LFS pointer to the file; run git lfs pull")
-    # A header of JSON behind its length, whatever the file is called.
+    # A safetensors file has any name: its length field is followed by a JSON header.
     if path.suffix == ".safetensors" or head[8:9] == b"{":
-        from safetensors.torch import load_file  # noqa: PLC0415  only where it is needed
+        from safetensors.torch import load_file  # noqa: PLC0415 - only safetensors files need it
 
         return load_file(path)
     mappable = head[:2] == b"PK"  # a zip; torch wrote plain pickles before 1.6

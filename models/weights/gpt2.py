@@ -1,6 +1,6 @@
 """Arranges a GPT-2 decoder's tensors in the order its regions take them.
 
-Its linear layers are stored [in, out].
+Linear layers are stored [in, out].
 """
 
 import torch
@@ -10,7 +10,8 @@ from snapcap.models.weights.source import WeightSet, WeightSource
 
 
 def cross_kv(take: WeightSource, decoder: Gpt2Config) -> WeightSet:
-    """Keys and values of all layers as one linear layer [out, in], for ``models.regions.state.cross_kv``."""
+    """Returns keys and values of all layers as one linear layer [out, in], for
+    ``models.regions.state.cross_kv``."""
     width = decoder.hidden_size
     names = [f"decoder.h.{layer}.crossattention.c_attn" for layer in range(decoder.num_layers)]
     weight = torch.cat([take.raw(f"{name}.weight", width, 2 * width).t() for name in names])
@@ -18,7 +19,7 @@ def cross_kv(take: WeightSource, decoder: Gpt2Config) -> WeightSet:
 
 
 def embed(take: WeightSource, decoder: Gpt2Config) -> WeightSet:
-    """For ``gpt2.embed``."""
+    """Returns the weights of ``gpt2.embed``."""
     return (
         take("decoder.wte.weight", decoder.vocab_size, decoder.hidden_size),
         take("decoder.wpe.weight", decoder.n_positions, decoder.hidden_size),
@@ -26,13 +27,14 @@ def embed(take: WeightSource, decoder: Gpt2Config) -> WeightSet:
 
 
 def block(take: WeightSource, decoder: Gpt2Config, layer: int) -> WeightSet:
-    """For ``gpt2.block``."""
+    """Returns the weights of ``gpt2.block``."""
     width, inner, name = decoder.hidden_size, decoder.inner_size, f"decoder.h.{layer}"
 
     def linear(part: str, inputs: int, outputs: int) -> WeightSet:
         weight, bias = take.affine(f"{name}.{part}", inputs, outputs, bias=outputs)
-        # The shape is the checkpoint's. On CUDA what makes an output lies together, so that a program of a few
-        # outputs reads whole lines of memory; on a CPU the file's own order needs no copy and is as fast.
+        # The shape is the checkpoint's. On CUDA the weights of one output are contiguous, so a program that
+        # computes a few outputs reads whole lines of memory. On a CPU the file's own order needs no copy and is as
+        # fast.
         return (weight.t().contiguous().t() if take.layout == "cuda" else weight), bias
 
     return (
@@ -49,6 +51,6 @@ def block(take: WeightSource, decoder: Gpt2Config, layer: int) -> WeightSet:
 
 
 def head(take: WeightSource, decoder: Gpt2Config, token: torch.Tensor) -> WeightSet:
-    """For ``gpt2.head``; ``token`` is the embedding on the device."""
+    """Returns the weights of ``gpt2.head``. ``token`` is the embedding on the device."""
     weight = take.head("decoder.lm_head.weight", token, decoder.tied_head)
     return *take.affine("decoder.ln_f", decoder.hidden_size), weight

@@ -1,4 +1,4 @@
-"""Lists the files of a checkpoint that hold its weights: one file, or those that an index names. No torch."""
+"""Lists the files of a checkpoint that hold its weights: one file, or the files of an index. Imports no torch."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
@@ -7,39 +7,42 @@ from snapcap.models.errors import UserError
 from snapcap.models.fields import is_there, read_bytes
 from snapcap.models.json_object import load_object
 
-# A single file and an index of several, in transformers' order: the first that is there is read.
+# A single file and an index of several files, in transformers' order: the first that exists is read.
 FORMATS = (
     ("model.safetensors", "model.safetensors.index.json"),
     ("pytorch_model.bin", "pytorch_model.bin.index.json"),
 )
 MOST_INDEX_BYTES = 16 * 1024 * 1024
-MOST_FILES = 1024  # that an index names
-_MOST_NAME = 255  # bytes of a name in a folder
+MOST_FILES = 1024  # greatest number of files in an index
+_MOST_NAME = 255  # greatest length in bytes of a folder's or file's name
 _OTHERS = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf", ".onnx")
 
 
 class WeightsError(UserError):
-    """Weights that cannot be read or do not fit; one line that says what and where."""
+    """Weights that cannot be read or do not fit the model. The message is one line that says what is wrong and
+    where."""
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that hold the weights: safetensors before ``.bin``, a single file before an index.
+    """Returns the files that hold the weights: safetensors before ``.bin``, a single file before an index.
 
     Raises:
-        WeightsError: there are none, or an index names a file that is not there.
-        FileError: the system does not let them be looked at.
+        WeightsError: there are none, or an index is invalid or names a file that does not exist.
+        FileError: the system does not allow a file to be read.
     """
     return [folder / name for name in weight_names(folder) if name not in _INDEXES]
 
 
 def weight_places(folder: Path) -> Mapping[str, str]:
-    """The file of each tensor, by name, as an index says; empty where one file has them all. Raises as above."""
+    """Returns the file of each tensor, by name, from an index. Empty if one file holds all tensors. Raises like
+    ``weight_files``."""
     names = weight_names(folder)
     return _places(folder, names[0]) if names[0] in _INDEXES else {}
 
 
 def weight_names(folder: Path) -> list[str]:
-    """As ``weight_files``, by name in the folder; an index that names them is the first. Raises as above."""
+    """Returns the names of the files of ``weight_files``. An index goes before the files that it names. Raises
+    like ``weight_files``."""
     names = wanted_names(folder)
     if not names:
         raise WeightsError(_nothing(folder))
@@ -50,20 +53,23 @@ def weight_names(folder: Path) -> list[str]:
 
 
 def wanted_names(folder: Path) -> list[str]:
-    """As ``choose_weights``, of a folder in which the files that an index names may be missing. Raises as above."""
+    """Returns ``choose_weights`` for a folder. Files that an index names may be missing. Raises like
+    ``choose_weights``."""
     return choose_weights(lambda name: is_there(folder / name), lambda index: _index_bytes(folder / index))
 
 
 def choose_weights(has: Callable[[str], bool], read: Callable[[str], bytes]) -> list[str]:
-    """The names of the files that hold the weights of a checkpoint, wherever it is; an index that names them is the
-    first. Empty without any.
+    """Returns the names of the files that hold a checkpoint's weights. An index goes before the files that it
+    names.
+
+    The checkpoint may be in a folder or elsewhere. The list is empty if it has no weights.
 
     Args:
-        has: whether the checkpoint has a file of that name.
-        read: the content of an index, of which ``MOST_INDEX_BYTES`` and one more are enough.
+        has: returns whether the checkpoint has a file of that name.
+        read: returns the content of an index; ``MOST_INDEX_BYTES`` + 1 bytes are enough.
 
     Raises:
-        WeightsError: the index is none, or names what cannot be a file of the checkpoint.
+        WeightsError: the index is invalid, or holds a name that cannot be a file of the checkpoint.
     """
     for single, index in FORMATS:
         if has(single):
@@ -74,10 +80,10 @@ def choose_weights(has: Callable[[str], bool], read: Callable[[str], bytes]) -> 
 
 
 def index_places(content: bytes, index: str) -> dict[str, str]:
-    """The file of each tensor, by name, in an index.
+    """Returns the file of each tensor, by name, from the content of an index.
 
     Raises:
-        WeightsError: it is none, or names what cannot be a file of the checkpoint.
+        WeightsError: the index is invalid, or holds a name that cannot be a file of the checkpoint.
     """
     if len(content) > MOST_INDEX_BYTES:
         raise WeightsError(f"{index} has more than {MOST_INDEX_BYTES} bytes")
@@ -97,8 +103,8 @@ def index_places(content: bytes, index: str) -> dict[str, str]:
 
 
 def is_safe_name(name: str) -> bool:
-    """Whether a name leads to a file in the folder that it is looked up in, or in one below it, and to none that is
-    hidden or a program."""
+    """Returns whether a name is a path inside a folder, at most four levels deep, and neither hidden nor a Python
+    program."""
     parts = name.split("/")
     return (
         name.isprintable()

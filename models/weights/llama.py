@@ -1,4 +1,4 @@
-"""Arranges a Llama decoder's tensors in the order its regions take them, and works out its rotary frequencies."""
+"""Arranges a Llama decoder's tensors in the order its regions take them, and computes its rotary frequencies."""
 
 import math
 
@@ -11,35 +11,37 @@ from snapcap.models.weights.source import WeightSet, WeightSource
 
 
 def embed(take: WeightSource, decoder: LlamaConfig) -> WeightSet:
-    """For ``llama.embed``."""
+    """Returns the weights of ``llama.embed``."""
     return (take("decoder.token", decoder.vocab_size, decoder.hidden_size),)
 
 
 def blocks(take: WeightSource, decoder: LlamaConfig) -> tuple[WeightSet, ...]:
-    """For ``llama.block`` and ``llama.prefix_block``; all layers have one tensor of frequencies."""
+    """Returns the weights of ``llama.block`` and ``llama.prefix_block``. All layers share one tensor of
+    frequencies."""
     turns = take.place(frequencies(decoder.rope, decoder.head_dim), torch.float32)
     return tuple(_block(take, decoder, layer, turns) for layer in range(decoder.num_layers))
 
 
 def prefix_end(block: WeightSet) -> WeightSet:
-    """For ``llama.prefix_end``, of the last layer's tensors."""
+    """Returns the weights of ``llama.prefix_end``, from those of the last layer."""
     norm, qkv, turns, *_ = block
     return norm, qkv, turns
 
 
 def head(take: WeightSource, decoder: LlamaConfig, token: Tensor) -> WeightSet:
-    """For ``llama.head``; ``token`` is the embedding on the device."""
+    """Returns the weights of ``llama.head``. ``token`` is the embedding on the device."""
     weight = take.head("decoder.head.weight", token, decoder.tied_head)
     return take("decoder.norm", decoder.hidden_size), weight
 
 
 def prefix(take: WeightSource, ids: tuple[int, ...], token: Tensor) -> WeightSet:
-    """Embeddings [n, D] of what stands before the image in every row, if anything does."""
+    """Returns the embeddings [n, D] of the tokens before the image in every row. Empty if there are none."""
     return (take.place(token[list(ids)]),) if ids else ()
 
 
 def projection(take: WeightSource, decoder: LlavaConfig, inputs: int) -> WeightSet:
-    """For ``llava.project``; ``inputs`` is the encoder's width. Without a bias the region adds zeros."""
+    """Returns the weights of ``llava.project``. ``inputs`` is the encoder's width. A projector without a bias gets
+    zeros."""
     width = decoder.hidden_size
     if decoder.projector_bias:
         return *take.affine("projection1", width, inputs), *take.affine("projection2", width, width)
@@ -63,7 +65,11 @@ def _block(take: WeightSource, decoder: LlamaConfig, layer: int, turns: Tensor) 
 
 
 def frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
-    """[head_dim / 2] fp32: radians by which a position turns each pair of a head's features."""
+    """Returns rotary frequencies [head_dim / 2] fp32: the radians by which one position rotates each pair of
+    features (Su et al., 2021).
+
+    With ``rope.scaling``, frequencies are scaled as in Llama 3.1, or divided by a single factor.
+    """
     turns = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2).float() / head_dim))
     if not rope.scaling:
         return turns

@@ -39,7 +39,7 @@ __all__ = ["Normalisation", "WeightSet", "Weights", "load_weights", "weight_byte
 
 
 def weight_bytes(weights: Weights[Tensor]) -> int:
-    """Bytes on the device; a tied tensor counts once."""
+    """Returns the bytes of all weights on the device. A tied tensor counts once."""
     unique = {t.data_ptr(): t.nbytes for layers in weights.sets.values() for layer in layers for t in layer}
     return sum(unique.values())
 
@@ -52,12 +52,13 @@ def load_weights(
     dtype: torch.dtype,
     layout: str | None = None,
 ) -> Weights[Tensor]:
-    """Read a checkpoint folder (safetensors or ``.bin``, one file or sharded) into region weights.
+    """Reads a checkpoint folder (safetensors or ``.bin``, one file or sharded) into region weights.
 
-    Strict: a tensor that is missing, left over, or of another shape is an error that names it.
+    A tensor that is missing, left over, or of another shape is an error that names it.
 
     Args:
-        layout: the type of the device that will read them, cpu or cuda, if it is not this one.
+        dtype: the dtype of the weights; statistics of pixels and rotary frequencies are fp32.
+        layout: the type of the device that will read the weights, cpu or cuda. None is the type of ``device``.
 
     Raises:
         WeightsError: the files cannot be read or do not fit the configuration.
@@ -83,11 +84,11 @@ def load_weights(
 
 
 def _distinct(tensors: Mapping[str, Tensor], config: ModelConfig) -> dict[str, str]:
-    """The checkpoint's name of each of our tensors.
+    """Returns the checkpoint's name of each tensor, by snapcap's name.
 
     Raises:
-        WeightsError: two tensors that differ are one to the model, as with and without a prefix; or a tensor is of
-            an adapter.
+        WeightsError: two different tensors have the same name in snapcap, such as with and without a prefix, or a
+            tensor belongs to an adapter.
     """
     theirs: dict[str, str] = {}
     for name, ours in config.names.canonical(tensors).items():
@@ -171,7 +172,7 @@ def _decoder(take: WeightSource, config: ModelConfig) -> dict[str, tuple[WeightS
 def _git_prefix(
     take: WeightSource, config: ModelConfig, blocks: tuple[WeightSet, ...]
 ) -> dict[str, tuple[WeightSet, ...]]:
-    """For ``git.project`` and, with the tensors of the decoder's own blocks, for the prefix."""
+    """Returns the weights of GIT's prefix: of ``git.project``, and of the decoder's own blocks."""
     inputs, width = config.vision.hidden_size, config.decoder.hidden_size
     projection = (
         *take.affine("encoder.norm", inputs),
@@ -184,7 +185,7 @@ def _git_prefix(
 
 
 def _llama(take: WeightSource, config: ModelConfig, decoder: LlamaConfig) -> dict[str, tuple[WeightSet, ...]]:
-    """Likewise, for what stands between encoder and decoder, and ``llama``."""
+    """Returns the weights of ``llama``'s regions, and of the projector between encoder and decoder."""
     embed = llama_weights.embed(take, decoder)
     blocks = llama_weights.blocks(take, decoder)
     prefix = llama_weights.prefix(take, config.prefix, embed[0])

@@ -1,4 +1,4 @@
-"""Holds the weights of regions, whatever tensors they are. No torch."""
+"""Holds the weights of regions, for every kind of tensor. Imports no torch."""
 
 from collections.abc import Mapping
 from typing import Generic
@@ -16,7 +16,7 @@ class Weights(Generic[B]):
 
     @classmethod
     def of_names(cls, regions: Mapping[str, tuple[tuple[str, ...], ...]], tensors: Mapping[str, B]) -> "Weights[B]":
-        """``regions``: for each region and layer the names of its tensors."""
+        """Returns weights from tensors by name. ``regions`` holds the names for each region and layer."""
         return cls(
             {
                 region: tuple(tuple(tensors[name] for name in layer) for layer in layers)

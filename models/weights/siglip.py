@@ -1,4 +1,4 @@
-"""Arranges SigLIP's tensors before and after its blocks, which are ``weights.vit``'s, as its regions take them."""
+"""Arranges the tensors of SigLIP's regions before and after its blocks. ``weights.vit`` arranges the blocks."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from snapcap.models.weights.vit import Normalisation, patch
 
 
 def embed(take: WeightSource, vision: SiglipConfig, normalisation: Normalisation) -> WeightSet:
-    """For ``siglip.embed``."""
+    """Returns the weights of ``siglip.embed``."""
     length, width = vision.output_shape
     position = take.raw("encoder.position", length, width)
     if vision.bucketed:
@@ -19,16 +19,17 @@ def embed(take: WeightSource, vision: SiglipConfig, normalisation: Normalisation
 
 
 def projection(take: WeightSource, vision: SiglipConfig, width: int) -> WeightSet:
-    """For ``siglip.project``; ``width`` is the decoder's."""
+    """Returns the weights of ``siglip.project``. ``width`` is the decoder's."""
     inputs = vision.pixel_shuffle**2 * vision.hidden_size
     return *take.affine("encoder.norm", vision.hidden_size), take("projection", width, inputs)
 
 
 def bucketed_positions(grid: tuple[int, int]) -> Tensor:
-    """[patches] int64: the row of the position table for each patch of a whole image, as transformers looks it up.
+    """Returns the row of the position table for each patch of a whole image, as transformers does: [patches]
+    int64.
 
-    By fractions of a side in fp32, whose rounding gives two patches one position at some numbers of patches, such
-    as 25 or 29 a side: the tables were trained so.
+    Rows are found by fractions of a side in fp32. At some numbers of patches, such as 25 or 29 a side, rounding
+    gives two patches one position. The tables were trained with these positions.
     """
     down, across = (
         torch.bucketize(

@@ -1,4 +1,4 @@
-"""Hands out a checkpoint's tensors by name: checked, converted, and remembered, so that none is left over."""
+"""Hands out a checkpoint's tensors by name, checked and converted, and remembers which are left over."""
 
 from collections.abc import Mapping
 
@@ -12,10 +12,10 @@ WeightSet = tuple[Tensor, ...]
 
 
 class WeightSource:
-    """Tensors by snapcap's names, in the dtype of the file, to be handed out as regions want them. Errors have the
-    checkpoint's names.
+    """Tensors by snapcap's names, in the dtype of the file, which are handed out in the layout of regions.
 
-    On CUDA they are there already, so what is cut, joined or turned around is so on the device.
+    Errors have the checkpoint's names. On CUDA the tensors are on the device from the start, so cutting, joining
+    and transposing happen there.
     """
 
     def __init__(
@@ -29,10 +29,11 @@ class WeightSource:
         *,
         tied_head: bool,
     ) -> None:
-        """
+        """Takes the tensors of a checkpoint.
+
         Args:
-            theirs: the checkpoint's name of each tensor; ``names`` says it of those that it has not.
-            layout: the type of the device that will read them, which decides how they lie in memory.
+            theirs: the checkpoint's name of each tensor; ``names`` gives the names of missing ones for errors.
+            layout: the type of the device that will read the weights, which decides how they lie in memory.
             tied_head: the head may be the token embedding.
         """
         self.layout = layout
@@ -48,14 +49,14 @@ class WeightSource:
         self._dtype = dtype
 
     def has(self, name: str) -> bool:
-        """Whether the checkpoint has the tensor, handed out or not."""
+        """Returns whether the checkpoint has the tensor, handed out or not."""
         return name in self._theirs
 
     def raw(self, name: str, *shape: int) -> Tensor:
-        """The tensor as the file has it; it is given once, so that its memory is free when it is of no more use.
+        """Returns the tensor as the file has it. Returns it only once, so its memory can be freed after use.
 
         Raises:
-            WeightsError: it is not there, holds no floating-point numbers, or has another shape than this.
+            WeightsError: the tensor is missing, is not of floating-point numbers, or has another shape.
         """
         tensor = self._tensors.pop(name, None)
         if tensor is None:
@@ -74,7 +75,8 @@ class WeightSource:
         return tensor
 
     def place(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """Contiguous and, on CUDA, the beginning of its memory: compiled kernels read 16 bytes at a time."""
+        """Returns the tensor on the device, contiguous. On CUDA it begins its own allocation, because compiled
+        kernels read 16 bytes at a time."""
         placed = tensor.to(device=self._device, dtype=dtype or self._dtype).contiguous()
         return placed.clone() if placed.is_cuda and placed.storage_offset() else placed
 
@@ -82,31 +84,36 @@ class WeightSource:
         return self.place(self.raw(name, *shape))
 
     def affine(self, name: str, *weight_shape: int, bias: int | None = None) -> WeightSet:
-        """``name.weight`` and ``name.bias``, of a norm or of a linear layer [out, in]."""
+        """Returns ``name.weight`` and ``name.bias`` of a norm, or of a linear layer [out, in]."""
         width = weight_shape[0] if bias is None else bias
         return self(f"{name}.weight", *weight_shape), self(f"{name}.bias", width)
 
     def turned(self, placed: Tensor) -> Tensor:
-        """The weight [out, in] of a layer that many rows go through at once, as an encoder's: for a CPU in fp32 it
-        lies as [in, out], so that a product reads it from one end to the other without turning it around."""
+        """Returns the weight [out, in] of a layer that many rows go through at once, such as an encoder's.
+
+        For a CPU in fp32 its memory is that of [in, out], so a product reads it in order, without transposing it.
+        """
         if self.layout != "cpu" or placed.dtype != torch.float32:
             return placed
         return placed.t().contiguous().t()
 
     def wide(self, name: str, outputs: int, inputs: int) -> WeightSet:
-        """``affine`` of such a layer."""
+        """Returns ``affine``, with the weight laid out by ``turned``."""
         weight, bias = self.affine(name, outputs, inputs)
         return self.turned(weight), bias
 
     def stacked(self, names: list[str], *shape: int) -> Tensor:
-        """The tensors of these names, one under the other."""
+        """Returns the tensors of these names, concatenated along the first dimension."""
         return self.place(torch.cat([self.raw(name, *shape) for name in names]))
 
     def head(self, name: str, placed_token: Tensor, tied: bool) -> Tensor:
-        """The head's weight: the token embedding itself where the two are tied.
+        """Returns the head's weight, which is the token embedding itself if the two are tied.
 
-        A tied checkpoint may hold the head as well. As in transformers, a copy is the embedding, and one that
-        differs is a head of its own, whatever the configuration says.
+        A tied checkpoint may hold the head as well. Like in transformers, an equal head is the embedding, and a
+        different one is a head of its own, whatever the configuration says.
+
+        Raises:
+            WeightsError: the head is not tied and missing.
         """
         if tied:
             return self.copy(name, placed_token)
@@ -115,18 +122,20 @@ class WeightSource:
         return self(name, *placed_token.shape)
 
     def copy(self, name: str, placed: Tensor) -> Tensor:
-        """The tensor that is tied to another, which is on the device: the same one, but where the checkpoint has
-        both and they differ."""
+        """Returns ``placed``, to which the tensor ``name`` is tied, or the checkpoint's own tensor if it has one
+        that differs."""
         if not self.has(name):
             return placed
         own = self(name, *placed.shape)
-        # Tensors without memory, of which an import knows the shapes alone, may be equal.
+        # Meta tensors count as equal: an import that knows only shapes has no values to compare.
         same = own.is_meta or own.data_ptr() == placed.data_ptr() or torch.equal(own, placed)
         return placed if same else own
 
     def finish(self) -> None:
-        """Raises:
-        WeightsError: a tensor was never asked for.
+        """Checks that every tensor was handed out.
+
+        Raises:
+            WeightsError: a tensor was never asked for.
         """
         if self._tensors:
             names = ", ".join(sorted(self._theirs[name] for name in self._tensors)[:5])

@@ -9,7 +9,7 @@ from snapcap.models.weights.source import WeightSet, WeightSource
 
 @dataclass(frozen=True)
 class Normalisation:
-    """What the image processor does to a pixel value x: (x * rescale - mean) / std, per channel."""
+    """Normalisation of a pixel value x by the image processor: (x * rescale - mean) / std, for each channel."""
 
     rescale: float
     mean: tuple[float, ...]
@@ -17,26 +17,27 @@ class Normalisation:
 
 
 def embed(take: WeightSource, vision: VisionConfig, normalisation: Normalisation) -> WeightSet:
-    """For ``vit.embed``. DeiT's distillation token goes with the class token: both stand before the patches."""
+    """Returns the weights of ``vit.embed``. DeiT's distillation token is joined to the class token before the
+    patches."""
     around = _clip_tokens(take, vision) if isinstance(vision, ClipConfig) else _tokens(take, vision)
     return *patch(take, vision, normalisation), *around
 
 
 def patch(take: WeightSource, vision: VisionConfig, normalisation: Normalisation) -> WeightSet:
-    """The statistics of pixels, and what embeds a patch, as a matrix [width, 3 * height * breadth]."""
+    """Returns the statistics of pixels, and the patch embedding as a matrix [width, 3 * height * breadth]."""
     width, (height, breadth) = vision.hidden_size, vision.patch_size
     weight = take.raw("encoder.patch.weight", width, 3, height, breadth).reshape(width, 3 * height * breadth)
     return *statistics(take, normalisation), take.turned(take.place(weight))
 
 
 def statistics(take: WeightSource, normalisation: Normalisation) -> WeightSet:
-    """What pixels are normalised with, in fp32."""
+    """Returns rescale, mean and std of pixels, in fp32."""
     each = ([normalisation.rescale], normalisation.mean, normalisation.std)
     return tuple(take.place(torch.tensor(values), torch.float32) for values in each)
 
 
 def _tokens(take: WeightSource, vision: VisionConfig) -> WeightSet:
-    """The patches' bias, what stands before them, and positions."""
+    """Returns the patches' bias, the tokens before the patches, and positions."""
     length, width = vision.output_shape
     leading = [take.raw("encoder.class_token", 1, 1, width)]
     if vision.leading_tokens == 2:
@@ -46,7 +47,7 @@ def _tokens(take: WeightSource, vision: VisionConfig) -> WeightSet:
 
 
 def _clip_tokens(take: WeightSource, vision: ClipConfig) -> WeightSet:
-    """The same and the norm that follows; without a bias the region adds zeros."""
+    """Returns the same for CLIP, and the norm that follows. CLIP's patches have no bias and get zeros."""
     length, width = vision.output_shape
     return (
         take.place(torch.zeros(width)),
@@ -57,7 +58,7 @@ def _clip_tokens(take: WeightSource, vision: ClipConfig) -> WeightSet:
 
 
 def block(take: WeightSource, vision: VisionConfig, layer: int) -> WeightSet:
-    """For ``vit.block``."""
+    """Returns the weights of ``vit.block``."""
     width, inner, name = vision.hidden_size, vision.intermediate_size, f"encoder.layer.{layer}"
     return (
         *take.affine(f"{name}.norm1", width),
@@ -75,7 +76,7 @@ def _qkv(take: WeightSource, vision: VisionConfig, name: str) -> WeightSet:
         return take.wide(f"{name}.qkv", 3 * width, width)
     projections = [f"{name}.{projection}" for projection in ("query", "key", "value")]
     weight = take.turned(take.stacked([f"{projection}.weight" for projection in projections], width, width))
-    # Without qkv_bias the region adds zeros: one region for both, and the sum is exact.
+    # Without qkv_bias the region adds zeros, which is exact, so one region serves both cases.
     if not vision.qkv_bias:
         return weight, take.place(torch.zeros(3 * width))
     return weight, take.stacked([f"{projection}.bias" for projection in projections], width)

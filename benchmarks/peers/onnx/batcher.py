@@ -1,6 +1,7 @@
-"""Collects requests that wait into batches.
+"""Collects waiting requests into batches.
 
-What is there when the runner is free goes together; nothing is waited for, so a lone request is not delayed.
+A free thread runs all waiting requests as one batch, up to a limit. No thread waits for more requests, so a lone
+one is not delayed.
 """
 
 import threading
@@ -17,7 +18,7 @@ class Batcher(Generic[Item, Answer]):
     """Runs batches one after the other in each of its threads."""
 
     def __init__(self, run: Callable[[Sequence[Item]], Sequence[Answer]], most: int, workers: int) -> None:
-        """``run`` gives as many answers as it gets items; ``most``: items in one batch at most."""
+        """``run`` returns as many answers as it gets items. ``most`` is the greatest number of items in a batch."""
         self._run = run
         self._most = most
         self._waiting: SimpleQueue[tuple[Item, Future[Answer]]] = SimpleQueue()
@@ -34,7 +35,7 @@ class Batcher(Generic[Item, Answer]):
             batch = self._next_batch()
             try:
                 answers = self._run([item for item, _ in batch])
-            except Exception as error:  # theirs who asked, and not this thread's end
+            except Exception as error:  # an error of the requests, which must not end this thread
                 for _, future in batch:
                     future.set_exception(error)
                 continue
@@ -48,6 +49,6 @@ class Batcher(Generic[Item, Answer]):
                 batch.append(self._waiting.get_nowait())
             except Empty:
                 break
-        # Who has gone away is not run for.
+        # A request that was cancelled is not run.
         running = [each for each in batch if each[1].set_running_or_notify_cancel()]
         return running or self._next_batch()

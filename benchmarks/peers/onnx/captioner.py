@@ -1,4 +1,4 @@
-"""Runs an exported captioner with ONNX Runtime, greedy, a batch at a time. No torch."""
+"""Runs an exported captioner with ONNX Runtime, greedily, one batch at a time. Imports no torch."""
 
 import io
 from pathlib import Path
@@ -16,10 +16,10 @@ Pixels = NDArray[np.float32]
 
 
 class Captioner:
-    """Opens an export; threads may share it."""
+    """Opens an export. Threads may share it."""
 
     def __init__(self, folder: Path, threads: int) -> None:
-        """``threads``: of one operation."""
+        """``threads`` is the number of threads of one operation."""
         about = self.description = Description.read(folder)
         self._encoder = _open(folder / ENCODER, threads)
         self._decoder = _open(folder / DECODER, threads)
@@ -32,7 +32,7 @@ class Captioner:
         self._next = ["next", *(f"present_{name}" for name in about.cache_names)]
 
     def pixels(self, image: bytes) -> Pixels:
-        """An encoded image to [3, H, W], as transformers' processor has it."""
+        """Returns an encoded image as [3, H, W], normalised as by transformers' processor."""
         about = self.description
         picture = Image.open(io.BytesIO(image)).convert("RGB")
         picture = picture.resize((about.width, about.height), Image.Resampling(about.resample))
@@ -40,7 +40,7 @@ class Captioner:
         return np.ascontiguousarray(values.transpose(2, 0, 1))
 
     def encode(self, pixels: Pixels) -> dict[str, Any]:
-        """A batch [B, 3, H, W] to the decoder's inputs before its first step."""
+        """Encodes a batch [B, 3, H, W]. Returns the decoder's inputs before its first step."""
         about, rows = self.description, len(pixels)
         values = {"pixels": _value(pixels)}
         cross = self._encoder.run_with_ort_values(self._cross, values)
@@ -49,14 +49,14 @@ class Captioner:
         return {"tokens": start, **dict.fromkeys(self._past, empty), **dict(zip(self._cross, cross, strict=True))}
 
     def step(self, inputs: dict[str, Any]) -> NDArray[np.int64]:
-        """One token further; ``inputs`` are then those of the next step. Only the tokens leave the runtime."""
+        """Decodes one token, and updates ``inputs`` for the next step. Only the tokens leave the runtime."""
         tokens, *present = self._decoder.run_with_ort_values(self._next, inputs)
         inputs.update(zip(["tokens", *self._past], [tokens, *present], strict=True))
         chosen: NDArray[np.int64] = tokens.numpy()[:, 0]
         return chosen
 
     def generate(self, pixels: Pixels) -> list[list[int]]:
-        """The tokens of each row, without those that end it."""
+        """Returns the tokens of each row, without the end token."""
         inputs, ends = self.encode(pixels), self.description.ends
         rows: list[list[int]] = [[] for _ in pixels]
         going = set(range(len(rows)))
@@ -79,7 +79,8 @@ class Captioner:
 def _open(model: Path, threads: int) -> Any:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL  # was done ahead of time
+    # The export was optimised ahead of time.
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 

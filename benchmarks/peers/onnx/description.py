@@ -1,6 +1,6 @@
-"""Describes what an export holds beside its two models: how an image becomes pixels, and where a caption ends.
+"""Describes an export: how an image becomes pixels, the decoder's shapes, and where a caption ends.
 
-Imports nothing that costs: the server reads it at its start.
+The module imports nothing slow, because the server reads a description at its start.
 """
 
 import json
@@ -13,8 +13,12 @@ _FILE = "captioner.json"
 
 @dataclass(frozen=True)
 class Description:
-    """``resample``: Pillow's number of the filter. ``ends``: the tokens that end a caption, of which there may be
-    none. ``limit``: tokens after the start token at most."""
+    """The facts about an export beside its two models.
+
+    resample: Pillow's number of the filter.
+    ends: the tokens that end a caption. There may be none.
+    limit: greatest number of tokens after the start token.
+    """
 
     height: int
     width: int
@@ -38,5 +42,5 @@ class Description:
 
     @property
     def cache_names(self) -> list[str]:
-        """Keys and values of each layer, in the order of the decoder's inputs."""
+        """Names of the keys and values of each layer, in the order of the decoder's inputs."""
         return [f"{what}_{layer}" for layer in range(self.layers) for what in ("key", "value")]

@@ -2,7 +2,7 @@
 
     python -m snapcap.benchmarks.peers.onnx.export --model models/demo --output FOLDER
 
-Two models: the encoder, which ends with the keys and values of the cross-attentions, and a decode step with past
+There are two models. The encoder ends with the keys and values of the cross-attentions. A decode step takes past
 keys and values. ONNX Runtime's optimised graphs are saved with their weights beside them, which a start maps.
 """
 
@@ -19,13 +19,13 @@ from snapcap.benchmarks.harness.arguments import make_parser
 from snapcap.benchmarks.peers.onnx.description import DECODER, ENCODER, TOKENIZER, Description
 from snapcap.benchmarks.peers.onnx.modules import Decoder, Encoder
 
-# The first in which attention is one operation: an encode is 1.1 times as fast as with opset 18, and a decode step
-# of eight rows 1.2 times.
+# The first opset in which attention is one operation. Compared with opset 18, an encode is 1.1 times as fast, and
+# a decode step of eight rows 1.2 times.
 OPSET = 23
 
 
 def export(checkpoint: Path, output: Path) -> None:
-    """Write all files; the folder appears whole or not at all."""
+    """Writes all files of an export. The folder appears complete or not at all."""
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as name:
         staging = Path(name) / "export"
@@ -41,7 +41,7 @@ def _write(checkpoint: Path, staging: Path, work: Path) -> None:
     about.write(staging)
     shutil.copyfile(checkpoint / TOKENIZER, staging / TOKENIZER)
 
-    # Sizes of 0 and 1 are taken for constants, so an example has two rows and three tokens.
+    # torch takes sizes of 0 and 1 for constants, so the example has two rows and three tokens.
     rows, tokens = 2, 3
     pixels = torch.zeros(rows, 3, about.height, about.width)
     with torch.inference_mode():
@@ -69,12 +69,12 @@ def _write(checkpoint: Path, staging: Path, work: Path) -> None:
 
 
 def describe(model: Any, checkpoint: Path) -> Description:
-    """What the server has to know, as transformers reads it."""
+    """Returns the facts that the server needs, as transformers reads them."""
     processor_class: Any = transformers.AutoImageProcessor
     processor = processor_class.from_pretrained(checkpoint)
     generation, decoder = model.generation_config, model.config.decoder
     ends = generation.eos_token_id
-    # Without the number of new tokens the limit counts the start token.
+    # Without a number of new tokens, the limit is the length, which counts the start token.
     limit = generation.max_new_tokens or generation.max_length - 1
     return Description(
         height=processor.size["height"],
@@ -105,14 +105,15 @@ def _export(module: torch.nn.Module, inputs: tuple[Any, ...], path: Path, **opti
 
 
 def _optimise(source: Path, output: Path) -> None:
-    """All of ONNX Runtime's optimisations, for the CPU that this runs on, so that a start has none to make."""
+    """Saves a model after all of ONNX Runtime's optimisations for this CPU, so that a start has none to do."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.optimized_model_filepath = str(output)
-    options.log_severity_level = 3  # it warns that such a graph is for this kind of machine alone, as it is meant
+    # Hides the warning that the graph is for this kind of machine alone, which is intended.
+    options.log_severity_level = 3
     weights = f"{output.name}.weights"
     options.add_session_config_entry("session.optimized_model_external_initializers_file_name", weights)
-    # Matrices in the order that products read them: 240 M parameters open in two thirds of the time.
+    # Matrices are saved in the order in which products read them: 240 M parameters open in two thirds of the time.
     options.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
     onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
 

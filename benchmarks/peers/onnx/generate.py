@@ -1,9 +1,9 @@
-"""Measures the ONNX Runtime captioner without a server, in a process of its own, to compare the engine with.
+"""Measures the ONNX Runtime captioner without a server, in a process of its own, for comparison with the engine.
 
     python -m snapcap.benchmarks.peers.onnx.generate --model FOLDER --images FOLDER [--batches 1,4]
 
-Prints one result line: for each batch size captions/s and percentiles of a whole batch, images decoded before, and
-milliseconds of an encode and of a decode step at some numbers of rows.
+Prints one result line: for each batch size the captions/s and the percentiles of a whole batch, and for some
+numbers of rows the milliseconds of an encode and of a decode step. Images are decoded before.
 """
 
 import os
@@ -24,7 +24,8 @@ STEPS = 20
 
 
 def measure_steps(captioner: Captioner, pixels: Pixels) -> dict[str, float]:
-    """Milliseconds of an encode, and of a decode step, the mean of the first that a caption takes."""
+    """Returns the milliseconds of an encode, and of a decode step, the mean of a caption's first ``STEPS``
+    steps."""
     inputs = captioner.encode(pixels)
 
     def steps() -> None:
@@ -40,7 +41,8 @@ def measure_steps(captioner: Captioner, pixels: Pixels) -> dict[str, float]:
 
 
 def _each(run: Callable[[], None]) -> float:
-    """Milliseconds of one of the steps of ``run``; the best of three times, after one that does not count."""
+    """Returns the milliseconds of one of the steps of ``run``: the best of three times, after one that does not
+    count."""
     best = float("inf")
     for stretch in range(4):
         began = time.perf_counter()
@@ -52,14 +54,16 @@ def _each(run: Callable[[], None]) -> float:
 
 def main() -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("--model", type=Path, required=True, help="exported folder")
+    parser.add_argument("--model", type=Path, required=True, help="folder of the export")
     parser.add_argument("--images", type=Path, required=True, help="folder with images and captions.json")
     parser.add_argument("--device", choices=("cpu",), default="cpu")
-    text = "of one operation (default: one less than CPUs, as the server has it)"
+    text = "CPU threads of one operation (default: all CPUs but one, as in the server)"
     parser.add_argument("--threads", type=count, default=max(len(os.sched_getaffinity(0)) - 1, 1), help=text)
-    parser.add_argument("--batches", type=counts, default=[1], help="as 1,4,16")
-    parser.add_argument("--rows", type=counts, default=[1, 4, 8], help="of encodes and steps, as 1,4,8")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each batch size")
+    parser.add_argument("--batches", type=counts, default=[1], help="batch sizes, such as 1,4,16")
+    parser.add_argument(
+        "--rows", type=counts, default=[1, 4, 8], help="numbers of rows of encodes and steps, such as 1,4,8"
+    )
+    parser.add_argument("--seconds", type=float, default=5.0, help="seconds of each batch size")
     options = parser.parse_args()
     captioner = Captioner(options.model, options.threads)
     mark("ready")

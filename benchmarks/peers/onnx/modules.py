@@ -1,4 +1,4 @@
-"""Wraps transformers' own encoder and decoder as the two functions that are exported."""
+"""Wraps transformers' own encoder and decoder as the two functions to export."""
 
 from typing import Any, cast
 
@@ -8,7 +8,8 @@ from transformers import DynamicCache, EncoderDecoderCache
 
 
 class Encoder(nn.Module):
-    """Pixels to keys and values of every cross-attention: the decoder computes nothing of an image again."""
+    """Maps pixels to keys and values of every cross-attention, so the decoder computes nothing of an image
+    again."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -27,10 +28,10 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """One token of each row, and the keys and values so far, to the next token and those with it.
+    """Maps one token of each row, and the keys and values so far, to the next tokens and the new keys and values.
 
-    GPT-2's blocks are called and not the whole model, which would make masks that one token does not need. The
-    choice is made inside, so that logits never leave the runtime.
+    GPT-2's blocks are called instead of the whole model, which would make masks that one token does not need. The
+    greedy choice is made inside, so logits never leave the runtime.
     """
 
     def __init__(self, model: Any) -> None:
@@ -44,7 +45,7 @@ class Decoder(nn.Module):
         position = torch.full((1, 1), past[0].shape[2])
         hidden = transformer.wte(tokens) + transformer.wpe(position)
         for block in transformer.h:
-            # The image's states are there for their shape alone: their keys and values are in the cache.
+            # Only the shape of the image's states matters: their keys and values are in the cache.
             hidden = block(hidden, past_key_values=cache, encoder_hidden_states=hidden)
         logits = self._decoder.lm_head(transformer.ln_f(hidden))
         layers = cast(Any, cache.self_attention_cache).layers

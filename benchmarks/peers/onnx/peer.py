@@ -1,4 +1,4 @@
-"""Describes the ONNX Runtime server as a peer, whose models are exported once and kept."""
+"""Describes the ONNX Runtime server as a peer. Its models are exported once and kept."""
 
 import hashlib
 import json
@@ -14,14 +14,14 @@ from snapcap.benchmarks.harness.workload import Workload
 from snapcap.benchmarks.peers.peer import Peer
 
 ARCHITECTURE, DECODER = "VisionEncoderDecoderModel", "gpt2"
-# What an export depends on, beside the checkpoint.
+# The sources and packages on which an export depends, beside the checkpoint.
 _SOURCES = ("description.py", "modules.py", "export.py")
 _PACKAGES = ("onnxruntime", "onnxscript", "torch", "transformers")
 
 
 @dataclass(frozen=True)
 class OnnxPeer(Peer):
-    """On a CPU, which the onnxruntime package is for."""
+    """The ONNX Runtime server. The onnxruntime package runs on a CPU only."""
 
     def unavailable(self, workload: Workload, device: str) -> str:
         config = json.loads((workload.folder / "config.json").read_text())
@@ -47,7 +47,8 @@ class OnnxPeer(Peer):
 
 @cache
 def exported(checkpoint: Path, sets: Path) -> Path:
-    """Where the export of a checkpoint is kept: another one where the checkpoint, the exporter or a version is."""
+    """Returns the folder of a checkpoint's export, which depends on the checkpoint, the exporter and the packages'
+    versions."""
     digest = hashlib.sha256(json.dumps([version(name) for name in _PACKAGES]).encode())
     files = [each for each in sorted(checkpoint.iterdir()) if each.suffix in (".json", ".safetensors")]
     for file in [*files, *(Path(__file__).parent / name for name in _SOURCES)]:

@@ -3,9 +3,9 @@
     python -m snapcap.benchmarks.peers.onnx.export --model models/demo --output FOLDER
     python -m snapcap.benchmarks.peers.onnx.server --model FOLDER --port 8102
 
-The models are opened beside the import of FastAPI and before the port is bound. Images are decoded in a thread
-pool, and those that wait for the model go through it as one batch. The defaults are what gave 16 clients of the
-demo model most captions/s on two CPUs (`benchmarks/README.md`): all CPUs but one for the model, that one for HTTP.
+The models are opened while FastAPI is imported, before the port is bound. Images are decoded in a thread pool.
+Decoded images that wait for the model go through it as one batch. The defaults gave 16 clients of the demo model
+most captions/s on two CPUs (`benchmarks/README.md`): all CPUs but one for the model, and one for HTTP.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from snapcap.benchmarks.harness.marks import mark
 
 
 def create_app(captioner: Any, options: argparse.Namespace) -> Any:
-    """The application over an open captioner."""
+    """Returns the application over an open captioner."""
     import asyncio
 
     import numpy as np
@@ -49,22 +49,26 @@ def create_app(captioner: Any, options: argparse.Namespace) -> Any:
 
 def main() -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("--model", type=Path, required=True, help="exported folder")
+    parser.add_argument("--model", type=Path, required=True, help="folder of the export")
     parser.add_argument("--device", choices=("cpu",), default="cpu")
     parser.add_argument("--port", type=int, default=8102)
     cpus = len(os.sched_getaffinity(0))
-    text = "of one operation (default: one less than CPUs)"
+    text = "CPU threads of one operation (default: all CPUs but one)"
     parser.add_argument("--threads", type=count, default=max(cpus - 1, 1), help=text)
-    parser.add_argument("--workers", type=count, default=1, help="batches at a time (default: %(default)s)")
-    parser.add_argument("--batch", type=count, default=8, help="images in one at most (default: %(default)s)")
-    text = "threads that decode images (default: as many as CPUs)"
+    parser.add_argument(
+        "--workers", type=count, default=1, help="number of batches at a time (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--batch", type=count, default=8, help="greatest number of images in a batch (default: %(default)s)"
+    )
+    text = "number of threads that decode images (default: number of CPUs)"
     parser.add_argument("--image-threads", type=count, default=cpus, help=text)
     options = parser.parse_args()
     mark("interpreter")
     from snapcap.benchmarks.peers.onnx.captioner import Captioner
 
     mark("import_onnxruntime")
-    with ThreadPoolExecutor(1) as beside:  # the runtime does not hold Python's lock while it opens them
+    with ThreadPoolExecutor(1) as beside:  # the runtime releases Python's lock while it opens models
         opening = beside.submit(Captioner, options.model, options.threads)
         import fastapi  # noqa: F401
         import uvicorn

@@ -1,4 +1,4 @@
-"""Injects faults of clients, many at once and straight at one server: they stall, they leave, they flood."""
+"""Injects faults of many clients at once, straight into one server: they stall, they leave, they flood."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,7 +21,7 @@ def good_request() -> bytes:
 
 @asynccontextmanager
 async def stalled(_: World, replica: Replica) -> AsyncIterator[Healed]:
-    """Half a body each, and nothing more."""
+    """Sends half a body from each client, and nothing more."""
     half = good_request()[:-100]
     stalling = asyncio.gather(*(leave(replica.port, half, STALL_S) for _ in range(STALLED)))
     yield lambda: True
@@ -30,7 +30,7 @@ async def stalled(_: World, replica: Replica) -> AsyncIterator[Healed]:
 
 @asynccontextmanager
 async def left(_: World, replica: Replica) -> AsyncIterator[Healed]:
-    """A whole request each, whose answer nobody waits for."""
+    """Sends a whole request from each client, which leaves before the reply."""
     leaving = asyncio.gather(*(leave(replica.port, good_request(), turn % 10 / 100) for turn in range(LEAVING)))
     yield lambda: True
     await leaving
@@ -38,7 +38,7 @@ async def left(_: World, replica: Replica) -> AsyncIterator[Healed]:
 
 @asynccontextmanager
 async def flooded(world: World, replica: Replica) -> AsyncIterator[Healed]:
-    """Good requests, many times what the queue holds."""
+    """Sends many times more good requests than the queue holds."""
     asking = asyncio.gather(*(status_of(replica.port, good_request(), 60.0) for _ in range(FLOOD)))
     yield asking.done
     world.bad.answered.update(await asking)

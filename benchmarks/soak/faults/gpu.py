@@ -11,7 +11,7 @@ from snapcap.benchmarks.soak.replica import Replica
 from snapcap.benchmarks.soak.world import Fault, Healed, World
 
 HELD_S = 8.0
-# All that is free, in ever smaller pieces.
+# Takes all free memory, in ever smaller pieces.
 _TAKE = """
 import sys, time, torch
 held, size = [], 1 << 34
@@ -27,7 +27,7 @@ time.sleep(float(sys.argv[1]))
 
 @asynccontextmanager
 async def taker(seconds: float) -> AsyncIterator[None]:
-    """A process that holds all memory that is free."""
+    """Runs a process that holds all free memory of the device."""
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", _TAKE, str(seconds), stdout=pipe)
     if process.stdout is None or await process.stdout.readline() != b"held\n":
@@ -40,14 +40,14 @@ async def taker(seconds: float) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def memory_taken(_: World, __: Replica) -> AsyncIterator[Healed]:
-    """While both servers caption."""
+    """Takes the device's memory while both servers caption."""
     async with taker(HELD_S):
         yield lambda: True
 
 
 @asynccontextmanager
 async def memory_taken_at_start(world: World, replica: Replica) -> AsyncIterator[Healed]:
-    """A server starts where nothing is free; it is started again until something is."""
+    """Starts a server while no device memory is free. The server is started again until there is some."""
     async with drained(world, replica) as healed, taker(HELD_S):
         yield healed
 

@@ -9,13 +9,17 @@ from snapcap.benchmarks.harness.processes import is_gone
 from snapcap.benchmarks.soak.replica import Replica
 from snapcap.benchmarks.soak.world import Fault, Healed, World
 
-ENGINE, DECODE_PARENT, FIRST_DECODE = 0, 1, 2  # of `Replica.parts`
+ENGINE, DECODE_PARENT, FIRST_DECODE = 0, 1, 2  # indexes of `Replica.parts`
 Injection = Callable[[World, Replica], AbstractAsyncContextManager[Healed]]
 
 
 def signalled(number: int, part: int | None) -> Injection:
-    """Sends a signal to a part of the server, or to the process that answers. Nobody takes a stop back: it is there
-    again when the process that was stopped is gone, and there are as many as before."""
+    """Returns a fault that sends a signal to a part of the server, or to the process that answers if ``part`` is
+    None.
+
+    A stopped process is never continued. The server has recovered when this process is gone, and there are as many
+    parts as before.
+    """
 
     @asynccontextmanager
     async def inject(_: World, replica: Replica) -> AsyncIterator[Healed]:
@@ -38,7 +42,7 @@ def signalled(number: int, part: int | None) -> Injection:
 
 @asynccontextmanager
 async def drained(_: World, replica: Replica) -> AsyncIterator[Healed]:
-    """As a rolling update does it."""
+    """Drains the server, as a rolling update does."""
     start = replica.starts
     replica.went_down()
     replica.signal(signal.SIGTERM)

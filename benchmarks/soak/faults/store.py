@@ -14,11 +14,11 @@ from snapcap.benchmarks.soak.world import Fault, Healed, World
 
 STEP = "+3600s"
 NO_STEP = "+0s"
-SEEN_S = 2.0  # by then the library has looked at the file again
+SEEN_S = 2.0  # seconds after which libfaketime has read the file again
 
 
 def store_that(lie: Lie) -> Injection:
-    """Start a server that has to fetch everything from it."""
+    """Returns a fault that starts a server without a cache, while the store's proxy applies ``lie``."""
 
     @asynccontextmanager
     async def inject(world: World, replica: Replica) -> AsyncIterator[Healed]:
@@ -37,7 +37,7 @@ def store_that(lie: Lie) -> Injection:
 
 @asynccontextmanager
 async def disk_full(world: World, replica: Replica) -> AsyncIterator[Healed]:
-    """Not a byte is free in the cache folder, and nothing that the start needs is in it."""
+    """Starts a server with an empty cache folder, on a disk without a free byte."""
     filler = replica.cache / "filler"
     replica.empty_cache()
     try:
@@ -52,7 +52,7 @@ async def disk_full(world: World, replica: Replica) -> AsyncIterator[Healed]:
 
 @asynccontextmanager
 async def disk_read_only(world: World, replica: Replica) -> AsyncIterator[Healed]:
-    """As a volume becomes when its file system has an error."""
+    """Starts a server with a read-only cache folder, like a volume whose file system has an error."""
     remount(replica.cache, "ro")
     try:
         async with drained(world, replica) as healed:
@@ -67,14 +67,16 @@ def remount(folder: Path, mode: str) -> None:
 
 @asynccontextmanager
 async def clock_stepped(world: World, replica: Replica) -> AsyncIterator[Healed]:
-    """The time of day of a server that runs jumps an hour ahead, and back; its monotonic clock does not. First it
-    is started with a clock of its own, and afterwards without."""
+    """Moves the time of day of a running server an hour ahead, and back. Its monotonic clock does not change.
+
+    The server is restarted with a clock of its own before, and without it afterwards.
+    """
     clock, before = replica.cache.parent / f"{replica.name}.clock", dict(replica.extra)
     clock.write_text(NO_STEP)
     replica.extra |= {**world.clock, "FAKETIME_TIMESTAMP_FILE": str(clock)}
     try:
         async with drained(world, replica) as started:
-            while not (started() and await replica.is_ready()):  # noqa: ASYNC110  the campaign goes on meanwhile
+            while not (started() and await replica.is_ready()):  # noqa: ASYNC110 - the campaign goes on meanwhile
                 await asyncio.sleep(0.1)
         clock.write_text(STEP)
         await asyncio.sleep(SEEN_S)

@@ -1,1 +1,1 @@
-"""Trains the demo model and paints its samples; no part of an installation."""
+"""Trains the demo model and paints its samples. Installations do not contain it."""

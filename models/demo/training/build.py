@@ -1,4 +1,4 @@
-"""Makes the untrained checkpoint: the tokenizer, the model and the folder that transformers and snapcap read."""
+"""Makes the untrained checkpoint: the tokenizer, the model, and the folder for transformers and snapcap."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ SPECIAL_TOKENS = ("<|startoftext|>", "<|endoftext|>", "<|pad|>")
 
 
 def build_tokenizer(captions: int = 5000) -> PreTrainedTokenizerBase:
-    """Byte-level BPE as in GPT-2, trained on captions of training scenes until every word is one token."""
+    """Trains a byte-level BPE tokenizer like GPT-2's on captions of training scenes, until every word is one
+    token."""
     start, end, pad = SPECIAL_TOKENS
     learned = Tokenizer(models.BPE())
     learned.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     learned.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=1024,  # more than there is to merge
+        vocab_size=1024,  # more than there are merges
         special_tokens=[start, end, pad],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
@@ -53,7 +54,7 @@ def build_tokenizer(captions: int = 5000) -> PreTrainedTokenizerBase:
 
 
 def build_model(tokenizer: PreTrainedTokenizerBase) -> VisionEncoderDecoderModel:
-    """An untrained model in fp32: under 3 million parameters, 0.23 GFLOP for an image's encoder pass."""
+    """Returns an untrained model in fp32: under 3 million parameters, 0.23 GFLOP to encode an image."""
     ids: dict[str, Any] = {
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,
@@ -96,11 +97,11 @@ def build_model(tokenizer: PreTrainedTokenizerBase) -> VisionEncoderDecoderModel
 
 
 def reopen(folder: Path) -> tuple[VisionEncoderDecoderModel, PreTrainedTokenizerBase]:
-    """The model and tokenizer of a checkpoint folder that `save` wrote, to go on training."""
+    """Returns the model and tokenizer of a checkpoint folder that `save` wrote, to continue training."""
     tokenizer: PreTrainedTokenizerBase = GPT2Tokenizer.from_pretrained(folder)
     model = build_model(tokenizer)
     weights = VisionEncoderDecoderModel.from_pretrained(folder).state_dict()
-    # transformers adds a pooler with random weights, which nothing reads.
+    # transformers adds a pooler with random weights that nothing reads.
     model.load_state_dict({name: weight for name, weight in weights.items() if "pooler" not in name})
     return model, tokenizer
 
@@ -108,7 +109,7 @@ def reopen(folder: Path) -> tuple[VisionEncoderDecoderModel, PreTrainedTokenizer
 def save(model: VisionEncoderDecoderModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Writes the checkpoint folder: configuration, weights, tokenizer and image processor."""
     model.save_pretrained(folder)
-    (folder / "model.safetensors").chmod(0o644)  # some versions write it for the owner alone
+    (folder / "model.safetensors").chmod(0o644)  # some versions make it readable for the owner alone
     tokenizer.save_pretrained(folder)
     size = {"height": IMAGE_SIZE, "width": IMAGE_SIZE}
     ViTImageProcessor(size=size).save_pretrained(folder)

@@ -17,7 +17,7 @@ from snapcap.models.demo.training.drawing import paint
 from snapcap.models.demo.training.scenes import scene_of
 
 BLOCK = 256
-IGNORED = -100  # the label that the loss leaves out
+IGNORED = -100  # label that the loss ignores
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,16 @@ def paint_block(number: int) -> Block:
 
 @contextmanager
 def painted_blocks(first: int, count: int, processes: int) -> Iterator[Iterator[Block]]:
-    """`count` blocks from number `first` on, as they get ready. Forks: call it before CUDA is initialised."""
+    """Yields `count` blocks from number `first` on, as they get ready.
+
+    Forks processes, so it must be called before CUDA is initialised.
+    """
     with multiprocessing.get_context("fork").Pool(processes) as pool:
         yield pool.imap_unordered(paint_block, range(first, first + count))
 
 
 class SceneStore:
-    """All scenes painted so far; `batch` draws from them with replacement."""
+    """All scenes painted so far. `batch` draws from them with replacement."""
 
     def __init__(self, capacity: int, image_size: int, tokens: int, device: str) -> None:
         self._pixels = torch.empty((capacity, image_size, image_size, 3), dtype=torch.uint8, device=device)
@@ -52,7 +55,7 @@ class SceneStore:
         self.filled = 0
 
     def fill(self, blocks: Iterator[Block], tokenizer: PreTrainedTokenizerBase) -> None:
-        """Takes in every block; runs in a thread of its own. A failure is raised by the next `wait_for`."""
+        """Takes in every block. Runs in a thread of its own, and the next `wait_for` raises its failure."""
         try:
             for block in blocks:
                 end = self.filled + len(block.captions)
@@ -64,14 +67,18 @@ class SceneStore:
             self._advance(self.filled, failure)
 
     def wait_for(self, count: int) -> None:
-        """Blocks until `count` scenes are there."""
+        """Waits until `count` scenes are painted.
+
+        Raises:
+            RuntimeError: painting failed.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self.filled >= count or self._failure is not None)
         if self._failure is not None:
             raise RuntimeError("painting the training scenes failed") from self._failure
 
     def batch(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Normalised pixels, float32 [size, 3, H, W], and labels, int64 [size, tokens]."""
+        """Returns normalised pixels, float32 [size, 3, H, W], and labels, int64 [size, tokens]."""
         chosen = torch.randint(self.filled, (size,), device=self._pixels.device)
         pixels = self._pixels[chosen].permute(0, 3, 1, 2).float()
         return pixels / 127.5 - 1, self._labels[chosen]
@@ -83,6 +90,6 @@ class SceneStore:
 
 
 def labels_of(captions: list[str], tokenizer: PreTrainedTokenizerBase, tokens: int) -> torch.Tensor:
-    """Token ids with the end token, then IGNORED: int64 [captions, tokens]."""
+    """Returns token ids with the end token, padded with IGNORED: int64 [captions, tokens]."""
     rows = [[*ids, tokenizer.eos_token_id] for ids in tokenizer(captions)["input_ids"]]
     return torch.tensor([row + [IGNORED] * (tokens - len(row)) for row in rows])

@@ -1,6 +1,6 @@
 """Paints a scene: shapes, textures, background, then light, blur, noise and JPEG artefacts.
 
-Pillow and numpy only.
+Imports only Pillow and numpy.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ INK = {
     "purple": (125, 40, 165),
     "pink": (255, 140, 195),
 }
-DARK_INKS = ("red", "blue", "purple")  # their texture is light, that of the others is dark
+DARK_INKS = ("red", "blue", "purple")  # their texture is light; the texture of other colours is dark
 GROUND = {
     "white": (242, 242, 242),
     "gray": (128, 128, 128),
@@ -37,8 +37,9 @@ OVERSAMPLING = 2
 
 
 def paint(scene: Scene, size: int = 96) -> Image.Image:
-    """Paints the scene as an RGB picture of `size` × `size` pixels; the same picture every time."""
-    lots = np.random.default_rng((scene.seed, 1))  # a stream of its own: the layout's lots stay untouched
+    """Paints the scene as an RGB picture of `size` × `size` pixels. A scene gives the same picture every time."""
+    # A separate random stream, so that painting does not change the layout.
+    lots = np.random.default_rng((scene.seed, 1))
     scale = size * OVERSAMPLING / EXTENT
     canvas = _background(lots, scene.background, size * OVERSAMPLING)
     for placed in scene.placed:
@@ -50,7 +51,7 @@ def paint(scene: Scene, size: int = 96) -> Image.Image:
 def _background(lots: np.random.Generator, name: str, size: int) -> Image.Image:
     colour = np.array(GROUND[name], np.float32) + lots.uniform(-12, 12)
     ground = np.full((size, size, 3), colour, np.float32)
-    if name in ("sand", "grass"):  # specks, and blades that are taller than wide
+    if name in ("sand", "grass"):  # specks of sand, and blades of grass that are taller than wide
         cell, strength = ((2, 2), 16.0) if name == "sand" else ((10, 2), 26.0)
         unit = size / EXTENT / OVERSAMPLING
         rows, columns = (max(1, round(size / (length * unit))) for length in cell)
@@ -74,7 +75,8 @@ def _paint_thing(lots: np.random.Generator, canvas: Image.Image, placed: Placed,
         level = int(lots.uniform(235, 255) if placed.thing.colour in DARK_INKS else lots.uniform(10, 35))
         pattern = _pattern(lots, placed, half, scale)
         tile.paste((level, level, level), mask=Image.fromarray(pattern.astype(np.uint8) * 255))
-        # An outline in the thing's own colour keeps its shape whole where texture and background are alike.
+        # Texture and background may have the same colour. An outline in the thing's own colour keeps its shape
+        # visible.
         width = max(1, round(1.2 * scale))
         ImageDraw.Draw(tile).line([*points, points[0], points[1]], fill=fill, width=width, joint="curve")
     corner = round(placed.x * scale) - half, round(placed.y * scale) - half
@@ -82,7 +84,7 @@ def _paint_thing(lots: np.random.Generator, canvas: Image.Image, placed: Placed,
 
 
 def _pattern(lots: np.random.Generator, placed: Placed, half: int, scale: float) -> NDArray[np.bool_]:
-    """Where the texture's second colour goes: a square of 2 × `half` pixels."""
+    """Returns a mask of 2 × `half` pixels a side, true where the texture has its second colour."""
     pitch = lots.uniform(5.5, 6.5) + 0.15 * (placed.radius - 12)
     axis = (np.arange(2 * half, dtype=np.float32) - half) / (scale * pitch)
     turn = _rotation(lots.uniform(0, 2 * np.pi))
@@ -97,7 +99,7 @@ def _pattern(lots: np.random.Generator, placed: Placed, half: int, scale: float)
 
 
 def _photograph(lots: np.random.Generator, picture: Image.Image, size: int) -> Image.Image:
-    """What a poor camera does: uneven light, blur, noise, and sometimes JPEG."""
+    """Adds the flaws of a poor camera: uneven light, blur, noise, and sometimes JPEG artefacts."""
     blur = lots.uniform(0, 0.6) * size / EXTENT
     picture = picture.filter(ImageFilter.GaussianBlur(blur))
     slope = lots.uniform(-0.12, 0.12, 2)
@@ -120,7 +122,7 @@ def _rotation(angle: float) -> Floats:
 
 @cache
 def outlines() -> dict[str, Floats]:
-    """Each shape's outline, [points, 2], within the unit circle around the origin."""
+    """Returns each shape's outline, [points, 2], inside the unit circle around the origin."""
     circle = _polar(np.full(48, 0.9))
     points = np.linspace(0, 2 * np.pi, 64, endpoint=False)
     waves = -13 * np.cos(points) + 6 * np.cos(2 * points) + 2 * np.cos(3 * points) + np.cos(4 * points)
@@ -146,7 +148,7 @@ def _polar(radii: NDArray[np.float64]) -> Floats:
 
 
 def _moon() -> Floats:
-    """The unit circle without a circle of radius 0.8 around (0.62, 0)."""
+    """Returns the outline of the unit circle without a circle of radius 0.8 around (0.62, 0)."""
     centre, bite = 0.62, 0.8
     x = (1 - bite**2 + centre**2) / (2 * centre)  # where the two circles meet
     outer = np.linspace(np.arccos(x), 2 * np.pi - np.arccos(x), 48)

@@ -35,7 +35,7 @@ class Captioner:
 
     @torch.inference_mode()
     def captions(self, images: Sequence[Image]) -> list[str]:
-        """The greedy caption of each RGB image, computed as one batch."""
+        """Returns the greedy caption of each RGB image, computed as one batch."""
         pixels = self.processor(list(images), return_tensors="pt").pixel_values
         ids = self.model.generate(pixels.to(self.model.device), do_sample=False)
         texts: list[str] = self.tokenizer.batch_decode(ids, skip_special_tokens=True)
@@ -44,7 +44,7 @@ class Captioner:
 
 @dataclass(frozen=True)
 class Answer:
-    """What one scene shows, and what the model said."""
+    """The caption of a scene, and the model's caption."""
 
     index: int
     kind: str
@@ -62,12 +62,12 @@ def answers(captioner: Captioner, count: int, batch: int = 100, first: int = 0) 
 
 
 def exact_match(results: Sequence[Answer]) -> float:
-    """The part of the captions that is right word for word, 0 to 1."""
+    """Returns the share of captions that are right word for word, from 0 to 1."""
     return sum(answer.said == answer.expected for answer in results) / len(results)
 
 
 def report(results: Sequence[Answer]) -> str:
-    """A table of exact matches by kind of scene, the words most often confused, and some mistakes."""
+    """Returns a table of exact matches by kind of scene, the words most often confused, and some mistakes."""
     wrong = [answer for answer in results if answer.said != answer.expected]
     seen, missed = Counter(a.kind for a in results), Counter(a.kind for a in wrong)
     lines = [f"{kind:8} {seen[kind] - missed[kind]:5} of {seen[kind]:5}" for kind in sorted(seen)]

@@ -17,10 +17,10 @@ from itertools import product
 from snapcap.models.dataclass import dataclass
 
 SIZES = ("small", "large")
-TEXTURES = ("plain", "striped", "dotted", "checkered")  # "plain" is not said
+TEXTURES = ("plain", "striped", "dotted", "checkered")  # captions leave "plain" out
 COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink")
 SHAPES = ("circle", "square", "triangle", "star", "cross", "heart", "moon")
-CONTAINERS = ("circle", "square", "triangle")  # the shapes with room for another inside
+CONTAINERS = ("circle", "square", "triangle")  # shapes with room for another shape inside
 BACKGROUNDS = ("white", "gray", "black", "sand", "grass")
 RELATIONS = ("left of", "right of", "above", "below")
 COUNTS = {2: "two", 3: "three", 4: "four"}
@@ -28,7 +28,7 @@ COUNTS = {2: "two", 3: "three", 4: "four"}
 
 @dataclass(frozen=True)
 class Thing:
-    """One object as a caption sees it: every field is one of the words above."""
+    """An object as captions describe it. Every field is one of the words above."""
 
     size: str
     texture: str
@@ -42,7 +42,7 @@ def _words(thing: Thing, with_size: bool) -> list[str]:
 
 
 def noun(thing: Thing, with_size: bool = True) -> str:
-    """For example "a small striped red circle"."""
+    """Returns a noun phrase such as "a small striped red circle"."""
     words = _words(thing, with_size)
     return " ".join(["an" if words[0] == "orange" else "a", *words])
 
@@ -65,22 +65,24 @@ def row(left: Thing, middle: Thing, right: Thing, background: str) -> str:
 
 
 def things(*sizes: str) -> Iterator[Thing]:
-    """Every thing of the given sizes (all sizes if none is named)."""
+    """Yields every thing of the given sizes, or of all sizes if none is given."""
     return (Thing(*words) for words in product(sizes or SIZES, TEXTURES, COLOURS, SHAPES))
 
 
 def group_sizes(count: int) -> tuple[str, ...]:
-    """Four large things would not fit into a picture, so only a pair can be large."""
+    """Returns the sizes of a group's things. Only a pair can be large, because four large things do not fit into a
+    picture."""
     return SIZES if count == 2 else ("small",)
 
 
 def can_pair(first: Thing, second: Thing) -> bool:
-    """Two things of one colour and shape are a group or a riddle, so a relation never joins them."""
+    """Returns whether two things can be a pair. Two things of the same colour and shape would be a group, or
+    ambiguous."""
     return (first.colour, first.shape) != (second.colour, second.shape)
 
 
 def sentences() -> Iterator[str]:
-    """Every caption, lazily: singles and groups, then containers, then pairs and rows (millions)."""
+    """Yields every caption: singles and groups, then containers, then pairs and rows (millions)."""
     for thing, background in product(things(), BACKGROUNDS):
         yield one(thing, background)
     for count, background in product(COUNTS, BACKGROUNDS):

@@ -13,13 +13,14 @@ from pathlib import Path
 from snapcap.models.demo.training.drawing import paint
 from snapcap.models.demo.training.scenes import Scene, scene_of
 
-FIRST = 100_000  # far behind the held-out scenes that accuracy is measured on
-SIZE = 192  # twice what the model sees, so that serving a sample resizes it
+FIRST = 100_000  # number far behind the held-out scenes of the accuracy measurement
+SIZE = 192  # twice the model's image size, so that serving a sample resizes it
 WANTED = {"one": 2, "group": 2, "inside": 2, "pair": 4, "row": 2}
 
 
 def sample_scenes() -> Iterator[tuple[str, Scene]]:
-    """File names and scenes: the first held-out ones of each kind whose background is not the last one's."""
+    """Yields file names and scenes: the first held-out scenes of each kind, each with a background unlike the one
+    before."""
     for kind, wanted in WANTED.items():
         index, background = FIRST, ""
         for number in range(1, wanted + 1):

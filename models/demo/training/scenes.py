@@ -1,6 +1,6 @@
-"""Draws lots for a scene: which things stand where. A seed gives one scene, whose caption follows from it.
+"""Draws a random scene: which things stand where. A seed gives one scene, which determines its caption.
 
-Lengths are in units of a picture 96 wide and 96 high, whatever size it is painted in.
+Lengths are in units of a picture that is 96 wide and 96 high, whatever size it is painted in.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from snapcap.models.demo.training import grammar
 from snapcap.models.demo.training.grammar import Thing
 
 EXTENT = 96.0
-MARGIN = 1.5  # between a thing and the picture's edge, and between two things
-SLOPE = 0.45  # a relation is clear: the smaller distance is at most this part of the larger one
+MARGIN = 1.5  # least distance between a thing and the picture's edge, and between two things
+SLOPE = 0.45  # a relation is clear if the smaller distance is at most this share of the larger one
 RADII = {"small": (12.5, 14.5), "large": (20.0, 23.0)}
 LONE_LARGE = (20.0, 34.0)
 CONTAINER_RADII = (34.0, 42.0)
@@ -25,7 +25,7 @@ KIND_ODDS = (0.17, 0.15, 0.36, 0.12, 0.20)
 TRIES = 400
 
 Kind = Literal["one", "group", "pair", "inside", "row"]
-# Training and held-out scenes come from disjoint ranges of seeds, so no scene is ever in both.
+# Training and held-out scenes come from disjoint ranges of seeds, so no scene is in both.
 SEEDS = {"train": range(0, 10**9), "held_out": range(10**9, 2 * 10**9)}
 
 
@@ -42,7 +42,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class Scene:
-    """What is in a picture; `seed` also decides its light, noise and compression when it is painted."""
+    """The content of a picture. `seed` also determines its light, noise and compression when it is painted."""
 
     seed: int
     kind: Kind
@@ -51,7 +51,7 @@ class Scene:
 
     @property
     def caption(self) -> str:
-        """The one sentence that describes the scene."""
+        """The sentence that describes the scene."""
         seen = self.placed
         if self.kind == "one":
             return grammar.one(seen[0].thing, self.background)
@@ -67,12 +67,16 @@ class Scene:
 
 
 def scene_of(split: str, index: int) -> Scene:
-    """Scene number `index` of a split ("train" or "held_out"); IndexError outside its range of seeds."""
+    """Returns scene number `index` of a split, "train" or "held_out".
+
+    Raises:
+        IndexError: `index` is outside the split's range of seeds.
+    """
     return sample_scene(SEEDS[split][index])
 
 
 def relation(first: Placed, second: Placed) -> str:
-    """The word that says where `first` is, seen from `second`."""
+    """Returns the relation of `first` to `second`."""
     dx, dy = first.x - second.x, first.y - second.y
     if abs(dx) > abs(dy):
         return "left of" if dx < 0 else "right of"
@@ -80,13 +84,13 @@ def relation(first: Placed, second: Placed) -> str:
 
 
 def sample_scene(seed: int) -> Scene:
-    """Draws the scene of a seed: the same one every time."""
+    """Draws the scene of a seed. A seed gives the same scene every time."""
     lots = np.random.default_rng(seed)
     kind = KINDS[int(lots.choice(len(KINDS), p=KIND_ODDS))]
     background = _pick(lots, grammar.BACKGROUNDS)
     layout = {"one": _one, "group": _group, "pair": _pair, "inside": _inside, "row": _row}[kind]
     placed = layout(lots)
-    while placed is None:  # the things drawn found no room: draw others
+    while placed is None:  # the drawn things did not fit, so others are drawn
         placed = layout(lots)
     return Scene(seed, kind, background, placed)  # type: ignore[arg-type]
 

@@ -22,7 +22,7 @@ from snapcap.models.demo.training.dataset import BLOCK, SceneStore, painted_bloc
 from snapcap.models.demo.training.evaluate import Captioner, answers, report
 
 LABELS = 18  # the longest caption with its end token has 17
-WARM_UP = 0.03  # the part of training in which the learning rate rises
+WARM_UP = 0.03  # share of training in which the learning rate rises
 
 
 def main() -> None:
@@ -50,7 +50,7 @@ def _start(folder: Path | None) -> tuple[Any, PreTrainedTokenizerBase]:
 
 
 def train(model: Any, store: SceneStore, options: argparse.Namespace) -> None:
-    """Trains in place, until `steps` steps or `max_seconds` seconds are over, whichever is first."""
+    """Trains the model in place, for `steps` steps or `max_seconds` seconds, whichever is shorter."""
     model.train()
     optimizer = torch.optim.AdamW(_groups(model), lr=options.rate, betas=(0.9, 0.98), fused=True)
     began = time.monotonic()
@@ -72,7 +72,7 @@ def train(model: Any, store: SceneStore, options: argparse.Namespace) -> None:
 
 
 def _progress(steps: int, max_seconds: float) -> Iterator[float]:
-    """For each step the part of training that is done, from 0 to 1, by steps or by time."""
+    """Yields the finished share of training before each step, from 0 to 1, by steps or by time."""
     began = time.monotonic()
     for step in range(steps):
         done = max(step / steps, (time.monotonic() - began) / max_seconds)
@@ -82,14 +82,14 @@ def _progress(steps: int, max_seconds: float) -> Iterator[float]:
 
 
 def _schedule(done: float) -> float:
-    """Linear warm-up, then a cosine down to zero: the factor on the learning rate."""
+    """Returns the factor of the learning rate: linear warm-up, then a cosine down to zero."""
     if done < WARM_UP:
         return done / WARM_UP
     return (1 + math.cos(math.pi * (done - WARM_UP) / (1 - WARM_UP))) / 2
 
 
 def _groups(model: torch.nn.Module) -> list[dict[str, object]]:
-    """Weight decay for matrices only."""
+    """Returns parameter groups in which only matrices have weight decay."""
     weights = list(model.parameters())
     return [
         {"params": [weight for weight in weights if weight.ndim >= 2], "weight_decay": 0.05},

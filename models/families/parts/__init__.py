@@ -1,1 +1,1 @@
-"""Reads the encoders and decoders that several families are made of."""
+"""Reads the encoders and decoders that several families consist of."""

@@ -25,14 +25,16 @@ NAMES = vit.NAMES + Names(
 
 
 def read(fields: Fields) -> BeitConfig:
-    """Raises:
-    ConfigError: a field has a value that is not supported.
+    """Reads the encoder's dimensions.
+
+    Raises:
+        ConfigError: a field has a value that is not supported.
     """
     layer_bias = fields.switch("use_relative_position_bias", False)
     shared_bias = fields.switch("use_shared_relative_position_bias", False)
     dimensions = vit.dimensions(fields)
     image, patch = dimensions["image_size"], dimensions["patch_size"]
-    if image[0] != image[1] or patch[0] != patch[1]:  # transformers' own interpolation of positions fails then
+    if image[0] != image[1] or patch[0] != patch[1]:  # transformers' own interpolation of positions fails
         raise fields.error("image_size", image, "BEiT takes square images, cut into square patches")
     scale = fields.values.get("layer_scale_init_value", 0.1)
     if isinstance(scale, bool) or not isinstance(scale, int | float):

@@ -1,4 +1,4 @@
-"""Reads BERT decoders of a vision-encoder-decoder, and what BERT's kin share with them.
+"""Reads BERT decoders of a vision-encoder-decoder, and the parts that related decoders share with BERT.
 
 The class is `BertLMHeadModel` with cross-attention.
 """
@@ -9,7 +9,10 @@ from snapcap.models.names import Names, Rule
 
 
 def layer_names(model: str) -> tuple[Rule, ...]:
-    """Embeddings and layers of BERT's module tree under ``model``, a pattern such as ``decoder\\.bert``."""
+    """Returns the renaming rules of embeddings and layers of BERT's module tree under ``model``.
+
+    ``model`` is a pattern such as ``decoder\\.bert``.
+    """
     embeddings, layer = rf"{model}\.embeddings", rf"{model}\.encoder\.layer\.(\d+)"
     return (
         (rf"{embeddings}\.word_embeddings\.weight", "decoder.token"),
@@ -29,7 +32,10 @@ def layer_names(model: str) -> tuple[Rule, ...]:
 
 
 def head_names(predictions: str) -> tuple[Rule, ...]:
-    """The masked-language-model head under ``predictions``, a pattern such as ``decoder\\.cls\\.predictions``."""
+    """Returns the renaming rules of the masked-language-model head under ``predictions``.
+
+    ``predictions`` is a pattern such as ``decoder\\.cls\\.predictions``.
+    """
     return (
         (rf"{predictions}\.transform\.dense\.(\w+)", r"decoder.transform.\1"),
         (rf"{predictions}\.transform\.LayerNorm\.(\w+)", r"decoder.transform_norm.\1"),
@@ -41,14 +47,16 @@ def head_names(predictions: str) -> tuple[Rule, ...]:
 
 NAMES = Names(
     rules=layer_names(r"decoder\.bert") + head_names(r"decoder\.cls\.predictions"),
-    # Buffers of older versions, and the pooler that a decoder was initialised with.
+    # Buffers of older versions, and the pooler of the checkpoint that a decoder was initialised from.
     unused=(r"decoder\.bert\.embeddings\.(position|token_type)_ids", r"decoder\.bert\.pooler\..+"),
 )
 
 
 def read(fields: Fields) -> BertConfig:
-    """Raises:
-    ConfigError: a field has a value that is not supported.
+    """Reads the decoder's dimensions.
+
+    Raises:
+        ConfigError: a field has a value that is not supported.
     """
     return bert_config(
         fields,
@@ -63,10 +71,11 @@ def read(fields: Fields) -> BertConfig:
 def bert_config(
     fields: Fields, *, family: str, vocab_size: int, positions: int, offset: int, head_activation: str
 ) -> BertConfig:
-    """A decoder with BERT's fields.
+    """Reads the dimensions of a decoder with BERT's fields.
 
-    ``vocab_size`` and ``positions`` are defaults; ``offset`` is the rows of the position table before that of the
-    first token.
+    Args:
+        vocab_size, positions: the family's defaults.
+        offset: rows of the position table before the first token's row.
     """
     for field in ("is_decoder", "add_cross_attention"):
         fields.require(field, True, "a decoder without cross-attention cannot see the image", default=False)

@@ -13,7 +13,9 @@ NAMES = vit.NAMES + Names(
 
 
 def read(fields: Fields) -> VisionConfig:
-    """Raises:
-    ConfigError: a field has a value that is not supported.
+    """Reads the encoder's dimensions.
+
+    Raises:
+        ConfigError: a field has a value that is not supported.
     """
     return replace(vit.read(fields), family="deit", leading_tokens=2)

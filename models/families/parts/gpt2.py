@@ -14,8 +14,10 @@ NAMES = Names(
 
 
 def read(fields: Fields) -> Gpt2Config:
-    """Raises:
-    ConfigError: a field has a value that is not supported.
+    """Reads the decoder's dimensions.
+
+    Raises:
+        ConfigError: a field has a value that is not supported.
     """
     fields.require("model_type", "gpt2")
     fields.require(

@@ -1,4 +1,4 @@
-"""Reads Llama's text part of models that see (Touvron et al., 2023), and its tensors' names."""
+"""Reads the Llama part (Touvron et al., 2023) of models that take images, and its tensors' names."""
 
 from typing import Any
 
@@ -8,7 +8,8 @@ from snapcap.models.text import RopeConfig
 
 
 def layer_names(model: str) -> tuple[Rule, ...]:
-    """Embeddings, layers and the last norm of Llama's module tree under ``model``, a pattern."""
+    """Returns the renaming rules of embeddings, layers and last norm of Llama's module tree under the pattern
+    ``model``."""
     layer = rf"{model}\.layers\.(\d+)"
     return (
         (rf"{model}\.embed_tokens\.weight", "decoder.token"),
@@ -22,7 +23,7 @@ def layer_names(model: str) -> tuple[Rule, ...]:
 
 
 def dimensions(fields: Fields, *, tied_head: bool) -> dict[str, Any]:
-    """The fields of a ``LlamaConfig``.
+    """Returns the fields of a ``LlamaConfig``.
 
     Raises:
         ConfigError: a field has a value that is not supported.
@@ -63,7 +64,7 @@ def _given(fields: Fields, field: str) -> bool:
 
 
 def _rope(fields: Fields) -> RopeConfig:
-    """``rope_parameters`` of transformers 5, or ``rope_theta`` and ``rope_scaling`` of 4."""
+    """Reads ``rope_parameters`` of transformers 5, or ``rope_theta`` and ``rope_scaling`` of transformers 4."""
     if _given(fields, "rope_parameters"):
         parameters = fields.section("rope_parameters")
         theta = parameters.positive_number("rope_theta", fields.positive_number("rope_theta", 10000.0))

@@ -1,7 +1,7 @@
 """Reads RoBERTa decoders of a vision-encoder-decoder (`RobertaForCausalLM` with cross-attention).
 
-BERT but for three things: positions begin after the padding token's, the head's activation is always gelu, and
-its tensors have other names.
+RoBERTa differs from BERT in three ways: positions begin after the padding token's, the head's activation is always
+gelu, and its tensors have other names.
 """
 
 from snapcap.models.dimensions import BertConfig
@@ -23,8 +23,10 @@ NAMES = Names(
 
 
 def read(fields: Fields) -> BertConfig:
-    """Raises:
-    ConfigError: a field has a value that is not supported.
+    """Reads the decoder's dimensions.
+
+    Raises:
+        ConfigError: a field has a value that is not supported.
     """
     padding = fields.values.get("pad_token_id", 1)
     if not is_whole(padding) or padding < 0:

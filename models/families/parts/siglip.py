@@ -1,4 +1,4 @@
-"""Reads SigLIP's encoder of models that see (Zhai et al., 2023), and its tensors' names, most of them CLIP's."""
+"""Reads SigLIP encoders (Zhai et al., 2023), and the names of SigLIP's and CLIP's tensors."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +11,7 @@ _PROJECTIONS = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj
 
 
 def tower_names(model: str) -> tuple[Rule, ...]:
-    """Of SigLIP's module tree under ``model``, a pattern."""
+    """Returns the renaming rules of SigLIP's module tree under ``model``, a pattern."""
     layer = rf"{model}\.encoder\.layers\.(\d+)"
     return (
         (rf"{model}\.embeddings\.patch_embedding\.(\w+)", r"encoder.patch.\1"),
@@ -27,7 +27,8 @@ def tower_names(model: str) -> tuple[Rule, ...]:
 
 
 def clip_names(model: str) -> tuple[Rule, ...]:
-    """Likewise of CLIP's, which has a class token and a norm before its first block."""
+    """Returns the renaming rules of CLIP's module tree, which also has a class token and a norm before its first
+    block."""
     return (
         *tower_names(model),
         (rf"{model}\.embeddings\.class_embedding", "encoder.class_token"),
@@ -36,7 +37,7 @@ def clip_names(model: str) -> tuple[Rule, ...]:
 
 
 def tower(fields: Fields, defaults: Mapping[str, Any]) -> Dimensions:
-    """The fields of a ``VisionConfig`` that it has; ``defaults`` go before SigLIP's own.
+    """Returns the fields of a ``VisionConfig`` that SigLIP has. ``defaults`` override SigLIP's own defaults.
 
     Raises:
         ConfigError: a field has a value that is not supported.

@@ -4,7 +4,7 @@ from snapcap.models.dimensions import BertConfig
 from snapcap.models.fields import Fields, is_whole
 from snapcap.models.names import Names
 
-_LEARNED_OFFSET = 2  # rows of the learned table before that of the first token, as in fairseq
+_LEARNED_OFFSET = 2  # rows of the learned table before the first token's row, as in fairseq
 
 _LAYER = r"decoder\.model\.decoder\.layers\.(\d+)"
 _PROJECTIONS = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "out"}
@@ -34,8 +34,10 @@ NAMES = Names(
 
 
 def read(fields: Fields) -> BertConfig:
-    """Raises:
-    ConfigError: a field has a value that is not supported.
+    """Reads the decoder's dimensions.
+
+    Raises:
+        ConfigError: a field has a value that is not supported.
     """
     fields.require(
         "add_cross_attention", True, "a decoder without cross-attention cannot see the image", default=True
@@ -54,7 +56,7 @@ def read(fields: Fields) -> BertConfig:
         num_heads=fields.heads("decoder_attention_heads", 16, hidden, "d_model"),
         inner_size=fields.positive_int("decoder_ffn_dim", 4096),
         activation=fields.activation("activation_function", "gelu"),
-        layer_norm_eps=1e-5,  # no field: that of torch.nn.LayerNorm
+        layer_norm_eps=1e-5,  # the default of torch.nn.LayerNorm, because there is no field for it
         tied_head=fields.switch("tie_word_embeddings", True),
         embedding_scale=hidden**0.5 if fields.switch("scale_embedding", False) else 1.0,
         embedding_norm=fields.switch("layernorm_embedding", True),

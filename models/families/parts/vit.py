@@ -8,7 +8,7 @@ from snapcap.models.names import Names
 
 NAMES = Names(
     rules=(
-        # What transformers 4 and 5 write (`save_pretrained`).
+        # Names that `save_pretrained` of transformers 4 and 5 writes.
         (r"encoder\.embeddings\.cls_token", "encoder.class_token"),
         (r"encoder\.embeddings\.position_embeddings", "encoder.position"),
         (r"encoder\.embeddings\.patch_embeddings\.projection\.(weight|bias)", r"encoder.patch.\1"),
@@ -22,7 +22,7 @@ NAMES = Names(
         (r"encoder\.encoder\.layer\.(\d+)\.intermediate\.dense\.(\w+)", r"encoder.layer.\1.fc1.\2"),
         (r"encoder\.encoder\.layer\.(\d+)\.output\.dense\.(\w+)", r"encoder.layer.\1.fc2.\2"),
         (r"encoder\.layernorm\.(\w+)", r"encoder.norm.\1"),
-        # transformers 5's own module names, which a plain `torch.save(model.state_dict())` keeps.
+        # Names of transformers 5's own modules, which a plain `torch.save(model.state_dict())` keeps.
         (r"encoder\.(?:encoder\.)?layers\.(\d+)\.layernorm_before\.(\w+)", r"encoder.layer.\1.norm1.\2"),
         (r"encoder\.(?:encoder\.)?layers\.(\d+)\.layernorm_after\.(\w+)", r"encoder.layer.\1.norm2.\2"),
         (r"encoder\.(?:encoder\.)?layers\.(\d+)\.attention\.q_proj\.(\w+)", r"encoder.layer.\1.query.\2"),
@@ -36,8 +36,10 @@ NAMES = Names(
 
 
 def read(fields: Fields) -> VisionConfig:
-    """Raises:
-    ConfigError: a field has a value that is not supported.
+    """Reads the encoder's dimensions.
+
+    Raises:
+        ConfigError: a field has a value that is not supported.
     """
     return VisionConfig(family="vit", **dimensions(fields), qkv_bias=fields.switch("qkv_bias", True))
 
@@ -58,7 +60,7 @@ class Dimensions(TypedDict):
 def dimensions(
     fields: Fields, image_size: int = 224, layer_norm_eps: float = 1e-12, activation: str = "gelu"
 ) -> Dimensions:
-    """Those of any encoder that cuts an RGB image into patches.
+    """Reads the dimensions of any encoder that cuts an RGB image into patches.
 
     Args:
         image_size, layer_norm_eps, activation: the family's defaults.

@@ -1,1 +1,1 @@
-"""Reads what the head of an image's file says, and leaves out what no codec needs, before a codec sees it."""
+"""Reads the headers of image files before a codec sees the data, and removes parts that no codec needs."""

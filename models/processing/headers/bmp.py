@@ -1,19 +1,19 @@
-"""Reads the size of a BMP, and refuses what Pillow would take long for or does not read."""
+"""Reads the size of a BMP, and refuses files that Pillow does not read or decodes slowly."""
 
 import struct
 
 from snapcap.models.processing.headers.header import Header, damaged, too_complex, unsupported, zero_size
 
-_OLD = 12  # bytes of the header of OS/2 and Windows 2
+_OLD = 12  # header size of OS/2 and Windows 2, in bytes
 _RAW, _RLE8, _RLE4, _MASKS = range(4)
 _DEPTHS = (1, 4, 8, 16, 24, 32)
-# Pillow unpacks runs in Python: a second for as many pixels, or for as many bytes of the file.
+# Pillow unpacks runs in Python: a second for this many pixels, or for this many bytes of the file.
 MOST_RUN_PIXELS = 8_000_000
 MOST_RUN_BYTES = 4_000_000
 
 
 def read_bmp(data: bytes) -> Header:
-    """The header of a BMP.
+    """Returns the header of a BMP.
 
     Raises:
         ImageError: ``unsupported_format``, ``too_complex``, ``zero_size``, ``truncated``.
@@ -26,7 +26,7 @@ def read_bmp(data: bytes) -> Header:
         compression = _RAW
     else:
         width, height, _, depth, compression = struct.unpack_from("<IiHHI", data, 18)
-        height = abs(height)  # below 0 where the first row is the uppermost
+        height = abs(height)  # negative if the first row is the top one
         width &= 0xFFFFFFFF
     if 0 in (width, height):
         raise zero_size()

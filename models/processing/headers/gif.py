@@ -1,4 +1,4 @@
-"""Finds the first frame of a GIF, and leaves out what comes before and after it."""
+"""Finds the first frame of a GIF, and removes the parts before and after it."""
 
 import struct
 
@@ -12,10 +12,10 @@ _MOST_BLOCKS = 1 << 20
 
 
 def read_gif(data: bytes) -> Header:
-    """The header of a GIF, with its first frame alone.
+    """Returns the header of a GIF, with data that ends with the first frame's part of the file.
 
-    Comments and the like are left out, and so is how the frame is to be disposed of, for which Pillow makes a
-    picture.
+    Comments and other extensions are removed. The frame's disposal method is removed too, because Pillow would
+    make a picture for it.
 
     Raises:
         ImageError: ``too_complex``, ``zero_size``, ``truncated``.
@@ -35,7 +35,7 @@ def read_gif(data: bytes) -> Header:
 
 
 def _first_frame(data: bytes, at: int) -> tuple[int, bytes]:
-    """Where it is, and an extension that says which of its colours is transparent."""
+    """Returns the offset of the first frame, and an extension that names the frame's transparent colour."""
     parts, blocks = 0, 0
     flags, clear = 0, 0
     while at + 1 + _FRAME.size <= len(data):
@@ -44,7 +44,7 @@ def _first_frame(data: bytes, at: int) -> tuple[int, bytes]:
         parts += 1
         if parts > MOST_PARTS:
             raise too_complex("GIF", f"more than {MOST_PARTS} extensions")
-        if data[at] != 0x21:  # Pillow steps over what is no block
+        if data[at] != 0x21:  # Pillow skips bytes that begin no block
             at += 1
             continue
         if data[at + 1] == _CONTROL and data[at + 2] >= 4:
@@ -60,5 +60,5 @@ def _first_frame(data: bytes, at: int) -> tuple[int, bytes]:
 
 
 def _palette(flags: int) -> int:
-    """Bytes of the palette that a head announces."""
+    """Returns the size in bytes of the palette that a header's flags announce."""
     return 3 << (flags & 7) + 1 if flags & 0x80 else 0

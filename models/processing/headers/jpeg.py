@@ -1,4 +1,4 @@
-"""Counts the segments and scans of a JPEG, and leaves out those that only describe it."""
+"""Counts the segments and scans of a JPEG, and removes segments that no decoder needs."""
 
 import re
 import struct
@@ -14,12 +14,13 @@ from snapcap.models.processing.headers.header import (
 
 # Encoders write 10 scans (libjpeg), up to 17 (mozjpeg), and 26 for four components.
 MOST_SCANS = 100
-# A scan takes 0.5 to 1.5 ms for a million flat pixels: this is a second or two, or 20 scans of 50 million pixels.
+# A scan of a million flat pixels takes 0.5 to 1.5 ms, so this limit is a second or two, or 20 scans of 50 million
+# pixels.
 MOST_SCANNED = 1_000_000_000
-_MOST_JUNK = 65_536  # bytes between two segments, which Pillow steps over one at a time
+_MOST_JUNK = 65_536  # bytes between two segments; Pillow skips them one at a time
 
 _SOS, _EOI, _SOF, _SOI = 0xDA, 0xD9, 0xC0, 0xD8
-# In a scan 0xFF stands before 0 for itself, and before D0 to D7 for a restart; before 0xFF it is padding.
+# Inside a scan, 0xFF before 0 is data, 0xFF before D0 to D7 is a restart marker, and 0xFF before 0xFF is padding.
 _MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]")
 _LENGTH = struct.Struct(">H")
 _FRAME = struct.Struct(">BHHB")  # bits of a sample, height, width, components
@@ -28,16 +29,16 @@ _ARITHMETIC = (0xC9, 0xCA)
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC} | {0xF7}  # C4, C8 and CC are tables and an extension
 _JPEG_LS = 0xF7
 _LOSSLESS = (0xC3, 0xC7, 0xCB, 0xCF)
-# Application segments that say how pixels are to be taken, and how they are turned.
+# Application segments that tell how pixels are coded, or how the picture is turned.
 _NEEDED = {0xE0: (b"JFIF",), 0xE1: (b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"), 0xEE: (b"Adobe",)}
 _COMMENT = 0xFE
 
 
 def read_jpeg(data: bytes) -> Header:
-    """The header of a JPEG, up to its first scan.
+    """Returns the header of a JPEG, from the segments before its first scan.
 
-    Profiles, comments, previews and the other pictures of a file are left out: Pillow reads every byte of them and
-    refuses the picture for one that is wrong.
+    Profiles, comments, previews and the file's other pictures are removed. Pillow would read every byte of them,
+    and refuse the picture if one is wrong.
 
     Raises:
         ImageError: ``too_complex``, ``unsupported_format``, ``zero_size``, ``truncated``.
@@ -69,13 +70,13 @@ def read_jpeg(data: bytes) -> Header:
 
 
 def check_scans(data: bytes, pixels: int) -> int:
-    """How many scans a JPEG of so many pixels has.
+    """Returns the number of scans of a JPEG of ``pixels`` pixels.
 
     Raises:
-        ImageError: ``too_complex``, there are more than can be decoded in a time that fits.
+        ImageError: ``too_complex``, the scans would take too long to decode.
     """
     most = min(MOST_SCANS, MOST_SCANNED // max(pixels, 1))
-    # Never fewer than there are: only in what a segment holds, as a preview, may these bytes be something else.
+    # The count is at least the number of scans. Other segments, such as previews, can hold these bytes too.
     if data.count(b"\xff\xda") <= 1:
         return 1
     scans = _count_scans(data, most + 1)
@@ -85,8 +86,11 @@ def check_scans(data: bytes, pixels: int) -> int:
 
 
 def covers_all(data: bytes) -> bool:
-    """Whether the scans that are there hold all that their frame announces: every component, and of a progressive
-    picture every bit of every coefficient. A file that was cut between two scans ends as a whole one does."""
+    """Returns whether the scans hold everything that the frame announces.
+
+    A complete picture has every component, and a progressive one every bit of every coefficient. A file that was
+    cut between two scans otherwise looks complete.
+    """
     at, progressive = 2, False
     components: bytes = b""
     missing: dict[tuple[int, int], int] = {}
@@ -109,11 +113,12 @@ def covers_all(data: bytes) -> bool:
 
 
 def ended(data: bytes, noise: bytes) -> bytes:
-    """A JPEG that lacks its end marker, with one behind some noise.
+    """Returns a JPEG that lacks its end marker with noise and an end marker appended.
 
-    A decoder that has all of the picture passes the noise over; one that misses something takes it for that, with
-    restart markers where it waits for one."""
-    # A half of the end marker, or what a program that reserves the space of a file leaves.
+    A decoder that has the whole picture skips the noise. A decoder that lacks data reads the noise instead. The
+    noise contains restart markers, for decoders that wait for one.
+    """
+    # The data may end with half of the end marker, or with the zeros of a program that reserved space in the file.
     data = data.rstrip(b"\xff") if data.endswith(b"\xff") else data
     if data.endswith(bytes(16)):
         data = data.rstrip(b"\0")
@@ -124,10 +129,11 @@ def ended(data: bytes, noise: bytes) -> bytes:
 
 
 def _count_scans(data: bytes, most: int) -> int:
-    """How many scans a JPEG has; no further than to the last one of so many.
+    """Counts the scans of a JPEG, up to ``most``.
 
-    What libjpeg may take for a marker is one here too, so that no scan of its can hide: only a segment that it
-    steps over by its length is stepped over."""
+    Everything that libjpeg may take for a marker counts as one here, so no scan can be hidden. Only segments that
+    libjpeg skips by their length are skipped.
+    """
     at, scans, parts = 2, 0, 0
     while scans < most and (found := _MARKER.search(data, at)) is not None:
         marker = data[found.end() - 1]
@@ -142,7 +148,7 @@ def _count_scans(data: bytes, most: int) -> int:
 
 
 def _after(data: bytes, at: int, marker: int) -> int:
-    """Where the segment of a marker ends, or the marker where it has none."""
+    """Returns the end of a marker's segment, or ``at`` if the marker has none."""
     if marker >= _SOF and marker != _SOI and at + 2 <= len(data):
         return at + int(_LENGTH.unpack_from(data, at)[0])
     return at

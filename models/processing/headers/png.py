@@ -1,4 +1,4 @@
-"""Counts the chunks of a PNG, and leaves out those that only describe it."""
+"""Counts the chunks of a PNG, and removes chunks that no decoder needs."""
 
 import struct
 import zlib
@@ -18,19 +18,19 @@ _HEADER = struct.Struct(">IIBB")  # width, height, bits of a sample, kind of col
 _GREY, _RGB, _PALETTE = 0, 2, 3
 _CRITICAL = (b"IHDR", b"PLTE", b"IDAT", b"IEND")
 _XMP = b"XML:com.adobe.xmp\0"
-# A block of EXIF as text: ImageMagick writes it so, and Pillow finds there how the picture is turned.
+# ImageMagick writes EXIF blocks as text, in which Pillow finds how the picture is turned.
 _EXIF_TEXTS = (b"Raw profile type exif\0", b"Raw profile type APP1\0")
-_MOST_TEXT = 1 << 20  # bytes, Pillow's own limit, above which it refuses the picture
+_MOST_TEXT = 1 << 20  # bytes; Pillow refuses the picture of a longer text
 
 
 def read_png(data: bytes) -> Header:
-    """The header of a PNG.
+    """Returns the header of a PNG.
 
-    Pillow reads every chunk, and refuses the picture for one that is large or wrong; of those that are not critical
-    it gets the transparent colour and how the picture is turned. Later frames of an animation are left out.
+    Pillow reads every chunk, and refuses the picture if one is large or wrong. Kept are the critical chunks, the
+    transparent colour and the picture's orientation. Later frames of an animation are removed.
 
     Raises:
-        ImageError: ``too_complex``, ``zero_size``, ``unsupported_format``.
+        ImageError: ``too_complex``, ``zero_size``, ``unsupported_format``, ``truncated``.
     """
     reader = _Reader(data)
     at, parts = len(_SIGNATURE), 0
@@ -50,15 +50,15 @@ def read_png(data: bytes) -> Header:
 
 
 class _Reader:
-    """Chooses the chunks that Pillow is given."""
+    """Chooses the chunks that Pillow gets."""
 
     def __init__(self, data: bytes) -> None:
         self.memory = 0
         self.key: tuple[int, ...] | None = None
         self._data = data
         self._pieces: list[bytes] = []
-        self._from = 0  # where what is kept and not yet in pieces begins
-        self._to = len(_SIGNATURE)  # where it ends
+        self._from = 0  # start of kept data that is not in pieces yet
+        self._to = len(_SIGNATURE)  # end of that data
         self._depth = 8
         self._colour = -1
         self._pixels = 0
@@ -100,7 +100,8 @@ class _Reader:
         self._to = end
 
     def _is_whole(self, at: int, end: int) -> bool:
-        """Whether a chunk is what was written: a picture is not refused for one that is not critical."""
+        """Returns whether a chunk's checksum is right. A damaged chunk that is not critical is dropped, and the
+        picture kept."""
         if end > len(self._data):
             return False
         return zlib.crc32(memoryview(self._data)[at + 4 : end - 4]) == int.from_bytes(
@@ -108,7 +109,8 @@ class _Reader:
         )
 
     def _read_transparency(self, at: int, end: int) -> None:
-        """Pillow compares the colour with the samples as it has brought them to 8 bits, so it gets that one."""
+        """Keeps the transparent colour, scaled to 8 bits: Pillow compares it with samples that it has scaled to 8
+        bits."""
         content = self._data[at + 8 : end - 4]
         if self._colour == _PALETTE:
             if 0 < len(content) <= 256 and self._is_whole(at, end):
@@ -120,7 +122,7 @@ class _Reader:
         key = struct.unpack(f">{samples}H", content)
         if self._depth == 16:
             self.key = key
-            # The lower halves of the samples are decoded on their own.
+            # The low bytes of the samples are decoded separately.
             self.memory = 8 * self._pixels
             return
         most = (1 << self._depth) - 1
@@ -129,10 +131,10 @@ class _Reader:
         self._from = self._to = end
 
     def _tells_turn(self, kind: bytes, at: int, end: int) -> bool:
-        """Whether a text is a block of EXIF or XMP that Pillow reads."""
+        """Returns whether a text chunk is a block of EXIF or XMP that Pillow reads."""
         start = self._data[at : at + len(_EXIF_TEXTS[0]) + 5]
         if kind == b"iTXt":
-            # Behind the keyword a flag says whether the text is compressed.
+            # A flag behind the keyword tells whether the text is compressed.
             return start.startswith(_XMP + b"\0") and end - at <= _MOST_TEXT
         keyword = next((each for each in _EXIF_TEXTS if start.startswith(each)), None)
         if keyword is None or end - at > _MOST_TEXT:
@@ -141,7 +143,7 @@ class _Reader:
 
 
 def _unpacks(packed: bytes) -> bool:
-    """Whether compressed text stays within what Pillow reads."""
+    """Returns whether compressed text is valid and no longer than Pillow reads."""
     unpacker = zlib.decompressobj()
     try:
         unpacker.decompress(packed, _MOST_TEXT)

@@ -1,4 +1,4 @@
-"""Reads the directory of a TIFF's first page, and gives Pillow one that holds what it needs and no more."""
+"""Reads the directory of a TIFF's first page, and writes one for Pillow with only the tags it needs."""
 
 import math
 import struct
@@ -18,8 +18,8 @@ _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC = 256, 257, 258, 259, 262
 _STRIPS, _SAMPLES, _ROWS, _STRIP_BYTES, _PLANES = 273, 277, 278, 279, 284
 _TILE_WIDTH, _TILE_HEIGHT, _TILES, _TILE_BYTES = 322, 323, 324, 325
 _SUB_DIRECTORIES, _DNG = 330, 50706
-# And: fill order, orientation, options of fax codes, predictor, palette, extra samples, kind of numbers, JPEG's
-# tables, coefficients and subsampling of YCbCr, its reference black and white.
+# The numbers below are fill order, orientation, options of fax codes, predictor, palette, extra samples, number
+# format, JPEG's tables, coefficients and subsampling of YCbCr, and its reference black and white.
 _KEPT = frozenset(
     {_WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC, _STRIPS, _SAMPLES, _ROWS, _STRIP_BYTES, _PLANES}
     | {_TILE_WIDTH, _TILE_HEIGHT, _TILES, _TILE_BYTES}
@@ -31,20 +31,20 @@ _RAW, _JPEG = 1, 7
 # Uncompressed, fax, LZW, JPEG, Deflate and PackBits.
 _COMPRESSIONS = frozenset({_RAW, 2, 3, 4, 5, _JPEG, 8, 32773, 32946})
 _NAMES = {6: "old JPEG", 34925: "LZMA", 50000: "Zstandard", 50001: "WEBP", 34712: "JPEG 2000", 34887: "LERC"}
-_CAMERA = (32803, 34892)  # a colour filter's samples, and what was made of them
+_CAMERA = (32803, 34892)  # samples of a colour filter array, and linear raw data
 _WHITE_IS_ZERO, _LAB = 0, 8
-_MOST_SAMPLES = 6  # of a pixel, Pillow's own limit
+_MOST_SAMPLES = 6  # Pillow's own limit of samples per pixel
 
 
 class _Entry(NamedTuple):
     kind: int
-    values: int  # how many
-    at: int  # of its values
-    raw: bytes  # as it stands in the directory
+    values: int  # number of values
+    at: int  # offset of the values in the file
+    raw: bytes  # the entry's last four bytes in the directory
 
 
 def read_tiff(data: bytes) -> Header:
-    """The header of a TIFF's first page.
+    """Returns the header of a TIFF's first page.
 
     Raises:
         ImageError: ``unsupported_format``, ``too_complex``, ``zero_size``, ``truncated``.
@@ -54,7 +54,8 @@ def read_tiff(data: bytes) -> Header:
     photometric = directory.number(_PHOTOMETRIC, 0)
     if _DNG in entries or photometric in _CAMERA:
         raise unsupported("camera RAW images")
-    if directory.number(254, 0) & 1 and _SUB_DIRECTORIES in entries:  # NEF, ARW and others: a thumbnail comes first
+    # The first page of NEF, ARW and other RAW files is a thumbnail.
+    if directory.number(254, 0) & 1 and _SUB_DIRECTORIES in entries:
         raise unsupported("camera RAW images")
     if photometric == _LAB:
         raise unsupported("TIFF images in CIELAB colours")
@@ -95,7 +96,7 @@ class _Directory:
             self.entries.setdefault(tag, _Entry(kind, values, place, inline))
 
     def numbers(self, tag: int, most: int) -> tuple[int, ...]:
-        """So many of a tag's values at most; none where it is missing."""
+        """Returns up to ``most`` values of a tag. Empty if the tag is missing."""
         entry = self.entries.get(tag)
         if entry is None:
             return ()
@@ -109,14 +110,15 @@ class _Directory:
         return values[0] if values else default
 
     def written(self, pieces: "_Pieces") -> bytes:
-        """The file with a directory at its end that has the tags that are needed, and no further pages."""
+        """Returns the file with a new directory at its end, which has only the tags that are needed and no further
+        pages."""
         kept = []
         for tag in sorted(_KEPT & self.entries.keys()):
             kind, count, at, raw = self.entries[tag]
             size = _SIZES.get(kind, 0)
             if tag in pieces.tags and count > pieces.count:
-                count = pieces.count  # Pillow would go on with what is beyond the picture
-                if count * size <= 4:  # which lie in the directory itself
+                count = pieces.count  # Pillow would read pieces that are not in the picture
+                if count * size <= 4:  # values that fit lie in the directory itself
                     raw = self.data[at : at + count * size].ljust(4, b"\0")
             if not size or count > MOST_PARTS * 2 or at + count * size > len(self.data):
                 raise damaged("tiff")
@@ -153,11 +155,11 @@ class _Pieces:
         self._tiled = self.tags == (_TILES, _TILE_BYTES)
         self._rows = down, height
         self._row_bytes = math.ceil(across * bits * (1 if planes > 1 else samples) / 8)
-        # Unpacked, and as RGBA where colours are converted.
+        # The memory of an unpacked piece, and of its conversion to RGBA.
         self.memory = self._pixels * (samples * bits // 8 + 1 + 4)
 
     def check(self, compression: int) -> None:
-        """Refuse what takes much longer than its pixels and its bytes tell."""
+        """Refuses pages that take much longer than their pixels and bytes suggest."""
         offsets, lengths = self.tags
         if self.count > MOST_PARTS:
             raise too_complex("TIFF", f"more than {MOST_PARTS} strips or tiles", "save it with larger ones")
@@ -166,12 +168,12 @@ class _Pieces:
             raise damaged("tiff")
         data = self._directory.data
         sizes = self._directory.numbers(lengths, self.count) if compression != _RAW else self._uncompressed()
-        # Behind the file Pillow would find the new directory, and take it for pixels.
+        # Behind the file's end Pillow would find the new directory, and read it as pixels.
         if any(place + size > len(data) for place, size in zip(places, sizes, strict=False)):
             raise damaged("tiff")
         if compression == _RAW:
             return
-        if sum(sizes) > 2 * len(data) + MOST_PARTS:  # what lies on each other is unpacked as often as it is named
+        if sum(sizes) > 2 * len(data) + MOST_PARTS:  # data shared by several pieces is unpacked once for each
             raise too_complex("TIFF", "strips or tiles that lie on each other", "save it anew")
         if compression == _JPEG:
             scans = data.count(b"\xff\xda")
@@ -181,7 +183,7 @@ class _Pieces:
                 raise too_complex("TIFF", "too many scans of JPEG at this size", "save it with fewer")
 
     def _uncompressed(self) -> list[int]:
-        """The bytes of each piece: a strip ends with the picture, a tile does not."""
+        """Returns the bytes of each uncompressed piece. The last strip ends with the picture, a tile never does."""
         down, height = self._rows
         strips = math.ceil(height / down)
         last = down if self._tiled else height - (strips - 1) * down

@@ -8,7 +8,7 @@ _CHUNK = struct.Struct("<4sI")
 
 
 def read_webp(data: bytes) -> Header:
-    """The header of a WEBP, whose decoder passes over what it does not need.
+    """Returns the header of a WEBP. Its decoder skips chunks that it does not need, so none is removed.
 
     Raises:
         ImageError: ``too_complex``.
@@ -24,7 +24,7 @@ def read_webp(data: bytes) -> Header:
 
 
 def webp_size(data: bytes) -> tuple[int, int] | None:
-    """(width, height) of a WEBP from its first chunk, and None where that is none of the three known ones."""
+    """Returns (width, height) of a WEBP from its first chunk, or None if this chunk is of no known kind."""
     kind, body = data[12:16], data[20:30]
     if kind == b"VP8X" and len(body) == 10:
         return int.from_bytes(body[4:7], "little") + 1, int.from_bytes(body[7:10], "little") + 1

@@ -1,1 +1,1 @@
-"""Chooses the next token of each row: the greedy one, and what penalties, sampling and beams make of it."""
+"""Chooses the next token of each row: greedily, or by penalties, sampling and beam search."""

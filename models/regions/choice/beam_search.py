@@ -1,8 +1,9 @@
-"""One step of beam search for every group of rows at once, of any sizes, beside rows that are no beams.
+"""Computes one step of beam search for all groups of rows at once.
 
-It is `_beam_search` of transformers, for a request alone, over rows in any slots: fixed shapes, and nothing that
-the host must decide, so that a CUDA graph holds all of it. Each row works out the choice of its whole group, which
-is small once its members' best tokens are known, and keeps its own part.
+Groups may have different sizes, and rows outside of any group may run beside them. For a single request the result
+is that of `_beam_search` of transformers. Shapes are fixed and the host decides nothing, so a CUDA graph can hold
+the whole step. Each row computes the choice of its whole group and keeps its own part. This repeated work is small
+once the best tokens of all members are known.
 """
 
 import torch
@@ -11,20 +12,20 @@ from torch import Tensor
 from snapcap.models.regions.state.reorder import reorder
 
 _NEVER = float("-inf")
-# The best tokens of a row are among the parts of this size whose largest score is best.
+# `largest` splits a vocabulary into parts of this size, and searches only the parts with the largest maxima.
 _PART = 128
 
 
 def select(
     logits: Tensor,  # [b, V] fp32
-    normalised: Tensor,  # [1] bool: they are log-probabilities, which penalties have changed
-    tokens: Tensor,  # [b] int64: the greedy choice or the prompt's token; replaced in beams
-    positions: Tensor,  # [b] int64: already that of `tokens`
+    normalised: Tensor,  # [1] bool: `logits` are log-probabilities already, because penalties have changed them
+    tokens: Tensor,  # [b] int64: the greedy choice or the prompt's token; replaced in rows that are beams
+    positions: Tensor,  # [b] int64: position of `tokens`
     forced: Tensor,  # [b, L] int64, -1 where generation is free
-    ends: Tensor,  # [V] bool: the tokens that end a hypothesis; at most as many as M, or see `per_row`
-    key_cache: Tensor,  # [N, slots or one more, H, d, L]; on CUDA rows' K/V are moved, on a CPU by the host
+    ends: Tensor,  # [V] bool: the tokens that end a hypothesis; if there are more than M, `per_row` must be given
+    key_cache: Tensor,  # [N, slots or one more, H, d, L]; on CUDA this step moves rows' K/V, on a CPU the host does
     value_cache: Tensor,  # [N, slots or one more, H, L, d], likewise
-    members: Tensor,  # [b, M] int64, as all that follow what `BeamState` says; read
+    members: Tensor,  # [b, M] int64; `BeamState` describes this and the following tensors; read
     inside: Tensor,  # [b, M] bool; read
     ranks: Tensor,  # [b, 2] int64; read
     lasts: Tensor,  # [b] int64; read
@@ -35,35 +36,36 @@ def select(
     sequences: Tensor,  # [2, slots, L + 1] int64; the first b slots are replaced
     outcomes: Tensor,  # [b, L + 1] int64; replaced
     per_row: int = 0,
-) -> Tensor:  # [b] int64: the slot whose K/V each row goes on from; its own where it is no beam, or in its prompt
-    """Choose each group's next tokens, keep the best of its finished hypotheses, and see whether its search ends.
+) -> Tensor:  # [b] int64: the slot whose K/V each row continues; its own unless a beam changes rows
+    """Chooses each group's next tokens, keeps its best finished hypotheses, and decides whether its search ends.
 
-    Once it has ended, ``outcomes`` of the group's first row holds the best hypothesis. What a step after that makes
-    of it nobody reads.
+    When a search ends, the group's first row of ``outcomes`` holds the best hypothesis. Later steps overwrite it,
+    but nobody reads it then.
 
     Args:
-        per_row: each row's continuations that are looked at: M, and as many as there are ends. 0 is 2 M. Where M is
-            more than b, it is b.
+        per_row: number of continuations considered in each row. M plus the number of ``ends`` is always enough. 0
+            stands for 2 M. If M is more than b, M stands for b.
     """
     rows = len(members)
-    beams = min(members.shape[1], rows)  # no group has more, whatever other buckets hold
+    # A group cannot have more members than the step has rows, even if larger buckets have a larger M.
+    beams = min(members.shape[1], rows)
     at = positions.unsqueeze(1)
     own = torch.arange(rows, device=tokens.device).unsqueeze(1)
-    # A padding row may still hold a group of slots that this bucket has not.
+    # A padding row may still hold a group whose slots are outside of this bucket.
     members, inside = members[:, :beams].clamp(max=rows - 1), inside[:, :beams]
     ranks = ranks.clamp(max=beams - 1)
     rank = ranks[:, :1]
     active = (forced.gather(1, at) < 0) & inside[:, :1]
     last = at >= lasts.unsqueeze(1)
 
-    # All continuations of a group, as many of each row as could be among its best.
+    # Collects all continuations of a group that could be among its best.
     values, ids = best_log_probs(logits, normalised, min(per_row or 2 * beams, logits.shape[1]))
     each = values.shape[1]
     totals = (values + scores.unsqueeze(1))[members].masked_fill(~inside.unsqueeze(2), _NEVER).flatten(1)
     continued = ids[members].flatten(1)
     ending = ends[continued]
 
-    # As many go on as there are beams, the best of those that do not end; in one call with the best of all.
+    # Each beam takes one of the best continuations that do not end. The same topk finds the best of all.
     (running, best), (going_on, which) = torch.stack((totals.masked_fill(ending, _NEVER), totals)).topk(beams)
     number = _continuation_of(going_on // each, inside, rank)
     chosen = going_on.gather(1, number)
@@ -79,7 +81,7 @@ def select(
     kept, places = torch.cat((old, new), dim=1).topk(beams)
     place = places.gather(1, rank)
     is_new = place >= beams
-    # One that had finished before is shorter, so that what is written at this position is past its end.
+    # An older hypothesis is shorter, so the token written at this position lies behind its end.
     source = which.gather(1, (place - beams).clamp(min=0))
     held = torch.where(is_new, members.gather(1, source // each), members.gather(1, place.clamp(max=beams - 1)))
     end = continued.gather(1, source)
@@ -107,10 +109,11 @@ def select(
 
 
 def _continuation_of(origins: Tensor, inside: Tensor, rank: Tensor) -> Tensor:
-    """Which of its group's continuations [b, M] a row goes on with: [b, 1].
+    """Returns the index of the continuation that each row goes on with, among its group's [b, M]: [b, 1].
 
-    A row that one of them comes from (``origins``, by rank) keeps the first of these, and its K/V stay where they
-    are; the others go to the rows that none comes from. So no row that is moved from is moved into.
+    ``origins`` [b, M] holds the rank of the row that each continuation comes from. A row with continuations of its
+    own keeps the first of these, so its K/V stay in place. The other continuations go to the rows that have none.
+    So a row whose K/V are copied elsewhere is never overwritten.
     """
     places = torch.arange(origins.shape[1], device=origins.device)
     from_place = (origins.unsqueeze(1) == places.unsqueeze(1)) & inside.unsqueeze(1)  # [b, place, continuation]
@@ -125,9 +128,10 @@ def _continuation_of(origins: Tensor, inside: Tensor, rank: Tensor) -> Tensor:
 
 
 def best_log_probs(logits: Tensor, normalised: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The largest log-probabilities of each row, in descending order, and the tokens they are of: [b, count].
+    """Returns each row's ``count`` largest log-probabilities, in descending order, and their tokens: [b, count].
 
-    A logarithm of the softmax keeps the order of logits, so only those that are chosen need one.
+    The log-softmax keeps the order of the logits, so it is computed for the chosen ones only. If ``normalised`` is
+    true, the scores are returned unchanged.
     """
     best, ids = largest(logits, count)
     top = best[:, :1]
@@ -136,10 +140,11 @@ def best_log_probs(logits: Tensor, normalised: Tensor, count: int) -> tuple[Tens
 
 
 def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """What ``scores.topk(count)`` gives, but for the order of equal ones; over a large vocabulary in less time.
+    """Returns ``scores.topk(count)``, with equal scores in any order, and takes less time over a large vocabulary.
 
-    Of parts of it, those with the ``count`` largest maxima hold the ``count`` largest scores: any other part's
-    scores are at most its own maximum, which as many others reach. A last part that is shorter is always searched.
+    The vocabulary is split into parts, and only the ``count`` parts with the largest maxima are searched. No other
+    part can hold a larger score: its scores are at most its maximum, and ``count`` parts have a maximum at least
+    as large. The shorter last part is always searched.
     """
     vocabulary = scores.shape[1]
     parts = vocabulary // _PART

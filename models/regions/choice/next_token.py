@@ -1,4 +1,4 @@
-"""How every decoder's step ends: the next token of each row, and its position."""
+"""Sets the next token and position of each row, at the end of every decoder's step."""
 
 import torch
 from torch import Tensor
@@ -8,11 +8,12 @@ def advance(
     logits: Tensor,  # [b, V]
     tokens: Tensor,  # [b] int64, replaced by the next tokens
     positions: Tensor,  # [b] int64, advanced by one
-    forced: Tensor,  # [b, L] int64: the prompt's token at its position, -1 where generation is free
+    forced: Tensor,  # [b, L] int64: the prompt's token at each position, -1 where generation is free
 ) -> None:
-    """The greedy next token; a prompt's own token goes before what the model would say.
+    """Replaces ``tokens`` by the prompt's token at the next position, or else by the greedy token, and advances
+    ``positions``.
 
-    Positions stop at L - 1, so a padding row runs on for ever without leaving its cache.
+    Positions stop at L - 1, so a padding row can run for ever without leaving its cache.
     """
     following = (positions + 1).clamp(max=forced.shape[1] - 1)
     prompt = forced.gather(1, following.unsqueeze(1)).squeeze(1)

@@ -1,7 +1,7 @@
-"""Changes the scores of a row's tokens, by those that it holds and by rules, before one is chosen.
+"""Changes the scores of each row's tokens before one is chosen, by the row's settings and the checkpoint's rules.
 
-As transformers' processors of the same names, and in their order, but for rows of different lengths, each with its
-own setting: shapes are fixed, so that a CUDA graph holds all of it.
+The rules and their order are those of transformers' logits processors. Unlike those, the functions here take rows
+of different lengths and settings, and their shapes are fixed, so a CUDA graph can hold them.
 """
 
 import torch
@@ -15,25 +15,25 @@ _NEVER = float("-inf")
 def penalise(
     logits: Tensor,  # [b, V] fp32
     tokens: Tensor,  # [b] int64: the greedy choice or the prompt's token; replaced where a row is penalised
-    positions: Tensor,  # [b] int64: already that of `tokens`
-    forced: Tensor,  # [b, L] int64: -1 where generation is free, `names.forced_end` where it must end
-    ends: Tensor,  # [V] bool, as all that follow what `TokenRules` says; read
+    positions: Tensor,  # [b] int64: position of `tokens`
+    forced: Tensor,  # [b, L] int64: -1 where generation is free; `names.forced_end` where generation must end
+    ends: Tensor,  # [V] bool; `TokenRules` describes this and the next four tensors; read
     before: Tensor,  # [V] bool; read
     biases: Tensor,  # [3, V] fp32; read
     phrases: Tensor,  # [P, K] int64; read
     phrase_biases: Tensor,  # [P] fp32; read
-    penalised: Tensor,  # [b] bool, as all that follow what `BeamState` says; read
+    penalised: Tensor,  # [b] bool; `BeamState` describes this and the following tensors; read
     penalty: Tensor,  # [b] fp32; read
     ngrams: Tensor,  # [b] int64; read
     endings: Tensor,  # [b, L] fp32; read
     firsts: Tensor,  # [b] int64; read
     inside: Tensor,  # [b, M] bool; read
-    sequences: Tensor,  # [2, slots, L + 1] int64: the rows' tokens; this one is added
+    sequences: Tensor,  # [2, slots, L + 1] int64: the rows' tokens, to which `tokens` is added
 ) -> Tensor:  # [b, V] fp32
-    """Scores as each row's settings and the checkpoint's rules leave them, and the most likely token by these.
+    """Returns the changed scores, and replaces ``tokens`` by the most likely token in penalised rows.
 
-    transformers changes the log-probabilities of a beam and the logits of a lone row, and so does this. A beam's
-    token is left to `beam_search.select`.
+    In transformers too, the scores of a beam are log-probabilities, and those of any other row are logits. A
+    beam's token is left to `beam_search.select`.
     """
     searched = inside[:, :1]
     scores = torch.where(searched, logits.log_softmax(dim=-1), logits)
@@ -56,12 +56,13 @@ def penalise(
 
 def biases_of(
     sequences: Tensor,  # [b, L] int64: the row's tokens from the start token on
-    lengths: Tensor,  # [b] int64: how many of these there are
+    lengths: Tensor,  # [b] int64: number of the row's tokens
     single: Tensor,  # [V] fp32
     phrases: Tensor,  # [P, K] int64
     phrase_biases: Tensor,  # [P] fp32
 ) -> Tensor:  # [b, V] fp32
-    """What is added to each token's score: its own bias, and that of every phrase which it would complete."""
+    """Returns the number to add to each token's score: the token's own bias, plus the bias of every phrase that it
+    would complete."""
     before = phrases[:, :-1]
     padded = torch.nn.functional.pad(sequences, (before.shape[1], 0), value=-1)
     places = torch.arange(before.shape[1], device=sequences.device)
@@ -74,17 +75,17 @@ def biases_of(
 def penalise_repetition(
     scores: Tensor,  # [b, V] fp32, changed in place
     sequences: Tensor,  # [b, L] int64: the row's tokens from the start token on
-    lengths: Tensor,  # [b] int64, at least 1: how many of these there are
+    lengths: Tensor,  # [b] int64, at least 1: number of the row's tokens
     penalty: Tensor,  # [b] fp32 above 0; 1 changes nothing
-    before: Tensor,  # [V] bool: the tokens in the text before these
+    before: Tensor,  # [V] bool: the tokens of the text before `sequences`
 ) -> None:
-    """Make every token that a row holds less likely (Keskar et al., 2019, section 4.1): a positive score is
-    divided by the penalty, a negative one multiplied."""
+    """Makes every token that a row holds less likely (Keskar et al., 2019, section 4.1): divides a positive score
+    by the penalty, and multiplies a negative one."""
     places = torch.arange(sequences.shape[1], device=sequences.device)
     held = torch.where(places < lengths.unsqueeze(1), sequences, sequences[:, :1])
     found, penalty = scores.gather(1, held), penalty.unsqueeze(1)
     scores.copy_(torch.where(before, _less_likely(scores, penalty), scores))
-    # A token that is held twice is written twice, with the same value.
+    # A token that occurs twice in a row is written twice, with the same value.
     scores.scatter_(1, held, _less_likely(found, penalty))
 
 
@@ -95,14 +96,16 @@ def _less_likely(scores: Tensor, penalty: Tensor) -> Tensor:
 def ban_repeated_ngrams(
     scores: Tensor,  # [b, V] fp32, changed in place
     sequences: Tensor,  # [b, L] int64: the row's tokens from the start token on
-    lengths: Tensor,  # [b] int64: how many of these there are
-    sizes: Tensor,  # [b] int64: tokens of an n-gram; 0 bans nothing
+    lengths: Tensor,  # [b] int64: number of the row's tokens
+    sizes: Tensor,  # [b] int64: number of tokens in an n-gram; 0 bans nothing
 ) -> None:
-    """Exclude each token that would complete an n-gram which the row already holds (Paulus et al., 2017)."""
+    """Sets to -inf the score of each token that would complete an n-gram which the row already holds (Paulus et
+    al., 2017)."""
     length = sequences.shape[1]
     places = torch.arange(length, device=sequences.device)
     padded = torch.nn.functional.pad(sequences, (length, 0), value=-1)
-    # before[b, j, k] is the token that stands L - k places before place j; `suffix` is that of the next place.
+    # before[b, j, k] is the token L - k places before place j; `suffix` is the same for the place after the last
+    # token.
     before = padded.unfold(1, length, 1)[:, :length]
     suffix = padded.gather(1, lengths.unsqueeze(1) + places)
     compared = places > length - sizes.unsqueeze(1)  # the n - 1 places before
@@ -110,12 +113,12 @@ def ban_repeated_ngrams(
     complete = (places >= sizes.unsqueeze(1) - 1) & (places < lengths.unsqueeze(1))
     banned = same & complete & (sizes > 0).unsqueeze(1)
     bound = torch.where(banned, _NEVER, float("inf"))
-    # Places past the end hold anything that is a token; their bound is +inf, which changes nothing.
+    # Places behind the end hold arbitrary tokens; their bound of +inf changes nothing.
     scores.scatter_reduce_(1, sequences, bound, "amin")
 
 
 def end_scores(scores: Tensor, ending: Tensor) -> Tensor:
-    """The scores [b, V] that tokens have as ends: -inf where ``ending`` [b, 1] is, else by so much of their size
-    more. An excluded token stays excluded."""
+    """Returns the scores [b, V] that tokens have as ends: the score plus ``ending`` [b, 1] times its absolute
+    value, or -inf where ``ending`` is -inf. An excluded token stays excluded."""
     grown = scores + torch.where(scores.isfinite(), scores.abs() * ending, 0.0)
     return torch.where(ending == _NEVER, _NEVER, grown)

@@ -10,19 +10,19 @@ _PART = 256
 def sample(
     logits: Tensor,  # [b, V] fp32
     tokens: Tensor,  # [b] int64: the greedy choice or the prompt's token; replaced where a row samples
-    positions: Tensor,  # [b] int64: already that of `tokens`
+    positions: Tensor,  # [b] int64: position of `tokens`
     forced: Tensor,  # [b, L] int64, -1 where generation is free
-    uniforms: Tensor,  # [b, L] fp32 in [0, 1): one number a position, drawn from the request's seed
+    uniforms: Tensor,  # [b, L] fp32 in [0, 1): one number for each position, drawn from the request's seed
     temperature: Tensor,  # [b] fp32, 0 for greedy
     top_k: Tensor,  # [b] int64, V for no limit
     top_p: Tensor,  # [b] fp32 in (0, 1]
-    sequences: Tensor,  # [2, slots, L + 1] int64: the rows' tokens; this one is added
+    sequences: Tensor,  # [2, slots, L + 1] int64: the rows' tokens, to which the new ones are added
 ) -> Tensor:  # [b] int64: the tokens
-    """Draw from the tempered, truncated distribution by inverting its cumulative sum.
+    """Draws a token from each row's truncated distribution, by inverting its cumulative sum. Returns the tokens.
 
-    The most likely ``top_k`` tokens are kept, then of these the fewest whose probability reaches ``top_p``
-    (Holtzman et al., 2020). The random number belongs to the request and the position alone, so a request
-    gives the same tokens alone and in a full batch.
+    Logits are divided by the temperature. The ``top_k`` most likely tokens are kept, and of these the fewest whose
+    probability reaches ``top_p`` (Holtzman et al., 2020). The random number depends only on the request and the
+    position, so a request gets the same tokens alone and in a full batch.
     """
     scaled = logits / temperature.clamp(min=1e-5).unsqueeze(1)
     ordered, ids = scaled.sort(dim=-1, descending=True, stable=True)
@@ -34,8 +34,9 @@ def sample(
     cumulative = _cumulative(probabilities)
     at = positions.unsqueeze(1)
     threshold = uniforms.gather(1, at) * cumulative[:, -1:]
-    # A number just below 1 may be 1 in fp32: it must not lead past the kept tokens, to the least likely of all.
-    last_kept = (probabilities > 0).sum(dim=-1, keepdim=True).clamp(min=1) - 1  # none in a row that is not sampled
+    # A number just below 1 may round to 1 in fp32. The limit keeps it from choosing a token that was cut off.
+    # Clamped: a row that is not sampled may keep none.
+    last_kept = (probabilities > 0).sum(dim=-1, keepdim=True).clamp(min=1) - 1
     choice = (cumulative <= threshold).sum(dim=-1, keepdim=True).minimum(last_kept)
     drawn = ids.gather(1, choice).squeeze(1)
     free = forced.gather(1, at).squeeze(1) < 0
@@ -46,8 +47,12 @@ def sample(
 
 
 def _cumulative(numbers: Tensor) -> Tensor:
-    """``numbers.cumsum(dim=-1)`` of [b, V] that are at least 0, which never falls either: within parts, then over
-    them. One sum along a large vocabulary is slow on a GPU, as there are few rows."""
+    """Returns ``numbers.cumsum(dim=-1)`` for numbers [b, V] that are at least 0; the result never decreases
+    either.
+
+    The sum runs within parts and then over the parts: with few rows, one sum along a large vocabulary is slow on a
+    GPU.
+    """
     rows, vocabulary = numbers.shape
     parts = F.pad(numbers, (0, -vocabulary % _PART)).view(rows, -1, _PART).cumsum(dim=-1)
     ends = parts[:, :, -1].cumsum(dim=-1)

@@ -1,1 +1,1 @@
-"""Computes what Florence-2 alone has: its encoder, and what stands between that and a decoder like BERT's."""
+"""Computes the parts that only Florence-2 has: its image encoder, and BART's encoder in front of the decoder."""

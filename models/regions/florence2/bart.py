@@ -1,10 +1,10 @@
-"""Computes Florence-2's prefix: BART's encoder (Lewis et al., 2019) over the image's tokens and a text's.
+"""Computes Florence-2's prefix: BART's encoder (Lewis et al., 2019) over the tokens of the image and of a text.
 
-The text is as long as a text may be; what is behind its end is padding (-1), which nothing attends to. So all texts
-go through one bucket, and a caption is what it would be of the text alone.
+Every text is padded with -1 to the greatest length, and no token attends to padding. So texts of all lengths go
+through one bucket, and padding does not change a caption.
 
-B is the padded batch, N the image's tokens, P the most of a text's, T = N + P; the other letters are those of
-``models.regions.gpt2``. Linear layers are stored [out, in].
+B is the padded batch, N the number of image tokens, P the greatest number of text tokens, T = N + P. The other
+letters are those of ``models.regions.gpt2``. Linear layers are stored [out, in].
 """
 
 from collections.abc import Callable
@@ -35,7 +35,11 @@ def embed(
     projection_eps: float,
     eps: float,
 ) -> Tensor:  # [B, T, D]
-    """The mean of the image's tokens, these, and the text's: projected or embedded, with their positions."""
+    """Returns the encoder's input: the mean of the image's tokens, the image's tokens, and the text's tokens.
+
+    Positions are added to the image's tokens, which are then projected and normalised. The text's tokens are
+    embedded. Positions are added to all tokens, followed by a norm.
+    """
     placed = hidden + image_position
     image = torch.cat((placed.mean(dim=1, keepdim=True), placed), dim=1)
     image = F.linear(image, projection_weight)
@@ -50,7 +54,7 @@ def attend(
     text: Tensor,  # [B, P] int64
     num_heads: int,
 ) -> Tensor:  # [B, T, D]
-    """softmax(q K / √d) V, in which all tokens see each other but for padding."""
+    """Returns softmax(q K / √d) V, in which each token sees all tokens except padding."""
     batch, length, width = qkv.shape
     parts = qkv.view(batch, length, 3, num_heads, width // (3 * num_heads)).permute(2, 0, 3, 1, 4)
     query, key, value = parts.unbind(0)  # each [B, H, T, d]
@@ -82,7 +86,7 @@ def block(
     attend: Callable[[Tensor, Tensor, int], Tensor] = attend,
     activated: Activated = activated,
 ) -> Tensor:  # [B, T, D]
-    """One post-norm layer, in which all tokens see each other but for padding."""
+    """Computes one post-norm encoder layer, in which each token sees all tokens except padding."""
     width = hidden.shape[-1]
     attended = attend(F.linear(hidden, qkv_weight, qkv_bias), texts[slots], num_heads)
     hidden = hidden + F.linear(attended, out_weight, out_bias)
@@ -99,19 +103,20 @@ def decoder_block(
     value_cache: Tensor,  # [b, H, L, d], likewise
     cross_key: Tensor,  # [b, H, d, T]
     cross_value: Tensor,  # [b, H, T, d]
-    *weights: Tensor,  # as `bert.block` takes them
+    *weights: Tensor,  # in the order of `bert.block`
     num_heads: int,
     eps: float,
     scale: float,
     act: Activation,
 ) -> Tensor:  # [b, D]
-    """``bert.block``, whose cross-attention passes over padding."""
+    """Computes ``bert.block``, with a cross-attention that ignores padding."""
     unseen = padding(text, cross_key.shape[3])[:, None, None]
     inputs = (hidden, positions, key_cache, value_cache, cross_key, cross_value, *weights)
     return bert.block(*inputs, num_heads=num_heads, eps=eps, scale=scale, act=act, unseen=unseen)
 
 
 def padding(text: Tensor, length: int) -> Tensor:
-    """[b, T] bool: which of the encoder's tokens are padding, of texts [b, P] that stand at its end."""
+    """Returns [b, T] bool, true for each encoder token that is padding. The texts [b, P] are the last P of the T
+    tokens."""
     image = torch.zeros(text.shape[0], length - text.shape[1], dtype=torch.bool, device=text.device)
     return torch.cat((image, text < 0), dim=1)

@@ -1,13 +1,15 @@
-"""Computes DaViT (Ding et al., 2022), Florence-2's encoder: stages of blocks, each of other widths and tokens.
+"""Computes DaViT (Ding et al., 2022), Florence-2's image encoder, in stages of different widths and token counts.
 
-A block attends twice: tokens to tokens inside windows, then channels to channels over the whole image. Before each
-attention and each MLP stands a depthwise convolution, which tells where a token is.
+A block attends twice: first tokens attend to tokens inside windows, then channels attend to channels over the
+whole image. A depthwise convolution before each attention and each MLP encodes where a token is.
 
-B is the padded batch, S = rows · columns the tokens of the stage, D its hidden size. Linear layers are stored
-[out, in], what embeds a stage as well: over the tokens under its kernel, row by row.
+B is the padded batch, S = rows · columns the number of tokens of the stage, D its hidden size. Linear layers are
+stored [out, in]. The embedding of a stage is stored likewise, with the tokens under its kernel row by row as the
+input.
 
-No convolution is the library's: cuDNN's first ones take a GPU three seconds, most of a compiled start, and want
-channels where tokens have them last. As sums and products they fuse with the norms and additions around them.
+No convolution calls the library. cuDNN's first convolutions take three seconds on a GPU, most of a compiled start,
+and want channels first, where tokens have them last. Written as sums and products, convolutions fuse with the
+norms and additions around them.
 """
 
 from collections.abc import Callable
@@ -21,7 +23,7 @@ from torch import Tensor
 from snapcap.models.regions.layers.activations import Activation
 from snapcap.models.regions.vit import Activated, activated
 
-# Weights of a half of a block: those of `_half` in its order.
+# Number of weights of one half of a block, in the order of the parameters of `_half`.
 _HALF = 16
 
 
@@ -30,9 +32,9 @@ def embed_pixels(
     rescale: Tensor,  # [1] fp32
     mean: Tensor,  # [3] fp32
     std: Tensor,  # [3] fp32
-    weight: Tensor,  # [D, kernel * kernel * 3 and zeros]
+    weight: Tensor,  # [D, kernel * kernel * 3], padded with zeros
     bias: Tensor,  # [D]
-    norm_weight: Tensor,  # [D], or [3] where the norm goes first
+    norm_weight: Tensor,  # [D], or [3] if `norm_first`
     norm_bias: Tensor,
     *,
     kernel: int,
@@ -41,16 +43,16 @@ def embed_pixels(
     norm_first: bool,
     eps: float,
 ) -> Tensor:  # [B, S, D]
-    """Normalise the image in fp32, and embed it as the first stage's tokens."""
+    """Returns the tokens of the first stage: normalises the image in fp32 and embeds it."""
     image = ((pixels.float() * rescale - mean) / std).to(weight.dtype)
     return _embed(image, weight, bias, norm_weight, norm_bias, kernel, stride, padding, norm_first, eps)
 
 
 def embed(
-    hidden: Tensor,  # [B, tokens of the stage before, its D]
-    weight: Tensor,  # [D, kernel * kernel * its D and zeros]
+    hidden: Tensor,  # [B, tokens of the stage before, D of the stage before]
+    weight: Tensor,  # [D, kernel * kernel * D of the stage before], padded with zeros
     bias: Tensor,
-    norm_weight: Tensor,  # [D], or [its D] where the norm goes first
+    norm_weight: Tensor,  # [D], or [D of the stage before] if `norm_first`
     norm_bias: Tensor,
     *,
     grid: tuple[int, int],  # rows and columns of the stage before
@@ -60,7 +62,7 @@ def embed(
     norm_first: bool,
     eps: float,
 ) -> Tensor:  # [B, S, D]
-    """The tokens of a stage from those of the stage before."""
+    """Returns the tokens of a stage, made of the tokens of the stage before."""
     image = hidden.view(hidden.shape[0], *grid, hidden.shape[-1])
     return _embed(image, weight, bias, norm_weight, norm_bias, kernel, stride, padding, norm_first, eps)
 
@@ -86,8 +88,11 @@ def _embed(
 
 
 def under_kernel(image: Tensor, kernel: int, stride: int, padding: int, width: int) -> Tensor:
-    """What a convolution's kernel sees at each of its places, of an image [B, rows, columns, channels] between
-    zeros: [B, places, ``width``], with zeros behind kernel * kernel * channels."""
+    """Returns the numbers under a convolution's kernel at each of its places: [B, places, ``width``].
+
+    ``image`` [B, rows, columns, channels] is padded with zeros. The numbers at a place are kernel * kernel *
+    channels, followed by zeros up to ``width``.
+    """
     padded = F.pad(image, (0, 0, padding, padding, padding, padding))
     seen = padded.unfold(1, kernel, stride).unfold(2, kernel, stride)  # [B, down, across, channels, kernel, kernel]
     seen = seen.permute(0, 1, 2, 4, 5, 3).reshape(image.shape[0], seen.shape[1] * seen.shape[2], -1)
@@ -95,9 +100,9 @@ def under_kernel(image: Tensor, kernel: int, stride: int, padding: int, width: i
 
 
 def with_depthwise(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """``x`` [B, rows, columns, D] and its 3×3 convolution of each channel alone, which keeps the size.
+    """Returns ``x`` [B, rows, columns, D] plus its depthwise 3×3 convolution, which keeps the size.
 
-    ``weight`` [3, 3, D], ``bias`` [D]. Sums are in fp32.
+    ``weight`` is [3, 3, D], ``bias`` [D]. Sums are in fp32, the result has the dtype of ``x``.
     """
     rows, columns = x.shape[1:3]
     padded, taps = F.pad(x.float(), (0, 0, 1, 1, 1, 1)), weight.float()
@@ -110,13 +115,14 @@ def with_depthwise(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def stored(x: Tensor) -> Tensor:
-    """The same, as the compiler writes it to memory: else it computes a part of it again in all that read it."""
+    """Returns ``x``, and makes the compiler write it to memory. Otherwise the compiler would compute parts of
+    ``x`` again in each kernel that reads it."""
     return x.as_strided(x.shape, x.stride())
 
 
 def convolved(
     hidden: Tensor,  # [B, S, D]
-    added: Tensor | None,  # [B, S, D], added first
+    added: Tensor | None,  # [B, S, D], added to `hidden` first
     weight: Tensor,  # [3, 3, D]
     bias: Tensor,  # [D]
     norm_weight: Tensor,  # [D]
@@ -124,7 +130,7 @@ def convolved(
     grid: tuple[int, int],
     eps: float,
 ) -> tuple[Tensor, Tensor]:  # both [B, S, D]
-    """The sum with its depthwise convolution, and the norm of that."""
+    """Returns the sum plus its depthwise convolution, and the layer norm of this result."""
     image = (hidden if added is None else hidden + added).view(-1, *grid, hidden.shape[-1])
     total = stored(with_depthwise(image, weight, bias)).view(hidden.shape)
     return total, F.layer_norm(total, (hidden.shape[-1],), norm_weight, norm_bias, eps)
@@ -138,8 +144,10 @@ def window_attention(
     window: int,
     num_heads: int,
 ) -> Tensor:  # [B, S, D]
-    """Tokens of a square of ``window`` by ``window`` attend to each other. Squares that reach over the edge are
-    filled with zeros there, which are seen as tokens are."""
+    """Computes attention in which the tokens of a square of ``window`` by ``window`` attend to each other.
+
+    A square that reaches over the image's edge is filled with zeros, which are attended to like tokens.
+    """
     batch, _, width = normed.shape
     rows, columns = grid
     image = normed.view(batch, rows, columns, width)
@@ -163,20 +171,22 @@ def channel_attention(
     qkv_bias: Tensor,
     groups: int,
 ) -> Tensor:  # [B, S, D]
-    """Channels of a group attend to each other, each as what it says of all tokens; the softmax in fp32.
+    """Computes attention in which the channels of a group attend to each other; each channel is a vector over all
+    tokens.
 
-    Scores are few, one for a pair of channels, and sums over all tokens: no attention kernel takes heads so wide.
+    The softmax is in fp32. Plain matrix products are used because no attention kernel takes heads as wide as S.
+    The scores are few, one for each pair of channels of a group.
     """
     batch, length, width = normed.shape
     qkv = F.linear(normed, qkv_weight, qkv_bias).view(batch, length, 3, groups, width // groups)
     query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, groups, S, D / groups]
-    scores = torch.matmul(key.mT, query * length**-0.5)  # of a query by column
+    scores = torch.matmul(key.mT, query * length**-0.5)  # a column for each query
     attended = torch.matmul(value, scores.float().softmax(dim=-2).to(value.dtype))
     return attended.transpose(1, 2).reshape(batch, length, width)
 
 
 class Parts(NamedTuple):
-    """What of a block may be computed otherwise on a device, by functions that take the same."""
+    """The functions of a block that a device may replace by others with the same parameters."""
 
     convolved: Callable[..., tuple[Tensor, Tensor]] = convolved
     windows: Callable[..., Tensor] = window_attention
@@ -186,16 +196,16 @@ class Parts(NamedTuple):
 
 def block(
     hidden: Tensor,  # [B, S, D]
-    *weights: Tensor,  # of both halves, each as `_half` takes them
+    *weights: Tensor,  # weights of both halves, each in the order of `_half`
     grid: tuple[int, int],
     window: int,
     num_heads: int,
     groups: int,
     eps: float,
     act: Activation,
-    parts: Parts = Parts(),  # noqa: B008  it holds nothing but functions
+    parts: Parts = Parts(),  # noqa: B008 - all fields are functions
 ) -> Tensor:  # [B, S, D]
-    """Attention of tokens inside windows, then of channels, each with an MLP behind it."""
+    """Computes attention of tokens inside windows, an MLP, attention of channels, and an MLP."""
     windows = partial(parts.windows, grid=grid, window=window, num_heads=num_heads)
     channels = partial(parts.channels, groups=groups)
     norm = partial(parts.convolved, grid=grid, eps=eps)
@@ -207,7 +217,7 @@ def block(
 
 def _half(
     hidden: Tensor,  # [B, S, D]
-    added: Tensor | None,  # [B, S, D], of which and ``hidden`` the sum is taken
+    added: Tensor | None,  # [B, S, D], added to `hidden` first
     convolved: Callable[..., tuple[Tensor, Tensor]],
     attention: Callable[[Tensor, Tensor, Tensor], Tensor],
     activated: Activated,
@@ -229,7 +239,7 @@ def _half(
     fc2_weight: Tensor,
     fc2_bias: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """What the next half takes: tokens, and what is added to them."""
+    """Computes attention and MLP of one half. Returns tokens, and the tensor that is still to be added to them."""
     hidden, normed = convolved(hidden, added, conv1_weight, conv1_bias, norm1_weight, norm1_bias)
     added = F.linear(attention(normed, qkv_weight, qkv_bias), out_weight, out_bias)
     hidden, normed = convolved(hidden, added, conv2_weight, conv2_bias, norm2_weight, norm2_bias)

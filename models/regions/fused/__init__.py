@@ -1,1 +1,1 @@
-"""Regions made of fewer and fatter kernels."""
+"""Computes regions on CUDA with fewer and larger kernels."""

@@ -4,6 +4,6 @@ from snapcap.models.regions.layers.activations import Activation, activation
 
 
 def kernel_activation(act: Activation) -> str | None:
-    """An activation's name in `regions.kernels.launch`, if it has one."""
+    """Returns the name of an activation in `regions.kernels.launch`, or None if the kernels lack it."""
     known = {activation("gelu"): "gelu", activation("gelu_new"): "gelu_tanh", activation("relu"): "relu"}
     return known.get(act)

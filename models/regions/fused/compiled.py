@@ -1,9 +1,9 @@
-"""Chooses what is compiled for a region: the plain function, or on CUDA in 16 bits one of fewer kernels.
+"""Chooses the function to compile for a region: the plain one, or on CUDA in 16 bits one of fewer kernels.
 
-Each of `fused.decoders` and `fused.encoders` takes and returns what the function of its name in
-`regions.gpt2`, `bert`, `florence2`, `prefix.git` or `vit` does, and a build compares it with that. Llama's
-layers have none: Inductor compiles the plain functions. Eager serving, the CPU and fp32 keep the plain
-functions, but for beams in fp32.
+Each function of `fused.decoders` and `fused.encoders` has the parameters and the result of a plain function in
+`regions.gpt2`, `bert`, `florence2`, `prefix.git` or `vit`, and a build compares the two. Llama's layers have no
+such function: Inductor compiles the plain ones. Eager serving, the CPU and fp32 use the plain functions, with one
+exception: beam search on CUDA has kernels in fp32 too.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,10 +27,10 @@ DTYPES = (torch.bfloat16, torch.float16)
 
 
 def compiled_function(region: Region, device: torch.device, dtype: torch.dtype) -> RegionFunction:
-    """What to compile for a region: its own function, or one of fewer and fatter kernels where there is one."""
+    """Returns the function to compile for a region: its own, or one of fewer and larger kernels if there is one."""
     function = region.function
     if device.type == "cuda" and function is beam_search.select:
-        return decoders.select  # in any dtype: scores are fp32
+        return decoders.select  # for any dtype, because scores are fp32
     if device.type != "cuda" or dtype not in DTYPES:
         return function
     plain = function.func if isinstance(function, partial) else function
@@ -58,5 +58,5 @@ _FUSED: Mapping[Callable[..., Tensor], Callable[..., Tensor]] = {
     davit.block: encoders.davit_block,
     davit.embed_pixels: encoders.davit_pixels,
 }
-# Those that take what their first layer of an MLP is computed by.
+# Plain functions that take the function of their MLP's first layer as a parameter.
 _ACTIVATED = (git.prefix_block, vit.block)

@@ -1,4 +1,4 @@
-"""Decoders' blocks, heads and the choice of beams for CUDA in 16 bits, made of `regions.kernels`."""
+"""Computes decoders' blocks, heads and the choice of beams on CUDA in 16 bits, with `regions.kernels`."""
 
 from typing import Any
 

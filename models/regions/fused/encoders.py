@@ -1,4 +1,4 @@
-"""Encoders' blocks and what ends an encode for CUDA in 16 bits, made of `regions.kernels`."""
+"""Computes encoders' blocks and the last regions of an encode on CUDA in 16 bits, with `regions.kernels`."""
 
 from typing import Any
 
@@ -86,9 +86,11 @@ def activated(act: Activation) -> vit.Activated:
 
 
 def _gelu_of_linear(x: Tensor, weight: Tensor, bias: Tensor, _act: Activation) -> Tensor:
-    """The activation as the product's epilogue, which saves reading and writing the widest tensor there is.
+    """Computes a linear layer with GELU as the product's epilogue, which saves writing and reading the widest
+    tensor.
 
-    It is the tanh approximation, at most 5e-4 from the exact one: half of what rounding to 16 bits does near 1.
+    The epilogue is the tanh approximation of GELU. Its error of at most 5e-4 is half the error of rounding to 16
+    bits near 1.
     """
     rows = torch._addmm_activation(bias, x.flatten(0, -2), weight.t(), use_gelu=True)
     return rows.view(*x.shape[:-1], -1)

@@ -1,5 +1,6 @@
-"""Triton kernels for CUDA in 16 bits: fewer and fatter launches than a compiler makes of the regions.
+"""Computes regions with Triton kernels for CUDA in 16 bits, in fewer and larger launches than a compiler makes.
 
-Only what compiles imports them: a server opens packages that hold their machine code, and never imports Triton.
-`regions.fused` says which region is made of which. benchmarks/NOTES.md has the measurements behind the shapes.
+Only a build imports these modules. A server opens packages that hold their machine code, and never imports Triton.
+`regions.fused` says which kernels make up which region. benchmarks/NOTES.md has the measurements behind the block
+sizes.
 """

@@ -1,6 +1,6 @@
-"""Attention of a decode step: one query a row, a program a row and head, K/V read once.
+"""Computes attention of a decode step: one query a row, one program for each row and head, K/V read once.
 
-Caches are read as [length, head dimension], the layout `models.regions.state.kv_cache` gives them on CUDA.
+Caches are read as [length, head dimension], the layout that `models.regions.state.kv_cache` gives them on CUDA.
 """
 
 from typing import Any
@@ -13,8 +13,8 @@ from torch.library import triton_op
 
 from snapcap.models.regions.kernels.launch import launch, pointer
 
-_CHUNK = 64  # positions of a row's own cache a program holds at once
-_CROSS_CHUNK = 256  # encoder tokens likewise: 197 of a ViT at 224 px in one go
+_CHUNK = 64  # positions of a row's own cache that a program holds at once
+_CROSS_CHUNK = 256  # encoder tokens that a program holds at once: all 197 of a ViT at 224 px
 
 
 @triton_op("snapcap::attend_cached", mutates_args={"key_cache", "value_cache"})
@@ -25,7 +25,7 @@ def attend_cached(
     value_cache: Tensor,  # [b, H, L, d], likewise
     scale: float,
 ) -> Tensor:  # [b, H * d]
-    """Self-attention over what each row has cached and its new token, which is cached too."""
+    """Caches each row's new token, and computes self-attention over the row's cache up to this token."""
     return _attend(_attend_cached, (qkv, positions), key_cache, value_cache, scale, _CHUNK)
 
 
@@ -34,10 +34,10 @@ def attend_cross(
     query: Tensor,  # [b, H * d]
     key: Tensor,  # [b, H, d, T]
     value: Tensor,  # [b, H, T, d]
-    text: Tensor | None,  # [b, P] int64, the last P of the encoder's tokens: -1 behind the end of each
+    text: Tensor | None,  # [b, P] int64: the last P of the encoder's tokens, -1 behind the end of each text
     scale: float,
 ) -> Tensor:  # [b, H * d]
-    """Cross-attention over the encoder's tokens, but for what is behind a text's end."""
+    """Computes cross-attention over the encoder's tokens, without the padding behind a text's end."""
     count = 0 if text is None else text.shape[1]
     inputs, padded = (query, pointer(text, query)), triton.next_power_of_2(max(count, 1))
     return _attend(_attend_cross, inputs, key, value, scale, _CROSS_CHUNK, TEXT=count, TEXT_PADDED=padded)
@@ -53,7 +53,8 @@ def attend_prefixed(
     prefix_value: Tensor,  # [b, H, T, d]
     scale: float,
 ) -> Tensor:  # [b, H * d]
-    """Attention over a prefix, what each row has cached and its new token, which is cached too: one softmax."""
+    """Caches each row's new token, and computes attention over a prefix and the row's cache up to this token, with
+    one softmax."""
     rows, heads, width, length = key_cache.shape
     out = torch.empty(rows, heads * width, dtype=qkv.dtype, device=qkv.device)
     launch(_attend_prefixed)[(rows, heads)](
@@ -84,7 +85,7 @@ def attend_prefixed(
 def _attend(
     kernel: Any, inputs: tuple[Tensor, ...], key: Tensor, value: Tensor, scale: float, chunk: int, **sizes: int
 ) -> Tensor:
-    """Launch a kernel on keys [b, H, d, L] and values [b, H, L, d]."""
+    """Launches a kernel on keys [b, H, d, L] and values [b, H, L, d]."""
     rows, heads, width, length = key.shape
     out = torch.empty(rows, heads * width, dtype=inputs[0].dtype, device=key.device)
     launch(kernel)[(rows, heads)](
@@ -108,8 +109,11 @@ def _attend(
 
 @triton.jit
 def _attend_chunk(query, keys, values, key_length, value_length, j, here, real, top, total, mixed):
-    """A softmax over more keys than a program holds, with the keys and values at positions ``j`` added to it: its
-    highest score, its sum and its mix of values so far (Milakov and Gimelshein, 2018)."""
+    """Adds the keys and values at positions ``j`` to a running softmax (Milakov and Gimelshein, 2018).
+
+    The softmax is over more keys than a program holds. ``top`` is its highest score so far, ``total`` its sum and
+    ``mixed`` its weighted sum of values. Returns the new values of the three.
+    """
     there = here[:, None] & real[None, :]
     key = tl.load(keys[None, :] + j[:, None] * key_length, mask=there, other=0.0).to(tl.float32)
     value = tl.load(values[None, :] + j[:, None] * value_length, mask=there, other=0.0).to(tl.float32)
@@ -135,8 +139,12 @@ def _cache_new(
     HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Cache the key and value of a row's new token. Returns its query, and the softmax over that token alone, which
-    is taken from registers: what was just stored need not be visible to the loads that follow."""
+    """Caches the key and value of a row's new token. Returns its query, and a running softmax over this token
+    alone.
+
+    The softmax takes the token from registers, because the loads that follow may not see the new key and value
+    yet.
+    """
     new = qkv + (row * 3 * HEADS + head) * WIDTH + d
     query = tl.load(new, mask=real, other=0.0).to(tl.float32) * SCALE
     new_key = tl.load(new + HEADS * WIDTH, mask=real, other=0.0)

@@ -1,5 +1,7 @@
-"""A step of beam search in four launches: two for each row's best tokens, one for its share of its group's choice,
-and one that writes this, and moves the K/V of rows that go on from others.
+"""Computes a step of beam search in four launches.
+
+Two launches find each row's best tokens. The third computes each row's part of its group's choice. The fourth
+writes the choice, and moves the K/V of rows that go on from another row.
 """
 
 import torch
@@ -24,7 +26,7 @@ def select(
     positions: Tensor,  # [b] int64
     forced: Tensor,  # [b, L] int64
     ends: Tensor,  # [V] bool
-    key_cache: Tensor,  # [N, slots or one more, H, d, L], a key's numbers side by side; rows' prefixes are replaced
+    key_cache: Tensor,  # [N, slots or one more, H, d, L], each key contiguous; rows' prefixes are replaced
     value_cache: Tensor,  # [N, slots or one more, H, L, d], likewise
     members: Tensor,  # [b, M] int64
     inside: Tensor,  # [b, M] bool
@@ -37,7 +39,7 @@ def select(
     sequences: Tensor,  # [2, slots, L + 1] int64, the first b slots are replaced
     outcomes: Tensor,  # [b, L + 1] int64, replaced
 ) -> Tensor:  # [b] int64
-    """What `models.regions.choice.beam_search.select` does, where all members of a group agree on who they are."""
+    """Computes `models.regions.choice.beam_search.select`. All rows of a group must hold the same members."""
     rows, vocabulary = logits.shape
     layers, _, heads, length, width = value_cache.shape
     beams, slots = min(members.shape[1], rows), sequences.shape[1]
@@ -147,7 +149,8 @@ def _choose(
     PADDED: tl.constexpr,
     LENGTH: tl.constexpr,
 ):
-    """One row works out the choice of its whole group, as `models.regions.choice.beam_search` describes it."""
+    """Computes the choice of a row's whole group, as `models.regions.choice.beam_search` does, and stores the
+    row's part."""
     row = tl.program_id(0)
     at = tl.load(positions + row)
     rank, lowest = tl.load(ranks + row * 2), tl.load(ranks + row * 2 + 1)
@@ -195,7 +198,7 @@ def _choose(
     tail = tl.load(sequences + parent * (length + 1) + t, mask=inner, other=0)
     tl.store(rewritten + row * (length + 1) + t, tl.where(t == at, following, tail), mask=inner)
     half = tl.where(is_new, 0, slots)
-    # One that had finished before is shorter, so that what is written at this position is past its end.
+    # An older hypothesis is shorter, so the token written at this position lies behind its end.
     tail = tl.load(sequences + (half + held) * (length + 1) + t, mask=inner, other=0)
     tail = tl.where(t == at, end, tl.where(is_new & (t == length), at + 1, tail))
     tl.store(rewritten + (rows + row) * (length + 1) + t, tail, mask=inner)
@@ -236,8 +239,12 @@ def _write(
     WHOLE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A row's first program writes what was chosen. The others copy a head's keys or values, where the row goes on
-    from another; none that is read here is written, as no row that is moved from is moved into."""
+    """Writes the choice of a row, or copies K/V to it, depending on the program.
+
+    A row's first program writes the choice. Each other program copies the keys or values of a head, if the row
+    goes on from another row. No program writes K/V that another reads, because a row whose K/V are copied
+    elsewhere is never overwritten.
+    """
     row, piece = tl.program_id(0).to(tl.int64), tl.program_id(1) - 1
     parent = tl.load(parents + row)
     if piece < 0:

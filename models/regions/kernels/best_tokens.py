@@ -1,7 +1,7 @@
-"""Each row's best tokens and their log-probabilities, part by part and then together: two launches.
+"""Finds each row's best tokens and their log-probabilities in two launches: in parts, then among the parts' best.
 
-Scores are compared as integers that hold their place in the low bits. So no two are equal, of equal scores the
-first is taken, and the largest takes its place along.
+Scores are compared as integers that hold the score's place in the low bits. So no two integers are equal, the
+first of equal scores wins, and the largest integer tells its place.
 """
 
 import torch
@@ -11,12 +11,12 @@ from torch import Tensor
 
 from snapcap.models.regions.kernels.launch import launch
 
-NOTHING = tl.constexpr(-(2**63) + 1)  # below every score, that of -inf too
+NOTHING = tl.constexpr(-(2**63) + 1)  # below the integer of every score, including -inf
 _PART = 1024
 
 
 def best_tokens(logits: Tensor, normalised: Tensor, each: int) -> tuple[Tensor, Tensor]:
-    """What `models.regions.choice.beam_search.best_log_probs` gives: [b, each] fp32 and int64."""
+    """Returns `models.regions.choice.beam_search.best_log_probs`: [b, each] fp32 and int64."""
     rows, vocabulary = logits.shape
     parts = triton.cdiv(vocabulary, _PART)
     best = torch.empty(rows, parts, each, dtype=torch.int64, device=logits.device)
@@ -45,7 +45,8 @@ def best_tokens(logits: Tensor, normalised: Tensor, each: int) -> tuple[Tensor, 
 
 @triton.jit
 def keyed(score, place):
-    """int64 in the order of the scores; of equal ones the first place is the largest."""
+    """Returns int64 numbers in the order of the scores. Among equal scores, the first place has the largest
+    number."""
     bits = score.to(tl.int32, bitcast=True)
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - place).to(tl.int64)

@@ -1,4 +1,4 @@
-"""Attention of an image's channels to each other, from queries, keys and values where their product left them."""
+"""Computes attention of an image's channels to each other, on the strided output of the q/k/v product."""
 
 import torch
 import triton
@@ -8,14 +8,15 @@ from torch.library import triton_op
 
 from snapcap.models.regions.kernels.launch import launch
 
-_CHUNK = 64  # tokens that a program of the scores reads at once
-_TILE = 128  # and that one of the mix writes
-_PROGRAMS = 1024  # that keep a device busy: what tokens say of channels is summed in so many parts
-_MOST_WIDTH = 128  # whose scores a program holds
+_CHUNK = 64  # tokens that a program of `_score_channels` reads at once
+_TILE = 128  # tokens that a program of `_mix_channels` writes
+_PROGRAMS = 1024  # number of programs that keep a device busy; the sum over tokens is split to reach it
+_MOST_WIDTH = 128  # greatest width whose scores fit in a program
 
 
 def fits_channels(width: int) -> bool:
-    """Whether groups of ``width`` channels have kernels: tensor cores take powers of two from 16 on."""
+    """Returns whether there are kernels for groups of ``width`` channels. Tensor cores need a power of two, at
+    least 16."""
     return 16 <= width <= _MOST_WIDTH and width & (width - 1) == 0
 
 
@@ -24,7 +25,10 @@ def attend_channels(
     qkv: Tensor,  # [B, S, 3 * groups * c]
     groups: int,
 ) -> Tensor:  # [B, S, groups * c]
-    """Channels of a group attend to each other, each as what it says of all tokens; sums and softmax in fp32."""
+    """Computes attention in which the channels of a group attend to each other, with sums and softmax in fp32.
+
+    Each channel is a vector over all tokens.
+    """
     batch, length, outputs = qkv.shape
     width = outputs // (3 * groups)
     chunks = triton.cdiv(length, _CHUNK)
@@ -34,7 +38,8 @@ def attend_channels(
     launch(_score_channels)[(groups, parts, batch)](
         qkv, scores, LENGTH=length, GROUPS=groups, WIDTH=width, CHUNKS=each, CHUNK=_CHUNK, num_warps=4
     )
-    weights = (scores.sum(2) * length**-0.5).softmax(dim=-2).to(qkv.dtype)  # [B, groups, c of a key, c of a query]
+    # [B, groups, channel of a key, channel of a query]
+    weights = (scores.sum(2) * length**-0.5).softmax(dim=-2).to(qkv.dtype)
     out = torch.empty(batch, length, groups * width, dtype=qkv.dtype, device=qkv.device)
     launch(_mix_channels)[(groups, triton.cdiv(length, _TILE), batch)](
         qkv, weights, out, LENGTH=length, GROUPS=groups, WIDTH=width, TILE=_TILE, num_warps=4

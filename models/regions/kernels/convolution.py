@@ -1,4 +1,4 @@
-"""A depthwise convolution with what is added before it and the layer norm behind it, each number read once."""
+"""Computes an addition, a depthwise convolution and a layer norm in one launch."""
 
 import torch
 import triton
@@ -9,15 +9,15 @@ from torch.library import triton_op
 from snapcap.models.regions.kernels.launch import launch, pointer
 
 _TILE = 1024  # numbers of a row that a program holds
-_STAGES = 3  # rows that are on their way
-_STRIP = 8  # rows that a program goes down
-_PROGRAMS = 1024  # that keep a device busy; strips are shorter where there would be fewer
+_STAGES = 3  # rows that are being loaded at the same time
+_STRIP = 8  # greatest number of rows in a program's strip
+_PROGRAMS = 1024  # number of programs that keep a device busy; strips are shortened to reach it
 
 
 @triton_op("snapcap::convolve_and_norm", mutates_args=())
 def convolve_and_norm(
     hidden: Tensor,  # [B, rows * columns, D]
-    added: Tensor | None,  # the same, added first
+    added: Tensor | None,  # [B, rows * columns, D], added to `hidden` first
     weight: Tensor,  # [3, 3, D]
     bias: Tensor,  # [D]
     gamma: Tensor,  # [D]
@@ -26,9 +26,10 @@ def convolve_and_norm(
     columns: int,
     eps: float,
 ) -> tuple[Tensor, Tensor]:  # both [B, rows * columns, D]
-    """The sum with its 3×3 convolution of each channel alone, and the layer norm of that.
+    """Returns the sum plus its depthwise 3×3 convolution, and the layer norm of this result.
 
-    A program goes down a strip of the image. A row that it reads is a part of three sums, which it holds.
+    A program goes down a strip of the image. Each row that it reads contributes to the sums of three rows, which
+    the program holds.
     """
     batch, _, width = hidden.shape
     padded = triton.next_power_of_2(width)
@@ -55,7 +56,7 @@ def convolve_and_norm(
         STRIP=strip,
         STAGES=_STAGES,
         EPS=eps,
-        num_warps=max(2, min(padded // 256, 8)),  # eight channels' weights a thread, or it has no registers left
+        num_warps=max(2, min(padded // 256, 8)),  # a thread has registers for the weights of eight channels
     )
     return total, normed
 
@@ -70,7 +71,7 @@ def _numbers(hidden, added, at, mask, ADDED: tl.constexpr):
 
 @triton.jit
 def _taps(weight, d, real, WIDTH: tl.constexpr):
-    """Three of a kernel's weights, side by side: fp32 [1, PADDED] each."""
+    """Loads three neighbouring weights of a kernel for each channel: fp32 [1, PADDED] each."""
     left = tl.load(weight + d, mask=real, other=0.0).to(tl.float32)
     middle = tl.load(weight + WIDTH + d, mask=real, other=0.0).to(tl.float32)
     right = tl.load(weight + 2 * WIDTH + d, mask=real, other=0.0).to(tl.float32)
@@ -111,8 +112,8 @@ def _convolve_and_norm(
     first = tl.load(bias + d, mask=real, other=0.0).to(tl.float32)[None, :]
     scale = tl.load(gamma + d, mask=real, other=0.0).to(tl.float32)[None, :]
     shift = tl.load(beta + d, mask=real, other=0.0).to(tl.float32)[None, :]
-    above = tl.zeros([TILE, PADDED], tl.float32)  # the sums of the row before the one that is read
-    here = tl.zeros([TILE, PADDED], tl.float32)  # and of that one
+    above = tl.zeros([TILE, PADDED], tl.float32)  # sums of the row before the one that is read
+    here = tl.zeros([TILE, PADDED], tl.float32)  # sums of the row that is read
     for step in tl.range(STRIP + 2, num_stages=STAGES):
         row = top + step - 1
         there = (row >= 0) & (row < ROWS)

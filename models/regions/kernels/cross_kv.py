@@ -1,6 +1,7 @@
-"""Cross-attention K/V of all layers, from the product straight to where a decode step reads them.
+"""Computes the cross-attention K/V of all layers, and writes them straight to where a decode step reads them.
 
-The vendor's library is a fifth faster at the product alone, but what it writes has to be read and written again.
+The vendor's library is a fifth faster at the product alone, but its output would have to be read and written
+again.
 """
 
 import triton
@@ -15,16 +16,16 @@ from snapcap.models.regions.kernels.launch import launch
 def cross_kv(
     states: Tensor,  # [B, T, D]
     slots: Tensor,  # [B] int64
-    key_cache: Tensor,  # [N, slots, H, d, T], written in place
-    value_cache: Tensor,  # [N, slots, H, T, d], written in place
+    key_cache: Tensor,  # [N, slots + 1, H, d, T], written in place
+    value_cache: Tensor,  # [N, slots + 1, H, T, d], written in place
     weight: Tensor,  # [N * 2 * H * d, D]
     bias: Tensor,  # [N * 2 * H * d]
 ) -> None:
-    """Keys and values of every decoder layer, from the product straight into the rows' slots."""
+    """Computes the keys and values of every decoder layer, and writes them straight into the rows' slots."""
     batch, length, inputs = states.shape
     _, _, heads, _, width = value_cache.shape
     tokens, outputs = batch * length, weight.shape[0]
-    # A block of outputs is of one layer, and either keys or values.
+    # A block of outputs lies in one layer, and in either its keys or its values.
     columns = max(size for size in (16, 32, 64, 128, 256) if (heads * width) % size == 0)
     rows = 128 if tokens > 512 else 64
     launch(_cross_kv)[(triton.cdiv(tokens, rows), outputs // columns)](

@@ -1,4 +1,4 @@
-"""The arithmetic of a group's choice, over its few best continuations: parts of `models.regions.kernels.beams`."""
+"""Computes parts of `models.regions.kernels.beams`: a group's choice among its few best continuations."""
 
 import triton
 import triton.language as tl
@@ -20,7 +20,7 @@ def continuations(
     PLACES: tl.constexpr,
     PADDED: tl.constexpr,
 ):
-    """A group's best continuations that do not end, and its best of all, as keys in descending order."""
+    """Returns a group's best continuations that do not end, and its best of all, as keys in descending order."""
     n = tl.arange(0, PLACES * PADDED)
     real = (n // PADDED < BEAMS) & (n % PADDED < EACH)
     known = real & (tl.load(inside + n // PADDED, mask=real, other=0) != 0)
@@ -47,11 +47,11 @@ def continuations(
 
 @triton.jit
 def continuation_of(origins, within, place, rank, BEAMS: tl.constexpr):
-    """Which of its group's continuations a row goes on with, as the function of this name in `beam_search`.
+    """Returns the index of the continuation that a row goes on with, as `_continuation_of` of `beam_search` does.
 
-    ``origins``: the rank of the row that each comes from.
+    ``origins`` holds the rank of the row that each continuation comes from.
     """
-    # As rows, continuations; as columns, ranks or the continuations before.
+    # Rows of these matrices are continuations. Columns are ranks, or the continuations before.
     theirs = (origins[:, None] == place[None, :]) & within[:, None]
     keeps = tl.sum(theirs.to(tl.int32), 0) > 0
     own = (origins == rank) & within
@@ -59,7 +59,7 @@ def continuation_of(origins, within, place, rank, BEAMS: tl.constexpr):
     before = place[None, :] < place[:, None]
     others = (tl.sum(((origins[:, None] == origins[None, :]) & before).to(tl.int32), 1) > 0) & within
     empty_before = tl.sum(((~keeps) & within & (place < rank)).to(tl.int32), 0)
-    # The one before which as many others stand as empty rows before this one.
+    # Selects the continuation with as many others before it as there are empty rows before this row.
     others_before = tl.sum((others[None, :] & before).to(tl.int32), 1)
     other = tl.min(tl.where(others & (others_before == empty_before), place, BEAMS - 1), 0)
     return tl.where(tl.sum(own.to(tl.int32), 0) > 0, first, other)
@@ -67,7 +67,7 @@ def continuation_of(origins, within, place, rank, BEAMS: tl.constexpr):
 
 @triton.jit
 def ranks_of(old, new, place):
-    """How many of both come before each; of equal ones first the old, and the first."""
+    """Returns the rank of each old and new score among both. Equal scores rank old before new, then by place."""
     before = place[None, :] < place[:, None]
     old_rank = tl.sum(((old[None, :] > old[:, None]) | ((old[None, :] == old[:, None]) & before)).to(tl.int32), 1)
     old_rank += tl.sum((new[None, :] > old[:, None]).to(tl.int32), 1)

@@ -1,6 +1,6 @@
-"""The head of a decode step: logits, the greedy token of each row, and its position, in two or three launches.
+"""Computes the head of a decode step in two or three launches: logits, each row's greedy token, and its position.
 
-The logits' maximum is taken where they are made, a block of the vocabulary a program, so they are never read again.
+Each program computes the logits of a block of the vocabulary and their maximum, so logits are never read again.
 """
 
 import torch
@@ -18,14 +18,18 @@ def head(
     hidden: Tensor,  # [b, D]
     tokens: Tensor,  # [b] int64, replaced by the next tokens
     positions: Tensor,  # [b] int64, advanced by one
-    forced: Tensor,  # [b, L] int64: the prompt's token at its position, -1 where generation is free
+    forced: Tensor,  # [b, L] int64: the prompt's token at each position, -1 where generation is free
     weight: Tensor,  # [V, D]
-    bias: Tensor | None,  # [V], if there is one
-    gamma: Tensor | None,  # [D], the norm before the product, if there is one
+    bias: Tensor | None,  # [V], or None
+    gamma: Tensor | None,  # [D] of a norm before the product, or None without a norm
     beta: Tensor | None,  # [D]
     eps: float,
 ) -> Tensor:  # [b, V] fp32
-    """Logits, rounded as ``hidden`` is, and what ``advance`` does: of equal logits the first is taken."""
+    """Returns the logits, rounded to the dtype of ``hidden``, and advances ``tokens`` and ``positions`` as
+    ``advance`` does.
+
+    The greedy token is the first one with the largest logit.
+    """
     rows, width = hidden.shape
     vocabulary = weight.shape[0]
     logits = torch.empty(rows, vocabulary, dtype=torch.float32, device=hidden.device)
@@ -52,7 +56,7 @@ def head(
             num_warps=4,
         )
     else:
-        # A launch of its own: hundreds of programs would each normalise all rows.
+        # The norm is a launch of its own, because otherwise hundreds of programs would each normalise all rows.
         x = hidden if gamma is None or beta is None else launch_norm(hidden, gamma, beta, eps)
         launch(_many_rows)[(blocks,)](
             x,

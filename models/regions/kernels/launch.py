@@ -1,4 +1,4 @@
-"""What all kernels share: how they are launched, and the arithmetic that several of them end with."""
+"""Provides the kernels' launch, and arithmetic that several kernels share."""
 
 from typing import Any
 
@@ -8,18 +8,20 @@ from torch.library import wrap_triton
 
 
 def launch(kernel: Any) -> Any:
-    """The kernel as an operator's body launches it: recorded by a tracer, run by Triton or its interpreter."""
+    """Returns the kernel in the form that an operator's body launches: a tracer can record it, Triton or its
+    interpreter run it."""
     return wrap_triton(kernel) if isinstance(kernel, triton.JITFunction) else kernel
 
 
 def pointer(tensor: Any, instead: Any) -> Any:
-    """A tensor that may be missing; a kernel that is told so never reads what it is given in its place."""
+    """Returns ``tensor``, or ``instead`` if it is None. A kernel must be told that the tensor is missing, and then
+    never reads ``instead``."""
     return instead if tensor is None else tensor
 
 
 @triton.jit
 def activate(y, ACT: tl.constexpr):
-    """An activation of fp32 values by the name that `regions.fused.activations` gives it; "" for none."""
+    """Computes an activation of fp32 values, by its name in `regions.fused.activations`; "" is none."""
     if ACT == "gelu":
         y = 0.5 * y * (1.0 + tl.erf(y * 0.7071067811865476))
     elif ACT == "gelu_tanh":
@@ -32,7 +34,7 @@ def activate(y, ACT: tl.constexpr):
 
 @triton.jit
 def normalised(value, inside, gamma, beta, eps, WIDTH: tl.constexpr):
-    """Layer norm of one row in registers; ``gamma`` and ``beta`` are in registers too."""
+    """Computes the layer norm of one row. The row, ``gamma`` and ``beta`` are in registers."""
     mean = tl.sum(value, 0) / WIDTH
     centred = tl.where(inside, value - mean, 0.0)
     return centred * tl.rsqrt(tl.sum(centred * centred, 0) / WIDTH + eps) * gamma + beta

@@ -1,8 +1,8 @@
-"""Linear layers of a decode step: norm, product, bias, activation and residual in one launch.
+"""Computes linear layers of a decode step in one launch: norm, product, bias, activation and residual.
 
-With few rows a product is a matter of reading its weights once, and a step one of how many kernels wait for each
-other: at 1 row about 2 µs each, whatever they do. Weights are read along their input axis, where the layout that
-`models.weights.gpt2` gives them on CUDA is contiguous.
+With few rows, the time of a product is the time to read its weights once, and the time of a step depends on how
+many kernels wait for each other: about 2 µs for each kernel at 1 row, whatever it computes. Weights are read along
+their input axis, which is contiguous in the layout that `models.weights.gpt2` gives them on CUDA.
 """
 
 import torch
@@ -13,9 +13,11 @@ from torch.library import triton_op
 
 from snapcap.models.regions.kernels.launch import activate, launch, normalised, pointer
 
-# Up to here a row is a vector and a program holds whole rows of the weight; from here on tensor cores pay.
+# With up to this many rows, a row is a vector and a program holds whole rows of the weight. Tensor cores pay off
+# with more rows.
 FEW_ROWS = 2
-# From here on so many programs normalise the same rows that one launch more for it is cheaper.
+# From this many rows on, a separate launch of the norm is cheaper: otherwise many programs would normalise the
+# same rows.
 _SEPARATE_NORM = 32
 
 
@@ -24,13 +26,16 @@ def linear(
     x: Tensor,  # [b, in]
     weight: Tensor,  # [in, out], of any strides
     bias: Tensor,  # [out]
-    gamma: Tensor | None,  # [in], the norm before the product, if there is one
+    gamma: Tensor | None,  # [in] of a norm before the product, or None without a norm
     beta: Tensor | None,  # [in]
     residual: Tensor | None,  # [b, out], added last
     eps: float,
     act: str,
 ) -> Tensor:  # [b, out]
-    """act(norm(x) weight + bias) + residual; sums in fp32, one rounding at the end."""
+    """Returns act(norm(x) weight + bias) + residual. Sums are in fp32.
+
+    With up to ``FEW_ROWS`` rows, the result is rounded only once. With more rows, norm(x) is rounded too.
+    """
     rows, inputs = x.shape
     outputs = weight.shape[1]
     if rows >= _SEPARATE_NORM and gamma is not None and beta is not None:
@@ -62,12 +67,12 @@ def norm(
     beta: Tensor,  # [D]
     eps: float,
 ) -> Tensor:  # [b, D]
-    """Layer norm, a program a row."""
+    """Computes layer norm, with one program for each row."""
     return launch_norm(x, gamma, beta, eps)
 
 
 def launch_norm(x: Tensor, gamma: Tensor, beta: Tensor, eps: float) -> Tensor:
-    """``norm`` inside another operator's body."""
+    """Computes ``norm`` inside another operator's body."""
     rows, width = x.shape
     out = torch.empty_like(x)
     padded = triton.next_power_of_2(width)
@@ -108,7 +113,7 @@ def _few_rows(
     ACT: tl.constexpr,
     EPS: tl.constexpr,
 ):
-    """BN outputs of every row. The weights are asked for first: nothing they wait for comes before them."""
+    """Computes BN outputs of every row. The weights are loaded first: their loads depend on nothing else."""
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     k = tl.arange(0, PADDED)
     live, inside = n < OUT, k < IN
@@ -150,7 +155,7 @@ def _many_rows(
     ACT: tl.constexpr,
     EPS: tl.constexpr,
 ):
-    """BN outputs of 16 rows, the least that tensor cores take: more rows are more programs."""
+    """Computes BN outputs of 16 rows, the fewest that tensor cores take. More rows are more programs."""
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     m = tl.program_id(1) * 16 + tl.arange(0, 16)
     k = tl.arange(0, BK)

@@ -1,4 +1,4 @@
-"""Attention of all tokens to all but the padding behind a text's end, from where one product left all three."""
+"""Computes attention of all tokens to all tokens except padding, on the strided output of the q/k/v product."""
 
 import torch
 import triton
@@ -8,23 +8,25 @@ from torch.library import triton_op
 
 from snapcap.models.regions.kernels.launch import launch
 
-_QUERIES, _KEYS = 128, 64  # of a program, and that it sees at once
+_QUERIES, _KEYS = 128, 64  # queries of a program, and keys that it reads at once
 _WARPS, _STAGES = 4, 3
 _MOST_WIDTH = 128
 
 
 def fits_heads(width: int) -> bool:
-    """Whether heads of ``width`` features have a kernel: tensor cores take powers of two from 16 on."""
+    """Returns whether there is a kernel for heads of ``width`` features. Tensor cores need a power of two, at
+    least 16."""
     return 16 <= width <= _MOST_WIDTH and width & (width - 1) == 0
 
 
 @triton_op("snapcap::attend_padded", mutates_args=())
 def attend_padded(
     qkv: Tensor,  # [B, T, 3 * H * d]
-    text: Tensor,  # [B, P] int64, the last P of the tokens: -1 behind the end of each
+    text: Tensor,  # [B, P] int64: the last P of the tokens, -1 behind the end of each text
     heads: int,
 ) -> Tensor:  # [B, T, H * d]
-    """softmax(q K / √d) V over the tokens that are there, a softmax as it goes (Milakov and Gimelshein, 2018)."""
+    """Computes softmax(q K / √d) V over all tokens except padding, with a running softmax (Milakov and Gimelshein,
+    2018)."""
     batch, length, outputs = qkv.shape
     width, count = outputs // (3 * heads), text.shape[1]
     out = torch.empty(batch, length, heads * width, dtype=qkv.dtype, device=qkv.device)
@@ -39,7 +41,7 @@ def attend_padded(
         WIDTH=width,
         QUERIES=_QUERIES,
         KEYS=_KEYS,
-        # exp2 is what the device has: the scale takes the base's logarithm with it.
+        # The hardware computes exp2 and not exp, so log2(e) is multiplied into the scale.
         SCALE=width**-0.5 * 1.4426950408889634,
         num_warps=_WARPS,
         num_stages=_STAGES,

@@ -1,4 +1,4 @@
-"""An image's first tokens from its pixels: normalised, under a convolution's kernel, and their layer norm."""
+"""Computes an image's first tokens from its pixels: normalisation, convolution and layer norm."""
 
 import torch
 import torch.nn.functional as F
@@ -9,13 +9,15 @@ from torch.library import triton_op
 
 from snapcap.models.regions.kernels.launch import launch
 
-_TILE, _WARPS = 128, 8  # tokens of a program
-_CHANNELS = 4  # three, and zeros: so a pixel's numbers, and a row's under the kernel, are read at once
-_MOST_WIDTH, _MOST_KERNEL = 256, 16  # whose sums a program holds, and whose weights
+_TILE, _WARPS = 128, 8  # tokens of a program; warps
+_CHANNELS = 4  # three and one of zeros, so that one load reads a row under the kernel
+# Greatest width whose sums, and greatest kernel whose weights, fit in a program.
+_MOST_WIDTH, _MOST_KERNEL = 256, 16
 
 
 def fits_pixels(width: int, kernel: int) -> bool:
-    """Whether tokens of ``width`` features under a kernel of such a side have one here."""
+    """Returns whether the kernel here can compute tokens of ``width`` features with a convolution of side
+    ``kernel``."""
     return 16 <= width <= _MOST_WIDTH and 3 <= kernel <= _MOST_KERNEL
 
 
@@ -25,7 +27,7 @@ def embed_pixels(
     rescale: Tensor,  # [1] fp32
     mean: Tensor,  # [3] fp32
     std: Tensor,  # [3] fp32
-    weight: Tensor,  # [D, kernel * kernel * 3 and zeros]
+    weight: Tensor,  # [D, kernel * kernel * 3], padded with zeros
     bias: Tensor,  # [D]
     gamma: Tensor,  # [D]
     beta: Tensor,  # [D]
@@ -34,12 +36,13 @@ def embed_pixels(
     padding: int,
     eps: float,
 ) -> Tensor:  # [B, S, D]
-    """What a convolution makes of the normalised image between zeros, and the layer norm of that."""
+    """Returns the layer norm of a convolution of the normalised image, which is padded with zeros."""
     batch, height, width, channels = pixels.shape
     rows, columns = ((side + 2 * padding - kernel) // stride + 1 for side in (height, width))
-    across = triton.next_power_of_2(kernel)  # pixels that a program reads of a row, the last ones times nothing
+    # Pixels of a row that a program reads; those behind the kernel are multiplied by 0.
+    across = triton.next_power_of_2(kernel)
     right = padding + across - kernel
-    right += -(padding + width + right) % 8  # rows that begin where a read of 16 bytes may
+    right += -(padding + width + right) % 8  # aligns the beginning of each row to 16 bytes
     image = ((pixels.float() * rescale - mean) / std).to(weight.dtype)
     image = F.pad(image, (0, _CHANNELS - channels, padding, right, padding, padding)).contiguous()
     features = weight.shape[0]

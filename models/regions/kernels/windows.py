@@ -1,4 +1,4 @@
-"""Attention of tokens inside windows of an image, where they lie: nothing is sorted into windows before."""
+"""Computes attention of tokens inside windows of an image, without copying tokens into windows."""
 
 import torch
 import triton
@@ -9,13 +9,15 @@ from torch.library import triton_op
 from snapcap.models.regions.kernels.launch import launch
 
 _WARPS = 4
-_QUERIES = 64  # that a program attends with at once
-_WINDOW_TOKENS = 256  # whose scores a program still holds
+_QUERIES = 64  # greatest number of queries that a program computes at once
+_WINDOW_TOKENS = 256  # greatest window whose scores fit in a program
 
 
 def fits_windows(grid: tuple[int, int], window: int, width: int) -> bool:
-    """Whether `attend_windows` has heads of ``width`` features over such windows: its tensor cores take powers of
-    two from 16 on, and its windows have no edge."""
+    """Returns whether `attend_windows` can compute heads of ``width`` features over such windows.
+
+    Windows must tile the grid. Tensor cores need powers of two, at least 16.
+    """
     rest = _parts(window)[1]
     return (
         all(side % window == 0 for side in grid)
@@ -27,7 +29,7 @@ def fits_windows(grid: tuple[int, int], window: int, width: int) -> bool:
 
 
 def _parts(window: int) -> tuple[int, int]:
-    """The tokens of a window as a power of two and the rest."""
+    """Splits the number of tokens of a window into the largest power of two and the rest."""
     tokens = window * window
     largest = 1 << (tokens.bit_length() - 1)
     return largest, tokens - largest
@@ -45,16 +47,18 @@ def attend_windows(
     window: int,
     heads: int,
 ) -> Tensor:  # [B, rows * columns, H * d]
-    """Tokens of a square of ``window`` by ``window`` attend to each other, a program a square and head.
+    """Computes attention in which the tokens of a square of ``window`` by ``window`` attend to each other.
 
-    Squares are found by their tokens' places: nothing is sorted into squares before, and nothing back.
+    Each program computes one head of one square. Programs find the tokens of a square by their places, so no token
+    is copied into squares or back.
     """
     batch, length, outputs = qkv.shape
     width = outputs // (3 * heads)
     out = torch.empty(batch, length, heads * width, dtype=qkv.dtype, device=qkv.device)
     squares = batch * (rows // window) * (columns // window)
     large, rest = _parts(window)
-    launch(_attend_windows)[(squares * heads,)](  # heads of a square side by side: they read the same lines
+    # Neighbouring programs are heads of one square, which read the same cache lines.
+    launch(_attend_windows)[(squares * heads,)](
         qkv,
         out,
         ROWS=rows,
@@ -65,7 +69,7 @@ def attend_windows(
         LARGE=large,
         REST=rest,
         QUERIES=min(large, _QUERIES),
-        # exp2 is what the device has: the scale takes the base's logarithm with it.
+        # The hardware computes exp2 and not exp, so log2(e) is multiplied into the scale.
         SCALE=width**-0.5 * 1.4426950408889634,
         num_warps=_WARPS,
     )
@@ -114,14 +118,15 @@ def _attend_windows(
 
 @triton.jit
 def _places(tensor, first, token, d, head, COLUMNS: tl.constexpr, WINDOW: tl.constexpr, ROW, WIDTH: tl.constexpr):
-    """Pointers [tokens, WIDTH] to a head's numbers of a window's tokens, in rows of ROW numbers."""
+    """Returns pointers [tokens, WIDTH] to a head's numbers of a window's tokens. A row of ``tensor`` has ROW
+    numbers."""
     row = first + (token // WINDOW) * COLUMNS + token % WINDOW
     return tensor + row[:, None] * ROW + head * WIDTH + d[None, :]
 
 
 @triton.jit
 def _attend(query, key, value, key2, value2, REST: tl.constexpr, SCALE: tl.constexpr):
-    """A softmax over one block of keys, or over two."""
+    """Computes attention with a softmax over one block of keys, or over two if REST > 0."""
     score = tl.dot(query, tl.trans(key), input_precision="ieee") * SCALE
     top = tl.max(score, 1)
     if REST > 0:

@@ -1,4 +1,4 @@
-"""The activation functions of checkpoints, by their transformers names."""
+"""Maps the transformers names of activations to functions."""
 
 import math
 from collections.abc import Callable
@@ -12,7 +12,7 @@ Activation = Callable[[Tensor], Tensor]
 
 def _gelu_tanh(x: Tensor) -> Tensor:
     if torch.compiler.is_compiling() and x.device.type == "cpu":
-        # 1 + tanh y = 2 sigmoid 2y, which takes half as long there.
+        # On a CPU, sigmoid takes half as long as tanh: 1 + tanh y = 2 sigmoid 2y.
         return x * (math.sqrt(8.0 / math.pi) * (x + 0.044715 * x * x * x)).sigmoid()
     return F.gelu(x, approximate="tanh")
 
@@ -26,10 +26,10 @@ def _gelu_fast(x: Tensor) -> Tensor:
 
 
 def activation(name: str) -> Activation:
-    """The function for a name that ``models.config.ACTIVATIONS`` lists; elementwise, any shape.
+    """Returns the elementwise function of a name in ``models.config.ACTIVATIONS``. The function takes any shape.
 
-    ``gelu_new`` and ``gelu_pytorch_tanh`` are the same tanh approximation (Hendrycks and Gimpel, 2016);
-    transformers spells the first out, PyTorch has it as one kernel.
+    ``gelu_new`` and ``gelu_pytorch_tanh`` are the same tanh approximation (Hendrycks and Gimpel, 2016).
+    transformers computes the first from elementary operations, PyTorch has a kernel for it.
     """
     table: dict[str, Activation] = {
         "gelu": F.gelu,

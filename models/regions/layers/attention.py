@@ -1,11 +1,12 @@
-"""Computes attention: of all tokens to all, and of one new token a row over its cache."""
+"""Computes attention of all tokens to all tokens, and of one new token a row over its cache."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_MOST_SCORES = 1 << 22  # at once, of whole heads; more do not stay in a CPU's cache
-_MOST_PARTS = 4  # each is code of its own
+# Greatest number of scores computed at once, in whole heads; more would not stay in a CPU's cache.
+_MOST_SCORES = 1 << 22
+_MOST_PARTS = 4  # the compiler writes separate code for each part
 
 
 def attend_all(
@@ -13,12 +14,12 @@ def attend_all(
     key: Tensor,  # [B, H, T, d]
     value: Tensor,  # [B, H, T, d]
 ) -> Tensor:  # [B, H, T, d]
-    """softmax(q K / √d) V, in which all tokens see each other.
+    """Returns softmax(q K / √d) V, in which each token sees all tokens.
 
-    Compiled for a CPU in bfloat16 it is two products and a softmax in fp32, over some heads at a time, as oneDNN
-    multiplies twice as fast as torch's flash attention does there (benchmarks/NOTES.md). Scores are rounded to 16
-    bits between, as by `attend`. Beside the result it takes a part's scores, which with many rows is about what
-    the widest tensor of an MLP takes.
+    Compiled for a CPU in bfloat16, this is two products and a softmax in fp32 over some of the heads at a time:
+    there, oneDNN's products are twice as fast as torch's flash attention (benchmarks/NOTES.md). Scores are rounded
+    to 16 bits before the softmax, as in `attend`. The scores of one part need memory too: with many rows, about as
+    much as the widest tensor of an MLP.
     """
     if not torch.compiler.is_compiling() or query.device.type != "cpu" or query.dtype != torch.bfloat16:
         return F.scaled_dot_product_attention(query, key, value)
@@ -30,7 +31,7 @@ def attend_all(
 
 
 def _softmax(scores: Tensor, scale: float) -> Tensor:
-    """Of scores and their scale in fp32, whatever the dtype."""
+    """Returns the softmax of ``scores * scale`` in the dtype of ``scores``, computed in fp32."""
     return (scores.float() * scale).softmax(dim=-1).to(scores.dtype)
 
 
@@ -39,9 +40,9 @@ def attend(
     key: Tensor,  # [b, H, d, L]
     value: Tensor,  # [b, H, L, d]
     scale: float,
-    hidden: Tensor | None = None,  # [b, 1, 1, L], true where a key is not to be seen
+    hidden: Tensor | None = None,  # [b, 1, 1, L], true where a key must be ignored
 ) -> Tensor:  # [b, H * d]
-    """softmax(q K * scale) V for one query a row; the softmax in fp32, whatever the dtype."""
+    """Returns softmax(q K * scale) V for one query a row, with the softmax in fp32."""
     scores = torch.matmul(query.unsqueeze(2), key).float() * scale
     if hidden is not None:
         scores = scores.masked_fill(hidden, float("-inf"))
@@ -58,13 +59,14 @@ def attend_cached(
     value_cache: Tensor,  # [b, H, L, d], likewise
     scale: float,
 ) -> Tensor:  # [b, H * d]
-    """Causal self-attention of one new token a row: its key and value go into the cache, and it sees its past."""
+    """Computes causal self-attention of one new token a row: caches its key and value, and attends up to its
+    position."""
     future = _cache(key, value, positions, key_cache, value_cache)
     return attend(query, key_cache, value_cache, scale, future)
 
 
 def attend_prefixed(
-    query: Tensor,  # [b, n * H, d]: n of them share each head of keys and values
+    query: Tensor,  # [b, n * H, d]: n query heads share each head of keys and values
     key: Tensor,  # [b, H, d]
     value: Tensor,  # [b, H, d]
     positions: Tensor,  # [b] int64, below L
@@ -74,7 +76,7 @@ def attend_prefixed(
     prefix_value: Tensor,  # [b, H, T, d]
     scale: float,
 ) -> Tensor:  # [b, n * H * d]
-    """The same, and all of a prefix is seen too: one softmax over both."""
+    """Computes `attend_cached`, but each token also attends to all of a prefix, with one softmax over both."""
     future = _cache(key, value, positions, key_cache, value_cache)
     prefix = prefix_key.shape[3]
     query = query.view(query.shape[0], key.shape[1], -1, query.shape[2])  # [b, H, n, d]
@@ -86,10 +88,11 @@ def attend_prefixed(
 
 
 def _cache(key: Tensor, value: Tensor, positions: Tensor, key_cache: Tensor, value_cache: Tensor) -> Tensor:
-    """Write a new token's key and value [b, H, d] at its position; returns [b, 1, 1, L], true after it."""
+    """Writes a new token's key and value [b, H, d] at its position. Returns [b, 1, 1, L], true behind that
+    position."""
     rows = torch.arange(len(positions), device=positions.device)
-    # By index, which the compiler does in place; of `scatter_` it makes two copies of the cache.
+    # The compiler writes by index in place. With `scatter_` it would copy the cache twice.
     key_cache[rows, :, :, positions] = key
     value_cache[rows, :, positions] = value
-    # Slots hold what earlier requests left behind: positions after the row's own are masked, never cleared.
+    # Slots keep the K/V of earlier requests: positions behind the row's own are masked, never cleared.
     return torch.arange(key_cache.shape[3], device=positions.device) > positions.view(-1, 1, 1, 1)

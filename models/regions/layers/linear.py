@@ -1,10 +1,10 @@
-"""Multiplies one new token a row by the weights of a linear layer, as decoders here do."""
+"""Computes the linear layers of a decode step, which has one new token a row."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_LARGE = 1 << 17  # weights; fewer stay in a CPU's cache, where the library's product is as fast
+_LARGE = 1 << 17  # number of weights below which they stay in a CPU's cache, where the library's product is as fast
 
 
 def linear(
@@ -12,11 +12,12 @@ def linear(
     weight: Tensor,  # [out, in]
     bias: Tensor | None = None,  # [out]
 ) -> Tensor:  # [..., out]
-    """`torch.nn.functional.linear`.
+    """Computes `torch.nn.functional.linear`.
 
-    A single row's product takes as long as its weights take to be read. Compiled for a CPU it is a sum over each
-    row of the weights, which Inductor writes as one loop; what MKL and oneDNN have for it reads at half that speed
-    (benchmarks/NOTES.md). The row is stored first: else what it is made of is computed again for each of the sums.
+    The product of a single row takes as long as reading the weights. Compiled for a CPU, it is a sum over each row
+    of the weights, which Inductor writes as one loop. MKL and oneDNN read the weights at half the speed of this
+    loop (benchmarks/NOTES.md). The input row is stored first: otherwise the compiler would compute it again for
+    each sum.
     """
     compiled = torch.compiler.is_compiling() and x.device.type == "cpu" and x.dtype != torch.float16
     if not compiled or x.numel() != x.shape[-1] or weight.numel() < _LARGE:
@@ -29,7 +30,10 @@ def linear(
 
 
 def _rounded(x: Tensor) -> Tensor:
-    """The nearest bfloat16 numbers, in fp32 of any shape. The compiler leaves out a conversion there and back, and
-    a head's logits would be others, and so its tokens, than those of the library's product in a larger bucket."""
+    """Rounds fp32 numbers to the nearest bfloat16 numbers, and returns them in fp32; any shape.
+
+    A conversion to bfloat16 and back would be removed by the compiler. The logits, and so the tokens, would then
+    differ from those of the library's product in a larger bucket.
+    """
     bits = x.view(torch.int32)
     return torch.where(x.isnan(), x, ((bits + 0x7FFF + ((bits >> 16) & 1)) & -0x10000).view(torch.float32))

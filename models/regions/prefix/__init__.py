@@ -1,1 +1,1 @@
-"""Computes the parts of captioners whose image is a prefix of the text, as GIT and chat models."""
+"""Computes the parts of captioners whose image is a prefix of the text, such as GIT and chat models."""

@@ -1,11 +1,12 @@
 """Computes GIT's prefix and its decoder (Wang et al., 2022): the image's tokens stand before the caption's.
 
-Both go through the same post-norm layers of BERT's. The image's tokens see each other and never the text, so that
-their keys and values are those of every step to come: they are computed once, as a stage of the encoder, and kept
-where other decoders keep cross-attention's. Of the last layer nothing but these is needed.
+Image and caption go through the same post-norm layers, which are BERT's. The image's tokens see each other and
+never the text, so their keys and values are the same in every step. An encode computes these once and stores them
+in the buffers where other decoders have the K/V of cross-attention. The last layer computes only its keys and
+values.
 
-B is the padded batch, T the image's tokens; the other letters are those of ``models.regions.gpt2``. Linear layers
-are stored [out, in]; a prefix block has the weights of the decoder block of its layer.
+B is the padded batch, T the number of image tokens. The other letters are those of ``models.regions.gpt2``. Linear
+layers are stored [out, in]. A prefix block uses the weights of the decoder block of the same layer.
 """
 
 import torch.nn.functional as F
@@ -29,7 +30,8 @@ def project(
     *,
     eps: float,
 ) -> Tensor:  # [B, T, D]
-    """The image's tokens as the decoder's layers take them."""
+    """Returns the input of the decoder's layers: the image's tokens after the encoder's norm, a projection and a
+    norm."""
     normed = F.layer_norm(hidden, (hidden.shape[-1],), norm_weight, norm_bias, eps)
     projected = F.linear(normed, projection_weight, projection_bias)
     return F.layer_norm(projected, (projected.shape[-1],), projection_norm_weight, projection_norm_bias, eps)
@@ -38,8 +40,8 @@ def project(
 def prefix_block(
     hidden: Tensor,  # [B, T, D]
     slots: Tensor,  # [B] int64
-    key_cache: Tensor,  # [1, slots, H, d, T], of this layer, written in place
-    value_cache: Tensor,  # [1, slots, H, T, d], likewise
+    key_cache: Tensor,  # [1, slots + 1, H, d, T] of this layer, written in place
+    value_cache: Tensor,  # [1, slots + 1, H, T, d], likewise
     qkv_weight: Tensor,  # [3 * D, D]
     qkv_bias: Tensor,
     out_weight: Tensor,
@@ -58,7 +60,7 @@ def prefix_block(
     act: Activation,
     activated: Activated = activated,
 ) -> Tensor:  # [B, T, D]
-    """One layer over the image's tokens, whose keys and values go into the rows' slots."""
+    """Computes one layer over the image's tokens, and writes their keys and values into the rows' slots."""
     batch, length, width = hidden.shape
     qkv = F.linear(hidden, qkv_weight, qkv_bias).view(batch, length, 3, num_heads, width // num_heads)
     query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [B, H, T, d]
@@ -75,17 +77,17 @@ def prefix_block(
 def prefix_end(
     hidden: Tensor,  # [B, T, D]
     slots: Tensor,  # [B] int64
-    key_cache: Tensor,  # [1, slots, H, d, T], of the last layer, written in place
-    value_cache: Tensor,  # [1, slots, H, T, d], likewise
+    key_cache: Tensor,  # [1, slots + 1, H, d, T] of the last layer, written in place
+    value_cache: Tensor,  # [1, slots + 1, H, T, d], likewise
     qkv_weight: Tensor,  # [3 * D, D]
     qkv_bias: Tensor,
     *,
     write: WriteCrossKV = write_cross_kv,
-) -> Tensor:  # [B, T, D], what the last layer takes
-    """Keys and values of the last layer into the rows' slots."""
+) -> Tensor:  # [B, T, D], the input of the last layer
+    """Writes the keys and values of the last layer into the rows' slots."""
     width = hidden.shape[-1]
     write(hidden, slots, key_cache, value_cache, qkv_weight[width:], qkv_bias[width:])
-    return hidden.clone()  # a region's result is never its input
+    return hidden.clone()  # a region must not return its input
 
 
 def block(
@@ -113,7 +115,7 @@ def block(
     scale: float,
     act: Activation,
 ) -> Tensor:  # [b, D]
-    """One layer for one new token a row, which sees the image and its past."""
+    """Computes one layer for one new token a row, which attends to the image and to the row's own tokens."""
     rows, width = hidden.shape
     heads = (rows, num_heads, width // num_heads)
     query, key, value = (part.view(heads) for part in linear(hidden, qkv_weight, qkv_bias).chunk(3, dim=1))

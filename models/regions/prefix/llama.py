@@ -1,18 +1,19 @@
-"""Computes Llama's layers (Touvron et al., 2023): the prefix that an image is, and a decode step after it.
+"""Computes Llama's layers (Touvron et al., 2023) over the prefix with the image, and in the decode steps after it.
 
-The prefix is what a chat template puts before the image, and the image's tokens. Each of its tokens sees those
-before it and never the text, so that keys and values are those of every step to come: they are computed once, as a
-stage of the encoder, and kept where other decoders keep cross-attention's. Of the last layer nothing but these is
-needed. A row's own tokens follow: their positions are counted on from the prefix's length.
+The prefix consists of the text that a chat template puts before the image, and of the image's tokens. Each of its
+tokens sees the tokens before it and never the text behind it, so keys and values of the prefix are the same in
+every step. An encode computes these once and stores them in the buffers where other decoders have the K/V of
+cross-attention. The last layer computes only its keys and values. A row's own tokens follow, and their positions
+continue from the prefix's length.
 
-The first of these, as many as an encode reads, go through the same stage behind the image, and their keys and
-values to where a step would write them. So an instruction takes no steps but for its last token. Shorter ones are
-padded: what padding leaves there is not seen before the row's own tokens have replaced it.
+An encode also reads the first of a row's own tokens, behind the image, and writes their keys and values where
+decode steps would write them. So only the last token of an instruction needs a step. Shorter texts are padded. A
+row's own tokens replace the K/V of padding before any token attends to them.
 
 B is the padded batch, b the rows of a step, T the prefix's tokens, P those of a text, S = T + P, L the cache
 length, D the hidden size, d the head dimension, I the inner size. H heads of keys and values serve n * H heads of
-queries. Linear layers are stored [out, in] and have no bias; a prefix block has the weights of the decoder block of
-its layer.
+queries. Linear layers are stored [out, in] and have no bias. A prefix block uses the weights of the decoder block
+of the same layer.
 """
 
 import torch
@@ -27,10 +28,10 @@ from snapcap.models.regions.layers.linear import linear
 
 def embed(
     tokens: Tensor,  # [b] int64
-    positions: Tensor,  # [b] int64, which the blocks rotate by
+    positions: Tensor,  # [b] int64, ignored: the blocks apply positions as rotations
     token_weight: Tensor,  # [V, D]
 ) -> Tensor:  # [b, D]
-    """Token embedding of one new token a row."""
+    """Returns the token embedding of one new token a row."""
     del positions
     return F.embedding(tokens, token_weight)
 
@@ -38,11 +39,12 @@ def embed(
 def between(
     image: Tensor,  # [B, tokens, D]
     slots: Tensor,  # [B] int64
-    texts: Tensor,  # [slots, P] int64, -1 behind the end of each
+    texts: Tensor,  # [slots + 1, P] int64, -1 behind the end of each text
     token_weight: Tensor,  # [V, D]
-    *prefix: Tensor,  # [n, D], embeddings of what a chat template puts before the image, if it does
+    *prefix: Tensor,  # [n, D], embeddings of the text that a chat template puts before the image, if any
 ) -> Tensor:  # [B, n + tokens + P, D]
-    """The image's tokens between what stands before them in every row and the beginning of the row's text."""
+    """Concatenates the embeddings of the chat template's text, the image's tokens, and the beginning of the row's
+    text."""
     before = (each.expand(image.shape[0], -1, -1) for each in prefix)
     return torch.cat((*before, image, F.embedding(texts[slots].clamp(min=0), token_weight)), dim=1)
 
@@ -50,10 +52,10 @@ def between(
 def prefix_block(
     hidden: Tensor,  # [B, S, D]
     slots: Tensor,  # [B] int64
-    image_key: Tensor,  # [1, slots, H, d, T], of this layer, written in place
-    image_value: Tensor,  # [1, slots, H, T, d], likewise
-    own_key: Tensor,  # [1, slots, H, d, L], likewise
-    own_value: Tensor,  # [1, slots, H, L, d], likewise
+    image_key: Tensor,  # [1, slots + 1, H, d, T] of this layer, written in place
+    image_value: Tensor,  # [1, slots + 1, H, T, d], likewise
+    own_key: Tensor,  # [1, slots + 1, H, d, L], likewise
+    own_value: Tensor,  # [1, slots + 1, H, L, d], likewise
     norm1_weight: Tensor,  # [D]
     qkv_weight: Tensor,  # [(n + 2) * H * d, D]
     frequencies: Tensor,  # [d / 2] fp32
@@ -65,7 +67,7 @@ def prefix_block(
     eps: float,
     act: Activation,
 ) -> Tensor:  # [B, S, D]
-    """One layer over prefix and text, whose keys and values go into the rows' slots."""
+    """Computes one layer over prefix and text, and writes their keys and values into the rows' slots."""
     batch, length, _ = hidden.shape
     heads, head_dim = image_value.shape[2], image_value.shape[4]
     qkv = F.linear(_norm(hidden, norm1_weight, eps), qkv_weight).view(batch, length, -1, head_dim)
@@ -85,7 +87,7 @@ def prefix_block(
 def prefix_end(
     hidden: Tensor,  # [B, S, D]
     slots: Tensor,  # [B] int64
-    image_key: Tensor,  # as `prefix_block` has them, of the last layer
+    image_key: Tensor,  # the last layer's caches, shaped as in `prefix_block`
     image_value: Tensor,
     own_key: Tensor,
     own_value: Tensor,
@@ -94,8 +96,8 @@ def prefix_end(
     frequencies: Tensor,  # [d / 2] fp32
     *,
     eps: float,
-) -> Tensor:  # [B, S, D], what the last layer takes
-    """Keys and values of the last layer into the rows' slots."""
+) -> Tensor:  # [B, S, D], the input of the last layer
+    """Writes the keys and values of the last layer into the rows' slots."""
     batch, length, _ = hidden.shape
     heads, head_dim = image_value.shape[2], image_value.shape[4]
     kv_weight = qkv_weight[-2 * heads * head_dim :]
@@ -103,7 +105,7 @@ def prefix_end(
     key, value = kv.unbind(2)
     key = rotate(key, _angles(torch.arange(length, device=hidden.device), frequencies))
     _keep(key.transpose(1, 2), value.transpose(1, 2), slots, image_key, image_value, own_key, own_value)
-    return hidden.clone()  # a region's result is never its input
+    return hidden.clone()  # a region must not return its input
 
 
 def _keep(
@@ -115,9 +117,9 @@ def _keep(
     own_key: Tensor,
     own_value: Tensor,
 ) -> None:
-    """Those of the prefix and, behind it, of the text's tokens, as many as a cache holds.
+    """Writes the keys and values of the prefix, and of as many text tokens behind it as a cache holds.
 
-    A cache is indexed itself, not a view of it: else the compiler copies all of it, twice.
+    The caches are indexed directly. If views of them were indexed, the compiler would copy each cache twice.
     """
     image, limit = image_value.shape[3], own_value.shape[3]
     image_key[:, slots], image_value[:, slots] = key[:, :, :image].mT, value[:, :, :image]
@@ -145,7 +147,7 @@ def block(
     scale: float,
     act: Activation,
 ) -> Tensor:  # [b, D]
-    """One layer for one new token a row, which sees the prefix and its past."""
+    """Computes one layer for one new token a row, which attends to the prefix and to the row's own tokens."""
     _, heads, length, head_dim = image_value.shape
     qkv = linear(_norm(hidden, norm1_weight, eps), qkv_weight).view(hidden.shape[0], -1, head_dim)
     query, key, value = torch.split(qkv, [qkv.shape[1] - 2 * heads, heads, heads], dim=1)
@@ -160,13 +162,13 @@ def head(
     hidden: Tensor,  # [b, D]
     tokens: Tensor,  # [b] int64, replaced by the next tokens
     positions: Tensor,  # [b] int64, advanced by one
-    forced: Tensor,  # [b, L] int64: the prompt's token at its position, -1 where generation is free
+    forced: Tensor,  # [b, L] int64: the prompt's token at each position, -1 where generation is free
     norm_weight: Tensor,  # [D]
     head_weight: Tensor,  # [V, D]
     *,
     eps: float,
 ) -> Tensor:  # [b, V] fp32
-    """Logits, and the next token."""
+    """Computes the logits and advances ``tokens`` and ``positions``."""
     logits = linear(_norm(hidden, norm_weight, eps), head_weight)
     advance(logits, tokens, positions, forced)
     return logits.float()
@@ -176,23 +178,24 @@ def rotate(
     x: Tensor,  # [..., heads, d]
     angles: Tensor,  # [..., d / 2] fp32
 ) -> Tensor:  # [..., heads, d]
-    """Rotary positions (Su et al., 2021): the first half of a head's width with the second, in fp32."""
+    """Applies rotary positions (Su et al., 2021), in fp32. Rotates the first half of a head's width with the
+    second."""
     cos, sin = angles.cos().unsqueeze(-2), angles.sin().unsqueeze(-2)
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)
 
 
 def _angles(positions: Tensor, frequencies: Tensor) -> Tensor:
-    """[..., d / 2] fp32, of positions [...]."""
+    """Returns the rotation angles of positions [...]: [..., d / 2] fp32."""
     return positions.unsqueeze(-1).float() * frequencies
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMSNorm (Zhang and Sennrich, 2019), in fp32 whatever the dtype."""
+    """Computes RMSNorm (Zhang and Sennrich, 2019), in fp32 whatever the dtype."""
     return F.rms_norm(x, (x.shape[-1],), weight, eps)
 
 
 def _mlp(x: Tensor, gate_up_weight: Tensor, down_weight: Tensor, act: Activation) -> Tensor:
-    """SwiGLU (Shazeer, 2020)."""
+    """Computes SwiGLU (Shazeer, 2020)."""
     gate, up = linear(x, gate_up_weight).chunk(2, dim=-1)
     return linear(act(gate) * up, down_weight)

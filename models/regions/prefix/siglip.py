@@ -1,7 +1,8 @@
-"""Computes what SigLIP's encoder (Zhai et al., 2023) does before and after its blocks, which are ``regions.vit``'s.
+"""Computes the parts of SigLIP's encoder (Zhai et al., 2023) before and after its blocks.
 
-It has no class token, and several of its tokens may become one of the decoder's. B is the padded batch, S the
-patches, P the tokens of a text, E the encoder's width and D the decoder's.
+The blocks are those of ``regions.vit``. The encoder has no class token. A token of the decoder may combine several
+of the encoder's. B is the padded batch, S the patches, P the tokens of a text, E the encoder's width and D the
+decoder's.
 """
 
 import torch.nn.functional as F
@@ -23,7 +24,7 @@ def embed(
     grid: tuple[int, int],
     patch_size: tuple[int, int],
 ) -> Tensor:  # [B, S, E]
-    """Normalise the image in fp32, cut it into patches and embed them."""
+    """Normalises the image in fp32, cuts it into patches and embeds them."""
     patches = cut(pixels, rescale, mean, std, grid, patch_size).to(patch_weight.dtype)
     return F.linear(patches, patch_weight, patch_bias) + position
 
@@ -31,18 +32,18 @@ def embed(
 def project(
     hidden: Tensor,  # [B, S, E]
     slots: Tensor,  # [B] int64
-    texts: Tensor,  # [slots, P] int64
+    texts: Tensor,  # [slots + 1, P] int64
     norm_weight: Tensor,  # [E]
     norm_bias: Tensor,
     projection_weight: Tensor,  # [D, s * s * E]
-    *embeddings: Tensor,  # those that `llama.between` takes
+    *embeddings: Tensor,  # the token embedding and the prefix that `llama.between` takes
     grid: tuple[int, int],
     pixel_shuffle: int,
     eps: float,
 ) -> Tensor:  # [B, n + S / (s * s) + P, D]
-    """The encoder's last norm, each square of s × s patches as one token of the decoder, between prefix and text.
+    """Computes the encoder's last norm, and projects each square of s × s patches to one token of the decoder.
 
-    A token holds its patches row by row.
+    The tokens are put between prefix and text. The patches of a square are concatenated row by row.
     """
     normed = F.layer_norm(hidden, (hidden.shape[-1],), norm_weight, norm_bias, eps)
     (rows, columns), side = grid, pixel_shuffle

@@ -1,6 +1,6 @@
-"""Static buffers of rows that are beams, or whose tokens so far are looked at: indexed by slot, as the K/V caches.
+"""Holds static buffers, indexed by slot, of rows that are beams or whose choice depends on their tokens so far.
 
-Allocated once, and only when the first request asks for them. No torch.
+The buffers are allocated once, when the first request needs them. Imports no torch.
 """
 
 from collections.abc import Sequence
@@ -31,9 +31,15 @@ SELECT_INPUTS = (
 
 @dataclass(frozen=True)
 class RowStart:
-    """How a row's tokens are chosen. ``begun``: those that it has. ``first``: the position of the first that is
-    chosen. ``least``: the position before which no end comes. ``end_growth``: after how many tokens, and by what
-    factor, ends become likelier with each."""
+    """The settings by which a row's tokens are chosen.
+
+    begun: the tokens that the row has, the start token included.
+    first: the position of the first token that is chosen.
+    ngrams: the size of the n-grams that must not repeat; 0 is none.
+    least: the position before which no end comes.
+    end_growth: ``(start, factor)``. The scores of end tokens grow once ``start`` tokens are generated: n tokens
+        later by ``factor**n - 1`` times their absolute value.
+    """
 
     begun: Sequence[int]
     first: int
@@ -44,7 +50,7 @@ class RowStart:
     end_growth: tuple[int, float] | None = None
 
     def endings(self, cache_length: int) -> "np.ndarray[Any, Any]":
-        """[L] fp32, as `BeamState` has it."""
+        """Returns the row of `BeamState.endings`: [L] fp32."""
         table = np.zeros(cache_length, np.float32)
         if self.end_growth is not None:
             start, factor = self.end_growth
@@ -56,36 +62,42 @@ class RowStart:
 
 @dataclass(frozen=True)
 class BeamState(Generic[B]):
-    """What a slot holds beside its caches. L is the cache length, M the beams of a group at most.
+    """The buffers of a slot beside its caches. L is the cache length, M the greatest number of beams in a group.
 
-    A group is the rows of one request, in any slots. Each of its rows knows all of them, so that each can work out
-    the whole group's choice and keep its own part of it.
+    A group is the rows of one request, in any slots. Each row knows all rows of its group, so it can compute the
+    whole group's choice and keep its own part.
     """
 
     memory: Memory[B]
     slots: int
     cache_length: int
-    members: B  # [slots, M] int64: the slots of the row's group, by rank; places past the group hold any slot
-    inside: B  # [slots, M] bool: that place is one of the group's; all False where the row is no beam
-    ranks: B  # [slots, 2] int64: the row's own place, and the group's last
+    members: B  # [slots, M] int64: the slots of the row's group, by rank; places behind the group hold any slot
+    inside: B  # [slots, M] bool: the place belongs to the group; all False if the row is no beam
+    ranks: B  # [slots, 2] int64: the row's own rank, and the group's last rank
     lasts: B  # [slots] int64: position of the last token that may be generated
-    divisors: B  # [slots, 2, L] fp32: by position, of a hypothesis that ends there, and of what may come
-    limits: B  # [slots] fp32: a worst finished score above it ends the search; inf: none does
+    # [slots, 2, L] fp32: by position, the divisor of a hypothesis that ends there, and of the best still possible
+    divisors: B
+    limits: B  # [slots] fp32: the search ends if its worst finished score is above this; inf never ends it
     scores: B  # [slots] fp32: log-probability of the row's tokens
-    finished: B  # [slots] fp32: score of the finished hypothesis of the row's rank; -inf without one
-    sequences: B  # [2, slots, L + 1] int64: the rows' tokens, and finished hypotheses, whose last is their length
-    outcomes: B  # [slots, L + 1] int64: the best hypothesis, last its length, which is 0 until the search ends
-    penalised: B  # [slots] bool: a token is chosen by the scores that the settings below, or a checkpoint, change
-    penalty: B  # [slots] fp32: of repetition; 1 is none
+    finished: B  # [slots] fp32: score of the group's finished hypothesis with the row's rank; -inf without one
+    # [2, slots, L + 1] int64: the rows' tokens, and finished hypotheses, whose last number is their length
+    sequences: B
+    # [slots, L + 1] int64: the best hypothesis; the last number is its length, or 0 until the search ends
+    outcomes: B
+    # [slots] bool: the row's token is chosen by scores that the settings below, or the checkpoint's rules, change
+    penalised: B
+    penalty: B  # [slots] fp32: repetition penalty; 1 is none
     ngrams: B  # [slots] int64: size of the n-grams that must not repeat; 0 is none
-    endings: B  # [slots, L] fp32: by position, how much of its size an end's score grows by; -inf: no end comes
+    # [slots, L] fp32: by position, growth of an end's score as a share of its absolute value; -inf: no end
+    endings: B
     firsts: B  # [slots] int64: position of the first token that is chosen
-    # The groups by slot, on the host: so a move needs not look on the device whose members have moved.
+    # The slots of each group, by each slot of it. The host keeps them, so a move need not read `members` from the
+    # device.
     _groups: dict[int, tuple[int, ...]] = field(default_factory=dict)
 
     @classmethod
     def allocate(cls, slots: int, cache_length: int, memory: Memory[B]) -> "BeamState[B]":
-        """No row is a beam yet."""
+        """Returns buffers in which no row is a beam or penalised."""
         beams = min(MAX_BEAMS, slots)
 
         def whole(*shape: int) -> B:
@@ -120,14 +132,15 @@ class BeamState(Generic[B]):
         return state
 
     def inputs(self, names: Sequence[str], rows: int) -> tuple[B, ...]:
-        """Buffers by name for the first ``rows`` slots; of ``sequences``, whose slots are not first, all."""
+        """Returns buffers by name, as views of the first ``rows`` slots. ``sequences`` is returned whole, because
+        its slots are in its second dimension."""
         return tuple(
             self.sequences if name == "sequences" else self.memory.view(getattr(self, name), slice(rows))
             for name in names
         )
 
     def start(self, slots: range, rows: "Sequence[RowStart]") -> None:
-        """Rows at their first token, greedy or sampled, each with its settings."""
+        """Starts rows that are greedy or sampled, each with its settings; beams are started too, before `group`."""
         for slot in slots:
             self._groups.pop(slot, None)
         self._write("inside", slots, np.zeros((len(slots), self._beams), np.bool_))
@@ -149,17 +162,17 @@ class BeamState(Generic[B]):
         length_penalty: float,
         early_stopping: bool | Literal["never"],
     ) -> None:
-        """Make rows that were started, in these slots, the beams of one request.
+        """Makes started rows, in these slots, the beams of one request.
 
         Args:
-            prompt_length: tokens before generation, the start token included.
-            new_tokens: tokens to generate at most.
-            early_stopping: as `_beam_search` of transformers has it.
+            prompt_length: number of tokens before generation, the start token included.
+            new_tokens: greatest number of tokens to generate.
+            early_stopping: as in `_beam_search` of transformers.
         """
         beams = len(slots)
 
         def put(name: str, value: float | np.ndarray[Any, Any], dtype: Any = np.int64) -> None:
-            """The same in every row."""
+            """Writes the same value for every row of the group."""
             self._write(name, slots, np.array([value] * beams, dtype))
 
         self._join(slots)
@@ -170,15 +183,17 @@ class BeamState(Generic[B]):
         table = _divisors(self.cache_length, prompt_length, new_tokens, length_penalty, far)
         put("divisors", table, np.float32)
         put("limits", float("-inf") if early_stopping is True else float("inf"), np.float32)
-        # All beams begin alike: only the first one's continuations count.
+        # All beams begin with the same tokens, so only the first beam's continuations may count.
         self._write("scores", slots, np.array([0.0] + [-1e9] * (beams - 1), np.float32))
         put("finished", float("-inf"), np.float32)
-        # A search that finds nothing, as all is banned, ends all the same: an outcome has a length.
+        # A search that finds no hypothesis, because all tokens are banned, must end too: its outcome needs a
+        # length above 0.
         lengths = self.memory.view(self.sequences, 1, slice(None), self.cache_length)
         self.memory.write(lengths, slots, np.full(beams, prompt_length))
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copy what each source slot holds into its target slot; no slot is both. Groups follow their rows."""
+        """Copies the contents of each source slot to its target slot. No slot may be both. Groups follow their
+        rows."""
         self._copy(sources, targets)
         to = dict(zip(sources, targets, strict=True))
         for target in targets:
@@ -189,7 +204,7 @@ class BeamState(Generic[B]):
             self._join([to.get(slot, slot) for slot in group])
 
     def _join(self, slots: Sequence[int]) -> None:
-        """These rows are a group, in this order."""
+        """Records that these slots are a group, by rank."""
         self._groups.update(dict.fromkeys(slots, tuple(slots)))
         padding = [slots[0]] * (self._beams - len(slots))
         self._write("members", slots, np.array([[*slots, *padding]] * len(slots)))
@@ -203,7 +218,7 @@ class BeamState(Generic[B]):
 
     @cached_property
     def _copy(self) -> CopySlots:
-        """All but outcomes, which a row's next step writes anew."""
+        """Copies all buffers except `outcomes`, which a row's next step writes anew."""
         names = [each.name for each in fields(self) if each.name in (*PENALISE_INPUTS, *SELECT_INPUTS)]
         return self.memory.copier(
             [(getattr(self, name), int(name == "sequences")) for name in names if name != "outcomes"]
@@ -213,8 +228,12 @@ class BeamState(Generic[B]):
 def _divisors(
     cache_length: int, prompt_length: int, new_tokens: int, length_penalty: float, far: bool
 ) -> "np.ndarray[Any, Any]":
-    """[2, L] fp32, by the position of the last token: the length that is generated with it, to the power of the
-    penalty; and the length at which the best that may still come is expected, the last one if that is ``far``."""
+    """Returns the divisors [2, L] fp32 of a hypothesis's score, by the position of its last token.
+
+    The first row is the number of generated tokens to the power of the penalty. The second row is the divisor of
+    the best score that is still possible: the one for ``new_tokens`` tokens if ``far``, else the same as the first
+    row.
+    """
     lengths = [max(position + 1 - prompt_length, 1) for position in range(cache_length)]
     now = [_power(length, length_penalty) for length in lengths]
     later = [_power(new_tokens, length_penalty)] * cache_length if far else now
@@ -222,7 +241,7 @@ def _divisors(
 
 
 def _power(base: float, exponent: float) -> float:
-    """Within what fp32 can divide or multiply a score by."""
+    """Returns ``base**exponent``, limited to [1e-30, 1e30], so that fp32 can divide or multiply a score by it."""
     try:
         return min(max(float(base**exponent), 1e-30), 1e30)
     except OverflowError:

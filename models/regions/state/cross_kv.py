@@ -1,4 +1,4 @@
-"""Where the encoder ends and every decoder begins: the cross-attention keys and values of all decoder layers.
+"""Computes the end of the encoder: the cross-attention keys and values of all decoder layers.
 
 B is the padded batch, T the encoder tokens, D the hidden size, H the heads, d the head dimension, N the layers.
 """
@@ -8,19 +8,19 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor
 
-# states, slots, key cache, value cache, weight, bias
+# Takes states, slots, key cache, value cache, weight and bias.
 WriteCrossKV = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], None]
 
 
 def write_cross_kv(
-    states: Tensor,  # [B, T, width that cross-attention reads]
+    states: Tensor,  # [B, T, width of the states that cross-attention reads]
     slots: Tensor,  # [B] int64
-    key_cache: Tensor,  # [N, slots, H, d, T], written in place
-    value_cache: Tensor,  # [N, slots, H, T, d], written in place
-    weight: Tensor,  # [N * 2 * D, that width]
+    key_cache: Tensor,  # [N, slots + 1, H, d, T], written in place
+    value_cache: Tensor,  # [N, slots + 1, H, T, d], written in place
+    weight: Tensor,  # [N * 2 * D, width of the states]
     bias: Tensor,
 ) -> None:
-    """Keys and values of every decoder layer, as one product, into the rows' slots."""
+    """Computes all decoder layers' keys and values with one product, and writes them into the rows' slots."""
     layers, _, heads, length, head_dim = value_cache.shape
     kv = F.linear(states, weight, bias).view(-1, length, layers, 2, heads, head_dim)
     key, value = kv.unbind(3)  # each [B, T, N, H, d]
@@ -31,18 +31,20 @@ def write_cross_kv(
 def cross_kv(
     hidden: Tensor,  # [B, T, encoder D]
     slots: Tensor,  # [B] int64
-    key_cache: Tensor,  # [N, slots, H, d, T], written in place
-    value_cache: Tensor,  # [N, slots, H, T, d], written in place
+    key_cache: Tensor,  # [N, slots + 1, H, d, T], written in place
+    value_cache: Tensor,  # [N, slots + 1, H, T, d], written in place
     *weights: Tensor,  # norm [encoder D], [encoder D]; K and V of all layers [N * 2 * D, in], bias; projection
     eps: float | None,
     write: WriteCrossKV = write_cross_kv,
 ) -> Tensor:  # [B, T, encoder D], the encoder's output
-    """The encoder's last norm, and the cross-attention K and V of every decoder layer into the rows' slots.
+    """Computes the encoder's last norm, and writes the cross-attention K/V of every decoder layer into the rows'
+    slots.
 
-    Without ``eps`` the encoder ends without a norm; a projection is there where ``enc_to_dec_proj`` is.
+    ``eps`` is None if the encoder ends without a norm. ``weights`` end with a projection of the encoder's output
+    if the checkpoint has ``enc_to_dec_proj``. Returns the encoder's output before this projection.
     """
     if eps is None:
-        output, others = hidden.clone(), [*weights]  # a region's result is never its input
+        output, others = hidden.clone(), [*weights]  # a region must not return its input
     else:
         norm_weight, norm_bias, *others = weights
         output = F.layer_norm(hidden, (hidden.shape[-1],), norm_weight, norm_bias, eps)

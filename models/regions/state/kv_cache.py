@@ -1,6 +1,7 @@
-"""Static buffers of the running rows: K/V caches and what a step reads and writes, indexed by slot. No torch.
+"""Holds static buffers of the running rows, indexed by slot: K/V caches and the inputs and outputs of a step.
 
-Allocated once. A step of b rows works on the views ``[:b]``, so moving between buckets copies nothing.
+The buffers are allocated once. A step of b rows works on the views ``[:b]``, so changing the bucket copies
+nothing. Imports no torch.
 """
 
 from collections.abc import Sequence
@@ -16,11 +17,14 @@ from snapcap.models.memory.memory import B, CopySlots, Memory, row_major
 
 SAMPLE_INPUTS = ("uniforms", "temperature", "top_k", "top_p")
 CACHES = ("key", "value", "cross_key", "cross_value")
-TEXTS = ("texts", "text")  # of all slots, and a row each
+TEXTS = ("texts", "text")  # names of region inputs: the texts of all slots, and of a step's rows
 
 
 class LayerCache(NamedTuple, Generic[B]):
-    """One decoder layer's caches for the first b slots: keys [b, H, d, L], values [b, H, L, d]; cross likewise."""
+    """Views of a decoder layer's caches for the first b slots.
+
+    Keys are [b, H, d, L], values [b, H, L, d]. Cross-attention's keys are [b, H, d, T], its values [b, H, T, d].
+    """
 
     key: B
     value: B
@@ -30,13 +34,15 @@ class LayerCache(NamedTuple, Generic[B]):
 
 @dataclass(frozen=True)
 class DecodeState(Generic[B]):
-    """Everything a slot holds, for N layers. L is the cache length, T the tokens of the image and of what is beside
-    it, H the heads of keys and values, P the most tokens of a text.
+    """The contents of all slots, for N layers.
 
-    The cross caches hold the K/V of the image's tokens, whether they are cross-attention's or those of a prefix
-    that stands before a caption's own. Their last slot is scratch: an encoder bucket's padding rows write there,
-    never into a request's slot. Where an encode reads the beginning of a prompt, which writes a caption's own K/V,
-    these have such a slot too.
+    L is the cache length, T the number of tokens of the image and of text encoded with it, H the heads of keys and
+    values, P the greatest number of tokens of a text.
+
+    The cross caches hold the K/V of cross-attention, or of a prefix in front of the caption's own tokens. Their
+    last slot is scratch: padding rows of an encoder bucket write there, never into a request's slot. If an encode
+    reads the beginning of a prompt, it also writes K/V of the row's own tokens. Then `key` and `value` have such a
+    scratch slot too.
     """
 
     memory: Memory[B]
@@ -53,20 +59,27 @@ class DecodeState(Generic[B]):
     temperature: B  # [slots] fp32
     top_k: B  # [slots] int64
     top_p: B  # [slots] fp32
-    # [slots + 1, P] int64: the text that an encode reads beside the image, -1 behind its end. Its K/V are the last
-    # P of the cross caches' T, or, of a prompt, the first P of a row's own. None where no text is read.
+    # The text that an encode reads beside the image, [slots + 1, P] int64, -1 behind its end. None if no text is
+    # read. Its K/V are the last P of the T in the cross caches, or, if the text is a prompt, the first P of a
+    # row's own K/V.
     texts: B | None = None
 
     @classmethod
     def allocate(
         cls, config: ModelConfig, slots: int, cache_length: int, memory: Memory[B], dtype: str
     ) -> "DecodeState[B]":
-        """Zeroed buffers: a NaN left in uninitialised memory would pass through a masked softmax's product."""
+        """Returns zeroed buffers. A NaN in uninitialised memory would survive the product after a masked softmax.
+
+        Args:
+            slots: number of slots, without scratch.
+            cache_length: L, in tokens.
+            dtype: of the caches, by its name in torch.
+        """
         decoder, tokens = config.decoder, config.prefix_length
         layers, heads, head_dim = decoder.num_layers, decoder.kv_heads, decoder.head_dim
 
         def keys(*shape: int) -> B:
-            # On CUDA a key is contiguous: a kernel reads it whole, and the encoder writes it so.
+            # On CUDA a key is contiguous, because kernels read it whole and the encoder writes it whole.
             *outer, width, length = shape
             *steps, row, column = row_major((*outer, length, width))
             strides = (*steps, column, row) if memory.kind == "cuda" else None
@@ -92,17 +105,17 @@ class DecodeState(Generic[B]):
 
     @property
     def buffers(self) -> dict[str, B]:
-        """All of them, by name."""
+        """Returns all buffers that exist, by name."""
         names = [each.name for each in fields(self) if each.name not in ("memory", "slots", "cache_length")]
         return {name: buffer for name in names if (buffer := getattr(self, name)) is not None}
 
     @property
     def dtype(self) -> str:
-        """Of the caches, and so of what regions compute with."""
+        """Returns the dtype of the caches, in which regions compute."""
         return self.memory.spec(self.key)[0]
 
     def layers(self, rows: int) -> list[LayerCache[B]]:
-        """Views of the first ``rows`` slots, one a decoder layer."""
+        """Returns views of the first ``rows`` slots, one for each decoder layer."""
         caches = [getattr(self, name) for name in CACHES]
         count = self.memory.spec(self.key)[1][0]
         return [
@@ -110,27 +123,27 @@ class DecodeState(Generic[B]):
         ]
 
     def image_kv(self, layers: slice) -> tuple[B, B]:
-        """Views of the image's keys [n, slots + 1, H, d, T] and values in some decoder layers."""
+        """Returns views of the image's keys [n, slots + 1, H, d, T] and values in some decoder layers."""
         return self.memory.view(self.cross_key, layers), self.memory.view(self.cross_value, layers)
 
     def own_kv(self, layers: slice) -> tuple[B, B]:
-        """Views of a row's own keys [n, slots + 1, H, d, L] and values in some decoder layers."""
+        """Returns views of the rows' own keys [n, slots + 1, H, d, L] and values in some decoder layers."""
         return self.memory.view(self.key, layers), self.memory.view(self.value, layers)
 
     def rows(self, names: Sequence[str], rows: int) -> tuple[B, ...]:
-        """Views of buffers that hold a row a slot, of the first ``rows``."""
+        """Returns views of the first ``rows`` slots of buffers, by name."""
         return tuple(self.memory.view(getattr(self, name), slice(rows)) for name in names)
 
     def texts_of(self, rows: int) -> dict[str, B]:
-        """What regions call the texts: all slots', and the view of those of the first ``rows``; nothing where none
-        is read."""
+        """Returns the texts by the names of ``TEXTS``: all slots, and a view of the first ``rows``. Empty if no
+        text is read."""
         if self.texts is None:
             return {}
         return dict(zip(TEXTS, (self.texts, self.memory.view(self.texts, slice(rows))), strict=True))
 
     def write_texts(self, slots: Sequence[int], texts: Sequence[Sequence[int]]) -> None:
-        """What an encode reads beside the images of these slots: tokens, none for a slot that has no text; where it
-        reads none, nothing happens."""
+        """Writes the texts that an encode reads beside the images of these slots. An empty text is padding alone.
+        Does nothing if encodes read no text."""
         if self.texts is None:
             return
         padded = np.full((len(slots), self.memory.spec(self.texts)[1][1]), -1)
@@ -139,12 +152,12 @@ class DecodeState(Generic[B]):
         self.memory.write(self.texts, slots, padded)
 
     def zeroed(self) -> "DecodeState[B]":
-        """Buffers of the same shapes, strides, dtypes and device, zeroed."""
+        """Returns zeroed buffers of the same shapes, strides, dtypes and device."""
         buffers = {name: self.memory.zeros(*self.memory.spec(buffer)) for name, buffer in self.buffers.items()}
         return DecodeState(self.memory, self.slots, self.cache_length, **buffers)
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copy everything each source slot holds into its target slot: one or more moves, whose order is open.
+        """Copies the contents of each source slot to its target slot. The moves may happen in any order.
 
         Raises:
             ValueError: a slot is both source and target, or twice a target.

@@ -1,4 +1,4 @@
-"""Static buffers of what a checkpoint says of its tokens, whichever row they are in. No torch."""
+"""Holds static buffers of a checkpoint's rules for its tokens; every row has the same. Imports no torch."""
 
 from collections.abc import Collection, Mapping
 from typing import Any, Generic
@@ -14,18 +14,21 @@ RULE_INPUTS = ("ends", "before", "biases", "phrases", "phrase_biases")
 
 @dataclass(frozen=True)
 class TokenRules(Generic[B]):
-    """Zeroed, they change no score. V is the vocabulary, P ``MAX_PHRASES``, K ``MAX_PHRASE_TOKENS``."""
+    """Buffers of a checkpoint's rules. Zeroed buffers change no score.
+
+    V is the vocabulary, P ``MAX_PHRASES``, K ``MAX_PHRASE_TOKENS``.
+    """
 
     memory: Memory[B]
     ends: B  # [V] bool: the tokens that end a caption
-    before: B  # [V] bool: those in the text before a row's own tokens, which is the same for every row
-    biases: B  # [3, V] fp32: added to scores, added when all else is done, and likewise where a caption begins
-    phrases: B  # [P, K] int64: sequences of several tokens, at the right; -1 before their first
-    phrase_biases: B  # [P] fp32: added to the score of a sequence's last token, behind the others
+    before: B  # [V] bool: the tokens in the text before a row's own tokens; every row has the same text there
+    biases: B  # [3, V] fp32: added to scores first, added last, and added last to a caption's first token
+    phrases: B  # [P, K] int64: sequences of several tokens, right-aligned; -1 in front of them
+    phrase_biases: B  # [P] fp32: added to the score of a sequence's last token after its other tokens
 
     @classmethod
     def allocate(cls, vocabulary: int, memory: Memory[B]) -> "TokenRules[B]":
-        """Zeroed buffers."""
+        """Returns zeroed buffers."""
         return cls(
             memory=memory,
             ends=memory.zeros("bool", (vocabulary,)),
@@ -43,11 +46,19 @@ class TokenRules(Generic[B]):
         suppressed: Collection[int],
         suppressed_first: Collection[int],
     ) -> None:
-        """Fill the buffers. ``biases``: by a token alone, or a sequence of several."""
+        """Fills the buffers.
+
+        Args:
+            ends: the tokens that end a caption.
+            before: the tokens of the text before a row's own tokens.
+            biases: by a single token, or by a sequence of several.
+            suppressed: tokens that are never chosen.
+            suppressed_first: tokens that a caption does not begin with.
+        """
         vocabulary = np.arange(self.memory.spec(self.ends)[1][0])
         added = np.zeros((3, len(vocabulary)), np.float32)
         phrases = np.full((MAX_PHRASES, MAX_PHRASE_TOKENS), -1)
-        phrases[:, -1] = 0  # of one that is not there, to whose token 0 is added
+        phrases[:, -1] = 0  # the place of no sequence adds 0 to the score of token 0
         phrase_biases = np.zeros(MAX_PHRASES, np.float32)
         place = 0
         for ids, bias in biases.items():
@@ -70,5 +81,5 @@ class TokenRules(Generic[B]):
 
     @property
     def inputs(self) -> tuple[B, ...]:
-        """The buffers in the order of ``RULE_INPUTS``."""
+        """Returns the buffers in the order of ``RULE_INPUTS``."""
         return self.ends, self.before, self.biases, self.phrases, self.phrase_biases

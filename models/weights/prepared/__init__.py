@@ -1,1 +1,1 @@
-"""Keeps weights as regions read them in one file, so that a later start converts nothing."""
+"""Keeps weights in one file, as regions read them, so that later starts convert nothing."""

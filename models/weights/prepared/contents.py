@@ -1,4 +1,4 @@
-"""Lays out weights as a file of prepared weights holds them."""
+"""Lays out weights for a file of prepared weights."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -23,16 +23,17 @@ _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 @dataclass(frozen=True)
 class Contents:
-    """``tensors`` are on the CPU, in the order in which the file has them."""
+    """A header and its tensors, which are on the CPU and in the order of the file."""
 
     header: Header
     tensors: tuple[Tensor, ...]
 
     def chunks(self) -> Iterator[bytes]:
-        """The bytes of all tensors and what lies between them, ``CHUNK_BYTES`` at a time."""
+        """Yields the bytes of all tensors and the padding between them, ``CHUNK_BYTES`` at a time."""
         chunk = bytearray()
         for tensor in self.tensors:
-            chunk += bytes(-len(chunk) % ALIGNMENT)  # a chunk's length is a multiple of it
+            # Complete chunks are removed, and a chunk's length is a multiple of ALIGNMENT.
+            chunk += bytes(-len(chunk) % ALIGNMENT)
             memory = _bytes(tensor)
             for start in range(0, len(memory), CHUNK_BYTES):
                 chunk += memory[start : start + CHUNK_BYTES]
@@ -43,12 +44,12 @@ class Contents:
             yield bytes(chunk)
 
     def header_bytes(self, digests: list[str] | None = None) -> bytes:
-        """The header; the digests of the chunks are known last, and without them it is as long."""
+        """Returns the header's bytes. Without ``digests``, which are known last, the length is the same."""
         return write_header(self.header if digests is None else replace(self.header, chunks=tuple(digests)))
 
 
 def lay_out(weights: Weights[Tensor], key: str) -> Contents:
-    """Describe weights that are on the CPU; a tensor that several layers or regions share is in the file once."""
+    """Describes weights that are on the CPU. A tensor that several layers or regions share is in the file once."""
     row = _Row()
     regions = {
         region: tuple(
@@ -62,7 +63,7 @@ def lay_out(weights: Weights[Tensor], key: str) -> Contents:
 
 
 class _Row:
-    """Tensors one after the other, each once."""
+    """Places tensors one after the other, each once."""
 
     def __init__(self) -> None:
         self.described: dict[str, PreparedTensor] = {}
@@ -71,7 +72,7 @@ class _Row:
         self._names: dict[tuple[object, ...], str] = {}
 
     def place(self, tensor: Tensor, name: str) -> str:
-        """Put it at the end, if it is not there; returns the name that it has in the file."""
+        """Places a tensor at the end, unless it is placed already. Returns its name in the file."""
         same = tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
         if same not in self._names:
             offset = self.size + -self.size % ALIGNMENT
@@ -83,7 +84,7 @@ class _Row:
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    """The tensor's memory, in the order in which it lies."""
+    """Returns the tensor's memory, in memory order."""
     strides = tensor.stride()
     order = sorted(range(tensor.dim()), key=lambda each: (-strides[each], each))
     lying = tensor.detach().permute(order)

@@ -1,19 +1,19 @@
-"""Describes a file of prepared weights in its header, and checks the header of one that is to be used. No torch.
+"""Describes a file of prepared weights in its header, and checks a header before its file is used. No torch.
 
     8 bytes, little endian   N
     N bytes                  the header, in JSON, then spaces up to a whole page
     the rest                 tensors; each begins at a multiple of 256 bytes
 
-It is a safetensors file, which other tools read too. That format admits no holes, so what lies between two tensors
-is one as well, ``padding.N``. What is ours is in ``__metadata__``:
+The file is a safetensors file, which other tools read too. The format allows no gaps, so the padding between two
+tensors is a tensor too, ``padding.N``. snapcap's own fields are in ``__metadata__``:
 
-    digest    SHA-256, in hex, of all N bytes, in which it is 64 zeros itself
-    key       what the weights were made of
+    digest    SHA-256, in hex, of all N bytes, with 64 zeros in place of the digest
+    key       names the weights' sources and layout
     regions   for each region and layer the names of its tensors; a tied one is named twice
-    views     the shape and strides, in elements, of tensors that do not lie row by row; they are stored as they lie
+    views     shape and strides, in elements, of tensors that are not row-major; they are stored in memory order
     chunks    SHA-256, in hex, of every 4 MiB of tensors, one after the other
 
-Nothing in a header is believed: what a tensor covers is within the file, and nothing else covers it.
+No field of a header is trusted: each tensor must lie within the file, and overlap no other.
 """
 
 import hashlib
@@ -27,9 +27,9 @@ from snapcap.models.json_object import load_object
 from snapcap.models.memory.memory import row_major
 
 FORMAT = "snapcap prepared weights 1"
-ALIGNMENT = 256  # bytes: what the widest loads of a GPU, and vectors of a CPU, want
+ALIGNMENT = 256  # bytes; the alignment of a GPU's widest loads and of a CPU's vectors
 CHUNK_BYTES = 4 << 20
-MAX_HEADER_BYTES = 2 << 20  # a model of 100 layers has two fifths of that
+MAX_HEADER_BYTES = 2 << 20  # a model of 100 layers needs two fifths of it
 MAX_DIMENSIONS = 8
 ITEM_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "U8": 1}
 
@@ -38,17 +38,20 @@ _METADATA = "__metadata__"
 _FIELDS = {"digest", "format", "key", "regions", "views", "chunks"}
 _PADDING = "padding."
 _DIGEST = 64  # characters
-_MARK = b'"digest":"'  # before the header's own; within a text the quotes would be escaped
+_MARK = b'"digest":"'  # in front of the header's digest; inside a JSON string the quotes would be escaped
 Layers = tuple[tuple[str, ...], ...]
 
 
 class PreparedError(ValueError):
-    """A file that holds no weights as it should; one line that says how."""
+    """An invalid file of prepared weights. The message is one line that says what is wrong."""
 
 
 @dataclass(frozen=True)
 class PreparedTensor:
-    """Where a tensor lies: ``offset`` in bytes from the first tensor on, ``strides`` in elements; dense."""
+    """The place of a dense tensor in the file.
+
+    ``offset`` is in bytes from the first tensor on, ``strides`` in elements.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -61,15 +64,20 @@ class PreparedTensor:
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """The shape in which it lies row by row."""
+        """Returns the shape, with its dimensions in memory order, in which the tensor is row-major."""
         order = sorted(range(len(self.shape)), key=lambda each: (-self.strides[each], each))
         return tuple(self.shape[each] for each in order)
 
 
 @dataclass(frozen=True)
 class Header:
-    """``regions``: for each region and layer the names of its tensors, in the order in which it takes them.
-    ``size``: bytes of all tensors. ``chunks``: their SHA-256 in hex, ``CHUNK_BYTES`` each."""
+    """The header of a file of prepared weights.
+
+    key: names the weights' sources and layout.
+    regions: for each region and layer the names of its tensors, in the region's order.
+    size: bytes of all tensors, with padding.
+    chunks: SHA-256 of each ``CHUNK_BYTES`` of tensors, in hex.
+    """
 
     key: str
     tensors: Mapping[str, PreparedTensor]
@@ -79,12 +87,12 @@ class Header:
 
 
 def chunk_count(size: int) -> int:
-    """Chunks of so many bytes of tensors."""
+    """Returns the number of chunks in ``size`` bytes of tensors."""
     return -(-size // CHUNK_BYTES)
 
 
 def write_header(header: Header) -> bytes:
-    """Its bytes, after which the first tensor begins; how many they are does not depend on the digests."""
+    """Returns the bytes before the first tensor. Their number does not depend on the digests."""
     described: dict[str, Any] = {_METADATA: _metadata(header)}
     end = 0
     for number, (name, tensor) in enumerate(sorted(header.tensors.items(), key=lambda pair: pair[1].offset)):
@@ -98,7 +106,7 @@ def write_header(header: Header) -> bytes:
 
 
 def sealed(header: bytes) -> bytes:
-    """A header with its own digest where the mark is."""
+    """Returns the header with its own digest behind the mark."""
     before, mark, after = header.partition(_MARK)
     rest = after[_DIGEST:]
     digest = hashlib.sha256(before + mark + b"0" * _DIGEST + rest).hexdigest()
@@ -106,11 +114,11 @@ def sealed(header: bytes) -> bytes:
 
 
 def read_header(file: BinaryIO, file_size: int) -> tuple[Header, int]:
-    """The header of a file of so many bytes, and where its first tensor begins.
+    """Returns the header of a file of ``file_size`` bytes, and the offset of its first tensor.
 
     Raises:
-        PreparedError: there is no such header, or the file is not of the size that it says.
-        OSError: it cannot be read.
+        PreparedError: the header is invalid, or does not fit the file's size.
+        OSError: the file cannot be read.
     """
     length = int.from_bytes(file.read(8), "little")
     begin = 8 + length
@@ -182,7 +190,7 @@ def _tensor(name: str, entry: Any, view: Any) -> PreparedTensor:
 
 
 def _viewed(name: str, tensor: PreparedTensor, view: Any) -> PreparedTensor:
-    """The same memory with the shape and strides of a view, which must cover each element once."""
+    """Returns the tensor with the shape and strides of a view, which must cover each element once."""
     match view:
         case [list(sizes), list(steps)] if len(sizes) == len(steps):
             shape, strides = _numbers(sizes, 1), _numbers(steps, 0)
@@ -194,7 +202,7 @@ def _viewed(name: str, tensor: PreparedTensor, view: Any) -> PreparedTensor:
 
 
 def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
-    """The steps of a dimension of one element do not count: nobody takes one."""
+    """Returns whether a view covers each element once. The stride of a dimension of one element is never used."""
     covered = 1
     for stride, length in sorted(zip(strides, shape, strict=True)):
         if length > 1 and stride != covered:
@@ -204,14 +212,14 @@ def _is_dense(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
 
 
 def _numbers(values: list[Any], least: int) -> tuple[int, ...] | None:
-    """Whole numbers, none too large to be a size of anything, or None."""
+    """Returns the values if they are whole numbers that can be sizes, else None."""
     if len(values) > MAX_DIMENSIONS or any(type(each) is not int or not least <= each < 1 << 48 for each in values):
         return None
     return tuple(values)
 
 
 def _check_tiles(tensors: Mapping[str, PreparedTensor], size: int) -> None:
-    """Each tensor begins where the one before ends, and the last one ends with the file."""
+    """Checks that each tensor begins where the one before ends, and that the last one ends with the file."""
     end = 0
     for tensor in sorted(tensors.values(), key=lambda each: each.offset):
         if tensor.offset != end:

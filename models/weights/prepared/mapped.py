@@ -1,4 +1,4 @@
-"""Maps a file of prepared weights, to be read in place. No torch."""
+"""Maps a file of prepared weights, to be read in place. Imports no torch."""
 
 import hashlib
 import mmap
@@ -11,15 +11,19 @@ from snapcap.models.weights.prepared.header import CHUNK_BYTES, Header, Prepared
 
 @dataclass(frozen=True)
 class MappedWeights:
-    """``memory``: the whole file; its tensors begin at ``begin``, where a page does. It is private: what is written
-    there, if anything ever is, does not reach the file. It stays what it is when the file is replaced."""
+    """A mapped file of prepared weights.
+
+    ``memory`` is the whole file. Its tensors begin at ``begin``, a page boundary. The mapping is private, so
+    writes never reach the file, and stays valid if the file is replaced.
+    """
 
     header: Header
     begin: int
     memory: mmap.mmap
 
     def damaged_chunks(self) -> list[int]:
-        """The numbers of the chunks that are not what their SHA-256 says. Reads all of the file: no start does."""
+        """Returns the numbers of the chunks that do not match their SHA-256. Reads the whole file, so no start
+        calls it."""
         with memoryview(self.memory) as memory:
             return [
                 number
@@ -33,11 +37,11 @@ class MappedWeights:
 
 
 def map_weights(file: BinaryIO, key: str) -> MappedWeights:
-    """Map an open file that was made of what ``key`` says.
+    """Maps an open file if its key is ``key``.
 
     Raises:
-        PreparedError: it is damaged, or was made of something else.
-        OSError: it cannot be read or mapped.
+        PreparedError: the file is damaged, or has another key.
+        OSError: the file cannot be read or mapped.
     """
     size = os.fstat(file.fileno()).st_size
     header, begin = read_header(file, size)
@@ -45,6 +49,6 @@ def map_weights(file: BinaryIO, key: str) -> MappedWeights:
         raise PreparedError("it was made of something else than its name says")
     try:
         memory = mmap.mmap(file.fileno(), size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
-    except ValueError:  # it has become shorter
+    except ValueError:  # the file has become shorter
         raise PreparedError("it is being cut off") from None
     return MappedWeights(header, begin, memory)

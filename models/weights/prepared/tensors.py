@@ -11,8 +11,10 @@ DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 def prepared_weights(mapped: MappedWeights, device: torch.device) -> Weights[Tensor]:
-    """The weights that the file was made of. For a CPU they are the file's own pages; on CUDA they share one
-    allocation, in which each begins at a multiple of 256 bytes."""
+    """Returns the weights of a file. For a CPU they are the file's own pages.
+
+    On CUDA they share one allocation, in which each begins at a multiple of 256 bytes.
+    """
     memory = torch.frombuffer(mapped.memory, dtype=torch.uint8, offset=mapped.begin)
     placed = upload({"all": memory}, device)["all"]
     tensors = {
