@@ -9,6 +9,7 @@ ROOT = Path(__file__).parent.parent
 # A room is added here when none of its sentences lacks a subject.
 ROOMS = [
     "warmup",
+    "service/captioning",
     "service/cli",
     "service/config",
     "service/edge",
