@@ -11,6 +11,7 @@ ROOMS = [
     "benchmarks",
     "models",
     "warmup",
+    "service/captioning",
     "service/cli",
     "service/config",
     "service/edge",

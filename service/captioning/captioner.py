@@ -1,6 +1,6 @@
 """Captions the bytes of an image for the routes: admission, decoding, the engine, and the text.
 
-It imports no torch, and nothing heavy until `attach`.
+This module imports no torch, and it imports numpy only when the first caption is submitted.
 """
 
 import asyncio
@@ -36,9 +36,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CaptionLimits:
-    """`timeout`: seconds of a caption at most. `queue_size`: requests that may wait.
-    `decode_threads`: as `images.threads.decode_threads` has it. `image_room`: bytes of memory that an image may
-    take on one of them; None: as many as it does."""
+    """Limits of captioning. `timeout`: the most seconds that a caption may take. `queue_size`: the most
+    requests that may wait. `decode_threads`: number of decode threads; 0 lets `images.threads.decode_threads`
+    choose. `image_room`: the most bytes of memory that decoding one image may take on such a thread; None sets
+    no limit."""
 
     timeout: float
     queue_size: int
@@ -48,7 +49,8 @@ class CaptionLimits:
 
 @dataclass(frozen=True)
 class CaptionResult:
-    """The reply. `tokens` counts the generated ones; `timings` are in milliseconds."""
+    """Holds the result of a caption request. `tokens` is the number of generated tokens; `timings` are in
+    milliseconds."""
 
     caption: str
     model: str
@@ -73,7 +75,7 @@ class _Model:
 
 
 class Captioner:
-    """Safe to attach from any thread; captions on the event loop."""
+    """Captions images. `attach` may be called from any thread; images are captioned on the event loop."""
 
     def __init__(self, limits: CaptionLimits, readiness: Readiness, metrics: Metrics, timeline: Timeline) -> None:
         self._limits = limits
@@ -90,32 +92,33 @@ class Captioner:
 
     @property
     def pool(self) -> Executor:
-        """The threads for work on request data that would hold up the event loop."""
+        """Threads for work on request data that would block the event loop."""
         return self._pool
 
     @property
     def model_name(self) -> str | None:
-        """The name of the model once it is attached."""
+        """Name of the model; None before `attach`."""
         return None if self._model is None else self._model.name
 
     @property
     def model_family(self) -> str | None:
-        """transformers' `model_type` of the model once it is attached."""
+        """The model's `model_type`, as transformers has it; None before `attach`."""
         return None if self._model is None else self._model.defaults.family
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """Returns the tasks of the model, the default first, once the model is attached."""
+        """Names of the model's tasks, the default first; empty before `attach`."""
         return () if self._model is None else self._model.defaults.tasks
 
     @property
     def settings_not_done(self) -> tuple[str, ...]:
-        """Settings of the checkpoint that would change captions and are not done, once it is attached."""
+        """Checkpoint settings that would change captions and that this server ignores; empty before `attach`."""
         return () if self._model is None else self._model.defaults.not_done
 
     @property
     def takes_instructions(self) -> bool:
-        """Tells whether a prompt is an instruction; otherwise a prompt is the beginning of the caption."""
+        """True if the model reads a prompt as an instruction. Otherwise a prompt is the beginning of the
+        caption."""
         return self._model is not None and self._model.tokenizer.takes_instructions
 
     def attach(
@@ -128,26 +131,33 @@ class Captioner:
         defaults: ModelDefaults | None = None,
         prompts: "PromptReader | None" = None,
     ) -> None:
-        """Captions are served from now on. Called once. `image_decoder` None: `pool` decodes. `prompts` None: they
-        are tokenized where images are handed on."""
+        """Sets the model; requests are served from now on. Call this once. Without `image_decoder`, `pool` decodes
+        images. Without `prompts`, a prompt is tokenized in this process, on the thread that receives the decoded
+        image."""
         image_decoder = image_decoder or ThreadImageDecoder(self._pool, transform, self._limits.image_room)
         defaults = defaults or ModelDefaults(tokenizer)
         self._model = _Model(engine, image_decoder, tokenizer, model_name, time.time(), defaults, prompts)
 
     def served_model(self, name: str | None = None) -> tuple[str, float]:
-        """The name of the model and since when it is served, in seconds of Unix time.
+        """Returns the model's name and the Unix time in seconds since which the model is served.
 
-        Raises NotReady, and ModelNotFound when it is not the one of this name."""
+        Raises:
+            NotReady: no model is attached, or the server has failed.
+            ModelNotFound: the served model has another name than `name`.
+        """
         model = self._servable()
         if name not in (None, model.name):
             raise ModelNotFound(str(name), model.name)
         return model.name, model.created
 
     def admit(self) -> Permit:
-        """A permit for a request whose image is still to come. Refuses before any work is done, such as reading the
-        body.
+        """Returns a permit for a request whose image has not arrived, so that a refusal comes before the body is
+        read.
 
-        Raises NotReady, QueueFull."""
+        Raises:
+            NotReady: no model is attached, or the server has failed.
+            QueueFull: the queue has no free place.
+        """
         self._servable()
         return self._admission.admit()
 
@@ -160,18 +170,23 @@ class Captioner:
         account: BodyAccount | None = None,
         times: CaptionTimes | None = None,
     ) -> CaptionResult:
-        """The caption of one encoded image, for which the permit has a place, and whose bytes the account has.
-        `times` are filled in as it goes on.
+        """Captions one encoded image. `permit` holds the image's place in the queue, and `account` counts the
+        image's bytes. Fills in `times` while the request runs.
 
-        Cancelling the call withdraws the request from the engine. Raises NotReady, ImageMemoryFull,
-        EngineChannelFull, DeadlineExceeded, UnprocessableImage, PromptTooLong, InvalidOption, EngineFailed."""
+        Cancelling the call withdraws the request from the engine.
+
+        Raises:
+            NotReady, ImageMemoryFull, EngineChannelFull, DeadlineExceeded, UnprocessableImage, PromptTooLong,
+                InvalidOption, EngineFailed
+        """
         times = times or CaptionTimes()
         model, deadline = self._servable(), times.started + self._timeout(options)
         future: Future[Completion] = Future()
         prompts: list[tuple[int, ...]] = []
 
         def submit(prepared: Prepared) -> None:
-            # From where it was decoded straight to the device: the coroutine has its turn at the end.
+            # The decoder's callback submits the request straight to the device. The coroutine wakes only when the
+            # caption is complete.
             prompts.append(prepared.request.prompt_ids)
             _submit(model, prepared, request_id, deadline, future, permit, times)
 
@@ -203,10 +218,16 @@ class Captioner:
         *,
         live: bool,
     ) -> CaptionStream:
-        """What follows the prompt in the caption of one encoded image, up to the first of the `stop` sequences.
+        """Streams the text that follows the prompt in an image's caption, up to the first of the `stop` sequences.
 
-        The request is queued when this returns. `live`: each token is handed over as it is generated. Close the
-        stream when the rest is not wanted. Raises what `caption` raises."""
+        Returns when the request is queued. `live` delivers each token when it is generated. A caller that does not
+        want the rest closes the stream.
+
+        Raises:
+            InvalidOption: a live stream was asked of a beam search.
+
+        Also raises all errors of `caption`.
+        """
         times = times or CaptionTimes()
         if live and options.sampling.searches:
             raise InvalidOption("num_beams", "be 1 for a stream; a beam search has no token before its end")
@@ -220,7 +241,8 @@ class Captioner:
             shown = CaptionText(stop, keep_leading_space=continued)
             stream = CaptionStream(text.push, text.end, shown, len(prompt_ids), deadline, handoff, times)
             stream.future.add_done_callback(partial(self._ended, times))
-            # A stop sequence ends the generation at once, so it needs each token at once too. A search has none.
+            # A stop sequence ends the generation early, so it needs each token at once. A beam search has no token
+            # to give before its end.
             on_token = stream.feed if live or (stop and not searches) else None
             _submit(model, prepared, request_id, deadline, stream.future, permit, times, on_token)
             try:
@@ -238,7 +260,8 @@ class Captioner:
             raise
 
     def close(self) -> None:
-        """Ends the threads as they become free, and the process that tokenizes prompts."""
+        """Stops the decode threads when their present images are done, and ends the process that tokenizes
+        prompts."""
         self._pool.shutdown(wait=False, cancel_futures=True)
         if self._model is not None and self._model.prompts is not None:
             self._model.prompts.close()
@@ -246,7 +269,8 @@ class Captioner:
     async def _read_prompt(
         self, model: _Model, options: CaptionOptions, request_id: str, deadline: float
     ) -> Sequence[int] | None:
-        """The ids of the request's prompt; None where it has none, or the model's own tokenizer is to be asked."""
+        """Returns the ids of the request's prompt; None if there is no prompt or no process that tokenizes
+        prompts."""
         if not options.prompt or model.prompts is None:
             return None
         most = model.engine.limits.max_prompt_tokens
@@ -304,7 +328,7 @@ def _submit(
     times: CaptionTimes,
     on_token: Callable[[int], None] | None = None,
 ) -> None:
-    # Here, because it imports numpy, which the first second of the process must not wait for.
+    # The import is here because it imports numpy, which would delay the first second of the process.
     from snapcap.service.engine.request import CaptionRequest  # noqa: PLC0415
 
     pixels, asked = prepared.image.pixels, prepared.request
@@ -320,6 +344,6 @@ def _submit(
 
 
 def _close_unused(queued: "Future[CaptionStream]") -> None:
-    """A stream that was there at the moment when its client left."""
+    """Closes a stream that was queued just when its client left."""
     if not queued.cancelled() and queued.exception() is None:
         queued.result().close()

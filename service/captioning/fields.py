@@ -1,8 +1,9 @@
-"""Sorts the fields of a request, for every API: those that are read, those that must not be there, and the rest.
+"""Sorts the fields of a request, for every API, into fields that are read, ignored or refused.
 
-Clients send whatever some server takes. A field that does not change a caption never refuses one: it is ignored,
-and the header X-Snapcap-Ignored names it. Two kinds of fields are refused. The first would change the caption if it
-were served; a value that changes nothing is taken. The second has nearly the name of an option, which is a mistake.
+Clients send every field that some other server takes. A field that does not change a caption is ignored, and the
+header X-Snapcap-Ignored names it. Two kinds of fields are refused: a field that would change the caption if it
+were served, unless its value changes nothing, and a field whose name is nearly an option's, which is probably a
+misspelling.
 """
 
 import json
@@ -14,11 +15,11 @@ from snapcap.models.errors import near_words
 from snapcap.service.captioning.options import NAMES
 from snapcap.service.errors import InvalidOption, UnknownOption, UnsupportedOption
 
-# Each takes up to 0.1 ms to compare with the names of the options.
+# Limits the time of the comparisons: comparing one name with the option names takes up to 0.1 ms.
 MAX_UNKNOWN = 64
-# A value of a field that is not read is as good as none if it is one of these.
+# A field with one of these values counts as a field that was not sent, unless the field is read.
 EMPTY: tuple[Any, ...] = ("", [], {})
-# Fields that change captions in some API and are not served in others, each with the values that change nothing.
+# Fields that change captions in some API and are not served here, each with the values that change nothing.
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
     "best_of": (1,),
@@ -69,16 +70,17 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "tool_choice": ("none", "auto"),
     "function_call": ("none", "auto"),
-    "images": (),  # pictures that would be passed over
+    "images": (),  # ignoring images would change the caption
 }
-# difflib's ratio from which on a name is a mistake for an option's: `promt` and `max_token` have more, `prompt_id`
-# and `store` less.
+# Least ratio of difflib at which a name counts as a misspelled option. `promt` and `max_token` have a higher
+# ratio; `prompt_id` and `store` have a lower one.
 _NEARLY = 0.81
 
 
 @dataclass(frozen=True)
 class Fields:
-    """`known` has the fields that are read, with their values; `ignored` the names of those that nobody reads."""
+    """Holds the sorted fields. `known`: names and values of the fields that are read. `ignored`: names of the
+    other fields."""
 
     known: list[tuple[str, Any]]
     ignored: tuple[str, ...]
@@ -91,10 +93,18 @@ def sort_fields(
     within: str = "",
     neutral: Mapping[str, tuple[Any, ...]] = NEUTRAL,
 ) -> Fields:
-    """Sorts fields of JSON, or of a query or a form, whose values are text. A null is as good as no field.
+    """Sorts the fields of a JSON object, a query or a form. Values of a query or form are text. A null counts as
+    no field.
 
-    `options`: the names that an unknown field must not nearly have. `within`: the member in which these options
-    stand, if it is not the one that is sorted. Raises UnknownOption, UnsupportedOption, InvalidOption."""
+    `known`: names of the fields that are read. `options`: names that an unknown field's name must not resemble.
+    `within`: the member of the body that holds these options, if it is not the sorted object. `neutral`: fields
+    that are not served, with the values that change nothing.
+
+    Raises:
+        UnknownOption: a field's name resembles an option's.
+        UnsupportedOption: a field would change the caption and is not served.
+        InvalidOption: more than MAX_UNKNOWN fields are unknown.
+    """
     read: list[tuple[str, Any]] = []
     unknown: list[tuple[str, Any]] = []
     for name, value in given:
@@ -121,7 +131,7 @@ def _check_neutral(name: str, value: Any, neutral: tuple[Any, ...]) -> None:
 
 
 def _same(value: Any, other: Any) -> bool:
-    if isinstance(value, str) and not isinstance(other, str):  # a form and a query have texts alone
+    if isinstance(value, str) and not isinstance(other, str):  # values of a form or query are always text
         return value == json.dumps(other)
-    # To Python, true is 1.
+    # In Python, True equals 1, so the types are compared too.
     return isinstance(value, bool) == isinstance(other, bool) and bool(value == other)

@@ -1,4 +1,4 @@
-"""Hands the results of other threads to the event loop, which is woken once for many."""
+"""Hands the results of other threads to the event loop, with one wake-up for many results."""
 
 import asyncio
 import time
@@ -15,8 +15,8 @@ T = TypeVar("T")
 
 
 class LoopHandoff:
-    """Belongs to one event loop, which is woken once for all that arrives before it looks: a decode step may end
-    many captions, and to wake the loop costs a system call and a turn with Python's lock."""
+    """Hands calls and results to one event loop. The loop is woken once for all calls that arrive before it runs:
+    one decode step may end many captions, and each wake-up costs a system call and the interpreter lock."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -24,17 +24,21 @@ class LoopHandoff:
         self._woken = False
 
     def call(self, function: Callable[[], object]) -> None:
-        """Call it on the event loop; from any thread."""
+        """Calls a function on the event loop, from any thread."""
         self._calls.append(function)
         if not self._woken:
             self._woken = True
-            with suppress(RuntimeError):  # the loop has been closed: the process ends
+            with suppress(RuntimeError):  # the loop is closed because the process ends
                 self.loop.call_soon_threadsafe(self._take)
 
     async def result(self, future: "Future[T]", deadline: float) -> T:
-        """The result of another thread's future, which is cancelled with this call.
+        """Waits for another thread's future and returns its result. Cancelling this call cancels the future.
 
-        Raises DeadlineExceeded, and cancels the future, at ``deadline``, a moment of ``time.monotonic``."""
+        Raises:
+            DeadlineExceeded: `deadline`, a moment of `time.monotonic`, has passed; the future is cancelled.
+
+        Also raises the errors of the future.
+        """
         waiter: asyncio.Future[None] = self.loop.create_future()
         future.add_done_callback(lambda _: self.call(partial(_wake, waiter)))
         timer = self.loop.call_later(deadline - time.monotonic(), _expire, waiter)
@@ -48,7 +52,7 @@ class LoopHandoff:
         return future.result()
 
     def _take(self) -> None:
-        self._woken = False  # before looking: what comes after that wakes the loop again
+        self._woken = False  # reset first, so that calls added during the loop below wake the event loop again
         while self._calls:
             self._calls.popleft()()
 

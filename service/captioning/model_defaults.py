@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from snapcap.service.engine.limits import Limits
 
 _logger = logging.getLogger("snapcap.captioning")
-# The options that a checkpoint may set and a request overrides: they have one name in both.
+# Options that a checkpoint may set and a request overrides. Both use the same names.
 _DEFAULTED = SamplingParams.__dataclass_fields__.keys() & GenerationConfig.__dataclass_fields__.keys()
 
 
@@ -36,11 +36,14 @@ class ModelDefaults:
     """Resolves requests for one model. Safe to use from several threads."""
 
     def __init__(self, tokenizer: "Tokenizer", config: "ModelConfig | None" = None, task: str = "") -> None:
-        """`config` None: a model that leaves everything to the request. `task`: the server's default; "" is the
-        model's.
+        """Reads the defaults of a model. Without `config` the model sets no defaults. `task` is the server's
+        default task; "" means the model's.
 
-        Raises ConfigError: a task does not fit the encoder, or its text or the default instruction has a token that
-        the model does not have; InvalidOption, UnsupportedOption: there is no such task."""
+        Raises:
+            ConfigError: a task's text or the default instruction cannot be tokenized, has a token that the model
+                lacks, or is too long for the encoder.
+            InvalidOption, UnsupportedOption: the model has no such task.
+        """
         self._tokenizer = tokenizer
         self._rows = None if config is None else config.decoder.vocab_size
         self.family = None if config is None else config.family  # transformers' `model_type`
@@ -49,14 +52,15 @@ class ModelDefaults:
         self._bos = () if config is None else _begin(config.generation)
         self._defaults = SamplingParams() if config is None else _params(config.generation)
         self._plain = self._defaults == SamplingParams()
-        # transformers counts the template and the image's placeholders, where there is a template.
+        # If a model has a chat template, transformers counts the template and the image's placeholders in
+        # min_length.
         self._before = 0 if config is None or config.chat is None else config.prefix_length
         self.not_done = () if config is None else config.generation.not_done
         self._task = self._known(task) if task else next(iter(self._texts), "")
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """Names for requests, the default first; empty where a model has but one task."""
+        """Names of the tasks for requests, the default first; empty if the model has only one task."""
         return tuple(sorted(self._texts, key=lambda name: name != self._task))
 
     def resolve(
@@ -67,10 +71,12 @@ class ModelDefaults:
         live: bool = False,
         read: Sequence[int] | None = None,
     ) -> Resolved:
-        """`live`: each token is wanted as it is generated. `read`: the ids of the prompt, where it was tokenized
-        elsewhere; None: it is here.
+        """Resolves the options of a request. `live`: each token is wanted when it is generated. `read`: the
+        prompt's ids, if another process has tokenized the prompt; None tokenizes the prompt here.
 
-        Raises InvalidOption, UnsupportedOption, PromptTooLong."""
+        Raises:
+            InvalidOption, UnsupportedOption, PromptTooLong
+        """
         task = self._known(options.task) if options.task else self._task
         text_ids = self._texts[task] if task else ()
         prompt_ids = self._prompt_ids(options.prompt, read)
@@ -83,9 +89,12 @@ class ModelDefaults:
         return Resolved(prompt_ids, text_ids, params)
 
     def _instruction(self) -> tuple[int, ...]:
-        """The ids of a request without a prompt: the default instruction's, of a model that takes instructions.
+        """Returns the token ids of a request without a prompt: the default instruction's, if the model takes
+        instructions.
 
-        Raises ConfigError."""
+        Raises:
+            ConfigError: the tokenizer fails at the default instruction, or the model lacks one of its tokens.
+        """
         try:
             ids = self._tokenizer.prompt_ids("")
             wrong = _beyond(self._tokenizer, ids, self._rows)
@@ -98,7 +107,7 @@ class ModelDefaults:
         return ids
 
     def _prompt_ids(self, prompt: str, read: Sequence[int] | None) -> tuple[int, ...]:
-        """Returns the ids of the caption's beginning, or of an instruction. Raises InvalidOption."""
+        """Returns the ids of a prompt: the caption's beginning, or an instruction. Raises InvalidOption."""
         if not prompt:
             return self._unasked
         try:
@@ -117,12 +126,13 @@ class ModelDefaults:
         params = replace(options.sampling, biased=self._defaults.biased, **defaults)
         if "num_beams" in options.named:
             return params
-        # Beams that nobody asked for stand back where they cannot be, or not so many.
+        # Beams are the checkpoint's default here, so fewer beams, or none, are no error.
         beams = 1 if live or params.samples else min(params.num_beams, limits.max_beams)
         return replace(params, num_beams=beams, fewer_beams=beams > 1)
 
     def _known(self, task: str) -> str:
-        """The task's name, as `tasks` has it. Raises InvalidOption, UnsupportedOption."""
+        """Returns the task's name as `tasks` has it. Raises InvalidOption or UnsupportedOption if there is no such
+        task."""
         if not self._texts:
             raise UnsupportedOption("task", "this model has one task alone, so leave it out")
         name = Task.named(task)
@@ -134,7 +144,7 @@ class ModelDefaults:
 
 
 def _task_texts(tokenizer: "Tokenizer", config: "ModelConfig") -> dict[str, tuple[int, ...]]:
-    """The ids of what each task's text is, between the tokens that stand around it."""
+    """Returns the token ids of each task's text, with the model's begin and end tokens, by the task's name."""
     from snapcap.models.fields import ConfigError  # noqa: PLC0415  with a checkpoint only
 
     generation, most = config.generation, config.decoder.text_tokens
@@ -155,10 +165,11 @@ def _task_texts(tokenizer: "Tokenizer", config: "ModelConfig") -> dict[str, tupl
 
 
 def _beyond(tokenizer: "Tokenizer", ids: Sequence[int], rows: int | None) -> str:
-    """Names a token that the tokenizer knows and the model has no row for; "" where there is none.
+    """Describes a token that the tokenizer knows and the model has no row for; returns "" if there is none.
 
-    A tokenizer may have tokens that were added to it and not to the model. For such a token the device would read
-    past its tables, and all requests of the batch would fail."""
+    A tokenizer may have added tokens that the model does not have. For such a token the device would read past its
+    tables, and all requests of the batch would fail.
+    """
     if rows is None or max(ids, default=0) < rows:
         return ""
     number = max(ids)

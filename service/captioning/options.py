@@ -1,11 +1,11 @@
-"""Declares the options of a caption, each once, and parses them.
+"""Declares each option of a caption once, and parses options.
 
-To add an option, add a line to `OPTIONS` and, if it decides how tokens are chosen, a field to `SamplingParams`. The
-APIs, `snapcap caption`, `Captioner` and the OpenAPI document follow, and docs/api.md by
+To add an option, add a line to `OPTIONS` and, if it decides how tokens are chosen, a field to `SamplingParams`.
+The APIs, `snapcap caption`, `Captioner` and the OpenAPI document then have the option. Update docs/api.md with
 `python -m snapcap.service.cli.tables docs/api.md`.
 
-An option arrives as text (query parameter, form field, argument) or as a JSON value. Text is read as the type of
-the option; a JSON value must have that type already.
+An option arrives as text (query parameter, form field, argument) or as a JSON value. Text is parsed to the
+option's type; a JSON value must have that type already.
 """
 
 import re
@@ -24,12 +24,13 @@ _EARLY: Mapping[str, bool | str] = {"true": True, "false": False, "never": "neve
 
 @dataclass(frozen=True)
 class CaptionOptions:
-    """Holds the options of one request; None means the server's default. `timeout` is in seconds, and can only
+    """Holds the options of one request; None means the server's default. `timeout` is in seconds and can only
     shorten the server's time limit.
 
-    `clamp`: `max_new_tokens` may be more than the model holds, and then means as many as it holds. Clients of other
-    APIs send such bounds whatever the model is. `named`: the options that the request gives, which override the
-    model's defaults. `ignored`: the fields of the request that nobody reads, which the reply names."""
+    `clamp` reduces a `max_new_tokens` above the model's maximum to that maximum, because clients of other APIs
+    send bounds without knowing the model. `named`: options that the request sets, which override the model's
+    defaults. `ignored`: fields of the request that are not read; the reply names them.
+    """
 
     prompt: str = ""
     sampling: SamplingParams = SamplingParams()
@@ -40,7 +41,7 @@ class CaptionOptions:
     ignored: tuple[str, ...] = ()
 
     def ignoring(self, *names: str) -> "CaptionOptions":
-        """Returns the same options with further fields that nobody reads."""
+        """Returns the same options with more names of ignored fields."""
         return replace(self, ignored=(*self.ignored, *names)) if names else self
 
 
@@ -48,7 +49,8 @@ class CaptionOptions:
 class Number:
     """Accepts a number from `low` to `high`; `above` excludes `low`.
 
-    `unset`: -1 means that the option is not given, as in vLLM, llama.cpp and their clients."""
+    If `unset` is true, -1 means that the option is not given, as in vLLM, llama.cpp and their clients.
+    """
 
     kind: type[int] | type[float]
     low: float
@@ -58,19 +60,19 @@ class Number:
 
     @property
     def values(self) -> str:
-        """Describes the numbers that are accepted, for messages and the documents."""
+        """Description of the accepted numbers, for messages and the documents."""
         noun = "a whole number" if self.kind is int else "a number"
         start = f"above {self.low:g} and at most" if self.above else f"from {self.low:g} to"
         return f"{noun} {start} {self.high if self.kind is int else format(self.high, 'g')}"
 
     def read(self, text: str) -> Any:
-        """Returns the number, or the text itself, which `checked` refuses."""
+        """Returns the number that a text spells, or the text itself, which `checked` refuses."""
         whole, decimal = r"[+-]?[0-9]{1,20}", r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?"
         is_number = len(text) <= 64 and re.fullmatch(whole if self.kind is int else decimal, text)
         return self.kind(text) if is_number else text
 
     def checked(self, name: str, value: Any) -> float:
-        """Returns the value as a number of the kind. Raises InvalidOption."""
+        """Returns the value as `kind`. Raises InvalidOption if it is no such number."""
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         number = integer(value) if self.kind is int else value if is_number else None
         if number is None or not self.low <= number <= self.high or (self.above and number == self.low):
@@ -78,7 +80,7 @@ class Number:
         return self.kind(number)
 
     def schema(self) -> dict[str, Any]:
-        """Returns the JSON schema."""
+        """Returns the JSON schema of the accepted numbers."""
         low = "exclusiveMinimum" if self.above else "minimum"
         numbers = {"type": "integer" if self.kind is int else "number", low: self.low, "maximum": self.high}
         if not self.unset:
@@ -88,34 +90,39 @@ class Number:
 
 @dataclass(frozen=True)
 class Text:
-    """Accepts a text of at most `most` characters. `is_prompt`: a longer one has an error of its own."""
+    """Accepts a text of at most `most` characters. `is_prompt` makes a longer text a PromptTooLong error."""
 
     most: int
     is_prompt: bool = False
 
     @property
     def values(self) -> str:
-        """Describes the texts that are accepted."""
+        """Description of the accepted texts, for messages and the documents."""
         return f"text of at most {self.most} characters"
 
     def read(self, text: str) -> Any:
-        """Returns the text."""
+        """Returns the text unchanged."""
         return text
 
     def checked(self, name: str, value: Any) -> str:
-        """Returns the text. Raises InvalidOption, PromptTooLong."""
+        """Returns the text.
+
+        Raises:
+            InvalidOption: the value is not text, is too long, or is not valid Unicode.
+            PromptTooLong: the prompt is too long.
+        """
         if not isinstance(value, str) or (len(value) > self.most and not self.is_prompt):
             raise InvalidOption(name, "be text" if self.is_prompt else f"be {self.values}")
         if len(value) > self.most:
             raise PromptTooLong(f"The prompt has {len(value)} characters; send at most {self.most}.")
         try:
             value.encode()
-        except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell
+        except UnicodeEncodeError:  # a lone surrogate, which JSON can spell
             raise InvalidOption(name, "be valid Unicode text") from None
         return value
 
     def schema(self) -> dict[str, Any]:
-        """Returns the JSON schema."""
+        """Returns the JSON schema of the accepted texts."""
         return {"type": "string", "maxLength": self.most}
 
 
@@ -125,28 +132,30 @@ class Early:
     values = "true, false or never"
 
     def read(self, text: str) -> Any:
-        """Returns the value that the text spells, or the text itself, which `checked` refuses."""
+        """Returns the value that a text spells, or the text itself, which `checked` refuses."""
         return _EARLY.get(text.lower(), text)
 
     def checked(self, name: str, value: Any) -> bool | str:
-        """Returns the value. Raises InvalidOption."""
-        # Python's 1 equals True, so the type decides.
+        """Returns the value. Raises InvalidOption if it is not true, false or "never"."""
+        # In Python, 1 equals True, so the type decides.
         if not (isinstance(value, bool) or value == "never"):
             raise InvalidOption(name, f"be {self.values}")
         return bool(value) if isinstance(value, bool) else "never"
 
     def schema(self) -> dict[str, Any]:
-        """Returns the JSON schema."""
+        """Returns the JSON schema of the accepted values."""
         return {"enum": [*_EARLY.values()]}
 
 
 @dataclass(frozen=True)
 class Option:
-    """Declares an option of a caption. Its default is that of the field of `SamplingParams` or `CaptionOptions`.
+    """Declares an option of a caption. The field of `SamplingParams` or `CaptionOptions` with its name has the
+    default.
 
-    default: what holds without the option, where no value says so.
-    metavar: the value in the help of `snapcap caption`; "": the option is not there, or the server's has its name.
-    openai: the names in an OpenAI request, of which the last that is given counts; (): the option's own name.
+    default: describes the default in the documents, if it is not a fixed value.
+    metavar: the value's name in the help of `snapcap caption`; "" if the command lacks the option or reads it from
+        the server option of the same name.
+    openai: the option's names in an OpenAI request, of which the last that is given counts; () means its own name.
     """
 
     kind: Number | Text | Early
@@ -243,10 +252,14 @@ def options_from_text(
     pairs: Iterable[tuple[str, str]],
     base: CaptionOptions = CaptionOptions(),  # noqa: B008 - frozen
 ) -> CaptionOptions:
-    """Reads query parameters, form fields or arguments, each at most once, over `base`. An empty text is an option
-    that is not given, as browsers send each field of a form.
+    """Reads query parameters, form fields or arguments over `base`. An empty text counts as an option that is not
+    given, because browsers send every field of a form.
 
-    Raises UnknownOption, InvalidOption, PromptTooLong."""
+    Raises:
+        UnknownOption: there is no option of this name.
+        InvalidOption: a value is not accepted, or an option is given twice.
+        PromptTooLong: the prompt has too many characters.
+    """
     values: dict[str, Any] = {}
     for name, text in pairs:
         option = _known(name)
@@ -259,16 +272,20 @@ def options_from_text(
 
 
 def options_from_json(values: Mapping[str, Any], base: CaptionOptions) -> CaptionOptions:
-    """Reads the members of a JSON object over `base`; null means the default.
+    """Reads the members of a JSON object over `base`. A null counts as an option that is not given.
 
-    Raises UnknownOption, InvalidOption, PromptTooLong."""
+    Raises:
+        UnknownOption: there is no option of this name.
+        InvalidOption: a value is not accepted.
+        PromptTooLong: the prompt has too many characters.
+    """
     for name in values:
         _known(name)
     return _checked({name: value for name, value in values.items() if value is not None}, base)
 
 
 def default_of(name: str) -> Any:
-    """Returns the value that holds without the option; None where no value says so."""
+    """Returns an option's default value; None if the default depends on the model, the server or chance."""
     base = CaptionOptions()
     return None if OPTIONS[name].default else getattr(base.sampling, name, getattr(base, name, None))
 
@@ -284,7 +301,8 @@ def schema() -> dict[str, dict[str, Any]]:
 
 
 def integer(value: Any) -> int | None:
-    """Returns the number if it is whole, else None. 5.0 is 5 to JSON and to JSON Schema; true is 1 to Python."""
+    """Returns a number as int if it is whole, else None. JSON Schema takes 5.0 as the integer 5. Python takes True
+    as 1, so booleans are refused here."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return int(value) if isinstance(value, int) or value.is_integer() else None

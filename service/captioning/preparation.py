@@ -26,14 +26,14 @@ Resolve = Callable[[CaptionOptions], Resolved]
 
 @dataclass(frozen=True)
 class Prepared:
-    """Holds the inputs of the device for one image."""
+    """Holds the decoded image and the resolved options of one request."""
 
     image: DecodedImage
     request: Resolved
 
 
 class Preparation:
-    """Decodes images, and counts what came of each."""
+    """Decodes images, and counts the decoded and the unreadable ones in the metrics."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -46,8 +46,11 @@ class Preparation:
         future: "Future[Any]",
         then: Callable[[Prepared], object],
     ) -> None:
-        """Decode elsewhere, and call `then` with it, which takes the pixels over unless it raises. An error of
-        either goes to the future; once that is cancelled, nothing more is done for it."""
+        """Starts to decode an image on other threads or processes, and calls `then` when it is decoded.
+
+        `then` takes over the pixels unless it raises. Errors of decoding, of the options and of `then` become the
+        future's exception. If the future is cancelled, `then` is not called.
+        """
         decoder, resolve = model
         done: Done = partial(self._done, options, resolve, future, then)
         if encoded.account is not None:
@@ -62,13 +65,13 @@ class Preparation:
         then: Callable[[Prepared], object],
         outcome: ImageResult,
     ) -> bool:
-        """Tells whether `then` took the pixels over."""
+        """Calls `then` with a decoded image. Returns whether `then` took over the pixels."""
         if future.cancelled():
             return False
         try:
             image = self._image(outcome)
             then(Prepared(image, resolve(options)))
-        except BaseException as error:  # also a panic of a library, which is no Exception
+        except BaseException as error:  # a library's panic is no Exception
             told = error
             if not isinstance(error, Exception):
                 told = EngineFailed()
@@ -81,7 +84,12 @@ class Preparation:
         return True
 
     def _image(self, outcome: ImageResult) -> DecodedImage:
-        """Raises UnprocessableImage, and whatever else went wrong."""
+        """Returns the decoded image and counts the outcome.
+
+        Raises:
+            UnprocessableImage: the image cannot be used.
+            Exception: the outcome, if it is another error.
+        """
         if isinstance(outcome, DecodedImage):
             self._metrics.image_decoded(outcome.format, outcome.seconds)
             return outcome

@@ -1,10 +1,11 @@
-"""Makes tokens of prompts in a process of its own, whose time and memory are bounded.
+"""Tokenizes prompts in a separate process with bounded time and memory.
 
-A tokenizer is a program of its checkpoint: its normaliser may make a text a million times as long, a pattern of it
-may take years at a text, and its library may panic. None of that can be stopped on a thread.
+A tokenizer is a program that the checkpoint supplies. Its normaliser may make a text a million times longer, one
+of its patterns may take years to match, and its library may panic. A thread could not be stopped in any of these
+cases.
 
-    job   {"folder": …, "chat": …}, then {"prompt": …, "most": …} for each
-    reply {"ids": […]}, {"count": …} for more ids than `most`, or {"must": …, "cause": …} for a text that is refused
+    job   {"folder": …, "chat": …}, then {"prompt": …, "most": …} for each prompt
+    reply {"ids": […]}, {"count": …} for more ids than `most`, or {"must": …, "cause": …} for a refused text
 
 Run as ``python -m snapcap.service.captioning.prompt_worker``.
 """
@@ -23,14 +24,16 @@ from snapcap.warmup.machine.confined import confine
 from snapcap.warmup.machine.memory import first_for_the_oom_killer
 from snapcap.warmup.machine.tasks import Task, serve_tasks
 
-# Whole seconds are what the kernel counts, so that a prompt has between these and one more.
+# CPU seconds of a prompt. The kernel counts whole seconds, so a prompt gets between this number and one second
+# more.
 CPU_SECONDS = 1
-MEMORY = 256 << 20  # beyond that of the tokenizer
+# Bytes of address space for prompts, beyond what the process has after it has loaded the tokenizer.
+MEMORY = 256 << 20
 
 
 @dataclass(frozen=True)
 class PromptJob:
-    """The checkpoint folder, and the `ChatIds` of a model that takes instructions, as a record of JSON's values."""
+    """Holds the checkpoint folder and, if the model takes instructions, its `ChatIds` as JSON values."""
 
     folder: Path
     chat: dict[str, Any] | None
@@ -38,7 +41,7 @@ class PromptJob:
 
 def _start(job: PromptJob) -> Task:
     first_for_the_oom_killer()
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a text that ends this process leaves no file
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no core dump of a process that a text ends
     lists = {name: tuple(value) for name, value in (job.chat or {}).items() if isinstance(value, list)}
     chat = None if job.chat is None else ChatIds(**{**job.chat, **lists})
     tokenizer = Tokenizer.from_folder(job.folder, chat)
@@ -61,9 +64,9 @@ def _start(job: PromptJob) -> Task:
 
 
 def _bound(limit: int, most: int) -> None:
-    """The soft limit alone, which the next prompt may raise again."""
+    """Sets the soft limit only, so that it can be raised for the next prompt."""
     _, hard = resource.getrlimit(limit)
-    with contextlib.suppress(ValueError, OSError):  # a system that has no such limit, or a lower one
+    with contextlib.suppress(ValueError, OSError):  # the system lacks this limit, or has a lower hard limit
         resource.setrlimit(limit, (most, hard))
 
 

@@ -1,11 +1,11 @@
-"""Has prompts tokenized in a process of its own (`prompt_worker`), one after the other.
+"""Has prompts tokenized in a separate process (`prompt_worker`), one after the other.
 
     event loop ── prompt ──▶ thread ── a line ──▶ prompt process
          ▲                                              │
          └───────────────────── ids ────────────────────┘
 
-The process begins with the first prompt, as most requests have none. A prompt that takes too much ends the process,
-and is refused; the next prompt has a new process.
+The first prompt starts the process, because most requests have no prompt. A prompt that exceeds the process's
+limits ends the process and is refused. The next prompt starts a new process.
 """
 
 import logging
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from snapcap.warmup.machine.worker import Worker
 
 START_S = 30.0
-# Of one prompt, where the process gets no CPU: it has a second of that at most.
+# Seconds to wait for the ids of one prompt. The process's CPU limit is shorter, but the process may get no CPU.
 MOST_S = 10.0
 _IDS = 1 << 31  # more than any vocabulary has
 _MODULE = "snapcap.service.captioning.prompt_worker"
@@ -30,23 +30,26 @@ _logger = logging.getLogger("snapcap.captioning")
 
 
 class PromptReader:
-    """Tokenizes prompts for one model. From any thread."""
+    """Tokenizes prompts for one model. Its methods may be called from any thread."""
 
     def __init__(self, folder: Path, chat: "ChatIds | None") -> None:
-        """`folder`: of the checkpoint. `chat`: of a model that takes instructions."""
+        """Prepares to tokenize with the checkpoint in `folder`. `chat`: the special ids of a model that takes
+        instructions."""
         self._folder = folder
         self._chat = chat
         self._worker: Worker | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prompts")
 
     def read(self, prompt: str, most: int, request_id: str, deadline: float) -> "Future[tuple[int, ...]]":
-        """The ids of a prompt, at most so many. `deadline`: a moment of `time.monotonic`.
+        """Returns a future of a prompt's token ids, of which at most `most` are allowed. `deadline` is a moment of
+        `time.monotonic`.
 
-        The future raises InvalidOption, PromptTooLong, DeadlineExceeded, EngineFailed."""
+        The future raises InvalidOption, PromptTooLong, DeadlineExceeded or EngineFailed.
+        """
         return self._thread.submit(self._read, prompt, most, request_id, deadline)
 
     def close(self) -> None:
-        """End the process, without waiting for what it does."""
+        """Ends the process without waiting for its present prompt."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         if self._worker is not None:
             self._worker.stop()
@@ -57,7 +60,8 @@ class PromptReader:
         return _ids(self._ask(prompt, most, request_id, deadline), most, request_id)
 
     def _ask(self, prompt: str, most: int, request_id: str, deadline: float) -> dict[str, Any]:
-        from snapcap.warmup.machine.worker import WorkerError, WorkerTimeoutError  # noqa: PLC0415  with a prompt only
+        # Imported for the first prompt only.
+        from snapcap.warmup.machine.worker import WorkerError, WorkerTimeoutError  # noqa: PLC0415
 
         worker = self._worker = self._worker or self._new_worker()
         try:
@@ -74,7 +78,8 @@ class PromptReader:
             raise InvalidOption("prompt", must) from None
 
     def _new_worker(self) -> "Worker":
-        from snapcap.service.captioning.prompt_worker import PromptJob  # noqa: PLC0415  with a prompt only
+        # Imported for the first prompt only.
+        from snapcap.service.captioning.prompt_worker import PromptJob  # noqa: PLC0415
         from snapcap.warmup.machine.worker import Worker  # noqa: PLC0415  likewise
 
         job = PromptJob(self._folder.absolute(), None if self._chat is None else asdict(self._chat))
@@ -82,7 +87,13 @@ class PromptReader:
 
 
 def _ids(reply: dict[str, Any], most: int, request_id: str) -> tuple[int, ...]:
-    """A reply is checked, as it comes from a process that may have been taken over."""
+    """Returns the ids of a reply after checking them: an exploit in the tokenizer may control the process.
+
+    Raises:
+        PromptTooLong: the prompt has more than `most` tokens.
+        InvalidOption: the tokenizer refused the prompt.
+        EngineFailed: the reply is none that the process should send.
+    """
     match reply:
         case {"ids": [*ids]} if len(ids) <= most and all(type(each) is int and 0 <= each < _IDS for each in ids):
             return tuple(ids)

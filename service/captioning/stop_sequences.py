@@ -1,15 +1,16 @@
-"""Trims a text while it is being generated, and ends it before a stop sequence."""
+"""Trims a caption while it is generated, and ends it before a stop sequence."""
 
 from collections.abc import Sequence
 
 
 class CaptionText:
-    """Takes the text in pieces of any size and gives the same text in pieces that are never taken back.
+    """Takes text in pieces of any size, and returns it in pieces that are final.
 
-    What may still turn out to be the beginning of a stop sequence, or space at the end, waits for what follows."""
+    Text that may be the beginning of a stop sequence, and trailing space, is held back until more text follows.
+    """
 
     def __init__(self, stop: Sequence[str] = (), *, keep_leading_space: bool = False) -> None:
-        """`keep_leading_space`: the text continues a prompt."""
+        """Starts a text. `keep_leading_space` is for a text that continues a prompt."""
         self._stop = tuple(stop)
         self._begun = keep_leading_space
         self._held = ""
@@ -17,11 +18,11 @@ class CaptionText:
 
     @property
     def stopped(self) -> bool:
-        """A stop sequence has come: the text has ended before it."""
+        """True once a stop sequence has come. The text ends before the stop sequence."""
         return self._stopped
 
     def push(self, piece: str) -> str:
-        """Returns the text that this piece makes safe to show; often empty."""
+        """Adds a piece. Returns the text that has become final, which is often empty."""
         if self._stopped:
             return ""
         self._held += piece
@@ -35,7 +36,7 @@ class CaptionText:
         return self._release(len(self._held) - self._possible_stop())
 
     def end(self) -> str:
-        """The rest, when nothing follows."""
+        """Returns the held-back text when no piece follows."""
         return "" if self._stopped else self._release(len(self._held))
 
     def _release(self, end: int) -> str:
@@ -44,7 +45,7 @@ class CaptionText:
         return shown
 
     def _possible_stop(self) -> int:
-        """The length of the longest end of the text with which a stop sequence begins."""
+        """Returns the length of the longest suffix of the text that begins a stop sequence."""
         longest = min(len(self._held), max((len(stop) for stop in self._stop), default=1) - 1)
         for length in range(longest, 0, -1):
             end = self._held[-length:]

@@ -1,4 +1,4 @@
-"""Streams a caption from the device thread to the event loop, as text in pieces."""
+"""Streams a caption from the device thread to the event loop, in pieces of text."""
 
 import asyncio
 import time
@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
 
 class CaptionStream:
-    """Belongs to the event loop of its `handoff`. `push` gives the text of one more token, `end` of what was held
-    back.
+    """Streams the text of one caption on the event loop of `handoff`.
 
-    `deadline` is a moment of `time.monotonic`. `times` are filled in by who generates the tokens."""
+    `push` returns the text of one more token, and `end` the text that was held back. `deadline` is a moment of
+    `time.monotonic`. The code that submits the request sets the moments of `times`.
+    """
 
     def __init__(
         self,
@@ -46,22 +47,28 @@ class CaptionStream:
         self.future.add_done_callback(lambda _: self._hand_over(None))
 
     def feed(self, token: int) -> None:
-        """Takes one more token, from any thread. Tokens that are not fed are taken from the result."""
+        """Adds one more token, from any thread. Tokens that were not fed are taken from the result of `future`."""
         self._hand_over(token)
 
     def spent(self) -> tuple[str, dict[str, float]] | None:
-        """Returns the backend that generated the tokens, and the timings in milliseconds; None before the end, and
-        if a stop sequence ended the caption, as nobody has measured the times then."""
+        """Returns the backend that generated the tokens and the timings in milliseconds.
+
+        Returns None before the end, and if a stop sequence ended the generation, because the engine then reports
+        no times.
+        """
         if not self.future.done() or self.future.cancelled() or self.future.exception() is not None:
             return None
         completion = self.future.result()
-        self._times.completed(completion)  # as who submitted it does, perhaps a moment later
+        # The submitter's callback sets the same times, perhaps later.
+        self._times.completed(completion)
         return completion.backend, self._times.milliseconds(time.monotonic())
 
     async def next(self) -> str | None:
-        """Returns the next piece of text, never empty; None when there is no more, and `finish_reason` is known.
+        """Returns the next piece of text, which is never empty; None at the end, when `finish_reason` is set.
 
-        Raises DeadlineExceeded, EngineFailed."""
+        Raises:
+            DeadlineExceeded, EngineFailed
+        """
         while self.finish_reason is None:
             piece = self._take(await self._next_token())
             if piece:
@@ -76,7 +83,7 @@ class CaptionStream:
         return "".join(pieces)
 
     def close(self) -> None:
-        """Nobody wants the rest: the request leaves its slot."""
+        """Withdraws the request from the engine, which frees its slot."""
         self.future.cancel()
 
     def _hand_over(self, token: int | None) -> None:

@@ -1,4 +1,4 @@
-"""Records where the time of a caption goes, while it goes: for its reply, its log line and the spans of a trace."""
+"""Records how long each phase of a caption takes, for the reply, the log line and the trace's spans."""
 
 import time
 from collections.abc import Iterator
@@ -12,14 +12,16 @@ if TYPE_CHECKING:
 
 
 class CaptionTimes:
-    """Moments of `time.monotonic`, and seconds; 0 is what has not come yet. A caption that fails has what was known
-    by then. `admitted`: the device has been given the image. No dataclass: to make one takes a millisecond, before
-    /livez."""
+    """Holds moments of `time.monotonic` and durations in seconds; 0 means not known yet. A failed caption keeps
+    the times known until then. `admitted` is the moment when the device got the image.
+
+    This is no dataclass, because making a dataclass takes a millisecond and /livez waits for this module.
+    """
 
     __slots__ = ("admitted", "decode_s", "encode_s", "image_began", "image_s", "queue_s", "started", "tokens")
 
     def __init__(self, started: float | None = None) -> None:
-        """`started` None: now."""
+        """Starts the request's time at `started`, or now if it is None."""
         self.started = time.monotonic() if started is None else started
         self.image_began = self.image_s = self.admitted = 0.0
         self.queue_s = self.encode_s = self.decode_s = 0.0
@@ -33,14 +35,13 @@ class CaptionTimes:
         self.tokens = len(completion.tokens)
 
     def waited_s(self, now: float) -> float:
-        """Seconds in which nothing was done for it, until `now` if it still waits: first for who decodes images,
-        then for the device."""
+        """Returns the seconds that the request has waited up to `now`, for an image decoder and for the device."""
         if not self.image_began:
             return now - self.started
         return max(self.image_began - self.started, 0.0) + self._queued_s(now)
 
     def milliseconds(self, now: float) -> dict[str, float]:
-        """The timings of a reply that is complete at `now`."""
+        """Returns the timings of a reply that is complete at `now`, in milliseconds."""
         return {
             "queue": _ms(self.waited_s(now)),
             "decode_image": _ms(self.image_s),
@@ -50,7 +51,7 @@ class CaptionTimes:
         }
 
     def spans(self, now: float) -> Iterator[Span]:
-        """Yields the finished phases of the request: name, begin and end, none after `now`."""
+        """Yields each phase of the request that has ended, as name, begin and end. No end is later than `now`."""
         if not self.image_began:
             return
         seconds = {
@@ -67,7 +68,7 @@ class CaptionTimes:
             began = end
 
     def _queued_s(self, now: float) -> float:
-        """Seconds between the image's decoding and the device, as the engine has them once it is through."""
+        """Returns the seconds between decoding and the device. A completed request has them from the engine."""
         if self.encode_s:
             return self.queue_s
         return max((self.admitted or now) - self.image_began - self.image_s, 0.0)
