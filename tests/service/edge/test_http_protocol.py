@@ -263,6 +263,15 @@ def test_a_request_has_one_host(server: BoundedServer, hosts: bytes) -> None:
     refused(server.ask(b"GET /livez HTTP/1.1\r\n" + hosts + b"\r\n"), 400, "malformed_request")
 
 
+@pytest.mark.parametrize("target", ["http://evil.example/startup", "HTTPS://x@Evil.example:80/startup?a=b"])
+def test_the_authority_of_an_absolute_url_is_the_host(services, target: str) -> None:
+    with BoundedServer(services, hosts=("ours.example",)) as server:
+        head = "GET {} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        assert server.ask(head.format("/startup").encode()).startswith(b"HTTP/1.1 200 ")
+        assert server.ask(head.format("http://ours.example/startup").encode()).startswith(b"HTTP/1.1 200 ")
+        refused(server.ask(head.format(target).encode()), 421, "host_refused")
+
+
 def test_a_request_of_http_1_0_needs_no_host(server: BoundedServer) -> None:
     assert server.ask(b"GET /livez HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.1 200 ")
 

@@ -4,7 +4,7 @@ import asyncio
 import time
 
 import pytest
-from support.fakes.decode_world import SLOTS, World, play, turns
+from support.fakes.decode_world import MEMORY, SLOTS, World, play, turns
 from support.fakes.list_engine import PATIENCE
 from support.servers.server_process import is_gone
 
@@ -13,7 +13,7 @@ from snapcap.service.errors import NotReady, UnprocessableImage
 from snapcap.service.images import pool as process_decoder
 from snapcap.service.images.pool import ImageProcessesEndedError
 from snapcap.service.images.processes import family as decode_family
-from snapcap.service.images.processes.messages import Ended, NoneBegan, pack_notice
+from snapcap.service.images.processes.messages import Answer, Broken, Ended, Needs, NoneBegan, Refused, pack_notice
 from snapcap.service.images.sample import picture
 
 
@@ -198,6 +198,92 @@ def test_when_images_of_several_requests_end_their_processes_the_servers_own_is_
             await crash()
             (error,) = world.failures
             assert "the server's own picture cannot be decoded either" in str(error)
+        world.close()
+
+    play(scene())
+
+
+async def fail(world: World, answer: Answer) -> None:
+    """Has one more picture answered like this; a process that is killed for it ends and is replaced."""
+    world.ask(7)
+    await turns()
+    (worker,) = world.working()
+    worker.answer(answer)
+    await turns()
+    if isinstance(answer, Broken):
+        worker.die()
+        await turns()
+        world.add()
+        await turns()
+
+
+@pytest.mark.parametrize(
+    ("answer", "ends"),
+    [(None, False), (Refused("truncated", "It is damaged."), True), (Broken("ZeroDivisionError"), True)],
+    ids=["decoded", "refused", "broken"],
+)
+def test_a_process_that_no_image_reached_tries_the_servers_own(answer: Answer | None, ends: bool) -> None:
+    """A process that was taken over could fail it on purpose, and would end the server."""
+
+    async def scene() -> None:
+        world = World()
+        await world.begin()
+        for _ in range(2):
+            await fail(world, Broken("ZeroDivisionError"))
+            await fail(world, Refused("truncated", "Text in between changes nothing."))
+        assert [each.job() for each in world.working()] == []
+        await fail(world, Broken("ZeroDivisionError"))
+        (new,) = world.working()
+        assert new is world.processes[-1]
+        assert new.job() == picture()
+        new.answer(answer)
+        await turns()
+        assert bool(world.failures) == ends
+        counted = world.metrics.decode_processes_killed.labels("broken")._value.get()
+        assert counted == 3 + isinstance(answer, Broken) * (not ends)
+        world.close()
+
+    play(scene())
+
+
+def test_images_that_end_every_process_do_not_end_a_server_that_replaces_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(decode_family, "START_S", 0.3)
+    monkeypatch.setattr(process_decoder, "_LOOK_S", 0.01)
+
+    async def scene() -> None:
+        world = World()
+        await world.begin()
+        for _ in range(20):
+            for each in world.processes:
+                each.die()
+            await asyncio.sleep(0.02)
+            world.add()
+            await asyncio.sleep(0.02)
+        assert world.failures == []
+        world.processes[-1].die()
+        while not world.failures:
+            world.control.sendall(pack_notice(NoneBegan(12)))
+            await asyncio.sleep(0.02)
+        assert "no process could be started" in str(world.failures[0])
+        world.close()
+
+    play(asyncio.wait_for(scene(), PATIENCE))
+
+
+def test_a_process_that_asks_for_memory_twice_is_killed() -> None:
+    async def scene() -> None:
+        world = World()
+        await world.begin(1)
+        world.ask(7)
+        await turns()
+        (worker,) = world.processes
+        worker.answer(Needs(MEMORY // 2 - 1))
+        await turns()
+        worker.answer(Needs(MEMORY // 2))
+        await turns()
+        assert world.metrics.decode_processes_killed.labels("bad_answer")._value.get() == 1
         world.close()
 
     play(scene())

@@ -27,10 +27,11 @@ class BoundedServer:
         bodies: BodyLimits | None = None,
         grace_period: float = 5.0,
         origins: tuple[str, ...] = (),
+        hosts: tuple[str, ...] | None = None,
     ) -> None:
         live = threading.Event()
         self.services = services
-        self.app = create_app(services, bodies or BodyLimits(1 << 20, 30.0), Exposure(origins=origins))
+        self.app = create_app(services, bodies or BodyLimits(1 << 20, 30.0), Exposure(origins=origins, hosts=hosts))
         self.listener = bind("127.0.0.1", 0)
         # The kernel's buffer is small, so that replies which a client does not read soon stay in the process.
         self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 << 10)
