@@ -18,6 +18,8 @@ ROOMS = [
     "service/engine",
     "service/errors.py",
     "service/readiness.py",
+    "service/images",
+    "service/ipc",
     "service/server",
     "service/telemetry",
     "service/watch",
