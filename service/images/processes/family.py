@@ -57,7 +57,7 @@ class ImageProcessFamily:
         # For each process that closed its socket and is not reported to have ended: the seconds since then.
         self._silent: dict[int, float] = {}
         self._missing = False  # a process has ended and was not replaced yet
-        # The seconds are sums of the intervals of `look`, because no notice is read while the event loop is blocked.
+        # The seconds are sums of the intervals of `look`, because a blocked event loop reads no notice.
         self._silent_s = 0.0  # since the last notice of the parent
         self._none_s = 0.0  # since the last new process
         self._notices = NoticeChannel(

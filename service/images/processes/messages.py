@@ -28,7 +28,7 @@ _BEGAN, _ENDED, _NONE_BEGAN = range(3)
 
 
 class Setup(NamedTuple):
-    """Tells the parent how to decode images, when the checkpoint is known. `most`: bytes of memory for one image."""
+    """Tells the parent how to decode images, once the checkpoint is known. `most`: memory of one image in bytes."""
 
     transform: "ImageTransform"
     most: int

@@ -48,7 +48,7 @@ class MemoryNet:
             _, hard = process_limit(resource.RLIMIT_AS)
             most += self._base + _OTHER
             hard = most if hard == resource.RLIM_INFINITY else min(most, hard)
-            with suppress(ValueError, OSError):  # of a system that does not have it
+            with suppress(ValueError, OSError):  # the system has no such limit
                 resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
 
     def allow(self, room: int) -> None:
