@@ -20,6 +20,7 @@ ROOMS = [
     "service/readiness.py",
     "service/images",
     "service/ipc",
+    "service/offline",
     "service/server",
     "service/telemetry",
     "service/watch",
