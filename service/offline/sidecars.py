@@ -31,9 +31,8 @@ class Sidecars:
         sidecar is then unchanged."""
         path = sidecar(image)
         folder, name = os.path.split(path)
-        part = os.path.join(
-            folder, f".{name}.part"
-        )  # hidden; a fixed name, so that killed runs leave one file at most
+        # Hidden; a fixed name, so that killed runs leave one file at most.
+        part = os.path.join(folder, f".{name}.part")
         try:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(part)
