@@ -17,7 +17,7 @@ MAX_IMAGE_FETCHES = 64  # each uses one of the file descriptors that `server/htt
 ENGINE_CHANNEL_BYTES = 16 << 20  # in addition to the buffer of the socket; holds messages of thousands of requests
 DECOMPRESSION_CPU_S = 1.0
 JSON_STRUCTURE_BYTES = 128 << 10
-JSON_STRING_BYTES = 2 << 20  # short strings: one for each image a request may have, each just below `LONG`
+JSON_STRING_BYTES = 2 << 20  # all strings of up to 64 KiB together; 16 small images in base64 fit
 BINARY_HEADER_BYTES = 1 << 20
 # The metrics, without the prefix and `_total`.
 _REQUESTS, _CONNECTIONS = "requests_rejected", "http_connections_closed"

@@ -57,7 +57,8 @@ class Caption:
 
 
 class Captioner:
-    """Captions images with a model that is warm when the constructor returns. As a context manager, closes itself.
+    """Captions images with a model that is warm when the constructor returns. Usable as a context manager, which
+    closes it.
 
     All methods may be called from several threads; their images share batches. An image is the name of a file, the
     bytes of a file, or a Pillow image, in any format that the server reads. The caption options are the options of
