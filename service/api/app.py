@@ -65,7 +65,8 @@ class Exposure:
     def of(cls, http: "HttpSettings", keys: "ApiKeys | None", *, metrics: bool = True) -> "Exposure":
         """Returns the exposure that the settings describe."""
         continue_text = http.chat_text == "continue"
-        # The host check stops pages of a foreign name. If keys are required, such a page has no key to send.
+        # The host check stops pages that use DNS rebinding. They have no API key, so a server with keys needs no
+        # check.
         open_to_all = EVERY_HOST in http.hosts or (keys is not None and not http.hosts)
         hosts = None if open_to_all else (*http.hosts, http.host.lower(), os.uname().nodename.lower())
         return cls(keys, http.image_hosts, metrics, continue_text, http.origins, http.root_path, hosts)

@@ -12,7 +12,8 @@ The other APIs answer with the same sentence as
     OpenAI             {"error": {"message": "…what to do…", "type": …, "param": …, "code": …}}
 
 Clients of the Hugging Face hub show the member `error` of a problem. The members `option`, `reason` and `phase`
-occur with certain codes only. `errors.py` defines the errors, with their status and headers."""
+occur with certain codes only. `errors.py` defines the errors, with their status and headers.
+"""
 
 import json
 from collections.abc import Callable
@@ -33,7 +34,7 @@ def as_service_error(error: Exception) -> ServiceError:
 def forget_frames(error: BaseException) -> None:
     """Drops the tracebacks of a handled error and of its causes. Their frames hold the image in memory.
 
-    One of the frames holds a future that holds the error. Only the garbage collector frees such a cycle."""
+    A future in one of the frames holds the error. Only the garbage collector frees such a cycle."""
     cause: BaseException | None = error
     while cause is not None:
         cause.__traceback__ = None

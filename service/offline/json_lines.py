@@ -19,7 +19,8 @@ class JsonLines:
 
     ``file_name`` is relative to the output file's folder if the image is below that folder, so that both can be
     moved together; otherwise it is absolute. Lines are not buffered: a killed process leaves all lines written so
-    far."""
+    far.
+    """
 
     def __init__(self, path: str, *, resume: bool, overwrite: bool) -> None:
         """Opens the file without changing its content. With ``resume``, reads the lines that it has.

@@ -3,7 +3,8 @@
 A browser lets any page send some requests to any server without a preflight. With DNS rebinding, the host name of a
 foreign page resolves to this server's address, so that the browser treats both as the same origin. Therefore
 requests are refused by the headers with which a browser describes the page, and by the host name in the request.
-`cross_origin.py` writes the CORS headers of all other replies."""
+`cross_origin.py` writes the CORS headers of all other replies.
+"""
 
 import re
 from collections.abc import Collection, Mapping

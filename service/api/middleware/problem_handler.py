@@ -1,7 +1,8 @@
 """Handles the exceptions of the application: counts them, logs internal errors, and renders the error response.
 
-`RequestScope` passes it the exceptions of requests. The streaming APIs pass it the exceptions that end a stream
-after its first byte."""
+`RequestScope` passes it the exceptions of requests. The OpenAI API passes it the exceptions that end a
+stream after its first byte.
+"""
 
 import logging
 

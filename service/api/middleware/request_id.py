@@ -1,7 +1,6 @@
-"""Gives each request an id, from the client if that is valid, else a new one. Reads the trace that the client
-names.
+"""Gives each request its id, and reads the id of the trace that the client names.
 
-Modules that answer or log a request import this module.
+The client's X-Request-Id is the id if it is valid; otherwise the id is random.
 """
 
 import random
