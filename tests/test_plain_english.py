@@ -13,6 +13,7 @@ ROOMS = [
     "models",
     "warmup",
     "service/api/app.py",
+    "service/api/bodies",
     "service/api/captioning_apis.py",
     "service/api/middleware",
     "service/api/problems.py",
