@@ -34,7 +34,7 @@ class Target:
 
     @property
     def authority(self) -> str:
-        """The value of the Host header."""
+        """Returns the value of the Host header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
 
