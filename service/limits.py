@@ -1,29 +1,30 @@
 """Defines every refusal of a request that meets a limit of the server: 413, 429, 431 and 503.
 
-`LIMITS` has what each limit bounds, the option that sets it, and the status, code and metric of a refusal.
-`python -m snapcap.service.cli.tables docs/security.md` writes the table of the documents from it. The reply, the
-log's line and the metric have the code of a 429, so the code leads to one line here.
+Each entry of `LIMITS` names the bounded quantity, the option that sets the limit, and the status, code and metric
+of a refusal. `python -m snapcap.service.cli.tables docs/security.md` writes the table of limits in the
+documentation from `LIMITS`. The reply, the log line and the metric of a 429 contain its code, and each such code
+has one entry.
 
-`PayloadTooLarge` and `NotReady`, which have several causes each, stand in `errors.py`, and `ImageMemoryFull` in
-`images/room.py`.
+`errors.py` defines `PayloadTooLarge` and `NotReady`, which have several causes each. `images/room.py` defines
+`ImageMemoryFull`.
 """
 
 from snapcap.models.dataclass import dataclass
 from snapcap.service.errors import BadRequest, Overloaded
 
 # The limits that no option sets.
-MAX_IMAGE_FETCHES = 64  # each has a file open, of those that `server/http_limits.py` sets aside
-ENGINE_CHANNEL_BYTES = 16 << 20  # beyond what the socket holds: messages of thousands of requests
+MAX_IMAGE_FETCHES = 64  # each uses one of the file descriptors that `server/http_limits.py` reserves
+ENGINE_CHANNEL_BYTES = 16 << 20  # in addition to the buffer of the socket; holds messages of thousands of requests
 DECOMPRESSION_CPU_S = 1.0
 JSON_STRUCTURE_BYTES = 128 << 10
-JSON_STRING_BYTES = 2 << 20  # strings that are no images: as many as a request may have images, each nearly long
+JSON_STRING_BYTES = 2 << 20  # all strings of up to 64 KiB together; 16 small images in base64 fit
 BINARY_HEADER_BYTES = 1 << 20
 # The metrics, without the prefix and `_total`.
 _REQUESTS, _CONNECTIONS = "requests_rejected", "http_connections_closed"
 
 
 class QueueFull(Overloaded):
-    """Refuses a request because as many images wait as may."""
+    """Refuses a request because the queue of images is full."""
 
     code = "queue_full"
 
@@ -32,7 +33,7 @@ class QueueFull(Overloaded):
 
 
 class BodyMemoryFull(Overloaded):
-    """Refuses a body because the bodies of all requests hold as much as they may. `limit`: in bytes."""
+    """Refuses a body because the bodies of all requests together have reached their memory limit, `limit` bytes."""
 
     code = "body_memory_full"
     title = "Too much in flight"
@@ -42,7 +43,7 @@ class BodyMemoryFull(Overloaded):
 
 
 class ImageFetchesFull(Overloaded):
-    """Refuses an image URL because as many images are fetched from URLs as may be at a time."""
+    """Refuses an image URL because `MAX_IMAGE_FETCHES` images are being fetched already."""
 
     code = "image_fetches_full"
     title = "Too many image URLs"
@@ -52,7 +53,7 @@ class ImageFetchesFull(Overloaded):
 
 
 class EngineChannelFull(Overloaded):
-    """Refuses a request because as many messages wait for the engine process to read them as may."""
+    """Refuses a request because `ENGINE_CHANNEL_BYTES` of messages wait for the engine process to read them."""
 
     code = "engine_channel_full"
     title = "Engine does not keep up"
@@ -62,7 +63,7 @@ class EngineChannelFull(Overloaded):
 
 
 class TooManyConnections(Overloaded):
-    """Refuses a connection because as many connections are open as may be."""
+    """Refuses a connection because the maximum number of connections is open."""
 
     status = 503
     code = "too_many_connections"
@@ -73,7 +74,7 @@ class TooManyConnections(Overloaded):
 
 
 class HeadTooLarge(BadRequest):
-    """Refuses a request whose head has more bytes or fields than it may."""
+    """Refuses a request whose head has too many bytes or too many fields. `unit`: "bytes" or "fields"."""
 
     status = 431
     code = "head_too_large"
@@ -85,8 +86,9 @@ class HeadTooLarge(BadRequest):
 
 @dataclass(frozen=True)
 class Limit:
-    """Describes one limit. `option`: the name of the server option that sets it, if one does. `bound`: the limit's
-    value in words; "": the option's default. `reason`: the label in the metric; "": the code."""
+    """Describes one limit. `what`: the bounded quantity, in words. `bound`: the limit's value in words; "": the
+    option's default. `option`: the server option that sets the limit; "": none. `reason`: the label of a refusal in
+    the metric; "": the code."""
 
     status: int
     code: str
@@ -97,7 +99,7 @@ class Limit:
     reason: str = ""
 
 
-# The limits of one status in the order in which a request meets them.
+# The limits of each status are in the order in which a request meets them.
 LIMITS: tuple[Limit, ...] = (
     Limit(413, "payload_too_large", "bytes of a body, also when it is decompressed", option="max_body_bytes"),
     Limit(
@@ -164,7 +166,7 @@ LIMITS: tuple[Limit, ...] = (
     Limit(503, "not_ready", "beams of a search, where no batch that large became ready", "the largest warm bucket"),
 )
 OVERLOADED = tuple(limit.code for limit in LIMITS if limit.status == 429)
-# The codes of errors by which a request is given up, other than for a mistake in what it asks for.
+# The codes of errors that end a request without a mistake in its content.
 REJECTED = (
     *OVERLOADED,
     "not_ready",

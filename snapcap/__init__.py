@@ -1,11 +1,11 @@
-"""Captions images: the server's engine as a library, and the command line.
+"""Captions images: offers the server's engine as a library, and the command line.
 
     from snapcap import Captioner
 
     with Captioner("demo") as captioner:
         print(captioner("photo.jpg").text)
 
-Nothing is imported until it is asked for: the server starts through this package too.
+Each name is imported on first use: the server starts through this package too, and needs none of them.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""Captions images in this process, with the engine, the artifacts and the store of the server."""
+"""Captions images in this process, with the engine, the artifacts and the artifact store of the server."""
 
 import os
 import queue
@@ -37,14 +37,14 @@ _GROUPS = ("model", "compute", "images", "store", "s3")
 
 
 class CaptionError(UserError):
-    """An image that gets no caption, or an option that cannot be: one line that says what to do."""
+    """Reports that an image gets no caption, or that an option is invalid. The message is one line."""
 
 
 @dataclass(frozen=True)
 class Caption:
-    """``text`` begins with the prompt, if there was one. ``tokens``: how many were generated; ``finish_reason``:
-    ``stop`` at an end token, ``length`` at ``max_new_tokens``; ``backend``: what ran the decoder; ``seconds``: from
-    the decoded image to the last token."""
+    """Holds a caption. ``text`` begins with the prompt, if there was one. ``tokens``: the number of generated
+    tokens. ``finish_reason``: ``stop`` at an end token, ``length`` at ``max_new_tokens``. ``backend``: the backend
+    that ran the decoder. ``seconds``: from the decoded image to the last token."""
 
     text: str
     tokens: int
@@ -57,27 +57,28 @@ class Caption:
 
 
 class Captioner:
-    """A model that is warm, from the moment on that this object is there; a context manager that ends it.
+    """Captions images with a model that is warm when the constructor returns. Usable as a context manager, which
+    closes it.
 
     All methods may be called from several threads; their images share batches. An image is the name of a file, the
-    bytes of one, in any format that the server reads, or a Pillow image. Options of a caption are those of the API
-    by the same names: ``prompt``, ``max_new_tokens``, ``num_beams``, ``temperature``, ``seed``, ``timeout``
-    (seconds, from when an image is read) and the rest.
+    bytes of a file, or a Pillow image, in any format that the server reads. The caption options are the options of
+    the HTTP API, with the same names: ``prompt``, ``max_new_tokens``, ``num_beams``, ``temperature``, ``seed``,
+    ``timeout`` (in seconds, from the moment when the image is read) and the rest.
 
-    Of torch, the number of threads and the precision of matrix products are set for all of this process: each is
-    part of what artifacts were compiled for.
+    A Captioner sets torch's number of threads and its precision of matrix products for the whole process: artifacts
+    are compiled for one value of each.
     """
 
     def __init__(self, model: str | os.PathLike[str] = "demo", **options: Any) -> None:
-        """Load a model and warm it up, as `snapcap serve` does before it is ready.
+        """Loads a model and warms it up, as `snapcap serve` does before it is ready.
 
-        Artifacts are looked for in the same folder and store; where there are none, the model runs eager. `snapcap
-        build` makes them: nothing is compiled behind a program's back, but with ``backend="jit"``.
+        The artifacts come from the folder and the store that the server uses. Without artifacts the model runs
+        eagerly. `snapcap build` builds artifacts; a Captioner compiles only with ``backend="jit"``.
 
         Args:
-            model: whatever ``--model`` takes: "demo", a folder, a hub id, or s3://bucket/prefix.
-            options: of the command line, with underscores, as in ``device="cuda"``, ``buckets=(1, 4, 16)`` or
-                ``store="s3://bucket/prefix"``. Variables of the environment are not read.
+            model: a value of ``--model``: "demo", a folder, a hub id, or s3://bucket/prefix.
+            options: options of the command line, with underscores, as in ``device="cuda"``, ``buckets=(1, 4, 16)``
+                or ``store="s3://bucket/prefix"``. Environment variables are not read.
 
         Raises:
             SettingsError: an option is unknown or has a bad value.
@@ -91,28 +92,28 @@ class Captioner:
         self._model: Model = started
         self._threads = decode_threads(settings.images.decode_threads)
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="decode")
-        # Pillow loads the pixels of an image that was only opened when they are asked for, and not twice at once.
+        # Pillow reads the pixels of an opened image on first use, and that is not thread-safe.
         self._pillow = threading.Lock()
         self._closed = False
-        # A device thread in native code would crash the interpreter as it takes itself apart.
+        # A device thread that still runs native code at interpreter shutdown would crash the process.
         self._end = weakref.finalize(self, _end, self._offline, self._pool)
 
     @property
     def device(self) -> str:
-        """``cpu`` or ``cuda:N``."""
+        """Returns the device of the model: ``cpu`` or ``cuda:N``."""
         return self._model.device
 
     @property
     def backend(self) -> str:
-        """What runs the model: ``aot``, ``jit``, ``eager``, or ``mixed``."""
+        """Returns the backend that runs the model: ``aot``, ``jit``, ``eager``, or ``mixed``."""
         return self._model.backend
 
     def __call__(self, image: Image, **options: Any) -> Caption:
-        """The caption of one image.
+        """Returns the caption of one image.
 
         Raises:
-            CaptionError: the image cannot be read, an option cannot be, the ``timeout`` is over, or the engine has
-                ended.
+            CaptionError: the image cannot be read, an option is invalid, the ``timeout`` has passed, or the engine
+                has ended.
         """
         asked = self._asked(options)
         future: Future[Completion] = Future()
@@ -120,30 +121,31 @@ class Captioner:
             self._begin(asked, image, future)
             return self._caption(asked, future)
         finally:
-            future.cancel()  # after Ctrl-C it is for nobody
+            future.cancel()  # after Ctrl-C nobody waits for the caption
 
     def batch(self, images: Iterable[Image], **options: Any) -> Iterator[Caption | CaptionError]:
-        """The caption of each image, in order, or, in its place, the error: one bad file does not end a folder.
+        """Returns an iterator over the captions, in the order of ``images``. An image that fails yields its error,
+        so that one bad file does not end a folder.
 
-        Images are taken from ``images`` as far ahead as keeps the largest bucket full, and decoded on threads.
+        The iterator reads ahead in ``images`` to keep the largest bucket full, and decodes images on threads.
 
         Raises:
-            CaptionError: an option cannot be; here, and not when the first caption is asked for.
+            CaptionError: an option is invalid. The call itself raises it, before the first caption.
         """
         return self._in_order(images, self._asked(options))
 
     def stream(self, image: Image, **options: Any) -> Iterator[str]:
-        """The text after the prompt, piece by piece, as its tokens are generated, from when the first is asked for
-        until the stream is closed.
+        """Returns an iterator over the text after the prompt, in pieces, while its tokens are generated. Generation
+        starts with the first piece that is requested, and is cancelled when the iterator is closed.
 
         Raises:
-            CaptionError: an option cannot be, here, also ``num_beams`` above 1, which has no token before its end;
-                all else as for a call, with the first piece or where the generation fails.
+            CaptionError: an option is invalid, or ``num_beams`` is above 1: a beam search has no token before its
+                end. The call raises these errors; the iterator raises all others.
         """
         return self._pieces(self._asked(options, live=True), image)
 
     def close(self) -> None:
-        """End the engine, once what was asked has been answered. A second time nothing happens."""
+        """Ends the engine after all pending captions. A second call does nothing."""
         if not self._closed:
             self._closed = True
             self._end.detach()
@@ -177,7 +179,7 @@ class Captioner:
         future: "Future[Completion]",
         tokens: "queue.SimpleQueue[int | None] | None" = None,
     ) -> None:
-        """Decode an image and hand it to the engine; what goes wrong is the future's."""
+        """Decodes an image and submits it to the engine. An error becomes the exception of the future."""
         try:
             if not future.cancelled():
                 began, on_token = time.monotonic(), None if tokens is None else tokens.put
@@ -240,7 +242,7 @@ class Captioner:
         future: Future[Completion] = Future()
         if self._closed:
             future.set_exception(_closed())
-        elif hasattr(image, "getexif"):  # whoever has opened it may close it once the next is asked for
+        elif hasattr(image, "getexif"):  # decoded now: the caller may close it when the next image is taken
             self._begin(asked, image, future)
         else:
             self._pool.submit(self._begin, asked, image, future)
@@ -276,6 +278,6 @@ def _closed() -> CaptionError:
 
 
 def _end(offline: OfflineModel, pool: ThreadPoolExecutor) -> None:
-    """Of a Captioner that nobody has closed: nothing is waited for that hangs."""
+    """Ends a Captioner that was never closed. Waits for the device thread for a limited time, as it may hang."""
     pool.shutdown(wait=False, cancel_futures=True)
     offline.close(_PATIENCE_S)

@@ -1,12 +1,13 @@
-"""Removes from an installation what a server of compiled models never loads: torch's Python module, the packages
-that only torch requires, and of CUDA's libraries those that libtorch does not link.
+"""Removes the files from an installation that a server of compiled models never loads: torch's Python module, the
+packages that only torch requires, and the CUDA libraries that libtorch does not link.
 
     /opt/snapcap/bin/python compiled_only.py /opt/snapcap
 
-The argument is the environment that runs it, so that none loses its torch by mistake. Prints what it removes and
-what it leaves.
+The argument must be the virtual environment whose Python runs the script, so that no other environment loses torch
+by mistake. The script prints the size of the removed and of the remaining files.
 
-What is left cannot import torch: `snapcap serve` refuses to start without artifacts and prepared weights.
+The environment can then no longer import torch, and `snapcap serve` refuses to start without artifacts and prepared
+weights.
 """
 
 import subprocess
@@ -19,15 +20,15 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-# Run in a process of its own: what it maps is what stays. Without a driver, as where an image is built, it is the
-# same: torch looks for that when it is used.
+# Runs in a process of its own: the libraries that this process maps are kept. An image is built without a CUDA
+# driver, with the same result: torch looks for the driver on first use only.
 _LOAD = """
 import ctypes, sys
 ctypes.CDLL(sys.argv[1] + "/libtorch_global_deps.so", mode=ctypes.RTLD_GLOBAL)
 ctypes.CDLL(sys.argv[1] + "/libtorch.so")
 print(open("/proc/self/maps").read())
 """
-_VERSION = "torch/version.py"  # of torch's module the one file that is read: the artifact key has it
+_VERSION = "torch/version.py"  # kept: the artifact key contains the version in this file of torch's module
 
 
 def main() -> None:
@@ -45,7 +46,7 @@ def main() -> None:
 
 
 def of_torch_alone() -> list[Distribution]:
-    """torch, and what is required by it and by nothing else."""
+    """Returns torch and the packages that nothing but torch requires."""
     installed = {name_of(each): each for each in distributions()}
     torch = required("torch")
     others = [required(name, without="torch") for name in installed if name not in torch]
@@ -53,7 +54,8 @@ def of_torch_alone() -> list[Distribution]:
 
 
 def required(package: str, without: str = "") -> set[str]:
-    """The names of a distribution and of all that it requires, but by way of another one."""
+    """Returns the names of a package and of all packages that it requires, directly or indirectly, except through
+    `without`."""
     found, waiting = set[tuple[str, str]](), [(canonicalize_name(package), "")]
     while waiting:
         name, extra = waiting.pop()
@@ -61,7 +63,7 @@ def required(package: str, without: str = "") -> set[str]:
             continue
         try:
             requirements = [Requirement(each) for each in distribution(name).requires or []]
-        except PackageNotFoundError:  # for another system
+        except PackageNotFoundError:  # a requirement for another system
             continue
         found.add((name, extra))
         for each in requirements:
@@ -82,7 +84,7 @@ def torch_folder() -> Path:
 
 
 def mapped(libraries: Path) -> set[Path]:
-    """What libtorch is made of and links, within this environment."""
+    """Returns the libraries of libtorch, and the libraries that it links, inside this environment."""
     command = [sys.executable, "-c", _LOAD, str(libraries)]
     run = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603  nothing of it is input
     paths = {Path(line.split(maxsplit=5)[5]) for line in run.stdout.splitlines() if ".so" in line}
@@ -90,7 +92,8 @@ def mapped(libraries: Path) -> set[Path]:
 
 
 def files_of(package: Distribution) -> Iterator[Path]:
-    """Its files with their byte code, within this environment; not its metadata, from which versions are read."""
+    """Yields the files of a package and their byte code. Leaves its metadata out, as versions are read from it.
+    Exits with an error if a file is outside this environment."""
     for file in package.files or []:
         path = Path(str(package.locate_file(file)))
         if ".dist-info" in file.parts[0] or str(file) == _VERSION:
@@ -102,7 +105,7 @@ def files_of(package: Distribution) -> Iterator[Path]:
 
 
 def size_of(paths: Iterable[Path]) -> int:
-    """In bytes."""
+    """Returns the total size of the files in bytes, without links."""
     return sum(path.stat().st_size for path in paths if path.is_file() and not path.is_symlink())
 
 

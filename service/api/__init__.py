@@ -1,1 +1,1 @@
-"""Serves HTTP: the application, its APIs, and what all of them share."""
+"""Serves HTTP: contains the application, its APIs, and the code that the APIs share."""

@@ -1,7 +1,7 @@
-"""Answers HTTP requests: puts the routes together with what surrounds every request. It starts nothing.
+"""Builds the ASGI application from the routes and the middleware. Starts no thread and no process.
 
-Probes are answered as soon as the operations are there, the import of the other APIs follows; FastAPI, which writes
-the OpenAPI document from the routes, is imported when that is first asked for.
+The application answers probes as soon as the routes of the operations are added; the other APIs are imported after
+that. FastAPI writes the OpenAPI document from the routes and is imported on the first request for the document.
 """
 
 import os
@@ -45,10 +45,13 @@ class Services:
 
 @dataclass(frozen=True)
 class Exposure:
-    """Who may ask for what. `keys` None: everybody; `image_hosts`: of whose images' URLs; `metrics`: they are here,
-    and not on a port of their own; `continue_text`: the text of a chat is the beginning of the caption; `origins`:
-    whose pages may ask from a browser; `root_path`: of all paths, where a proxy serves them under one; `hosts`: by
-    which names the server may be reached besides its own, None: any."""
+    """Holds the settings that decide which requests are allowed.
+
+    `keys`: valid API keys; None: no key is needed. `image_hosts`: hosts from which image URLs may be fetched.
+    `metrics`: the application serves /metrics; False: /metrics has a port of its own. `continue_text`: the text of
+    a chat message is the beginning of the caption. `origins`: web origins whose pages may send requests.
+    `root_path`: prefix of all paths behind a proxy. `hosts`: host names accepted besides the server's own; None:
+    any name."""
 
     keys: "ApiKeys | None" = None
     image_hosts: tuple[str, ...] = ()
@@ -62,14 +65,15 @@ class Exposure:
     def of(cls, http: "HttpSettings", keys: "ApiKeys | None", *, metrics: bool = True) -> "Exposure":
         """Returns the exposure that the settings describe."""
         continue_text = http.chat_text == "continue"
-        # Where clients show a key, a page that reaches the server by a name of its own has none.
+        # The host check stops pages that use DNS rebinding. They have no API key, so a server with keys needs no
+        # check.
         open_to_all = EVERY_HOST in http.hosts or (keys is not None and not http.hosts)
         hosts = None if open_to_all else (*http.hosts, http.host.lower(), os.uname().nodename.lower())
         return cls(keys, http.image_hosts, metrics, continue_text, http.origins, http.root_path, hosts)
 
 
 class Application:
-    """ASGI application over groups of routes, within what is around every request."""
+    """Serves groups of routes as an ASGI application, inside the middleware."""
 
     def __init__(self, metrics: Metrics, exposure: Exposure = Exposure()) -> None:  # noqa: B008 - frozen
         keys, origins = exposure.keys, exposure.origins
@@ -92,11 +96,12 @@ class Application:
             self._dispatch.add(group)
 
     def complete(self) -> None:
-        """Notes that all groups are there. A path without a route is not found from now on, not "not ready"."""
+        """Notes that all groups are added. From now on a path without a route gets "not found"; before, "not
+        ready"."""
         self._dispatch.complete = True
 
     def trace(self, tracing: "Tracing | None") -> None:
-        """Traces requests that caption from now on, unless `tracing` is None."""
+        """Sets the tracing of caption requests from now on. None turns it off."""
         self._scope.tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -104,7 +109,8 @@ class Application:
 
 
 def create_operations_app(services: Services, exposure: Exposure = Exposure()) -> Application:  # noqa: B008 - frozen
-    """What answers /livez, /readyz, /health, /startup and, unless they have a port of their own, /metrics."""
+    """Returns an application with /livez, /readyz, /health and /startup, and with /metrics unless it has a port of
+    its own."""
     app = Application(services.metrics, exposure)
     app.add(
         health_routes(services.readiness),
@@ -116,8 +122,8 @@ def create_operations_app(services: Services, exposure: Exposure = Exposure()) -
 
 
 def create_app(services: Services, limits: "BodyLimits", exposure: Exposure = Exposure()) -> Application:  # noqa: B008 - frozen
-    """The whole application over these services."""
-    from snapcap.service.api.captioning_apis import add_captioning_apis  # noqa: PLC0415 - for those who want both at once
+    """Returns an application with all routes."""
+    from snapcap.service.api.captioning_apis import add_captioning_apis  # noqa: PLC0415 - a server imports it later
 
     app = create_operations_app(services, exposure)
     add_captioning_apis(app, services, limits, exposure)
@@ -125,7 +131,7 @@ def create_app(services: Services, limits: "BodyLimits", exposure: Exposure = Ex
 
 
 def create_metrics_app(services: Services) -> Application:
-    """The application of the port that has the metrics, and nothing else."""
+    """Returns the application of the metrics port, with /metrics only."""
     app = Application(services.metrics)
     app.add(metrics_routes(services.registry))
     app.complete()
@@ -133,7 +139,7 @@ def create_metrics_app(services: Services) -> Application:
 
 
 class PortSwitch:
-    """ASGI application: what came to `port` is for `there`, the rest for `elsewhere`."""
+    """Passes requests on `port` to the application `there`, and all others to `elsewhere`. An ASGI application."""
 
     def __init__(self, port: int, there: ASGIApp, elsewhere: ASGIApp) -> None:
         self._port = port
@@ -141,7 +147,7 @@ class PortSwitch:
         self._elsewhere = elsewhere
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        # The server's end of the connection, whatever the client says in Host.
+        # The address of the server's socket: the Host header comes from the client and proves nothing.
         here = scope.get("server") or (None, None)
         app = self._there if here[1] == self._port else self._elsewhere
         await app(scope, receive, send)

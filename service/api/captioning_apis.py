@@ -1,6 +1,6 @@
-"""Adds the APIs that caption, the pages and the OpenAPI document to an application that answers probes already.
+"""Adds the captioning APIs, the pages and the OpenAPI document to an application that answers probes already.
 
-It is imported in a thread once /livez answers; `app.py`, which answers that, is imported first.
+A thread imports this module after /livez answers, so `app.py` must not import it at its top.
 """
 
 from snapcap.service.api.app import Application, Exposure, Services
@@ -15,7 +15,7 @@ from snapcap.service.api.v2.routes import V2Routes
 
 
 def add_captioning_apis(app: Application, services: Services, limits: BodyLimits, exposure: Exposure) -> None:
-    """`limits`: of the bodies of requests."""
+    """Adds the routes to `app` and marks it complete. `limits`: the limits of request bodies."""
     captioner = services.captioner
     fetcher = ImageFetcher(AllowedHosts(exposure.image_hosts), limits)
     chat = OpenAIRoutes(captioner, limits, fetcher, app.handler, continue_text=exposure.continue_text)

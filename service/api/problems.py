@@ -1,18 +1,18 @@
-"""Renders any exception as the error document of the API that was asked.
+"""Renders any exception as an error document, in the shape of the API that the request was for.
 
-For snapcap's own API that is a problem of RFC 9457,
+snapcap's own API answers with a problem of RFC 9457:
 
     {"type": "urn:snapcap:problem:prompt_too_long", "title": "Prompt too long", "status": 422,
      "detail": "…what to do…", "instance": "/v1/caption", "error": "…the same sentence…",
      "code": "prompt_too_long", "request_id": "…"}
 
-or, elsewhere, the same sentence as
+The other APIs answer with the same sentence as
 
     Hugging Face, v2   {"error": "…what to do…"}
     OpenAI             {"error": {"message": "…what to do…", "type": …, "param": …, "code": …}}
 
-A problem's `error` is what the hub's clients show. Further members belong to one code: `option`, `reason`, `phase`.
-What the error is, its status and its headers come from `errors.py`.
+Clients of the Hugging Face hub show the member `error` of a problem. The members `option`, `reason` and `phase`
+occur with certain codes only. `errors.py` defines the errors, with their status and headers.
 """
 
 import json
@@ -26,14 +26,15 @@ from snapcap.service.errors import EngineFailed, ServiceError
 
 
 def as_service_error(error: Exception) -> ServiceError:
-    """Returns the error that a client may see. An unknown exception becomes the fixed sentence of EngineFailed."""
+    """Returns the error that a client may see: any exception but a ServiceError becomes EngineFailed, whose message
+    is fixed."""
     return error if isinstance(error, ServiceError) else EngineFailed()
 
 
 def forget_frames(error: BaseException) -> None:
-    """Of an error that has been handled, let go of the frames that it came through, and of the image in them.
+    """Drops the tracebacks of a handled error and of its causes. Their frames hold the image in memory.
 
-    A future that has the error is in one of these frames: such a circle stays until the garbage collector runs."""
+    A future in one of the frames holds the error. Only the garbage collector frees such a cycle."""
     cause: BaseException | None = error
     while cause is not None:
         cause.__traceback__ = None
@@ -41,7 +42,7 @@ def forget_frames(error: BaseException) -> None:
 
 
 def problem(error: ServiceError, instance: str, request_id: str) -> dict[str, Any]:
-    """The members of the problem. `instance` is the path of the request."""
+    """Returns the members of the problem. `instance`: the path of the request."""
     return {
         "type": f"urn:snapcap:problem:{error.code}",
         "title": error.title,
@@ -57,20 +58,21 @@ def problem(error: ServiceError, instance: str, request_id: str) -> dict[str, An
 
 @dataclass(frozen=True)
 class ErrorShape:
-    """`schema` names it in the OpenAPI document; `body` makes it of the error, the request's path and its id."""
+    """Describes an API's error document. `schema`: its name in the OpenAPI document. `body`: returns the document
+    for an error, the path of the request, and the id of the request."""
 
     schema: str
     media_type: str
     body: Callable[[ServiceError, str, str], dict[str, Any]]
 
     def response(self, error: ServiceError, path: str, request_id: str) -> Response:
-        """The reply, with the headers of the error (Retry-After, Allow, …)."""
+        """Returns the response, with the headers of the error (Retry-After, Allow, …)."""
         content = json.dumps(self.body(error, path, request_id)).encode()
         return Response(content, error.status, error.headers(), self.media_type)
 
 
 def openai_error(error: ServiceError) -> dict[str, Any]:
-    """The body of an error, which is also what an error in the middle of a stream looks like."""
+    """Returns the error document of the OpenAI API. A stream that fails sends the same document as an event."""
     members = {
         "message": error.detail,
         "type": _openai_type(error.status),

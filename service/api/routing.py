@@ -1,4 +1,4 @@
-"""Finds the endpoint of a request, and the API whose way of spelling errors it has."""
+"""Finds the endpoint of a request, and the API that sets the shape of its errors."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,18 +12,19 @@ from snapcap.models.dataclass import dataclass
 from snapcap.service.api.problems import OPENAI, PROBLEM, V2, ErrorShape
 from snapcap.service.errors import MethodNotAllowed, NotFound, NotReady, QueryTooLong
 
-# A longer path is nowhere: to look for a model's name in it would take the event loop milliseconds.
+# A longer path is not matched against patterns: the match would take milliseconds of the event loop.
 _LONGEST_PATTERN = 1024
-# Endpoints parse a query on the event loop, in a time that grows with its bytes and, more so, its fields. Common
-# proxies pass on no longer ones.
+# Endpoints parse the query string on the event loop. The time grows with its bytes, and more with its fields.
+# Common proxies do not forward a longer query string.
 _LONGEST_QUERY = 8 << 10
 _MOST_FIELDS = 32
-ROUTE = "route"  # of a request's state: the path as the routes have it
+ROUTE = "route"  # key in the request's state: the path pattern of the matched route
 
 
 @dataclass(frozen=True)
 class Api:
-    """`label` in metrics; `captions`: its requests are counted as in flight, and logged when they succeed too."""
+    """Describes an API. `label`: its name in metrics. `shape`: the shape of its errors. `captions`: its requests
+    count as in flight, and the log has a line for each, not only for failures."""
 
     label: str
     shape: ErrorShape = PROBLEM
@@ -31,17 +32,18 @@ class Api:
 
 
 class RouteGroup(NamedTuple):
-    """Routes under one heading of the OpenAPI document, in the order in which they match. An endpoint takes the
-    request and returns the response; what it raises is handled by who is around the application. The names of the
-    routes are those of the operations in the document. `api` None: each route is an API of its own, as "/livez" is
-    "livez"."""
+    """Holds the routes under one heading of the OpenAPI document, in matching order.
+
+    An endpoint takes the request and returns the response; the middleware handles its exceptions. The name of a
+    route is the name of its operation in the document. `api` None: each route is an API of its own, labelled by its
+    path, such as "livez" for "/livez"."""
 
     tag: str
     routes: Sequence[Route]
     api: Api | None = None
 
 
-# Paths that do not exist have the errors of the API whose client would ask for them.
+# A path without a route gets errors in the shape of the API with this prefix: its clients are likely to ask for it.
 _NEIGHBOURS = (
     ("/v1/caption", Api("other")),
     ("/v1/", Api("other", OPENAI)),
@@ -51,7 +53,7 @@ _NEIGHBOURS = (
 
 
 class Apis:
-    """Maps method and path to the API, before the request is routed."""
+    """Maps the method and path of a request to an API, before the request is routed."""
 
     def __init__(self) -> None:
         self._fixed: dict[str, dict[str, Api]] = {}
@@ -62,7 +64,8 @@ class Apis:
             self._add(route, group.api or Api(route.path.strip("/") or "page"))
 
     def of(self, method: str, path: str) -> Api:
-        """The API of a path, whatever is there; of several, the one that has the method."""
+        """Returns the API of a path: the one that accepts the method, if the path has several. A path without a
+        route has an API too."""
         methods = self._fixed.get(path)
         if methods is not None:
             return methods.get(method) or next(iter(methods.values()))
@@ -71,10 +74,12 @@ class Apis:
         return next(api for prefix, api in _NEIGHBOURS if path.startswith(prefix))
 
     def methods(self, path: str) -> list[str]:
-        """The methods that a path answers, HEAD where there is GET; none where there is nothing."""
+        """Returns the sorted methods that a path accepts, HEAD included with GET. Returns [] for a path without a
+        route."""
         found = set(self._fixed.get(path, ()))
         matching = [] if found else list(self._matching(path))
-        # The first that matches is the one that is meant: others take its last words for the name of a model.
+        # Only the first matching pattern counts: a later one would take the end of the path for a part of the
+        # model's name.
         found |= {each for pattern, methods, _ in matching if pattern == matching[0][0] for each in methods}
         return sorted(found)
 
@@ -91,17 +96,17 @@ class Apis:
 
 
 class Dispatch:
-    """ASGI application: each endpoint under its own path, without a step between.
+    """Calls the endpoint of each request directly. An ASGI application.
 
-    A framework's way to an endpoint costs the event loop as much as everything else that it does for a request, and
-    the event loop is what limits the captions a second of a fast device."""
+    The routing of a framework would take the event loop as much time as the rest of a request, and with a fast
+    device the event loop limits the captions a second."""
 
     def __init__(self, apis: Apis) -> None:
-        self.complete = False  # until then, what it does not find may be there soon
+        self.complete = False  # False: a path without a route may get one soon
         self._apis = apis
         self._fixed: dict[tuple[str, str], Route] = {}
         self._patterns: list[Route] = []
-        # What is no request: the host's lifespan, and websockets, of which there are none.
+        # Handles scopes other than HTTP: the lifespan events of the host, and websockets, which it refuses.
         self._rest = Router()
 
     def add(self, group: RouteGroup) -> None:
@@ -113,13 +118,14 @@ class Dispatch:
                 self._fixed |= {(method, route.path): route for method in route.methods or ()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises NotReady, NotFound, MethodNotAllowed, QueryTooLong, and what the endpoint raises."""
+        """Answers a request. Raises NotReady, NotFound, MethodNotAllowed, QueryTooLong, and the endpoint's
+        exceptions."""
         if scope["type"] != "http":
             await self._rest(scope, receive, send)
             return
         _check_query(scope["query_string"])
         route = self._route(scope)
-        scope["state"][ROUTE] = route.path  # for whoever names the request without its client's words
+        scope["state"][ROUTE] = route.path  # names the request in traces, without text of the client
         response = await route.endpoint(Request(scope, receive, send))
         await response(scope, receive, send)
 
@@ -142,7 +148,7 @@ class Dispatch:
 
 
 def nothing_at(path: str) -> NotFound:
-    """The error of a path that has no endpoint."""
+    """Returns the error for a path without an endpoint."""
     return NotFound(f"There is nothing at {path[:200]}; GET /openapi.json lists what there is.")
 
 

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EncodedImage:
-    """A picture to decode. `deadline`: a moment of `time.monotonic` after which nobody waits for it. `left`:
-    whether nobody does already. `account` has its bytes, which are held until the decoder is done with it."""
+    """Holds an image to decode. `deadline`: the moment of `time.monotonic` at which the request expires. `left`
+    returns whether the client has left. `account` counts the image's bytes until the decoder is done with the
+    image."""
 
     data: bytes
     request_id: str
@@ -24,7 +25,8 @@ class EncodedImage:
     account: BodyAccount | None = None
 
     def given_up(self, now: float) -> Exception | None:
-        """The outcome when nobody waits any more: it is then not begun."""
+        """Returns the outcome if the image need not be decoded, because its client has left or its deadline has
+        passed; else None."""
         if self.left():
             return NotWanted()
         return DeadlineExceeded() if now >= self.deadline else None
@@ -32,8 +34,8 @@ class EncodedImage:
 
 @dataclass(frozen=True)
 class DecodedImage:
-    """A picture for the encoder: uint8 [H, W, 3] here or in a slot of the shared pixels, and its file's format.
-    `began` is a moment of `time.monotonic`, `seconds` what it took."""
+    """Holds a decoded image: its pixels as uint8 [H, W, 3] or in a slot of the shared pixels, and its file's
+    format. `began` is a moment of `time.monotonic`; `seconds` is the time that decoding took."""
 
     pixels: "np.ndarray[Any, np.dtype[np.uint8]] | FilledSlot"
     format: str
@@ -42,14 +44,15 @@ class DecodedImage:
 
 
 class UnreadableImage(NamedTuple):
-    """An image that cannot be used: a label for metrics, and what to do, without capital and full stop."""
+    """Describes an image that cannot be used. `reason` is a label for metrics. `sentence` says why or what to do,
+    without capital and full stop."""
 
     reason: str
     sentence: str
 
 
 class NotWanted(Exception):  # noqa: N818  not an error
-    """Nobody waits for this picture, so it was not decoded, or not to its end."""
+    """Reports that the client left before the image was decoded, so decoding was not begun or not completed."""
 
 
 ImageResult: TypeAlias = DecodedImage | UnreadableImage | Exception
@@ -57,16 +60,18 @@ Done: TypeAlias = Callable[[ImageResult], bool]
 
 
 class ImageDecoder(Protocol):
-    """There are two: `ThreadImageDecoder` and `ProcessImageDecoder`."""
+    """Decodes images: in threads (`ThreadImageDecoder`) or in processes (`ProcessImageDecoder`)."""
 
     def decode(self, encoded: EncodedImage, done: Done) -> None:
-        """Return at once, and call `done` with what comes of it, once, on whatever thread that is known.
+        """Returns at once, and later calls `done` once with the outcome, on any thread.
 
-        `done` says whether it has taken the pixels over, which are the decoder's to use again otherwise."""
+        `done` returns whether it has taken over the pixels. If it has not, the decoder reuses their memory.
+        """
 
 
 def too_large(needed: int, most: int) -> UnreadableImage:
-    """Of an image that takes more bytes of memory than any may."""
+    """Returns the outcome for an image that takes more memory than any image may. `needed` and `most` are in
+    bytes."""
     sentence = (
         f"the image takes about {_mebibytes(needed)} MiB of memory to be decoded, over the limit of "
         f"{_mebibytes(most)} MiB; scale it down, or send it as baseline JPEG"

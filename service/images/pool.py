@@ -1,12 +1,12 @@
-"""Decodes images in processes for the HTTP process, which only passes bytes on and hears what came of them.
+"""Decodes images in processes for the HTTP process, which only passes bytes on and checks the answers.
 
     event loop ── bytes ──▶ an idle decode process ── pixels ──▶ the process's file of one image
          ▲                          │                                  │ copied by the event loop
          └───── format, seconds ────┘                                  ▼ into a slot, whose number the engine gets
 
-A decode process may have been taken over by an image: it reaches its own image and its own file, and each answer
-is checked. A process that dies costs at most the image that it had, which is tried once more, elsewhere. A process
-whose image is late, or takes too long, is killed, and the image is not tried again.
+An image may exploit a codec and control its decode process. Such a process reaches only its present image and its
+own file, and each answer is checked. An image whose process dies is tried once more, in another process. A process
+whose image is past its deadline, or takes too long, is killed, and the image is not tried again.
 
 When several requests in a row have failed for want of a process that works, the server's own picture goes to a new
 process, which no image can have taken over. If that fails too, the fault is not in the images, and the server ends.
@@ -53,9 +53,9 @@ from snapcap.service.telemetry.reasons import TRIED_AGAIN, Why
 if TYPE_CHECKING:
     from snapcap.models.processing.transform import ImageTransform
 
-_LOOK_S = 0.25  # how often what is late is looked for, while there is anything
+_LOOK_S = 0.25  # seconds between two checks for late images and processes, while there are any
 _ATTEMPTS = 2
-_SUSPICIOUS = 3  # failures in a row after which the server's own picture is tried
+_SUSPICIOUS = 3  # number of failures in a row after which the server's own picture is decoded
 _CHECK_S = 30.0
 _logger = logging.getLogger("snapcap.decode")
 _CRASHED = UnreadableImage(
@@ -65,18 +65,20 @@ _TOO_COMPLEX = UnreadableImage("too_complex", "the image takes too long to decod
 
 
 class ImageProcessError(RuntimeError):
-    """A decode process met an error that no image should cause. The message has its trace."""
+    """Reports an error in a decode process that no image should cause. The message has the traceback."""
 
 
 class ImageProcessesEndedError(UserError):
-    """There are no decode processes, and there will be none."""
+    """Reports that all decode processes have ended and none can be started."""
 
 
 class ProcessImageDecoder:
-    """An `ImageDecoder` that belongs to the event loop.
+    """Decodes images in processes. An `ImageDecoder` whose methods run on the event loop.
 
-    `pixels`: takes each decoded image in a slot of `slots`. `most_s`: seconds of CPU time that an image may take.
-    `failed`: called once, when no image can be decoded any more."""
+    `pixels`: gets each decoded image, in a slot that `slots` gives. `room`: the memory for decoding. `most_s`: the
+    most CPU seconds that one image may take. `failed`: called once, with the error, when no image can be decoded
+    any more.
+    """
 
     def __init__(
         self,
@@ -96,23 +98,23 @@ class ProcessImageDecoder:
         self._loop = loop
         self._failed = failed
         self._waiting: deque[Job] = deque()
-        self._large: deque[Job] = deque()  # those that wait for memory
+        self._large: deque[Job] = deque()  # jobs that wait for a large part of the memory
         self._idle: list[Worker] = []
         self._answered_once = False
         self._looking = False
-        self._failures = 0  # of requests in a row, for faults that no image should cause
+        self._failures = 0  # consecutive failed requests, counting only failures that no image should cause
         self._check: Job | None = None  # the server's own picture, until a new process takes it
         self._checking = False
         self._family = ImageProcessFamily(processes, metrics, loop, self._began, self._gone)
 
     def begin(self, transform: "ImageTransform") -> bool:
-        """Let the processes begin, and wait for the first; not on the event loop. False when there is none, and
-        `failed` was called."""
+        """Starts the decode processes and waits for the first one. Call this outside the event loop. Returns False
+        if no process starts; `failed` is called then."""
         return self._family.begin(Setup(transform, self._room.most))
 
     @property
     def works(self) -> bool:
-        """Whether a process has answered."""
+        """True once a decode process has answered."""
         return self._answered_once
 
     def decode(self, encoded: EncodedImage, done: Done) -> None:
@@ -124,11 +126,11 @@ class ProcessImageDecoder:
         self._watch()
 
     def give_up(self, why: str) -> None:
-        """End the processes and call `failed`; on the event loop."""
+        """Ends the decode processes and calls `failed`, on the event loop. `why` is the reason, for the error."""
         self._family.give_up(why)
 
     def close(self) -> None:
-        """End the processes, and wait until they have ended. The event loop is over by now."""
+        """Ends the decode processes and waits for their ends, after the event loop has stopped."""
         self._family.close()
 
     def _gone(self, why: str) -> None:
@@ -139,7 +141,7 @@ class ProcessImageDecoder:
         self._failed(ImageProcessesEndedError(f"images cannot be decoded any more: {why}"))
 
     def _feed(self) -> None:
-        """Hand out what waits, as far as somebody is there for it."""
+        """Hands waiting images to idle processes."""
         while self._idle:
             jobs = self._large if self._large and self._room.fits(self._large[0].size) else self._waiting
             if not jobs:
@@ -161,14 +163,14 @@ class ProcessImageDecoder:
         return True
 
     def _taken_from(self, worker: Worker) -> Job | None:
-        """What it had; the memory for it is free."""
+        """Removes and returns the image that a process has, and gives back its share of the memory."""
         job, worker.job = worker.job, None
         if job is not None and job.size:
             self._room.give_back(job.size)
         return job
 
     def _answered(self, worker: Worker, answer: Answer) -> None:
-        if worker.killed is not None:  # it was faster than the signal
+        if worker.killed is not None:  # the answer came before the SIGKILL took effect
             return
         job, since = worker.job, worker.since
         granted = self._room.share if job is None else job.size or self._room.share
@@ -201,8 +203,11 @@ class ProcessImageDecoder:
         self._feed()
 
     def _end(self, job: Job, outcome: ImageResult) -> bool:
-        """Ends the job, and looks into failures that no image should cause. Each of them costs a process, so that a
-        new one is to come."""
+        """Ends a job with its outcome. After several failures that no image should cause, the next new process gets
+        the server's own picture; each of these failures ended a process, so a new one will come.
+
+        Returns whether the job's `done` took over the pixels.
+        """
         if outcome is _CRASHED or isinstance(outcome, ImageProcessError):
             self._failures += 1
             if self._failures >= _SUSPICIOUS and not self._checking and not self._family.over:
@@ -214,7 +219,8 @@ class ProcessImageDecoder:
         return job.end(outcome)
 
     def _checked(self, outcome: ImageResult) -> bool:
-        """Ends the server if its own picture cannot be decoded. Returns False, as nobody takes the pixels over."""
+        """Ends the server if its own picture could not be decoded. Returns False, so that the slot of the pixels is
+        reused."""
         self._checking = False
         if isinstance(outcome, UnreadableImage | ImageProcessError):
             self._family.give_up("the server's own picture cannot be decoded either; the log has the cause")
@@ -224,7 +230,8 @@ class ProcessImageDecoder:
         return False
 
     def _wait_for_room(self, job: Job, size: int) -> ImageResult | None:
-        """The outcome if it need not wait."""
+        """Queues an image that needs more than a share of the memory. Returns the outcome if the image is refused,
+        else None."""
         if size > self._room.most:
             return too_large(size, self._room.most)
         job.size = size
@@ -254,7 +261,7 @@ class ProcessImageDecoder:
         return worker
 
     def _ended(self, worker: Worker) -> None:
-        """It has ended, or has closed its socket."""
+        """Handles a process that has ended or has closed its socket: its image is tried again, or refused."""
         self._family.lost(worker)
         if worker in self._idle:
             self._idle.remove(worker)
@@ -263,7 +270,7 @@ class ProcessImageDecoder:
         if job is None:
             return
         if worker.killed is not None and worker.killed not in TRIED_AGAIN:
-            return  # who waited has been told
+            return  # `_kill` has already ended the job
         job.attempts += 1
         if self._family.over:
             job.end(NotReady("failed"))
@@ -281,7 +288,8 @@ class ProcessImageDecoder:
             self._loop.call_later(_LOOK_S, self._look)
 
     def _look(self) -> None:
-        """End what is late; also when nobody asks for more: a full queue refuses them before they come here."""
+        """Kills late processes and drops late images. A timer calls this, because a full queue keeps new requests
+        from calling `decode`."""
         self._looking = False
         now = time.monotonic()
         for worker in self._family.workers:
@@ -306,11 +314,13 @@ class ProcessImageDecoder:
 
 
 def _outcome(answer: Decoded | Refused | Broken, slot: int | None, since: float) -> ImageResult:
-    """`slot`: of the pixels, where the image is decoded. `since`: when it was handed out."""
+    """Returns the outcome of a process's answer. `slot`: the slot of the pixels, if the answer is Decoded.
+    `since`: the moment when the process got the image."""
     if isinstance(answer, Refused):
         return UnreadableImage(*answer)
     if isinstance(answer, Broken) or slot is None:
         return ImageProcessError(f"in a decode process:\n{answer.trace if isinstance(answer, Broken) else ''}")
     took = time.monotonic() - since
-    began = min(max(answer.began, since), since + took)  # nothing of it can have begun before it was handed out
+    # The process cannot be trusted: its decoding cannot have begun before it got the image.
+    began = min(max(answer.began, since), since + took)
     return DecodedImage(FilledSlot(slot), answer.format, began, min(answer.seconds, took))

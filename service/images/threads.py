@@ -1,6 +1,6 @@
 """Decodes images on threads of this process, which cannot be killed.
 
-They are for images of one's own, and where another server is in front. `snapcap serve` decodes in processes.
+Threads are for a user's own images, and for servers behind another server. `snapcap serve` decodes in processes.
 """
 
 import time
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 
 def decode_threads(asked: int) -> int:
-    """How many threads decode: as many as asked for, and where that is 0 one for each CPU, but no more than 8.
+    """Returns the number of decode threads: `asked`, or if that is 0 one for each CPU, up to 8.
 
-    Between two pieces of Pillow's work each needs Python's lock: with 16 threads on 16 CPUs the server captioned
-    less than with 8 (``snapcap bench throughput --serve=--decode-threads=16``).
+    Between Pillow's calls each thread needs the interpreter lock. With 16 threads on 16 CPUs the server's
+    throughput was lower than with 8 (``snapcap bench throughput --serve=--decode-threads=16``).
     """
     return asked or min(available_cpus(), 8)
 
 
 class ThreadImageDecoder:
-    """An `ImageDecoder`. `done` is called on the thread that has decoded. `room`: bytes of memory that an image may
-    take to be decoded; None: as many as it does."""
+    """Decodes images on the threads of `pool`, where it also calls `done`. `room`: the most bytes of memory that
+    decoding one image may take; None sets no limit."""
 
     def __init__(self, pool: Executor, transform: "ImageTransform", room: int | None = None) -> None:
         self._pool = pool
@@ -50,7 +50,8 @@ class ThreadImageDecoder:
         done(outcome)
 
     def _decode(self, image: bytes) -> ImageResult:
-        from snapcap.models.processing.image_error import ImageError, NeedsMemory  # noqa: PLC0415  imported by now
+        # Already imported by now.
+        from snapcap.models.processing.image_error import ImageError, NeedsMemory  # noqa: PLC0415
 
         began = time.monotonic()
         try:

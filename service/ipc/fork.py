@@ -1,4 +1,4 @@
-"""Forks parts of the server, before anything is imported and before there is a second thread."""
+"""Forks parts of the server, before anything is imported and before a second thread exists."""
 
 import contextlib
 import gc
@@ -17,37 +17,39 @@ _PR_SET_PDEATHSIG = 1
 
 
 class ForkError(OSError):
-    """One line that says why the server cannot have its processes."""
+    """Says in one line why the server cannot start its processes."""
 
 
 class Closable(Protocol):
-    """A socket, or anything else that holds open files."""
+    """Protocol of sockets and other objects that hold open files."""
 
     def close(self) -> None:
-        """Close its files in this process."""
+        """Closes its files in this process."""
 
 
 @dataclass(frozen=True)
 class ChildProcess:
-    """The child, as its parent has it. `end`: of the socket to it."""
+    """Holds a child's pid, and the parent's `end` of the socket to the child."""
 
     pid: int
     end: socket.socket
 
 
 def fork_child(serve: Callable[[socket.socket], int], others: Iterable[Closable]) -> ChildProcess:
-    """A copy of this process as it is now, at the other end of a new socket.
+    """Forks this process. Returns the child, which runs `serve` with the other end of a new socket.
 
-    `serve`: what the child does; the result is its exit status. `others`: what it must not hold open.
+    `serve`: the child's work; it returns the exit status. `others`: open files that the child closes.
 
     Raises:
         ForkError: this system cannot fork.
+        RuntimeError: a second thread runs.
     """
     if not hasattr(os, "fork"):
         raise ForkError(f"`snapcap serve` needs a system with fork(2), which {sys.platform} does not have")
     if threading.active_count() > 1:
         raise RuntimeError("a thread was started before the fork; its locks would be copied as they are")
-    # Who started this process may have left it ignored; a child's end could then not be waited for.
+    # The program that started this process may have ignored SIGCHLD; waitpid would then not return a child's
+    # status.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     ours, theirs = socket.socketpair()
     parent, pid = os.getpid(), os.fork()
@@ -61,9 +63,9 @@ def fork_child(serve: Callable[[socket.socket], int], others: Iterable[Closable]
         _outlive_signals_but_not(parent)
         status = serve(theirs)
     except BaseException:
-        with contextlib.suppress(Exception):  # a full disk, or nobody who reads
+        with contextlib.suppress(Exception):  # a full disk, or a closed standard error
             traceback.print_exc()
-    finally:  # never back to the caller, who is the other process
+    finally:  # the child must never return into the parent's code
         try:
             with contextlib.suppress(Exception):
                 sys.stderr.flush()
@@ -72,16 +74,17 @@ def fork_child(serve: Callable[[socket.socket], int], others: Iterable[Closable]
 
 
 def settle() -> None:
-    """Collect garbage from now on, which `serve` has put off.
+    """Enables garbage collection, which `serve` has put off.
 
-    What the imports made stays for good: later collections need not look at it, nor write to memory that forked
-    processes share."""
+    `gc.freeze` exempts the objects of the imports: collections skip them and do not write to memory that forked
+    processes share.
+    """
     gc.freeze()
     gc.enable()
 
 
 def how_it_ended(code: int) -> str:
-    """The end of a sentence, from what `os.waitstatus_to_exitcode` says of a child."""
+    """Returns the end of a sentence about a child's end. `code`: as `os.waitstatus_to_exitcode` returns it."""
     if code >= 0:
         return f"with status {code}; the log may have the cause"
     name = signal.Signals(-code).name if -code in {each.value for each in signal.Signals} else str(-code)
@@ -89,14 +92,14 @@ def how_it_ended(code: int) -> str:
 
 
 def _outlive_signals_but_not(parent: int) -> None:
-    """Signals to the process group are the parent's to answer: this process ends when its socket is closed. Should
-    the parent be killed, the kernel ends this one."""
+    """Ignores signals to the process group, which the parent answers: the child ends when its socket is closed. If
+    the parent is killed, the kernel kills the child."""
     for each in (signal.SIGINT, signal.SIGTERM):
-        # A function, and not SIG_IGN, which the processes that are started from here would inherit.
+        # A function, because processes that are started from here would inherit SIG_IGN.
         signal.signal(each, lambda number, frame: None)
     if sys.platform == "linux":
-        import ctypes  # noqa: PLC0415  in children only
+        import ctypes  # noqa: PLC0415  only children need it
 
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:  # it died before the kernel knew
+        if os.getppid() != parent:  # the parent died before the prctl call
             os._exit(1)

@@ -1,6 +1,6 @@
 """Packs messages between processes of the server into bytes, and unpacks them again.
 
-Pickles, as both ends are one program, and nobody else can reach the pair of sockets between them.
+Messages are pickles: both ends are the same program, and no other process can reach the socket pair between them.
 """
 
 import os
@@ -12,25 +12,25 @@ from typing import Any, Generic, TypeVar
 M = TypeVar("M")
 
 _LENGTH = struct.Struct("=I")
-# What either end asks the socket for at once: more than a turn's message. For twice as much the allocator would go
-# to the system each time, which costs five times as much as to receive a message.
+# Most bytes to receive at once, more than the messages of one turn of the event loop. For twice as many bytes the
+# allocator would call the system each time, which takes five times as long as to receive a message.
 RECEIVE_BYTES = 1 << 16
 
 
 def pack(message: object) -> bytes:
-    """A message behind its length."""
+    """Returns a pickled message behind its length."""
     data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     return _LENGTH.pack(len(data)) + data
 
 
 def receive_message(end: socket.socket, files: list[int]) -> Any:
-    """Wait for one message, and take not a byte of the next one; open files that came with it go to ``files``.
+    """Waits for one message and reads no byte of the next. Appends the descriptors that came with it to ``files``.
 
     Raises:
-        EOFError: the other end was closed before the message was whole.
+        EOFError: the other end was closed before the message was complete.
     """
     (length,) = _LENGTH.unpack(_exactly(end, _LENGTH.size, files))
-    return pickle.loads(_exactly(end, length, files))  # noqa: S301  our other half's
+    return pickle.loads(_exactly(end, length, files))  # noqa: S301  the sender is this program
 
 
 def _exactly(end: socket.socket, size: int, files: list[int]) -> bytes:
@@ -41,13 +41,14 @@ def _exactly(end: socket.socket, size: int, files: list[int]) -> bytes:
             raise EOFError("the other end is closed")
         data += part
         for each in some:
-            os.set_inheritable(each, False)  # as what a process opens itself
+            os.set_inheritable(each, False)  # descriptors that Python opens are not inheritable either
         files += some
     return data
 
 
 def receive(end: socket.socket) -> bytes | None:
-    """What has come, without waiting: None for nothing yet, and no bytes once the other end is closed."""
+    """Returns the bytes that have arrived, without waiting: None if there are none yet, b"" if the other end is
+    closed."""
     try:
         return end.recv(RECEIVE_BYTES)
     except (BlockingIOError, InterruptedError):
@@ -57,7 +58,7 @@ def receive(end: socket.socket) -> bytes | None:
 
 
 class Unpacker(Generic[M]):
-    """Takes bytes as they come, and gives the messages that are whole."""
+    """Splits a stream of bytes into messages."""
 
     def __init__(self) -> None:
         self._held = bytearray()
@@ -70,7 +71,8 @@ class Unpacker(Generic[M]):
             end = at + _LENGTH.size + _LENGTH.unpack_from(held, at)[0]
             if end > len(held):
                 break
-            messages.append(pickle.loads(memoryview(held)[at + _LENGTH.size : end]))  # noqa: S301  our other half's
+            # The sender is this program.
+            messages.append(pickle.loads(memoryview(held)[at + _LENGTH.size : end]))  # noqa: S301
             at = end
         del held[:at]
         return messages

@@ -1,8 +1,8 @@
 """Shares decoded pixels between the HTTP process and the engine process, in one slot of memory for each request.
 
-A decode process, which an image may have taken over, has no part in it: it writes into a file of one image that it
-shares with the HTTP process alone, which copies the pixels into the slot of their request. Only memory that was
-once in use is taken, and nothing is left behind: no file has a name.
+An image may exploit a codec and control its decode process, so decode processes cannot reach the slots. Such a
+process writes pixels into a file of one image that it shares only with the HTTP process, which copies them into a
+slot. A slot takes memory when it is first used. The files have no name, so no file is left behind.
 """
 
 import math
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FilledSlot:
-    """The number of a slot that has the pixels already."""
+    """Holds the number of a slot that has the pixels already."""
 
     number: int
 
 
 class SharedPixels:
-    """The slots of a server. One process makes them and hands the file to the other; each opens them when it knows
-    the size of images."""
+    """Holds the slots of a server, each uint8 [H, W, 3]. The process that makes the file passes it to the other
+    process. Each opens the slots when it knows the image size."""
 
     def __init__(self, slots: int, file: int | None = None) -> None:
-        """``file``: its descriptor in this process, where another one has made it."""
+        """Makes the file, or uses ``file``, the descriptor in this process of a file that another process made."""
         self.slots = slots
         self.file = memory_file("snapcap-pixels") if file is None else file
         self._shape: tuple[int, ...] = ()
@@ -40,13 +40,13 @@ class SharedPixels:
         self._views: list[Pixels] = []
 
     def close(self) -> None:
-        """Give up the file, in a process that has no part in it and has not opened the slots."""
+        """Closes the file, in a process that does not use it and has not opened the slots."""
         os.close(self.file)
 
     def open(self, image_size: tuple[int, int]) -> None:
-        """Map the slots, each for an image of (height, width)."""
+        """Maps the slots, each for an image of (height, width)."""
         self._shape = (self.slots, *image_size, 3)
-        os.ftruncate(self.file, math.prod(self._shape))  # by both processes, to the same size
+        os.ftruncate(self.file, math.prod(self._shape))  # both processes set the same size
         seal(self.file)
         self._memory = mmap.mmap(self.file, math.prod(self._shape))
 
@@ -54,13 +54,13 @@ class SharedPixels:
         self.read(slot)[:] = pixels
 
     def copy(self, slot: int, file: int) -> None:
-        """Copy the image in a file of ``image_file`` into the slot.
+        """Copies the image in an ``image_file`` into a slot.
 
-        The file is read and not mapped: its writer could cut a file that is not sealed, which ends a process that
-        has it mapped.
+        The file is read instead of mapped: a decode process could truncate a file that is not sealed, and reading
+        a truncated mapping kills the reader.
 
         Raises:
-            ValueError: the file has no whole image.
+            ValueError: the file has less than a whole image.
         """
         size = math.prod(self._shape[1:])
         with memoryview(self._mapped()) as all_slots, all_slots[slot * size : (slot + 1) * size] as view:
@@ -69,13 +69,13 @@ class SharedPixels:
             raise ValueError(f"{read} bytes of pixels, a slot has {size}")
 
     def read(self, slot: int) -> "Pixels":
-        """The slot itself, not a copy."""
+        """Returns a view of the slot, uint8 [H, W, 3]."""
         if not self._views:
             self._views = self._all()
         return self._views[slot]
 
     def _all(self) -> "list[Pixels]":
-        import numpy as np  # noqa: PLC0415  which a process that only hands slots on does not need
+        import numpy as np  # noqa: PLC0415  not needed in a process that only passes slots on
 
         return list(np.frombuffer(self._mapped(), dtype=np.uint8).reshape(self._shape))
 
@@ -86,10 +86,10 @@ class SharedPixels:
 
 
 def image_file(size: tuple[int, int]) -> int:
-    """The descriptor of a new file in memory for one image of (height, width), uint8 [H, W, 3].
+    """Returns the descriptor of a new memory file for one image of (height, width), uint8 [H, W, 3].
 
     Raises:
-        OSError: there is no memory for it.
+        OSError: no memory is left for it.
     """
     file = memory_file("snapcap-image")
     os.ftruncate(file, math.prod(size) * 3)
@@ -98,29 +98,29 @@ def image_file(size: tuple[int, int]) -> int:
 
 
 def write_image(file: int, pixels: bytes) -> None:
-    """Write the pixels of one image into its file.
+    """Writes the pixels of one image into its file.
 
     Raises:
-        ValueError: the file is of another size.
+        ValueError: the file has another size than the pixels.
     """
-    size = os.lseek(file, 0, os.SEEK_END)  # which a process that may open no file may call
+    size = os.lseek(file, 0, os.SEEK_END)  # lseek is allowed in a confined process, unlike opening a file
     if len(pixels) != size:
         raise ValueError(f"{len(pixels)} bytes of pixels for a file of {size}")
     os.pwrite(file, pixels, 0)
 
 
 class Slots:
-    """The numbers of free slots, in the HTTP process. From any thread."""
+    """Hands out the numbers of free slots in the HTTP process. Its methods may be called from any thread."""
 
     def __init__(self, count: int) -> None:
-        # The last one given back is taken next: its memory is there.
+        # The slot that was given back last is taken next, because its memory is already allocated.
         self._free = deque(range(count))
 
     def __len__(self) -> int:
         return len(self._free)
 
     def take(self) -> int:
-        """Raises IndexError where there is none, which `count` must rule out."""
+        """Takes a free slot. Raises IndexError if there is none, which a sufficient `count` rules out."""
         return self._free.pop()
 
     def give_back(self, slot: int) -> None:

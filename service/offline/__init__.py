@@ -1,1 +1,1 @@
-"""Runs `snapcap caption`: files and folders through the server's engine, without the server."""
+"""Runs `snapcap caption`: captions files and folders with the server's engine, without the server."""

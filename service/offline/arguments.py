@@ -1,4 +1,4 @@
-"""Defines the options of `snapcap caption`, and reads them into a job."""
+"""Defines the options of `snapcap caption` and parses them into a job."""
 
 import argparse
 
@@ -12,10 +12,11 @@ _OFFERED = {name: option for name, option in OPTIONS.items() if option.metavar}
 
 @dataclass(frozen=True)
 class Job:
-    """Holds what one run of `snapcap caption` does.
+    """Describes one run of `snapcap caption`.
 
-    ``images``: files, folders, patterns, or `-` for a list on standard input. ``output``: a file of JSON lines,
-    or `-`. Without output and sidecars, captions are lines on standard output."""
+    ``images``: files, folders, patterns, or `-` for a list on standard input. ``output``: the path of a JSON lines
+    file, or `-` for standard output. Without ``output`` and ``sidecar``, the run prints each caption as a line of
+    text."""
 
     images: tuple[str, ...]
     options: CaptionOptions
@@ -27,12 +28,12 @@ class Job:
 
     @property
     def prints(self) -> bool:
-        """Tells whether standard output gets the captions, as text or as JSON lines."""
+        """Tells whether the run writes captions to standard output, as text or as JSON lines."""
         return self.output == STDOUT or not (self.output or self.sidecar)
 
 
 def add_job_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the operands, and the options that the server does not have."""
+    """Adds the operands of `snapcap caption`, and the options that `snapcap serve` lacks, to a parser."""
     parser.add_argument(
         "images",
         nargs="+",
@@ -57,7 +58,7 @@ def add_job_arguments(parser: argparse.ArgumentParser) -> None:
 def read_job(arguments: argparse.Namespace) -> Job:
     """Returns the job that the arguments describe.
 
-    Raises SettingsError for options that contradict each other, ServiceError for a bad option of the caption."""
+    Raises SettingsError for options that contradict each other, and ServiceError for a bad caption option."""
     given = [(name, getattr(arguments, name)) for name in _OFFERED if hasattr(arguments, name)]
     job = Job(
         images=tuple(arguments.images),

@@ -1,4 +1,4 @@
-"""Captions every image of a list and writes the captions, until the list, the engine or a signal ends the run."""
+"""Captions every image of a list and writes the captions. The run ends with the list, the engine, or a signal."""
 
 import signal
 import time
@@ -18,7 +18,7 @@ from snapcap.service.offline.progress import Progress
 
 @dataclass
 class Tally:
-    """Holds the counts of a run. ``signal`` or ``error`` says why the run ended early, if it did."""
+    """Holds the counts of a run. ``signal`` or ``error`` is set if the run ended early, and says why."""
 
     captions: int = 0
     seconds: float = 0.0
@@ -28,8 +28,8 @@ class Tally:
 
 
 def images_ahead(largest_bucket: int, threads: int) -> int:
-    """Returns how many decoded images are held at most: those of the running batch, two batches that wait, as some
-    images take long to decode, and one image for each decode thread."""
+    """Returns the maximum number of decoded images in memory: one running batch, two waiting batches, and one image
+    for each decode thread. The second waiting batch keeps the device busy while an image takes long to decode."""
     return 3 * largest_bucket + threads
 
 
@@ -41,10 +41,11 @@ def caption_images(
     progress: Progress,
     threads: int,
 ) -> Tally:
-    """Caption ``images`` in order, each written as soon as those before it are; ``threads`` decode ahead.
+    """Captions ``images`` and writes the captions in the order of the images; ``threads`` decode images ahead.
 
     Raises:
-        PromptTooLong, InvalidOption, UnsupportedOption: the model cannot do what is asked; nothing was written.
+        PromptTooLong, InvalidOption, UnsupportedOption: the model does not support the options. No caption was
+            written.
     """
     tokenizer, transform = model.checkpoint.tokenizer, model.checkpoint.transform
     asked = model.defaults.resolve(options, model.engine.limits)
@@ -58,7 +59,7 @@ def caption_images(
     tally = Tally()
 
     def write(outcome: FeedResult) -> str:
-        """The reason why there is no caption, or nothing."""
+        """Writes the caption of one image. Returns "", or the reason why there is no caption."""
         if outcome.completion is None:
             return outcome.reason
         try:
@@ -86,7 +87,8 @@ def caption_images(
 
 @contextmanager
 def _ended_by_signals(stop: Callable[[], None], tally: Tally) -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM calls ``stop`` and lets what is being written end; a second one cuts it short."""
+    """Calls ``stop`` on the first Ctrl-C or SIGTERM, so that the caption being written is completed. A second
+    signal raises KeyboardInterrupt."""
 
     def handle(number: int, _frame: FrameType | None) -> None:
         if tally.signal is not None:

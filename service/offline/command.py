@@ -1,7 +1,8 @@
-"""Runs `snapcap caption`: finds the images, captions them, and says at the end which have none.
+"""Runs `snapcap caption`: finds the images, captions them, and reports the images without a caption.
 
-Exit status 0: every image has its caption; 1: some have none, or the model did not start; 2: the command line is
-wrong, or captions are in the way; 130 or 143: ended by Ctrl-C or SIGTERM, and what was done is kept.
+Exit status 0: every image has a caption. 1: an image has no caption, or the model did not start. 2: the command
+line is wrong, or captions exist that the run would replace. 130 or 143: Ctrl-C or SIGTERM ended the run; captions
+written so far are kept.
 """
 
 import logging
@@ -23,18 +24,20 @@ from snapcap.service.offline.sidecars import sidecar
 from snapcap.service.telemetry import logs
 from snapcap.warmup.errors import one_line
 
-_MOST_NAMED = 5  # of the files that are left out, which may be a million
+_MOST_NAMED = 5  # names of skipped files that the report shows; a folder may have a million
 _logger = logging.getLogger("snapcap.caption")
 
 
 def caption(settings: Settings, job: Job) -> int:
-    """Returns the exit status; a device thread may be left, so end the process with `service.server.serve.leave`.
+    """Runs the job and returns the exit status. A device thread may still run, so the caller must end the process
+    with `service.server.serve.leave`.
 
-    Raises SettingsError, and ServiceError for what the model cannot do; then nothing has been written."""
+    Raises SettingsError, and ServiceError if the model does not support an option. In both cases no caption has
+    been written."""
     logs.configure(settings.log.format, settings.log.level)
     found = find_images(job.images, job.recursive, sys.stdin.buffer if sys.stdin else ())
     with closing(Outputs(job, found)) as outputs:
-        # What is there already needs no model.
+        # A run whose captions all exist loads no model.
         tally = _run(settings, job, outputs) if outputs.todo else Tally()
         tally.failures[:0] = found.failures
         own = {job.output, *map(sidecar, found.images)}
@@ -66,7 +69,7 @@ def _run(settings: Settings, job: Job, outputs: Outputs) -> Tally:
 
 
 def _report(tally: Tally, asked: int, held: int, others: Sequence[str], as_json: bool) -> None:
-    """A line of counts where there were several files, then each image that has no caption."""
+    """Logs a line of counts if there were several files, then reports each image without a caption."""
     if asked + held > 1 or others:
         fields: dict[str, object] = {"captions": tally.captions, "failed": len(tally.failures)}
         if held:
@@ -85,7 +88,7 @@ def _report(tally: Tally, asked: int, held: int, others: Sequence[str], as_json:
 
 
 def _in_short(paths: Sequence[str]) -> str:
-    """The first names of a list, and how many follow."""
+    """Returns the first paths of a list and the number of the remaining paths, as text."""
     named = ", ".join(paths[:_MOST_NAMED])
     return named if len(paths) <= _MOST_NAMED else f"{named} and {len(paths) - _MOST_NAMED} more"
 
@@ -94,5 +97,5 @@ def _say_failed(failure: Failure, as_json: bool) -> None:
     if as_json:
         _logger.warning("no caption", extra={"fields": {"file": failure.path, "reason": failure.reason}})
     else:
-        # The bytes of a name that is not text are shown as escapes.
+        # Standard error shows bytes of a file name that are not valid text as escapes.
         print(f"snapcap: {failure.path}: {failure.reason}", file=sys.stderr)

@@ -14,8 +14,9 @@ from snapcap.service.offline.failure import Failure, reason_of
 
 @dataclass
 class Found:
-    """``images`` in the order of the operands, each once; ``failures`` of what was named and cannot be captioned;
-    ``others``: files of folders and patterns that are no pictures."""
+    """Holds the files that the operands name. ``images``: in the order of the operands, without duplicates.
+    ``failures``: files, folders and patterns that cannot be captioned, with the reason. ``others``: files of
+    folders and patterns that are not pictures."""
 
     images: list[str] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
@@ -23,16 +24,16 @@ class Found:
 
 
 def find_images(operands: Iterable[str], recursive: bool, lines: Iterable[bytes]) -> Found:
-    """The images that the operands name.
+    """Returns the images that the operands name.
 
-    A file is taken whatever it is. Of a folder, and of a pattern that the shell has left alone, pictures are taken
-    by their first bytes, sorted by name, and what is called a picture and is none, so that captioning it fails and
-    says why. Pictures of a format that is not read are failures, so that none is missed in silence. Hidden files
-    and folders are passed over, as the copies `._photo.jpg` that macOS leaves. Links to folders inside a folder are
-    not followed.
+    A file operand is always an image. In a folder or a pattern, a file is an image if its first bytes are those of
+    a readable picture format. A file with the name of a picture and other bytes is an image too: captioning it
+    fails and reports why. A picture in an unreadable format is a failure, so that no picture is skipped silently.
+    Files of a folder are sorted by name. Hidden files and folders in a folder are skipped: macOS leaves copies such
+    as `._photo.jpg`. Links to folders inside a folder are not followed.
 
     Args:
-        lines: what `-` reads the names of files and folders from.
+        lines: names of files and folders, one a line, for the operand `-`.
     """
     finder = _Finder(recursive)
     for operand in operands:
@@ -51,11 +52,11 @@ class _Finder:
         self.found = Found()
         self._recursive = recursive
         self._seen: set[str] = set()
-        self._taken = 0  # images that were met, also those that had been met before
+        self._taken = 0  # images found so far, duplicates included
 
     def take(self, path: str) -> None:
-        """A file or folder that was named."""
-        if not path:  # an empty line of a list
+        """Adds a file, or the images of a folder. A path that does not exist is a failure."""
+        if not path:  # an empty line of the list on standard input
             return
         if not os.path.isdir(path):
             if os.path.exists(path):
@@ -129,7 +130,8 @@ class _Finder:
 
 
 def _ends(path: str) -> bytes:
-    """The first bytes of a file and the last, which tell what it is. Nothing waits at the end of a pipe."""
+    """Returns the first and last bytes of a file, which identify its format. Opening a named pipe does not
+    block."""
     end = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         head = os.pread(end, HEAD_BYTES, 0)

@@ -1,6 +1,6 @@
 """Defines the failure of one image, and the error that ends the whole run.
 
-Finding, reading, captioning and writing all fail by these.
+All modules of `service/offline` report with these two types.
 """
 
 from snapcap.models.dataclass import dataclass
@@ -9,18 +9,18 @@ from snapcap.service.errors import ServiceError
 
 @dataclass(frozen=True)
 class Failure:
-    """A file or folder that gets no caption, and why."""
+    """Names a file, folder or pattern that gets no caption, and the reason."""
 
     path: str
     reason: str
 
 
 class OutputError(Exception):
-    """Captions cannot be written any more. The message is a line for the user."""
+    """Ends the run because no further caption can be written. The message is one line for the user."""
 
 
 def reason_of(error: BaseException) -> str:
-    """A line without the path, which `str` of an OSError repeats."""
+    """Returns the message of an error as one line. The message of an OSError comes without the path."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     text = error.detail if isinstance(error, ServiceError) else str(error)

@@ -1,6 +1,6 @@
 """Feeds an engine from image paths and yields the outcomes in order.
 
-Threads read and decode ahead of the engine, as far as memory allows.
+Threads read and decode a bounded number of images ahead of the engine.
 """
 
 import logging
@@ -43,7 +43,7 @@ class FeedResult:
 
 @dataclass(frozen=True)
 class Asked:
-    """Holds the request for every image, and its timeout in seconds."""
+    """Holds the caption options that all images share, and the timeout of each request in seconds."""
 
     resolved: Resolved
     timeout: float | None
@@ -56,7 +56,8 @@ class Asked:
         on_token: Callable[[int], None] | None = None,
         began: float | None = None,
     ) -> CaptionRequest:
-        """`began`: the moment of `time.monotonic` from which the timeout counts; None: now."""
+        """Returns the engine request for one image. `began`: the `time.monotonic` from which the timeout counts;
+        None: now."""
         asked = self.resolved
         now = time.monotonic() if began is None else began
         deadline = now + self.timeout if self.timeout else _NEVER
@@ -68,15 +69,15 @@ class Asked:
 class Feed:
     """Keeps an engine's queue filled.
 
-    An image is counted from just before it is decoded until its outcome is looked at, and of these there are
-    ``ahead`` at most. While one large image is decoded, those after it go on and wait for it as tokens only.
+    At most ``ahead`` images are in progress. An image is in progress from just before its decoding until `outcomes`
+    takes its result. While a large image is decoded, the images after it are captioned: only their tokens wait.
     """
 
     def __init__(
         self, engine: Engine, decode: Callable[[bytes], "Pixels"], asked: Asked, threads: int, ahead: int
     ) -> None:
-        """``ahead`` should be the largest bucket, which runs, and as much again, which waits: the engine's queue
-        has no bound of its own, and who fills it waits here instead of being refused."""
+        """Prepares the feed; `outcomes` starts it. ``ahead`` should be at least twice the largest bucket: one batch
+        runs while the next waits. The engine's queue has no bound of its own, so ``ahead`` bounds it."""
         self._engine = engine
         self._decode = decode
         self._asked = asked
@@ -85,20 +86,22 @@ class Feed:
         self._room = threading.Semaphore(ahead)
         self._lock = threading.Lock()
         self._next = 0
-        self._hurry = threading.Event()  # the first decode thread does not keep up
+        self._hurry = threading.Event()  # set while one decode thread is too slow for the engine
         self._hurry.set()
         self._under_way: dict[int, Future[Completion]] = {}
         self._stopped = False
-        # May be put into from a signal handler: SimpleQueue is reentrant, locks and conditions are not.
+        # A signal handler puts into this queue: SimpleQueue.put is reentrant, locks and conditions are not.
         self._outcomes: queue.SimpleQueue[FeedResult | None] = queue.SimpleQueue()
 
     def stop(self) -> None:
-        """Let `outcomes` end with what is done. From any thread, and from a signal handler."""
+        """Makes `outcomes` end with the images that are done. May be called from any thread and from a signal
+        handler."""
         self._stopped = True
         self._outcomes.put(None)
 
     def outcomes(self, paths: Sequence[str]) -> Generator[FeedResult, None, None]:
-        """The outcome of each image, in order; after `stop` those that are there by then, in order. Called once."""
+        """Yields the outcome of each image, in order. After `stop`, yields the outcomes that are done and ends. May
+        be called once."""
         for number in range(min(self._threads, len(paths))):
             arguments = (paths, number > 0)
             threading.Thread(target=self._work, args=arguments, name=f"decode_{number}", daemon=True).start()
@@ -112,14 +115,14 @@ class Feed:
         due = 0
         while due < count:
             if self._outcomes.empty() and count - due > self._ahead:
-                # Several at a time: each look wakes the decode threads, and they and this one take Python's lock
-                # from the device thread, which wants it back after every operation.
+                # Outcomes are taken several at a time: each one taken wakes a decode thread. This thread and the
+                # decode threads take Python's lock from the device thread, which needs it after each operation.
                 time.sleep(_LOOK_EVERY_S)
             outcome = self._outcomes.get()
             if outcome is None:
                 break
-            # Here and not on the device thread: a lock that a decode thread holds would keep the device waiting
-            # for as long as that thread waits for a CPU.
+            # The device thread must not release the semaphore: it would wait for the semaphore's lock while a
+            # decode thread that holds it waits for a CPU.
             self._room.release()
             self._under_way.pop(outcome.index, None)
             self._set_pace()
@@ -136,7 +139,7 @@ class Feed:
         yield from (early[index] for index in sorted(early))
 
     def _set_pace(self) -> None:
-        """Lets all threads decode if the engine may run out of images. Otherwise one thread is enough, and the
+        """Lets all threads decode if the engine may run out of images. Otherwise only one thread decodes: the
         others would take CPUs and Python's lock from the device thread."""
         if self._stopped or len(self._under_way) < self._ahead * 2 // 3:
             self._hurry.set()
@@ -153,7 +156,7 @@ class Feed:
                 index = self._next
                 self._next += 1
             if self._stopped or index >= len(paths):
-                self._room.release()  # for the next thread, which waits to end
+                self._room.release()  # so that the next thread wakes and ends too
                 return
             try:
                 self._submit(index, paths[index])
@@ -171,7 +174,7 @@ class Feed:
         self._engine.submit(self._asked.request(path, pixels, future))
 
     def _done(self, index: int, path: str, future: "Future[Completion]") -> None:
-        """On the device thread, which takes no lock here."""
+        """Passes on the outcome of one request. Runs on the device thread, so it takes no lock."""
         if future.cancelled():
             return
         error = future.exception()
@@ -181,14 +184,16 @@ class Feed:
             self._outcomes.put(FeedResult(index, path, reason=self._reason(path, error)))
 
     def _reason(self, path: str, error: BaseException) -> str:
-        """In a folder of a million there is one that trips a decoder in a new way; it must not end the run."""
+        """Returns the reason why an image has no caption. Logs an unexpected error: one image that makes a decoder
+        fail in a new way must not end the run."""
         if isinstance(error, OSError | ImageError | ServiceError):
             return reason_of(error)
         _logger.error("image failed", extra={"fields": {"file": path}}, exc_info=error)
         return f"{type(error).__name__}: {reason_of(error)}"
 
     def _end(self) -> None:
-        """Withdraw what is under way. Nothing waits for the threads: one may hang in a read of a network folder."""
+        """Cancels the requests in progress. Does not join the threads: one may hang in a read of a network
+        folder."""
         self._stopped = True
         for future in list(self._under_way.values()):
             future.cancel()

@@ -1,4 +1,4 @@
-"""Writes captions as JSON lines, in the form that ImageFolder of `datasets` reads.
+"""Writes captions as JSON lines, in the format that ImageFolder of `datasets` reads.
 
 {"file_name": "a.jpg", "caption": "a red square"}
 """
@@ -15,23 +15,24 @@ from snapcap.service.offline.failure import OutputError, reason_of
 
 
 class JsonLines:
-    """A file that grows by whole lines, or standard output.
+    """Appends whole lines to a file or to standard output.
 
-    ``file_name`` is relative to the file's folder where the image is below it, so that both can be moved together;
-    else it is absolute. A line is written at once and in one piece; a process that is killed leaves what it had.
+    ``file_name`` is relative to the output file's folder if the image is below that folder, so that both can be
+    moved together; otherwise it is absolute. Lines are not buffered: a killed process leaves all lines written so
+    far.
     """
 
     def __init__(self, path: str, *, resume: bool, overwrite: bool) -> None:
-        """Opens the file, and reads what it holds when that is to be kept; changes nothing in it yet.
+        """Opens the file without changing its content. With ``resume``, reads the lines that it has.
 
         Raises:
-            SettingsError: it cannot be written, or holds captions and neither ``resume`` nor ``overwrite`` is set,
-                or a line that is none.
+            SettingsError: the file cannot be written; it has content and neither ``resume`` nor ``overwrite`` is
+                set; or a line is not a caption.
         """
         self._path = path
         self._folder = os.path.abspath("." if path == STDOUT else os.path.dirname(path))
         self._held: set[str] = set()
-        self._keep: int | None = None  # bytes of the file that stay; None: it has no length
+        self._keep: int | None = None  # length of the file without a partial line; None: not a regular file
         self._file = self._open()
         state = os.fstat(self._file)
         if not stat.S_ISREG(state.st_mode) or path == STDOUT:
@@ -44,20 +45,20 @@ class JsonLines:
         return os.path.abspath(image) in self._held
 
     def begin(self) -> None:
-        """Cut off what is not to be kept; of a file that is resumed, a line that a crash has left half."""
+        """Truncates the file: to nothing, or, if it is resumed, by a partial line that a crash left at its end."""
         if self._keep is not None:
             os.ftruncate(self._file, self._keep)
 
     def write(self, image: str, caption: str) -> None:
-        """Append the line of an image.
+        """Appends the line of an image.
 
         Raises:
-            OutputError: it could not be written; the file ends with the line before.
+            OutputError: the line could not be written. A regular file then ends with the line before.
         """
         line = _line(self._name(image), caption)
         written = 0
         try:
-            while written < len(line):  # a disk that is full takes a part of a line, and fails at the next
+            while written < len(line):  # a full disk may take a part of the line and fail at the next write
                 written += os.write(self._file, line[written:])
         except OSError as error:
             if self._keep is not None:
@@ -78,7 +79,7 @@ class JsonLines:
             raise SettingsError(f"--output {self._path} cannot be written: {error.strerror}") from None
 
     def _read(self) -> int:
-        """Take note of the images that have a line; returns the length of all whole lines."""
+        """Notes the images that have a line. Returns the length in bytes of all whole lines."""
         length = 0
         with open(self._path, "rb") as lines:
             for number, line in enumerate(lines, start=1):
@@ -108,5 +109,5 @@ def _line(name: str, caption: str) -> bytes:
     value = {"file_name": name, "caption": caption}
     try:
         return f"{json.dumps(value, ensure_ascii=False)}\n".encode()
-    except UnicodeEncodeError:  # a name whose bytes are not UTF-8; JSON escapes say which
+    except UnicodeEncodeError:  # a file name that is not UTF-8; JSON escapes keep its bytes
         return f"{json.dumps(value)}\n".encode()

@@ -1,4 +1,4 @@
-"""Loads a model and runs its device thread where there is no server."""
+"""Loads a model and runs its device thread without a server."""
 
 import threading
 
@@ -18,7 +18,8 @@ _LAST_WORDS_S = 5.0
 
 @dataclass(frozen=True)
 class Model:
-    """Holds the parts of a warm model. ``largest``: rows that run at once at most; ``backend`` runs them."""
+    """Holds the parts of a warm model. ``largest``: the maximum number of rows in a batch. ``backend``: the backend
+    that runs the model."""
 
     checkpoint: Checkpoint
     engine: Engine
@@ -29,7 +30,8 @@ class Model:
 
 
 class OfflineModel:
-    """A start that is waited for, and an engine that may fail later; ``error`` is why there is none, or no more."""
+    """Starts a model and waits for it. ``error`` is the exception of a failed start, or of an engine that failed
+    later."""
 
     def __init__(self, settings: Settings) -> None:
         self.error: Exception | None = None
@@ -47,19 +49,21 @@ class OfflineModel:
         )
 
     def start(self) -> Model | None:
-        """Load the model and return it when it is warm; None when the start failed."""
+        """Loads the model and returns it when it is warm. Returns None if the start failed."""
         self._device.start()
         self._changed.wait()
         return self._model
 
     def close(self, patience: float | None = None) -> None:
-        """End the device thread once no request is left; wait for that, ``patience`` seconds at most."""
+        """Ends the device thread once no request is left. Waits for its end for at most ``patience`` seconds; None:
+        without a limit."""
         if self._model is not None:
             self._model.engine.stop()
         self._device.join(patience)
 
     def ended(self) -> Exception | None:
-        """Why the engine takes nothing any more, once it has told those who waited; None when it was stopped."""
+        """Returns the error that ended the engine, or None if it was stopped. Waits up to five seconds for the
+        device thread, which first fails the waiting requests."""
         self._device.join(_LAST_WORDS_S)
         return self.error
 

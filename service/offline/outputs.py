@@ -19,30 +19,30 @@ class Output(Protocol):
         """Tells whether the output has the caption of an image already and keeps it."""
 
     def begin(self) -> None:
-        """Called once, before the first caption, when nothing stands in its way."""
+        """Prepares the output. Called once, before the first caption."""
 
     def write(self, image: str, caption: str) -> None:
-        """Raises OSError when this caption, OutputError when no caption can be written."""
+        """Writes a caption. Raises OSError if this caption cannot be written, OutputError if no caption can be."""
 
     def close(self) -> None: ...
 
 
 class PrintedLines:
-    """``path<TAB>caption`` on standard output."""
+    """Prints ``path<TAB>caption`` lines on standard output."""
 
     def holds(self, image: str) -> bool:
         return False
 
     def begin(self) -> None:
-        # The bytes of a name that is not text go out as they came in.
+        # Bytes of a file name that are not valid text are printed unchanged.
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="surrogateescape", line_buffering=True)
 
     def write(self, image: str, caption: str) -> None:
         try:
             print(f"{image}\t{' '.join(caption.splitlines())}")
-        except OSError as error:  # who read them has left, as `head` does
-            # What is still in the buffer must not fail again when the process ends.
+        except OSError as error:  # the reader of the pipe has closed it, as `head` does
+            # The end of the process flushes the buffer: redirected to /dev/null, the flush does not fail again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise OutputError(f"captions cannot be printed: {reason_of(error)}") from error
 
@@ -54,7 +54,7 @@ class Outputs:
     """Writes all outputs of a job, and finds the images that an output lacks."""
 
     def __init__(self, job: Job, found: Found) -> None:
-        """Raises SettingsError where captions are in the way that nobody said to keep or to replace."""
+        """Raises SettingsError if captions exist and the job neither resumes nor overwrites."""
         self._outputs: list[Output] = []
         images = found.images
         if job.sidecar:
@@ -75,7 +75,7 @@ class Outputs:
             output.begin()
 
     def write(self, image: str, caption: str) -> None:
-        """To each output that has none yet. Raises OSError, OutputError."""
+        """Writes a caption to each output that has none of this image. Raises OSError, OutputError."""
         for output in self._outputs:
             if not output.holds(image):
                 output.write(image, caption)

@@ -1,4 +1,4 @@
-"""Shows the progress of a run on standard error: a bar on a terminal, a log line now and then elsewhere."""
+"""Shows the progress of a run on standard error: a bar on a terminal, a log line every ten seconds elsewhere."""
 
 import logging
 import sys
@@ -14,28 +14,30 @@ _SECONDS_BETWEEN_LINES = 10.0
 
 
 class Progress:
-    """Shows nothing; the base of those that do."""
+    """Shows nothing. Base class of the bar and the log lines."""
 
     def begin(self, total: int, what: str) -> None:
-        """The model is ready; `total` images are to be captioned."""
+        """Starts the count of `total` images. Called when the model is ready."""
 
     def advance(self, failed: bool) -> None:
-        """Counts one more image that has its outcome."""
+        """Counts one more image as captioned or failed."""
 
     def close(self) -> None:
-        """Nothing more follows."""
+        """Ends the display."""
 
 
 def open_progress(captions_on_terminal: bool) -> Progress:
-    """A bar where it has the terminal for itself: captions that scroll by there show how far the run is."""
+    """Returns the display for standard error: a bar on a terminal, log lines elsewhere. Returns one that shows
+    nothing if captions scroll on the terminal, as they show the progress themselves."""
     if not sys.stderr.isatty():
         return LoggedProgress()
     return Progress() if captions_on_terminal else BarProgress()
 
 
 def open_bar(console: "Console", *, rate: bool) -> "Bar":
-    """A bar for standard error: done of all, with `rate` how many a second, time taken and left. One line, however
-    narrow: the numbers are whole, the bar is a fifth of the width, and the description is cut to what is left."""
+    """Returns a progress bar: count of total, images a second if `rate`, elapsed time and remaining time. The bar
+    fits one line of any terminal: numbers are never cut, the bar takes a fifth of the width, and the description is
+    cut to the remaining width."""
     from rich.progress import (  # noqa: PLC0415  only for a terminal
         BarColumn,
         MofNCompleteColumn,
@@ -50,7 +52,7 @@ def open_bar(console: "Console", *, rate: bool) -> "Bar":
     from rich.text import Text  # noqa: PLC0415
 
     def nothing() -> Text:
-        return Text(" ")  # beside a column without any width rich expands no other
+        return Text(" ")  # if a column has no width, rich expands no other column
 
     class Done(MofNCompleteColumn):
         def render(self, task: Task) -> Text:
@@ -81,14 +83,14 @@ def open_bar(console: "Console", *, rate: bool) -> "Bar":
         Left(table_column=whole()),
         console=console,
         expand=True,
-        # Standard output is for captions; it is not to be drawn above the bar.
+        # Standard output is for captions: rich must not draw it above the bar.
         redirect_stdout=False,
         speed_estimate_period=60,
     )
 
 
 class LoggedProgress(Progress):
-    """A line every ten seconds: images done, all, failed, images a second, seconds left."""
+    """Logs a line every ten seconds: images done, in total, failed, a second, and the remaining seconds."""
 
     def __init__(self) -> None:
         self._total = self._done = self._failed = 0
@@ -119,7 +121,7 @@ class LoggedProgress(Progress):
 
 
 class BarProgress(Progress):
-    """Done of all, rate, time taken and left; it pulses while the model loads."""
+    """Draws a bar with count, rate, elapsed and remaining time. The bar pulses while the model loads."""
 
     def __init__(self) -> None:
         from rich.console import Console  # noqa: PLC0415  only for a terminal

@@ -1,4 +1,4 @@
-"""Writes each caption as `image.txt` beside `image.jpg`, the form that trainers of image models read."""
+"""Writes the caption of `image.jpg` to `image.txt` beside it, as training tools for image models expect."""
 
 import contextlib
 import errno
@@ -8,32 +8,35 @@ from collections.abc import Iterable
 from snapcap.service.config.reader import SettingsError
 from snapcap.service.offline.failure import Failure, OutputError
 
-# What fails for one image fails for all that follow.
+# An error with one of these codes repeats for every further image: the disk is full or read-only.
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS})
 
 
 class Sidecars:
-    """A text file beside each image, which is there whole or not at all."""
+    """Writes a text file beside each image. A file is either complete or absent."""
 
     def __init__(self, *, resume: bool) -> None:
         self._resume = resume
 
     def holds(self, image: str) -> bool:
-        """Tells whether a sidecar exists and stays. An empty file is none, as a sidecar ends with a newline."""
+        """Tells whether the sidecar exists and is kept. An empty file is no sidecar: a sidecar ends with a
+        newline."""
         return self._resume and _size(sidecar(image)) > 0
 
     def begin(self) -> None:
         pass
 
     def write(self, image: str, caption: str) -> None:
-        """Raises OSError, and OutputError on a disk that is full; then the sidecar is not there, or as it was."""
+        """Writes the sidecar of an image. Raises OSError, and OutputError if the disk is full or read-only; the
+        sidecar is then unchanged."""
         path = sidecar(image)
         folder, name = os.path.split(path)
-        part = os.path.join(folder, f".{name}.part")  # hidden, and the same each time: a killed run leaves one
+        # Hidden; a fixed name, so that killed runs leave one file at most.
+        part = os.path.join(folder, f".{name}.part")
         try:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(part)
-            # A new file, and nothing else that somebody who may write to the folder has put there.
+            # "x" creates a new file: it does not follow a link that another user of the folder has put there.
             with open(part, "x", encoding="utf-8", newline="\n") as file:
                 file.write(f"{caption}\n")
             os.replace(part, path)
@@ -49,12 +52,13 @@ class Sidecars:
 
 
 def sidecar(image: str) -> str:
-    """`a/photo.txt` of `a/photo.jpg`."""
+    """Returns the path of an image's sidecar: `a/photo.txt` for `a/photo.jpg`."""
     return f"{os.path.splitext(image)[0]}.txt"
 
 
 def separate_sidecars(images: Iterable[str]) -> tuple[list[str], list[Failure]]:
-    """The images, but for those whose sidecar would be that of an image before them, as of `a.jpg` and `a.png`."""
+    """Returns the images that have a sidecar of their own, and the failures of the others: `a.png` would share the
+    sidecar of `a.jpg`."""
     owners: dict[str, str] = {}
     kept, failures = [], []
     for image in images:
@@ -70,10 +74,10 @@ def separate_sidecars(images: Iterable[str]) -> tuple[list[str], list[Failure]]:
 
 
 def refuse_existing(images: Iterable[str]) -> None:
-    """Captions that a person may have written are replaced only when that is asked for.
+    """Refuses a run that would replace existing sidecars: a person may have written them.
 
     Raises:
-        SettingsError: a sidecar is there.
+        SettingsError: an image has a sidecar.
     """
     existing = [path for path in map(sidecar, images) if _size(path) > 0]
     if existing:

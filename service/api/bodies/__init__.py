@@ -1,1 +1,1 @@
-"""Reads request bodies within their bounds, and writes replies."""
+"""Reads request bodies under limits, and writes replies."""

@@ -1,7 +1,7 @@
-"""Decodes the base64 of images in JSON and in forms, a piece at a time, letting go of Python's lock in between.
+"""Decodes the base64 of images in JSON and in forms, in pieces, so that Python's lock is released in between.
 
-Clients write base64 in many ways: with line breaks, in the alphabet for URLs, percent-encoded, without padding, as
-a data URI with parameters. All of them are read, wherever an API takes base64.
+Clients write base64 in many forms: with line breaks, in the URL-safe alphabet, percent-encoded, without padding, as
+a data URI with parameters. Every API that takes base64 accepts all of these forms.
 """
 
 import binascii
@@ -20,26 +20,26 @@ _MAX_PARAMETERS = 8192
 _DATA_URI = re.compile(rb"data:.{0,%d}?;base64," % _MAX_PARAMETERS, re.IGNORECASE | re.DOTALL)
 _WHITESPACE = b" \t\n\r\v\f"
 _URL_SAFE = bytes.maketrans(b"-_", b"+/")
-_MOST_PADDING = 3  # some clients append as much as any text may need
+_MOST_PADDING = 3  # some clients append three characters to any text
 
 
 def is_data_uri(text: str) -> bool:
-    """Tells whether the text begins as a data URI does, whitespace before it and percent-encoding aside."""
+    """Tells whether the text begins like a data URI. Leading whitespace and a percent-encoded colon are allowed."""
     return re.match(r"\s{0,1000}data(:|%3A)", text, re.IGNORECASE) is not None
 
 
 def decode_base64(text: str | bytes) -> bytes:
-    """The bytes of base64, or of a base64 data URI; empty where it is neither."""
+    """Returns the bytes of base64 or of a base64 data URI, or b"" if the text is neither."""
     try:
         if isinstance(text, LongText):
             return _decode(_pieces(text.literal))
         return _decode([text if isinstance(text, bytes) else text.encode("ascii")])
-    except ValueError:  # binascii.Error and those of JSON and of Unicode are such
+    except ValueError:  # the base class of binascii.Error, JSONDecodeError and UnicodeError
         return b""
 
 
 def _decode(pieces: Iterable[bytes]) -> bytes:
-    """Raises ValueError."""
+    """Returns the bytes of base64 in pieces. Raises ValueError."""
     found, left, padding = io.BytesIO(), b"", 0
     for piece in _without_head(_plain(pieces)):
         characters, equals, more = piece.partition(b"=")
@@ -52,13 +52,13 @@ def _decode(pieces: Iterable[bytes]) -> bytes:
         found.write(binascii.a2b_base64(text[:whole].translate(_URL_SAFE), strict_mode=True))
     if padding > _MOST_PADDING:
         raise ValueError("more padding than anybody means")
-    if left:  # as many as they are, whether the padding is there or not
+    if left:  # the last 2 or 3 characters; their padding may be missing
         found.write(binascii.a2b_base64(left.translate(_URL_SAFE) + b"=" * (4 - len(left)), strict_mode=True))
     return found.getvalue()
 
 
 def _without_head(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """The base64 of a data URI, or all of what is none."""
+    """Yields the base64 of a data URI, or the whole text if it is no data URI."""
     head = b""
     for piece in pieces:
         head += piece
@@ -69,21 +69,21 @@ def _without_head(pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _plain(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """The pieces without whitespace and percent-encoding."""
+    """Yields the pieces without whitespace, and with percent-encoded characters decoded."""
     left = b""
     for piece in pieces:
         text = left + piece if left else piece
         cut = text.find(b"%", max(len(text) - 2, 0))
-        left = text[cut:] if cut >= 0 else b""  # the beginning of an escape
+        left = text[cut:] if cut >= 0 else b""  # an escape that continues in the next piece
         text = text[: len(text) - len(left)]
         if b"%" in text:
             text = unquote_to_bytes(text)
         yield text.translate(None, _WHITESPACE)
-    yield left  # which is no base64
+    yield left  # an incomplete escape, which fails as base64
 
 
 def _pieces(literal: memoryview) -> Iterator[bytes]:
-    """Decodes the characters between the quotes of a JSON string. Raises ValueError."""
+    """Yields the decoded characters between the quotes of a JSON string, in pieces. Raises ValueError."""
     at = 0
     while at < len(literal):
         piece = bytes(literal[at : at + _PIECE])

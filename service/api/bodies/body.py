@@ -1,4 +1,4 @@
-"""Reads a request body under the limits of its size, of its time, and of the memory of all bodies together."""
+"""Reads a request body under limits of its size, its time, and the memory of all bodies together."""
 
 import asyncio
 import io
@@ -19,14 +19,15 @@ from snapcap.service.memory.bodies import BodyAccount, BodyBudget, body_account,
 T = TypeVar("T")
 # A body that keeps coming at this rate is slow, not stalled. 256 kbit/s.
 MIN_BYTES_PER_S = 32 << 10
-# Below this, parsing costs the event loop less than handing it to a thread.
+# Parsing a body of up to this size takes the event loop less time than handing it to a thread.
 SMALL = 64 << 10
 
 
 @dataclass(frozen=True)
 class BodyLimits:
-    """`max_bytes` of one body. `timeout`: seconds by which it may be behind 32 KiB a second at any moment.
-    `total_timeout`: seconds that it may take at most. `budget`: of all bodies together."""
+    """Holds the limits of bodies. `max_bytes`: maximum size of one body. `timeout`: seconds by which a body may lag
+    behind 32 KiB a second. `total_timeout`: maximum seconds for one body. `budget`: memory of all bodies
+    together."""
 
     max_bytes: int
     timeout: float
@@ -35,10 +36,10 @@ class BodyLimits:
 
 
 class BodyClock:
-    """Until when the rest of a body has to arrive, in seconds of the event loop's clock.
+    """Computes the deadline for the next bytes of a body, in seconds of the event loop's clock.
 
-    What comes faster than it must earns no time for later: a body that stops one byte before its end would have
-    that of all its other bytes."""
+    The deadline is never later than `timeout` from now. Otherwise a body that came fast and then stalled could hold
+    the connection for the time that its bytes have earned."""
 
     def __init__(self, limits: BodyLimits) -> None:
         now = asyncio.get_running_loop().time()
@@ -47,13 +48,13 @@ class BodyClock:
         self.end = min(now + limits.timeout, self._last)
 
     def received(self, count: int) -> None:
-        """Notes that so many bytes have arrived now."""
+        """Moves the deadline, as `count` bytes have arrived now."""
         latest = asyncio.get_running_loop().time() + self._timeout
         self.end = min(self.end + count / MIN_BYTES_PER_S, latest, self._last)
 
 
 async def read_body(request: Request, limits: BodyLimits, pool: Executor) -> bytes:
-    """The whole body, decompressed, which the request's account has.
+    """Returns the whole body, decompressed. The body counts against the request's memory account.
 
     Raises PayloadTooLarge, BodyTimeout, BodyMemoryFull, ClientDisconnected, UnsupportedEncoding and
     InvalidEncoding."""
@@ -63,7 +64,8 @@ async def read_body(request: Request, limits: BodyLimits, pool: Executor) -> byt
 
         codings = codings_of(request.scope["headers"])
     account, clock = open_account(request.scope, limits.budget), BodyClock(limits)
-    # One allocation that grows: of many small ones the allocator would give little back to the system.
+    # The buffer grows as a whole: after many small allocations, the allocator would return little memory to the
+    # system.
     body = io.BytesIO()
     received, more = 0, True
     while more:
@@ -82,7 +84,7 @@ async def read_body(request: Request, limits: BodyLimits, pool: Executor) -> byt
         account.take(len(chunk))
         clock.received(len(chunk))
         body.write(chunk)
-    whole = body.getvalue()  # which is not a copy
+    whole = body.getvalue()  # BytesIO shares its buffer here: no copy
     if not coded or not codings or not whole:
         return whole
     work = partial(decompress, whole, codings, limits.max_bytes, account.take)
@@ -92,15 +94,17 @@ async def read_body(request: Request, limits: BodyLimits, pool: Executor) -> byt
 async def parse_body(
     request: Request, limits: BodyLimits, pool: Executor, parse: Callable[[bytes], T], copies: int = 1
 ) -> T:
-    """What `parse` makes of the body: here, or on a thread where it is large. It may copy all of it so many times,
-    which is counted. Raises what `read_body` and `parse` raise."""
+    """Reads the body and returns the result of `parse`, which runs on a thread of `pool` if the body is large.
+
+    `copies`: number of copies of the body that `parse` may make; they count against the memory account. Raises the
+    errors of `read_body` and of `parse`."""
     return await parse_received(request, await read_body(request, limits, pool), pool, parse, copies)
 
 
 async def parse_received(
     request: Request, body: bytes, pool: Executor, parse: Callable[[bytes], T], copies: int = 1
 ) -> T:
-    """Parses a body that `read_body` has read, as `parse_body` does."""
+    """Returns the result of `parse` for a body that `read_body` has returned. `copies`: see `parse_body`."""
     account = body_account(request.scope)
     if len(body) <= SMALL or account is None:
         return parse(body)
@@ -112,16 +116,16 @@ async def parse_received(
 async def read_multipart(
     request: Request, limits: BodyLimits, pool: Executor, parse: Callable[[list[Part]], T]
 ) -> T:
-    """What `parse` makes of the parts, in their order. Raises what `read_body` and `parse` raise, and
-    InvalidMultipart."""
+    """Returns the result of `parse` for the parts of a multipart body, in order. Raises the errors of `read_body`
+    and of `parse`, InvalidMultipart, and UnsupportedMediaType."""
     boundary = boundary_of(request.headers.get("content-type", ""))
-    # A part is a copy, and an image in base64 becomes another.
+    # Each part is a copy, and decoding an image in base64 makes another.
     return await parse_body(request, limits, pool, lambda body: parse(parse_multipart(boundary, body)), copies=2)
 
 
 async def _on_thread(account: BodyAccount, pool: Executor, work: Callable[[], T], done: Callable[[], object]) -> T:
-    """The result of work on a body. Whoever asks may go: the body stays, and is counted, until a thread has been
-    through with it; then `done` is called."""
+    """Runs work on a body on a thread and returns its result. Calls `done` when the work ends. If the caller is
+    cancelled, the body stays in memory and in the account until then."""
     account.hold()
 
     def ended(_: object) -> None:
@@ -134,9 +138,9 @@ async def _on_thread(account: BodyAccount, pool: Executor, work: Callable[[], T]
 
 
 def _check_head(request: Request, limits: BodyLimits) -> bool:
-    """Whether the body may be compressed. An announced length is refused before a byte is read.
+    """Tells whether the request has a Content-Encoding. Checks Content-Length before the body is read.
 
-    Raises PayloadTooLarge."""
+    Raises PayloadTooLarge if the length exceeds the limit."""
     coded = False
     for name, value in request.scope["headers"]:
         if name == b"content-length" and value.isdigit() and int(value) > limits.max_bytes:

@@ -1,7 +1,7 @@
-"""Decompresses request bodies, as Content-Encoding names their codings, within the bounds of a body.
+"""Decompresses request bodies with a Content-Encoding, within the size limit of a body and a limit of CPU time.
 
-A few bytes may stand for very many. The result is made in small pieces and counted while it grows, and a body whose
-bytes stand for little but take long is given up after a second of the processor.
+A few compressed bytes may expand to very many. The body is therefore decompressed in small pieces, and its size is
+checked before each piece is kept. A body that takes more than a second of CPU time is refused.
 """
 
 import io
@@ -15,15 +15,15 @@ from snapcap.service.limits import DECOMPRESSION_CPU_S
 
 _GZIP, _DEFLATE = "gzip", "deflate"
 _NAMES = {"gzip": _GZIP, "x-gzip": _GZIP, "deflate": _DEFLATE}
-_MOST_CODINGS = 2  # applied one after the other
-_MOST_MEMBERS = 1000  # of a gzip file, each of which has a start of its own
+_MOST_CODINGS = 2  # codings of one body, applied one after the other
+_MOST_MEMBERS = 1000  # members of a gzip file; starting each takes time
 _PIECE = 64 << 10
-# zlib's numbers for what stands around compressed bytes.
+# zlib's `wbits` values, which name the header around the compressed bytes.
 _GZIP_HEAD, _ZLIB_HEAD, _NO_HEAD = 31, 15, -15
 
 
 def codings_of(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, ...]:
-    """The codings of a body in the order in which they were applied, without `identity`.
+    """Returns the codings of a body in the order in which they were applied, without `identity`.
 
     Raises UnsupportedEncoding."""
     named = [value for name, value in headers if name == b"content-encoding"]
@@ -40,10 +40,10 @@ def codings_of(headers: Iterable[tuple[bytes, bytes]]) -> tuple[str, ...]:
 
 
 def decompress(body: bytes, codings: Iterable[str], limit: int, take: Callable[[int], object]) -> bytes:
-    """The body before its codings were applied. `limit`: bytes that it may have. `take` is told the size of each
-    piece before it is kept, and may raise.
+    """Returns the decompressed body. `limit`: its maximum size in bytes. `take`: called with the size of each piece
+    before the piece is kept; may raise to stop.
 
-    Raises InvalidEncoding, PayloadTooLarge and what `take` raises."""
+    Raises InvalidEncoding, PayloadTooLarge and the errors of `take`."""
     deadline = time.thread_time() + DECOMPRESSION_CPU_S
     pieces: Iterator[bytes] = (body[at : at + _PIECE] for at in range(0, len(body), _PIECE))
     for coding in reversed([*codings]):
@@ -65,7 +65,7 @@ def decompress(body: bytes, codings: Iterable[str], limit: int, take: Callable[[
 
 
 def _inflate(pieces: Iterator[bytes], coding: str, deadline: float) -> Iterator[bytes]:
-    """Raises zlib.error, InvalidEncoding, PayloadTooLarge."""
+    """Yields the decompressed pieces of one coding. Raises zlib.error, InvalidEncoding, PayloadTooLarge."""
     start = b""
     while len(start) < 2 and (piece := next(pieces, None)) is not None:
         start += piece
@@ -90,6 +90,6 @@ def _inflate(pieces: Iterator[bytes], coding: str, deadline: float) -> Iterator[
 
 
 def _head_of_deflate(start: bytes) -> int:
-    """RFC 9110 means zlib's format by `deflate`, and some clients send the compressed bytes alone."""
+    """Returns the `wbits` for a `deflate` body. RFC 9110 requires a zlib header, which some clients leave out."""
     is_zlib = len(start) > 1 and start[0] & 15 == zlib.DEFLATED and int.from_bytes(start[:2], "big") % 31 == 0
     return _ZLIB_HEAD if is_zlib else _NO_HEAD

@@ -1,4 +1,4 @@
-"""Cancels work whose client has left."""
+"""Cancels the work of a request when its client disconnects."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -12,11 +12,11 @@ T = TypeVar("T")
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`; when the client leaves first, cancels it and raises ClientDisconnected.
+    """Returns the result of `work`. If the client disconnects first, cancels `work` and raises ClientDisconnected.
 
-    To be called once the body has been read: whatever `receive` gives before the disconnect is dropped."""
-    # In the caller's task, which is cancelled as asyncio.timeout does it: a task for the work would cost more than
-    # most of what the event loop does for a request.
+    The body must have been read before the call: messages from `receive` before the disconnect are dropped."""
+    # The work runs in the caller's task, which is cancelled in the same way as by asyncio.timeout. A task of its
+    # own would cost more than most of the event loop's work for a request.
     leaving = _Leaving(asyncio.current_task())
     watcher = asyncio.ensure_future(_disconnect(receive))
     watcher.add_done_callback(leaving.leave)
@@ -32,7 +32,7 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) ->
 
 
 class _Leaving:
-    """Cancels a task whose client has left, until `end`."""
+    """Cancels a task when its client disconnects, until `end` is called."""
 
     def __init__(self, task: "asyncio.Task[Any] | None") -> None:
         self._task = task
@@ -45,10 +45,11 @@ class _Leaving:
             self._task.cancel()
 
     def end(self) -> bool:
-        """Takes the cancellation back, if there was one. Whether it was the only one.
+        """Undoes the cancellation of `leave`, if there was one. Returns True if `leave` was the only one to cancel
+        the task.
 
-        To remove the callback would not do: that of a watcher that is done has its turn on the loop already, and
-        would cancel whatever the task awaits next, such as sending the reply."""
+        Removing the callback from the watcher would not be enough. The callback of a finished watcher is scheduled
+        on the loop already, and would cancel the next await of the task, such as sending the reply."""
         task, self._task = self._task, None
         return task is not None and self._left and task.uncancel() <= self._before
 

@@ -1,4 +1,4 @@
-"""Reads JSON bodies under the limits of `body.py`, and parses them where that does not hold up the event loop."""
+"""Reads JSON bodies under the limits of `body.py`, and parses large ones on a thread, not on the event loop."""
 
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
@@ -26,7 +26,8 @@ async def read_json(request: Request, limits: BodyLimits, pool: Executor, parse:
 
 
 def json_object(body: bytes, example: str) -> dict[str, Any]:
-    """The JSON object that a body is; `example` shows one. Raises InvalidJson, PayloadTooLarge."""
+    """Returns the JSON object in a body. `example`: an object for the error message. Raises InvalidJson,
+    PayloadTooLarge."""
     document = parse_json(body)
     if not isinstance(document, dict):
         raise InvalidJson(f"The body must be a JSON object, such as {example}.")
@@ -34,7 +35,8 @@ def json_object(body: bytes, example: str) -> dict[str, Any]:
 
 
 def member_object(value: Any, where: str) -> Mapping[str, Any]:
-    """A member that may be left out and is an object otherwise. Raises InvalidOption, which names it ``where``."""
+    """Returns an object member, or {} for None. Raises InvalidOption for other values. ``where``: the member's name
+    in the error."""
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -43,7 +45,8 @@ def member_object(value: Any, where: str) -> Mapping[str, Any]:
 
 
 def image_from_base64(value: Any, member: str) -> bytes:
-    """The bytes of an image from base64 or a base64 data URI. Raises UnprocessableImage, which names the member."""
+    """Returns the bytes of an image from base64 or a base64 data URI. Raises UnprocessableImage, which names the
+    member."""
     data = decode_base64(value) if isinstance(value, str) else b""
     if not data:
         raise UnprocessableImage(f"The member {member} must be base64 text or a base64 data URI.", "not_base64")

@@ -1,7 +1,8 @@
-"""Parses JSON in bounded time: images in it stay where they are, and the size of the rest is limited.
+"""Parses JSON in bounded time: long strings, such as images, are not parsed, and the size of the rest is limited.
 
-The parser of the standard library keeps Python's lock from the first to the last byte, and no other thread runs
-meanwhile. So what makes it slow is counted before: strings, and what is outside of strings.
+The parser of the standard library holds Python's lock from the first to the last byte, so no other thread runs
+meanwhile. Its time depends on the bytes in strings and the bytes outside of strings. Both are counted before
+parsing.
 """
 
 import json
@@ -13,22 +14,22 @@ from snapcap.models.dataclass import dataclass
 from snapcap.service.errors import InvalidJson, PayloadTooLarge
 from snapcap.service.limits import JSON_STRING_BYTES, JSON_STRUCTURE_BYTES
 
-# No text that is not an image's may be as long: a prompt of 10,000 characters fits with each of them escaped.
+# Only the string of an image may be longer. A prompt of 10,000 characters fits, even if each character is escaped.
 LONG = 64 << 10
-_KEPT = 10_001  # more than any text may have
+_KEPT = 10_001  # characters: above the limit of any text, so that the limit still refuses a cut text
 _QUOTE, _BACKSLASH = b'"', b"\\"
-_ESCAPE = 6  # bytes of the longest, such as \u002b
+_ESCAPE = 6  # bytes of the longest escape, such as \u002b
 
 
 class LongText(str):
-    """A long string of a document: as a `str` only its first 10,001 characters. `literal` is all that
-    stands between its quotes, with its escapes."""
+    """Holds a long string of a document. The `str` itself has only the first 10,001 characters. `literal`: the
+    whole text between the quotes, escapes included."""
 
     literal: memoryview
 
     @classmethod
     def of(cls, literal: memoryview) -> "LongText":
-        """Raises ValueError."""
+        """Returns the long string with this literal. Raises ValueError if its beginning is no JSON string."""
         start = bytes(literal[:LONG])
         text = cls(json.loads(f'"{start[: whole_escapes(start)].decode("utf-8", "ignore")}"')[:_KEPT])
         text.literal = literal
@@ -36,7 +37,7 @@ class LongText(str):
 
 
 def parse_json(body: bytes) -> Any:
-    """The document, whose strings of more than 64 KiB are `LongText`. Raises InvalidJson, PayloadTooLarge."""
+    """Returns the document. Its strings of more than 64 KiB are `LongText`. Raises InvalidJson, PayloadTooLarge."""
     try:
         if len(body) <= LONG:
             return _loads(body)
@@ -61,15 +62,15 @@ def whole_escapes(literal: bytes) -> int:
 
 @dataclass(frozen=True)
 class _Spliced:
-    """A document with names in place of its long strings, and what they stand for."""
+    """Holds a document in which random names replace the long strings. `texts`: the strings by these names."""
 
     rest: bytes
     texts: dict[str, LongText]
 
 
 def _splice(body: bytes) -> _Spliced:
-    """Raises ValueError, PayloadTooLarge."""
-    name = secrets.token_hex(16)  # nobody can send it
+    """Replaces the long strings of a document by random names. Raises ValueError, PayloadTooLarge."""
+    name = secrets.token_hex(16)  # a random name, so that no client can send it
     view = memoryview(body)
     pieces: list[bytes] = []
     texts: dict[str, LongText] = {}
@@ -95,7 +96,8 @@ def _splice(body: bytes) -> _Spliced:
 
 
 def _strings(body: bytes) -> Iterator[tuple[int, int, int]]:
-    """Yields the begin and end of each string without its quotes, and its number of quotes, inner ones included."""
+    """Yields the begin and the end of each string, quotes excluded, and its number of quotes, escaped ones
+    included."""
     at = quotes = 0
     while (start := body.find(_QUOTE, at) + 1) > 0:
         at, quotes = start, 1
@@ -110,7 +112,7 @@ def _strings(body: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def _escaped(body: bytes, start: int, end: int) -> bool:
-    """Tells whether an odd number of backslashes stands before `end`, from `start` on. Raises ValueError."""
+    """Tells whether an odd number of backslashes precedes `end`; none before `start` counts. Raises ValueError."""
     if body[end - 1 : end] != _BACKSLASH:
         return False
     before = body[max(start, end - LONG) : end]
@@ -121,7 +123,7 @@ def _escaped(body: bytes, start: int, end: int) -> bool:
 
 
 def _with_texts(document: Any, texts: dict[str, LongText]) -> Any:
-    """The document with the long strings in the places of their names."""
+    """Returns the document with the long strings in place of their names."""
     whole = [document]
     nodes: list[Any] = [whole]
     while nodes:
@@ -135,7 +137,7 @@ def _with_texts(document: Any, texts: dict[str, LongText]) -> Any:
 
 
 def _loads(text: bytes) -> Any:
-    """Raises ValueError, RecursionError."""
+    """Parses JSON in UTF-8 without NaN and Infinity. Raises ValueError, RecursionError."""
     return json.loads(text.decode("utf-8-sig"), parse_constant=_no_constant)
 
 

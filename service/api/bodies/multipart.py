@@ -1,4 +1,4 @@
-"""Parses a multipart/form-data body that is whole in memory: a bounded number of parts, in UTF-8 only."""
+"""Parses a multipart/form-data body in memory: a bounded number of parts, in UTF-8 only."""
 
 import re
 from typing import TYPE_CHECKING
@@ -17,19 +17,20 @@ _MAX_PARTS = 64
 _MAX_BOUNDARY = 70  # RFC 2046
 _MAX_CONTENT_TYPE = 1024
 _MAX_PARAMETERS = 16
-# In quotes a semicolon is a character, and so is a quote behind a backslash.
+# In a quoted value, a semicolon and a quote after a backslash are part of the value.
 _PARAMETER = re.compile(rb';[ \t]*([^;=" \t]*)[ \t]*(?:=[ \t]*(?:"((?:[^"\\]|\\.)*)"[^;]*|([^;]*)))?', re.DOTALL)
 _CHARSET_OF_VALUE = re.compile(rb"\A[\w-]*'[\w-]*'")  # RFC 8187, as in filename*=UTF-8''a.png
 _MAX_PART_HEADERS = 16
 _MAX_PART_HEADER_BYTES = 4096
-# What else Python can decode is not even looked up: some codecs take time that grows with the square of the text.
+# Only these charsets are decoded: some codecs of Python take time that grows with the square of the text.
 _CHARSETS = frozenset({"", "utf-8", "utf8", "us-ascii", "ascii"})
 _CHARSET_FIELD = "_charset_"  # RFC 7578: the charset of fields that do not name theirs
 
 
 @dataclass(frozen=True)
 class Part:
-    """`filename` None: a field, whose `text` is the value. Else a file, of the bytes `data`."""
+    """Holds one part of a form. `filename` None: a field, with the value `text`; otherwise a file with the bytes
+    `data`."""
 
     name: str
     filename: str | None
@@ -42,12 +43,12 @@ class Part:
 
     @property
     def text(self) -> str:
-        """Raises InvalidMultipart when it is not UTF-8."""
+        """Returns the data as text. Raises InvalidMultipart if the data is not UTF-8."""
         return _utf8(self.data, f"The field {self.name[:64]!r}")
 
 
 def boundary_of(content_type: str) -> bytes:
-    """Returns the boundary between the parts. Raises InvalidMultipart, UnsupportedMediaType."""
+    """Returns the boundary that a Content-Type names. Raises InvalidMultipart, UnsupportedMediaType."""
     parameters = _parameters(content_type[:_MAX_CONTENT_TYPE].encode("latin-1", "replace"))
     _check_charset(parameters.get(b"charset", b"").decode("latin-1"))
     boundary = parameters.get(b"boundary", b"")
@@ -57,7 +58,7 @@ def boundary_of(content_type: str) -> bytes:
 
 
 def parse_multipart(boundary: bytes, body: bytes) -> list[Part]:
-    """The parts in order. Raises InvalidMultipart, UnsupportedMediaType."""
+    """Returns the parts in order. Raises InvalidMultipart, UnsupportedMediaType."""
     _check_delimiters(body, b"--" + boundary)
     parts = _Parts()
     limits = {"max_header_count": _MAX_PART_HEADERS, "max_header_size": _MAX_PART_HEADER_BYTES}
@@ -74,7 +75,8 @@ def parse_multipart(boundary: bytes, body: bytes) -> list[Part]:
 
 
 def _check_delimiters(body: bytes, delimiter: bytes) -> None:
-    """Before a parser that looks byte by byte at what follows each of them. Raises InvalidMultipart."""
+    """Limits the number of delimiters before parsing: the parser is slow, as it reads byte by byte after each of
+    them. Raises InvalidMultipart."""
     at = body.find(delimiter)
     for _ in range(_MAX_PARTS + 1):
         if at < 0:
@@ -88,7 +90,7 @@ def _check_delimiters(body: bytes, delimiter: bytes) -> None:
 
 
 class _Parts:
-    """Collects the events of the parser, in one buffer."""
+    """Collects the parts of a form from the events of the parser."""
 
     def __init__(self) -> None:
         self.found: list[Part] = []
@@ -121,7 +123,7 @@ class _Parts:
         self._name = self._value = b""
 
     def _part_data(self, data: bytes, start: int, end: int) -> None:
-        # Once for each part: the body is one buffer.
+        # The parser gets the body as one buffer, so it reports the data of most parts in one event.
         self._data = self._data + data[start:end] if self._data else data[start:end]
 
     def _end_part(self) -> None:
@@ -132,7 +134,8 @@ class _Parts:
         if filename is None:
             parameters = _parameters(self._headers.get(b"content-type", b""))
             _check_charset(parameters.get(b"charset", b"").decode("latin-1"))
-        # A file's name only comes back in the reply; old clients send it in the charset of their machine.
+        # The name of a file is only repeated in the reply, so a name that is not UTF-8, as of old clients, is
+        # accepted.
         shown = None if filename is None else filename.decode("utf-8", "replace")
         self.found.append(Part(_utf8(options[b"name"], "The name of a part"), shown, self._data))
 
@@ -141,7 +144,7 @@ class _Parts:
 
 
 def _parameters(field: bytes) -> dict[bytes, bytes]:
-    """The parameters of a field of a head, by their names in lower case. Raises InvalidMultipart."""
+    """Returns the parameters of a header, by their names in lower case. Raises InvalidMultipart."""
     found: dict[bytes, bytes] = {}
     for number, parameter in enumerate(_PARAMETER.finditer(field)):
         if number == _MAX_PARAMETERS:
@@ -153,11 +156,11 @@ def _parameters(field: bytes) -> dict[bytes, bytes]:
 
 
 def _filename(parameters: dict[bytes, bytes]) -> bytes | None:
-    """The name of a file; None where the part is a field. Old clients spell names that are not ASCII as
+    """Returns the name of a file, or None if the part is a field. Old clients send a name that is not ASCII as
     `filename*`, or in pieces as `filename*0*`."""
     plain = parameters.get(b"filename")
     if plain is not None:
-        # Internet Explorer sent the whole path.
+        # Internet Explorer sends the whole path.
         return plain.rpartition(b"\\")[2] if plain[1:3] == b":\\" or plain[:2] == b"\\\\" else plain
     pieces = [value for name, value in parameters.items() if name.startswith(b"filename*")]
     return unquote_to_bytes(_CHARSET_OF_VALUE.sub(b"", b"".join(pieces), 1)) if pieces else None

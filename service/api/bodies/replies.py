@@ -1,4 +1,4 @@
-"""Writes replies: JSON at once, or server-sent events, whose source is left as soon as the client leaves."""
+"""Writes replies: JSON at once, or server-sent events until the client disconnects."""
 
 import json
 import re
@@ -13,17 +13,17 @@ from snapcap.service.api.bodies.disconnect import unless_disconnected
 from snapcap.service.errors import ClientDisconnected
 
 RawHeaders: TypeAlias = tuple[tuple[bytes, bytes], ...]
-IGNORED = "X-Snapcap-Ignored"  # names what of a request has no part in its caption
+IGNORED = "X-Snapcap-Ignored"  # names the ignored parts of a request
 _MOST_NAMES, _LONGEST_NAME = 16, 64
 _UNSAFE = re.compile(r"[^A-Za-z0-9_.-]")
 _TYPE = (b"content-type", b"application/json")
-# One for all replies: `json.dumps` makes one for each.
+# All replies share this encoder: `json.dumps` with these options would make one for each reply.
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
 def ignored_header(names: Sequence[str]) -> RawHeaders:
-    """The header that names what of a request was ignored, if anything. The names are the client's: they are cut
-    short, and hold no character that means something in a header."""
+    """Returns the header that names the ignored parts of a request, or () if none was ignored. The names come from
+    the client, so they are cut short and characters with a meaning in headers are replaced."""
     distinct = list(dict.fromkeys(_UNSAFE.sub("?", name[:_LONGEST_NAME]) or "?" for name in names))
     more = len(distinct) - _MOST_NAMES
     shown = ", ".join([*distinct[:_MOST_NAMES], *([f"and {more} more"] if more > 0 else [])])
@@ -31,10 +31,10 @@ def ignored_header(names: Sequence[str]) -> RawHeaders:
 
 
 class JsonReply(Response):
-    """A JSONResponse of status 200 whose head is not put together from a mapping of headers."""
+    """Sends JSON with status 200. Faster than Starlette's JSONResponse: takes raw headers, without a mapping."""
 
     def __init__(self, content: Mapping[str, Any] | list[Any], headers: RawHeaders = ()) -> None:
-        # Not the base class's: all that it would do is here.
+        # Sets all attributes that the base class's __init__, which is not called, would set.
         self.status_code = 200
         self.background = None
         self.body = _bytes(content)
@@ -42,18 +42,19 @@ class JsonReply(Response):
 
 
 def _bytes(content: Mapping[str, Any] | list[Any]) -> bytes:
-    """Numbers that JSON does not know are null."""
+    """Returns the content as JSON. Writes NaN and infinity as null."""
     try:
         return _encode(content).encode()
     except ValueError:
-        from pydantic_core import to_json  # noqa: PLC0415  which no start needs
+        from pydantic_core import to_json  # noqa: PLC0415  needed for NaN only
 
         return to_json(content, inf_nan_mode="null")
 
 
 class EventStream(Response):
-    """`events` gives the data of each event. `close` is called at the end, whatever it is; before that `note`, with
-    the error, if the client left: the reply has begun, so nobody else is to handle it."""
+    """Sends server-sent events. `events`: yields the data of each event. `note`: called with the error if the
+    client disconnects; no other code may handle the error, as the reply has begun. `close`: called at the end in
+    any case."""
 
     media_type = "text/event-stream"
 
@@ -64,7 +65,7 @@ class EventStream(Response):
         note: Callable[[ClientDisconnected], object],
         headers: RawHeaders = (),
     ) -> None:
-        # nginx would collect the events until they fill its buffer.
+        # Without X-Accel-Buffering, nginx holds events back until they fill its buffer.
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self.raw_headers.extend(headers)

@@ -1,4 +1,4 @@
-"""Describes /v1/caption and /v1/captions in the OpenAPI document, their options from the table that parses them."""
+"""Describes /v1/caption and /v1/captions in the OpenAPI document. The options come from the parser's table."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ from snapcap.service.errors import ServiceError
 
 _CAPTIONS_PROBLEMS: tuple[type[ServiceError], ...] = (
     *BODY,
-    *(kind for kind in CAPTION if kind is not errors.UnprocessableImage),  # it is an item of the reply
+    *(kind for kind in CAPTION if kind is not errors.UnprocessableImage),  # reported as an item of the reply
     errors.InvalidMultipart,
     errors.TooManyImages,
 )
@@ -31,7 +31,7 @@ _BINARY: Schema = {"type": "string", "format": "binary"}
 
 
 def operations() -> dict[str, dict[str, Any]]:
-    """FastAPI's keywords for each route, by its name."""
+    """Returns FastAPI's keyword arguments for each route, by the name of the route."""
     return {
         "caption": {
             "summary": "Caption an image",

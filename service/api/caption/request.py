@@ -20,9 +20,10 @@ T = TypeVar("T")
 MULTIPART = "multipart/form-data"
 JSON = "application/json"
 TEXT = "text/plain"
-# Which clients send whatever the body is: none, as some of them; `curl --data`; a browser's `fetch` of a text.
+# Media types that clients send for any body: some send none, and `curl --data` or `fetch` with a text set their
+# own.
 UNTYPED = ("", "application/octet-stream", "binary/octet-stream", "application/x-www-form-urlencoded", TEXT)
-# An image of no format begins so. The mark is that of UTF-8.
+# The begin of a JSON object, after an optional UTF-8 byte order mark. No image format begins like this.
 _JSON_OBJECT = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]{0,1000}\{")
 _IMAGE_PARTS = ("image", "images")
 _MEMBERS = ("image", *NAMES)
@@ -30,15 +31,15 @@ _MEMBERS = ("image", *NAMES)
 
 @dataclass(frozen=True)
 class NamedImage:
-    """The bytes of an image file and the file name it came with."""
+    """Holds the bytes of an image file and its file name; "": the client sent no name."""
 
     data: bytes
     filename: str
 
 
 def media_type(request: Request) -> str:
-    """The Content-Type without parameters, in lower case; empty when there is none."""
-    # Not request.headers, which is an object for the whole head: few requests ask for more than this.
+    """Returns the Content-Type without parameters, in lower case, or "" if there is none."""
+    # `request.headers` would make an object for the whole head, and few requests need another header.
     for name, value in request.scope["headers"]:
         if name == b"content-type":
             kind: bytes = value.partition(b";")[0]
@@ -47,17 +48,18 @@ def media_type(request: Request) -> str:
 
 
 def is_json(kind: str) -> bool:
-    """Tells whether a media type is one of JSON's."""
+    """Tells whether a media type stands for JSON."""
     return kind in (JSON, "text/json") or (kind.startswith("application/") and kind.endswith("+json"))
 
 
 async def read_image_or_json(
     request: Request, limits: BodyLimits, pool: Executor, parse: Callable[[bytes], T], others: str = ""
 ) -> T | bytes:
-    """What `parse` makes of a body of JSON, or the body, which is an image. Under a type that says nothing, what
-    begins as an object does is JSON. `others`: media types that the caller reads, for the message.
+    """Returns the result of `parse` for a JSON body, or the bytes of an image body. With a media type in `UNTYPED`,
+    a body that begins like an object is JSON. `others`: further media types that the caller reads, for the error
+    message.
 
-    Raises EmptyBody, UnsupportedMediaType and what `read_json` raises."""
+    Raises EmptyBody, UnsupportedMediaType and the errors of `read_json`."""
     kind = media_type(request)
     if is_json(kind):
         return await read_json(request, limits, pool, parse)
@@ -74,7 +76,8 @@ async def read_image_or_json(
 
 
 async def read_image(request: Request, limits: BodyLimits, pool: Executor) -> tuple[bytes, CaptionOptions]:
-    """The one image of /v1/caption and the options, those in the body over those in the query.
+    """Returns the image and the options of a /v1/caption request. Options in the body override options in the
+    query.
 
     Raises the subclasses of BadRequest that say what is wrong."""
     query = _query_options(request)
@@ -88,7 +91,7 @@ async def read_image(request: Request, limits: BodyLimits, pool: Executor) -> tu
 async def read_images(
     request: Request, limits: BodyLimits, pool: Executor, at_most: int
 ) -> tuple[list[NamedImage], CaptionOptions]:
-    """The parts named image or images of a multipart body, at least one, and the options.
+    """Returns the images and the options of a multipart body: its parts named image or images, at least one.
 
     Raises the subclasses of BadRequest that say what is wrong."""
     query = _query_options(request)
@@ -138,7 +141,7 @@ def _from_form(
 def _named_image(part: Part) -> NamedImage:
     if part.filename is not None:
         return NamedImage(part.data, part.filename)
-    # Some clients give no name for bytes that they have in memory. Pages send what they have drawn as a data URI.
+    # Some clients send no file name for bytes from memory, and web pages send a canvas as a data URI.
     image = decode_base64(part.data) if part.data.isascii() else part.data
     if not image:
         raise MissingImage("The part named image has no file name; send a file part (`-F image=@photo.jpg`).")

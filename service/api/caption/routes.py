@@ -32,7 +32,7 @@ _logger = logging.getLogger("snapcap.access")
 async def caption_of(
     request: Request, captioner: Captioner, limits: BodyLimits, read: Read
 ) -> tuple[CaptionResult, RawHeaders]:
-    """The caption of the one image that `read` finds in the request, and headers of the reply."""
+    """Captions the image that `read` returns for the request. Returns the result and the headers of the reply."""
     with captioner.admit() as permit:
         image, options = await read(request, limits, captioner.pool)
         permit.take()
@@ -43,7 +43,7 @@ async def caption_of(
 
 
 class CaptionRoutes:
-    """The two endpoints over one captioner."""
+    """Serves the two endpoints of the API for one captioner."""
 
     def __init__(self, captioner: Captioner, limits: BodyLimits, metrics: Metrics) -> None:
         self._captioner = captioner
@@ -69,7 +69,7 @@ class CaptionRoutes:
 
         The request fails as a whole only when it is itself bad, or when every image was refused for a reason
         that passes (429, 503, 504), so that clients and load balancers retry it."""
-        self._captioner.admit()  # each image has a permit of its own, once all are here
+        self._captioner.admit()  # refuses early; each image gets a permit of its own after the body is read
         images, options = await read_images(request, self._limits, self._captioner.pool, MAX_IMAGES)
         outcomes = await unless_disconnected(request.receive, self._caption_all(request, images, options))
         errors = [outcome for outcome in outcomes if isinstance(outcome, ServiceError)]

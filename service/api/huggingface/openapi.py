@@ -46,7 +46,7 @@ def _body() -> dict[str, Any]:
 
 
 def operations() -> dict[str, dict[str, Any]]:
-    """FastAPI's keywords for each route, by its name."""
+    """Returns FastAPI's keyword arguments for each route, by the name of the route."""
     found = caption_reply("The caption", "HuggingFaceCaptions")
     return {
         "image_to_text": {

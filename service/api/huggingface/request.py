@@ -1,4 +1,4 @@
-"""Reads an image as Hugging Face's clients send it: the raw body, or base64 in JSON with parameters."""
+"""Reads the requests of Hugging Face clients: the image is the raw body, or base64 in JSON with parameters."""
 
 from collections.abc import Mapping
 from concurrent.futures import Executor
@@ -14,19 +14,21 @@ from snapcap.service.captioning.options import NAMES, CaptionOptions, options_fr
 from snapcap.service.errors import InvalidOption, MissingImage
 
 MAX_LENGTH = "max_length"
-# The names under which clients and older pipelines nest the parameters of generation.
+# Members in which clients and older pipelines nest the parameters of generation.
 NESTED = ("generation_parameters", "generate_kwargs")
 PARAMETERS = (*NAMES, "do_sample", MAX_LENGTH)
 
 
 async def read_huggingface(request: Request, limits: BodyLimits, pool: Executor) -> tuple[bytes, CaptionOptions]:
-    """The image and the options. Raises the subclasses of BadRequest that say what is wrong."""
+    """Returns the image and the options of a request. Raises the subclasses of BadRequest that say what is
+    wrong."""
     found = await read_image_or_json(request, limits, pool, parse_inputs)
     return (found, CaptionOptions(clamp=True)) if isinstance(found, bytes) else found
 
 
 def parse_inputs(body: bytes) -> tuple[bytes, CaptionOptions]:
-    """`{"inputs": base64, "parameters": {…}}`. Raises the subclasses of BadRequest that say what is wrong."""
+    """Parses `{"inputs": base64, "parameters": {…}}`. Raises the subclasses of BadRequest that say what is
+    wrong."""
     given = json_object(body, '{"inputs": "…base64…"}')
     fields = sort_fields(given.items(), ("inputs", "parameters"), PARAMETERS, within="parameters")
     document = dict(fields.known)
@@ -50,14 +52,15 @@ def _options(parameters: Any) -> CaptionOptions:
     sample = given.pop("do_sample", None)
     if sample is not None and not isinstance(sample, bool):
         raise InvalidOption("do_sample", "be true or false")
-    # As transformers has it: do_sample decides, and its temperature is 1 unless another is given.
+    # In transformers do_sample overrides the temperature, and sampling without a temperature uses 1.
     if sample is not None:
         given["temperature"] = given.get("temperature", 1) if sample else 0
     return options_from_json(given, options)
 
 
 def _length(value: Any, options: CaptionOptions) -> CaptionOptions:
-    """`max_length` counts the token that a caption starts with too. `max_new_tokens` wins, as in transformers."""
+    """Returns the options with `max_length`, which counts the start token of a caption too. A later
+    `max_new_tokens` overrides it, as in transformers."""
     try:
         checked = options_from_json({"max_new_tokens": value}, options)
     except InvalidOption as error:

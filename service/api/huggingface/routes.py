@@ -14,7 +14,7 @@ from snapcap.service.captioning.captioner import Captioner
 
 
 class HuggingFaceRoutes:
-    """The two endpoints over one captioner."""
+    """Serves the two endpoints of the API for one captioner."""
 
     def __init__(self, captioner: Captioner, limits: BodyLimits) -> None:
         self._captioner = captioner

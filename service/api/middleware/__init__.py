@@ -1,1 +1,1 @@
-"""Surrounds every request: its id, its key, its errors."""
+"""Wraps every request: gives it an id, checks its key and its origin, and handles its errors."""

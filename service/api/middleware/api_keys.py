@@ -1,4 +1,4 @@
-"""Reads the file of API keys, and checks the keys that clients show."""
+"""Reads the file of API keys, and checks the keys that clients send."""
 
 import hashlib
 import hmac
@@ -11,12 +11,13 @@ from pathlib import Path
 from snapcap.service.config.reader import SettingsError
 
 _logger = logging.getLogger("snapcap.server")
-# What a bearer token may consist of (RFC 6750, b64token).
+# The syntax of a bearer token (RFC 6750, b64token).
 _KEY = re.compile(r"[A-Za-z0-9\-._~+/]+=*")
 
 
 class ApiKeys:
-    """Keeps digests only. A look-up takes as long whatever key is shown and whichever it equals."""
+    """Checks keys against digests; keeps no key. The time of a check does not depend on the sent or the matching
+    key."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = tuple(hashlib.sha256(key.encode()).digest() for key in keys)
@@ -31,10 +32,10 @@ class ApiKeys:
 
 
 def read_api_keys(file: Path) -> ApiKeys:
-    """Reads one key a line. Empty lines and lines that begin with # do not count.
+    """Reads one key a line. Skips empty lines and lines that begin with #.
 
-    Raises SettingsError when it cannot be read, a line is no key, or there is none. Logs a warning when everybody
-    may read the file."""
+    Raises SettingsError if the file cannot be read, a line is not a key, or the file has no key. Logs a warning if
+    all users of the machine may read the file."""
     try:
         lines = file.read_text("utf-8").splitlines()
         mode = file.stat().st_mode
@@ -47,7 +48,7 @@ def read_api_keys(file: Path) -> ApiKeys:
         if not key or key.startswith("#"):
             continue
         if not _KEY.fullmatch(key):
-            # Not the line itself: this goes to a log.
+            # The message leaves the line out: messages go to a log.
             raise SettingsError(
                 f"--api-key-file {file} line {number} is not a key: use letters, digits and -._~+/ only"
             )

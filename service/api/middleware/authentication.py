@@ -1,6 +1,6 @@
-"""Refuses requests without a valid API key before anything else of them is read.
+"""Refuses requests without a valid API key before their bodies are read.
 
-`api_keys.py` is imported only by a server that has keys.
+Only a server with keys imports `api_keys.py`.
 """
 
 from typing import TYPE_CHECKING
@@ -12,14 +12,16 @@ from snapcap.service.errors import Unauthorized
 if TYPE_CHECKING:
     from snapcap.service.api.middleware.api_keys import ApiKeys
 
-# Probes cannot send a key. The pages are the same on every server, and a browser opens them without one.
+# Probes cannot send a key. Browsers open pages without a key, and the pages hold no secret: all servers have the
+# same.
 _PROBES = frozenset({"/livez", "/readyz", "/health", "/v2/health/live", "/v2/health/ready"})
 OPEN_PATHS = _PROBES | {"/", "/docs", "/openapi.json"}
 _BEARER = b"bearer "
 
 
 class Authentication:
-    """ASGI middleware: `Authorization: Bearer KEY`, or Unauthorized before anything of the request is read."""
+    """Requires the header `Authorization: Bearer KEY`; otherwise raises Unauthorized before the body is read. ASGI
+    middleware."""
 
     def __init__(self, app: ASGIApp, keys: "ApiKeys") -> None:
         self._app = app

@@ -1,7 +1,7 @@
-"""Lets pages of the origins that the operator named ask this server (CORS), and read what it answers.
+"""Lets pages of allowed origins send requests to this server and read the replies (CORS).
 
-It is around everything else: a browser shows a page no reply without these headers, so refusals have them too, and
-it asks beforehand (a preflight) without a key. Imported only where an origin is allowed.
+This is the outermost middleware. A browser hides a reply without CORS headers from the page, so refusals need them
+too, and its preflight requests have no key. The module is imported only if the operator allows an origin.
 """
 
 import time
@@ -21,9 +21,9 @@ from snapcap.service.telemetry.metrics import Metrics
 from snapcap.service.telemetry.trace_context import TRACE_ID_HEADER
 
 API = "preflight"  # the label of preflights in metrics
-MAX_AGE_S = 3600  # for which a browser need not ask again; Chromium takes two hours at most
+MAX_AGE_S = 3600  # how long a browser may cache a preflight; Chromium caches for two hours at most
 _METHODS = ("GET", "HEAD", "POST")
-# Besides those that every page may read.
+# The response headers a page may read, besides those that any page may read.
 _READABLE = (
     HEADER,
     TRACE_ID_HEADER,
@@ -36,14 +36,14 @@ _READABLE = (
 
 
 class CrossOrigin(CORSMiddleware):
-    """ASGI middleware: Starlette's, whose preflights have an id, are counted and logged as requests are, and say
-    what is wrong as a problem.
+    """Extends Starlette's ASGI middleware: preflights have an id, are counted and logged like requests, and are
+    refused with a problem.
 
-    Keys are sent in a header that the page sets itself, so cookies and the like (credentials, to a browser) are
-    never allowed. Any header may be sent: clients have many of their own."""
+    Credentials in the browser's sense, such as cookies, are never allowed: a page sends its key in a header that it
+    sets itself. All request headers are allowed, as clients send many of their own."""
 
     def __init__(self, app: ASGIApp, origins: Sequence[str], metrics: Metrics) -> None:
-        """`origins`: as `scheme://host:port`, or "*" for every one."""
+        """`origins`: allowed origins, each as `scheme://host:port`, or "*" for any origin."""
         super().__init__(
             app,
             allow_origins=frozenset(origins),
@@ -51,7 +51,8 @@ class CrossOrigin(CORSMiddleware):
             allow_headers=("*",),
             expose_headers=_READABLE,
             max_age=MAX_AGE_S,
-            # A page of a public site may ask a server in a private network only where somebody named that site.
+            # "*" does not let pages of public sites reach a server in a private network: a site must be named for
+            # that.
             allow_private_network=EVERY_ORIGIN not in origins,
         )
         self._metrics = metrics
@@ -73,7 +74,7 @@ class CrossOrigin(CORSMiddleware):
             self._log.write(scope, API, response.status_code, began, ended, captions=False)
 
     def _answer(self, scope: Scope, asks: Headers) -> Response:
-        """204, or a problem with 403 that the log's line names."""
+        """Returns the reply to a preflight: 204, or 403 with a problem, which it notes for the log line."""
         response = self.preflight_response(asks)
         kept = {**_kept(response), HEADER: request_id(scope)}
         if response.status_code == 200:
@@ -87,5 +88,5 @@ class CrossOrigin(CORSMiddleware):
 
 
 def _kept(response: Response) -> dict[str, str]:
-    """The headers that are about origins."""
+    """Returns the headers of a response that concern CORS."""
     return {name: value for name, value in response.headers.items() if name.startswith(("access-control", "vary"))}

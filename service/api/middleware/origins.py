@@ -1,9 +1,9 @@
-"""Decides what pages of other origins may ask, and writes the headers by which they may read a refusal.
+"""Decides which requests from pages of other origins are refused, and writes the CORS headers of early refusals.
 
-A browser lets any page send some requests to any server without asking beforehand, and a page whose name is made to
-lead to this server's address (DNS rebinding) is of the same origin to it. So requests are refused by what a browser
-says of the page, and by the name under which it reaches the server. What the application answers to pages that may
-ask has its headers from `cross_origin.py`.
+A browser lets any page send some requests to any server without a preflight. With DNS rebinding, the host name of a
+foreign page resolves to this server's address, so that the browser treats both as the same origin. Therefore
+requests are refused by the headers with which a browser describes the page, and by the host name in the request.
+`cross_origin.py` writes the CORS headers of all other replies.
 """
 
 import re
@@ -14,10 +14,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from snapcap.service.errors import HostRefused, OriginRefused
 
 EVERY_ORIGIN = EVERY_HOST = "*"
-_READS = frozenset({"GET", "HEAD", "OPTIONS"})  # a page of another origin cannot see what they return
-# Orchestrators and scrapers ask by whatever name they know, and the replies hold nothing of any client.
+_READS = frozenset({"GET", "HEAD", "OPTIONS"})  # a page of another origin cannot see the reply
+# Orchestrators and scrapers may use any name of the server, and the replies contain no data of clients.
 _BY_ANY_NAME = frozenset({"/livez", "/readyz", "/health", "/v2/health/live", "/v2/health/ready", "/metrics"})
-# Addresses, and names that nobody can register: of one label, of this machine, of a Service in Kubernetes.
+# IP addresses, and names that nobody can register: single labels, *.localhost, and Kubernetes Services.
 _OWN_NAME = re.compile(
     r"[0-9.]{1,15}|\[[0-9a-f:.]{2,45}\]|[a-z0-9_-]{1,63}"
     r"|[a-z0-9._-]{1,253}\.localhost|[a-z0-9._-]{1,253}\.svc(\.cluster\.local)?"
@@ -27,11 +27,11 @@ _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 
 def origin_headers(origin: bytes | None, allowed: Collection[str]) -> Mapping[str, str]:
-    """For a reply that says nothing but why a request is refused, as far as its `Origin` is known by then.
+    """Returns the CORS headers of an early refusal.
 
     Args:
-        origin: the value of that header; None where there is none, or its head has not come so far.
-        allowed: as `scheme://host:port`, or "*" for every one.
+        origin: the value of the `Origin` header; None if it is missing or has not been received yet.
+        allowed: allowed origins, each as `scheme://host:port`, or "*" for any origin.
     """
     if EVERY_ORIGIN in allowed:
         return {"access-control-allow-origin": EVERY_ORIGIN}
@@ -43,17 +43,18 @@ def origin_headers(origin: bytes | None, allowed: Collection[str]) -> Mapping[st
 
 
 class PageGuard:
-    """ASGI middleware: refuses a request of a page that may not ask before anything else of it is read."""
+    """Refuses requests of pages that are not allowed, before their bodies are read. ASGI middleware."""
 
     def __init__(self, app: ASGIApp, origins: Collection[str], hosts: Collection[str] | None) -> None:
-        """`origins`: whose pages may ask, as `scheme://host:port`, or "*". `hosts`: names by which the server may
-        be reached besides its own, "*.example.com" for all within; None: any name."""
+        """`origins`: allowed origins, each as `scheme://host:port`, or "*". `hosts`: host names accepted besides
+        the server's own; "*.example.com" accepts all subdomains; None: any name."""
         self._app = app
         self._origins = frozenset(origins)
         self._hosts = None if hosts is None else frozenset(hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises HostRefused, OriginRefused, and what the application raises."""
+        """Passes an allowed request on. Raises HostRefused, OriginRefused, and the exceptions of the
+        application."""
         if scope["type"] == "http":
             self._check(scope)
         await self._app(scope, receive, send)
@@ -63,7 +64,7 @@ class PageGuard:
         for name, value in scope["headers"]:
             if name == b"host":
                 host = value.decode("latin-1").lower()
-            # A browser sends one of each. Several are joined, which is the name of no origin and of no site.
+            # A browser sends each header once. Several values are joined, so that they match no origin and no site.
             elif name == b"origin":
                 origin += ("," if origin else "") + value.decode("latin-1")
             elif name == b"sec-fetch-site":
@@ -76,7 +77,7 @@ class PageGuard:
             return
         if EVERY_ORIGIN in self._origins or origin in self._origins:
             return
-        # Only over https and on localhost a browser says of which site the page is.
+        # A browser sends Sec-Fetch-Site only over https and to localhost.
         if site or not _is_same(origin, (host, forwarded)):
             raise OriginRefused(origin or f"a {site} page", "origin")
 
@@ -88,8 +89,8 @@ class PageGuard:
 
 
 def _is_same(origin: str, hosts: Collection[str]) -> bool:
-    """Whether an origin is that of a server which is reached by one of these names. A proxy may speak TLS for it,
-    or name it in X-Forwarded-Host, which a page cannot set without asking beforehand."""
+    """Tells whether an origin has one of these host names. The scheme does not matter, as a proxy may terminate
+    TLS. A proxy may put the name in X-Forwarded-Host, which a page cannot set without a preflight."""
     scheme, _, authority = origin.partition("://")
     default = _DEFAULT_PORTS.get(scheme, "-")
     return any(host and authority.removesuffix(default) == host.removesuffix(default) for host in hosts)

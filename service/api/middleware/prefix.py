@@ -1,4 +1,4 @@
-"""Knows under which prefix of paths a client reaches the server, where a proxy serves it under one."""
+"""Finds the path prefix under which a client reaches the server through a proxy."""
 
 from starlette.types import Scope
 
@@ -10,10 +10,10 @@ _NAME = HEADER.lower().encode()
 
 
 def prefix_of(scope: Scope) -> str:
-    """The prefix that was set, such as "/cap", or else the one that a proxy names in X-Forwarded-Prefix.
+    """Returns the configured prefix, such as "/cap", or else the prefix in X-Forwarded-Prefix, or "".
 
-    Any client can send that header, so it is used only where it is a plain path, and a cache must not keep a reply
-    with it for another client."""
+    Any client can send X-Forwarded-Prefix. The value is used only if it is a plain path, and a reply that contains
+    it must not be cached for other clients."""
     noted: str = scope["state"].get(PREFIX, "")
     if noted:
         return noted

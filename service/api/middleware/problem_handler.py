@@ -1,6 +1,7 @@
-"""Handles the exceptions of the application: counts them, logs what is our fault, lets the API spell them.
+"""Handles the exceptions of the application: counts them, logs internal errors, and renders the error response.
 
-`RequestScope` has one for what a request raises, and the OpenAI API for what ends a stream that has begun.
+`RequestScope` passes it the exceptions of requests. The OpenAI API passes it the exceptions that end a
+stream after its first byte.
 """
 
 import logging
@@ -19,20 +20,20 @@ _logger = logging.getLogger("snapcap.access")
 
 
 class ProblemHandler:
-    """Any exception in, the error of the request's API out."""
+    """Turns any exception into an error response in the shape of the request's API."""
 
     def __init__(self, metrics: Metrics, apis: Apis) -> None:
         self._metrics = metrics
         self.apis = apis
 
     async def __call__(self, request: Request, error: Exception) -> Response:
-        """The reply."""
+        """Notes the error and returns the error response."""
         failure = self.note(request, error)
         path = request.scope["path"]
         return self.apis.of(request.method, path).shape.response(failure, path, request_id(request.scope))
 
     def note(self, request: Request, error: Exception) -> ServiceError:
-        """Count it, log it if it is our fault, and say what the client may know."""
+        """Counts the error, logs it if it is internal, and returns the error that the client may see."""
         failure = as_service_error(error)
         self._metrics.count_rejection(failure)
         note_refusal(request.scope, failure)

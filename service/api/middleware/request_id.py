@@ -1,6 +1,6 @@
-"""Gives each request its id: the client's if it is usable, else a new one; and the trace that its caller names.
+"""Gives each request its id, and reads the id of the trace that the client names.
 
-What answers a request and what logs it import this, on a connection too.
+The client's X-Request-Id is the id if it is valid; otherwise the id is random.
 """
 
 import random
@@ -16,7 +16,7 @@ _VISIBLE_ASCII = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
 def identify(scope: Scope) -> str:
-    """Gives the request its id and returns it."""
+    """Gives the request an id and returns the id. Notes the trace id of the `traceparent` header."""
     given: bytes | None = None
     parents: list[bytes] = []
     for name, value in scope["headers"]:
@@ -25,9 +25,9 @@ def identify(scope: Scope) -> str:
         elif name == TRACEPARENT:
             parents.append(value)
     state = scope.setdefault("state", {})
-    if len(parents) == 1:  # of several none is to be believed
+    if len(parents) == 1:  # several headers contradict each other, so none is used
         state["trace_id"] = trace_id_of(parents[0])
-    # Not os.urandom: a system call lets go of Python's lock, and then waits behind the decode threads for it.
+    # os.urandom is a system call that releases Python's lock, and would wait for the decode threads to get it back.
     usable = given is not None and _VISIBLE_ASCII.fullmatch(given)
     identity = given.decode("ascii") if given is not None and usable else f"{random.getrandbits(128):032x}"
     state["request_id"] = identity
@@ -35,12 +35,12 @@ def identify(scope: Scope) -> str:
 
 
 def request_id(scope: Scope) -> str:
-    """The id that the request was given."""
+    """Returns the id that `identify` gave the request."""
     value: str = scope["state"]["request_id"]
     return value
 
 
 def trace_id(scope: Scope) -> str | None:
-    """The trace that the request belongs to, if it does to one: 32 hexadecimal digits."""
+    """Returns the id of the trace that the request belongs to, 32 hexadecimal digits, or None without a trace."""
     value: str | None = scope["state"].get("trace_id")
     return value

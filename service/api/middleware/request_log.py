@@ -1,4 +1,4 @@
-"""Writes the log's line of a request, from what those who handled it have noted."""
+"""Writes the log line of a request, from the notes of the code that handled it."""
 
 import logging
 import time
@@ -12,14 +12,14 @@ from snapcap.service.errors import ServiceError
 from snapcap.service.limits import REJECTED
 from snapcap.service.telemetry.logs import ACCESS
 
-# In which a probe that gets 503 again and again has one line.
+# Seconds between two log lines of a probe that keeps getting 503.
 SECONDS_BETWEEN_PROBES = 60.0
 _CAPTIONS, _WHY = "captions", "why"
 _logger = logging.getLogger(ACCESS)
 
 
 def new_caption(scope: Scope) -> CaptionTimes:
-    """The times of one more caption of this request, which its line adds up."""
+    """Returns the empty times of one more caption of this request. The log line includes them."""
     times = CaptionTimes()
     scope["state"].setdefault(_CAPTIONS, []).append(times)
     return times
@@ -32,23 +32,25 @@ def captions_of(scope: Scope) -> list[CaptionTimes]:
 
 
 def note_refusal(scope: Scope, error: ServiceError) -> None:
-    """Why the request is refused: the code of the error, and its option, reason or phase."""
+    """Notes why the request is refused, for its log line: the code of the error, and its option, reason or
+    phase."""
     scope["state"][_WHY] = {"code": error.code, **error.extras}
 
 
 def code_of(scope: Scope) -> str | None:
-    """The code of the error by which the request is refused, if it is."""
+    """Returns the code of the error that the request was refused with, or None."""
     code: str | None = scope["state"].get(_WHY, {}).get("code")
     return code
 
 
 def note_state(scope: Scope, state: str, phase: str) -> None:
-    """Notes the state and the phase that a probe was told, for the log's line."""
+    """Notes the state and the phase in the reply to a probe, for its log line."""
     scope["state"][_WHY] = {"state": state, "phase": phase}
 
 
 class _Failing:
-    """A probe that gets 503: the state it was told, when that last had a line, and how many had none since."""
+    """Holds the last 503 of a probe with a log line: the state in the reply, its moment, and the number of probes
+    without a line since."""
 
     def __init__(self, state: object, at: float) -> None:
         self.state = state
@@ -57,25 +59,25 @@ class _Failing:
 
 
 class RequestLog:
-    """Logs one line for each request that captions or fails. Probes and pages have a line for debugging.
+    """Logs one line for each request that captions or fails. Other requests, probes and pages, are logged as DEBUG.
 
-    Where a probe gets 503 there is a line when that begins, when the state that it is told changes, once a minute,
-    and when it is over: those who probe ask every second or two."""
+    A probe that gets 503 is logged when the 503s begin, when the state in the reply changes, once a minute, and
+    when they end: orchestrators probe every second or two."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._failing: dict[str, _Failing] = {}  # by API
 
     def write(self, scope: Scope, api: str, status: int, began: float, ended: float, *, captions: bool) -> None:
-        """The line of a request that has `ended`, both moments of `time.monotonic`. `captions`: whether its API
-        does."""
+        """Logs the line of a request. `began`, `ended`: moments of `time.monotonic`. `captions`: the API of the
+        request captions."""
         level, left_out = self._level(scope, api, status, captions)
         if not _logger.isEnabledFor(level):
             return
         state = scope["state"]
         line: dict[str, object] = {
             "method": scope["method"],
-            # As it was sent: a decoded one may hold line breaks.
+            # The path as sent: a decoded path may contain line breaks.
             "path": scope.get("raw_path", b"").decode("ascii", "replace") or "/",
             "status": status,
             "ms": round((ended - began) * 1000, 1),
@@ -93,12 +95,12 @@ class RequestLog:
             line["trace_id"] = trace
         if left_out is not None:
             line["left_out"] = left_out
-        # Not `log`, which looks through the stack for who calls it: that costs as much as all of the above.
+        # `Logger.log` would search the stack for the caller, which costs as much time as all lines above.
         fields = {"fields": line}
         _logger.handle(_logger.makeRecord(ACCESS, level, "", 0, "request", (), None, extra=fields))
 
     def _level(self, scope: Scope, api: str, status: int, captions: bool) -> tuple[int, int | None]:
-        """Returns the level of the line, and how many such lines were left out before it."""
+        """Returns the level of the line, and the number of lines left out before it, or None."""
         if scope["method"] in ("GET", "HEAD"):
             if status == 503:
                 return self._level_of_failing(api, scope["state"].get(_WHY, {}).get("state"))
@@ -116,8 +118,8 @@ class RequestLog:
 
 
 def _add_spent(line: dict[str, object], captions: list[CaptionTimes], ended: float) -> None:
-    """The tokens of all, and how long the one that waited longest did, where that is known: of an image that cannot
-    be decoded it is not, unless it was given up while it waited."""
+    """Adds the tokens of all captions and the longest wait of one to a line. The wait is unknown for an image that
+    could not be decoded, unless the request was given up while the image waited."""
     known = line.get("code") in REJECTED
     tokens, waited = 0, -1.0
     for each in captions:

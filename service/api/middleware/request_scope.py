@@ -1,4 +1,4 @@
-"""Wraps every request: gives it an id, counts and logs it, and replies whatever happens."""
+"""Wraps every request: gives it an id, counts and logs it, and answers any exception."""
 
 import time
 
@@ -15,24 +15,24 @@ from snapcap.service.telemetry.metrics import Metrics
 from snapcap.service.telemetry.trace_context import TRACE_ID_HEADER
 from snapcap.service.telemetry.tracing import Tracing
 
-PREFIX = "prefix"  # of a request's state: what the operator or the host of the application has before all paths
+PREFIX = "prefix"  # key in the request's state: the path prefix set by the operator or the host application
 _HEADER = HEADER.lower().encode()
 _TRACE_HEADER = TRACE_ID_HEADER.lower().encode()
 
 
 class RequestScope:
-    """ASGI middleware. Requests that caption are counted as in flight; the others are probes and pages.
+    """Wraps an ASGI application. Counts caption requests as in flight; other requests are probes and pages.
 
-    Exceptions end here, so that every reply has an id and uvicorn has nothing to log."""
+    Exceptions end here, so that every reply has an id and the HTTP server logs none."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics, handler: ProblemHandler, root_path: str = "") -> None:
-        """`root_path`: under which a proxy serves all paths, and which it may leave in them."""
+        """`root_path`: the prefix under which a proxy serves all paths. Requests may contain the prefix or not."""
         self._app = app
         self._metrics = metrics
         self._handler = handler
         self._root_path = root_path
         self._log = RequestLog()
-        self.tracing: Tracing | None = None  # it is imported late
+        self.tracing: Tracing | None = None  # set later: its module is imported after /livez answers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -70,7 +70,7 @@ class RequestScope:
                 account.release()
             if api.captions:
                 self._metrics.requests_in_flight.dec()
-            status = 499 if status is None else status  # cancelled at the end of the grace period
+            status = 499 if status is None else status  # cancelled when the grace period ended
             ended = time.monotonic()
             self._metrics.request_ended(api.label, status, ended - began, captions=api.captions)
             if span is not None:
@@ -79,14 +79,14 @@ class RequestScope:
 
 
 def _routed(scope: Scope, root_path: str) -> Scope:
-    """As routes know it: HEAD is GET whose body the server leaves out, and a host or a proxy may have the
-    application under a prefix."""
+    """Returns the scope for the routes: without the prefix of a host or proxy, and with GET for HEAD. The server
+    leaves out the body of a reply to HEAD."""
     prefix = scope.get("root_path", "").rstrip("/") or root_path
     if not prefix and scope["method"] != "HEAD":
         return scope
     scope["state"][PREFIX] = prefix
     method = "GET" if scope["method"] == "HEAD" else scope["method"]
     path = scope["path"]
-    if f"{path}/".startswith(f"{prefix}/"):  # and not one that only begins with the same letters
+    if f"{path}/".startswith(f"{prefix}/"):  # "/caption" does not have the prefix "/cap"
         path = path.removeprefix(prefix) or "/"
     return {**scope, "method": method, "path": path, "root_path": ""}

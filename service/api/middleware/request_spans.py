@@ -1,4 +1,4 @@
-"""Gives a request its span, under the one that its headers name, and tells that what was done for the request."""
+"""Begins the trace span of a request, as a child of the span that its headers name, and ends it with attributes."""
 
 import time
 
@@ -13,9 +13,9 @@ _TRACEPARENT = "traceparent"
 
 
 def begin_span(tracing: Tracing, scope: Scope) -> RequestSpan:
-    """The request belongs to the span's trace from now on."""
+    """Begins and returns the span of a request. The request belongs to the trace of the span from now on."""
     headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-    if trace_id(scope) is None:  # there was none that is valid, or several
+    if trace_id(scope) is None:  # no valid `traceparent`, or several
         headers.pop(_TRACEPARENT, None)
     span = tracing.begin(scope["method"], headers)
     scope["state"]["trace_id"] = span.trace_id
@@ -23,7 +23,7 @@ def begin_span(tracing: Tracing, scope: Scope) -> RequestSpan:
 
 
 def end_span(span: RequestSpan, scope: Scope, status: int) -> None:
-    """The request is over."""
+    """Ends the span of a request, with its attributes and a child span for each phase of its captions."""
     now, route = time.monotonic(), scope["state"].get(ROUTE, "").replace(":path}", "}")
     captions = captions_of(scope)
     attributes: dict[str, str | int] = {

@@ -1,4 +1,4 @@
-"""Fetches images from URLs, connecting only to addresses of the host that were checked."""
+"""Fetches images from URLs. Connects only to addresses that were checked after the lookup of the host name."""
 
 import asyncio
 import functools
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 MAX_REDIRECTS = 3
 _CHUNK = 64 << 10
-# AVIF and HEIC are the last to be asked for: they take long to decode, and not every installation reads them.
+# AVIF and HEIC have a lower quality value in Accept: they take long to decode, and not every installation reads
+# them.
 _LAST = ("image/avif", "image/heic")
 _ACCEPT = ",".join(f"{name};q=0.5" if name in _LAST else name for name in (*MEDIA_TYPES, "*/*;q=0.1"))
 _LONGEST_SHOWN = 200  # characters of a URL in a message
@@ -31,13 +32,13 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
 async def resolve(host: str, port: int) -> list[str]:
-    """The addresses of a name. Raises OSError."""
+    """Returns the IP addresses of a host name. Raises OSError."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=1)
     return list(dict.fromkeys(str(address[4][0]) for address in found))
 
 
 class ImageFetcher:
-    """GET of the allowed hosts' images, under the limits that bodies have."""
+    """Fetches images from allowed hosts, under the limits of request bodies."""
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class ImageFetcher:
         self._hosts = hosts
         self._limits = limits
         self._resolve = resolve
-        self._tls = functools.cache(tls)  # it reads the certificates, 20 ms
+        self._tls = functools.cache(tls)  # cached: reading the certificates takes 20 ms
         self._running = 0
 
     @property
@@ -58,7 +59,7 @@ class ImageFetcher:
         return bool(self._hosts)
 
     async def fetch(self, url: str, account: BodyAccount | None = None) -> bytes:
-        """The image at the URL, which the account then has.
+        """Returns the bytes of the image at a URL. The bytes count against `account`.
 
         Raises ImageUrlRefused, ImageNotFetched, ImageFetchesFull, BodyMemoryFull."""
         target = self._hosts.target(url)
@@ -86,14 +87,14 @@ class ImageFetcher:
         raise ImageNotFetched(f"The image URL redirects more than {MAX_REDIRECTS} times.")
 
     async def _get(self, target: Target, deadline: asyncio.Timeout, account: BodyAccount | None) -> bytes | str:
-        """The body, or where it is instead."""
+        """Returns the body of the reply, or the location that it redirects to."""
         reader, writer = await self._open(target)
         try:
             return await self._exchange(target, reader, writer, deadline, account)
         except (OSError, EOFError):
             raise ImageNotFetched(f"{target.authority} closed the connection before the image was there.") from None
         finally:
-            # Not closed: that waits for the other side, which is not needed any more.
+            # `abort` does not wait, unlike `close`, which would wait until the host has closed the connection.
             writer.transport.abort()
 
     async def _open(self, target: Target) -> Streams:
@@ -164,7 +165,8 @@ def _joined(url: str, location: str) -> str:
 
 
 def _shown(url: str) -> str:
-    """The redirect's URL for a message, without a query or a password, which may be a secret of the host's."""
+    """Returns the URL of a redirect for an error message, without query and password: both may be secrets of the
+    host."""
     scheme, separator, rest = re.split(r"[?#]", url, maxsplit=1)[0].partition("://")
     host, slash, path = rest.partition("/")
     return f"{scheme}{separator}{host.rpartition('@')[2]}{slash}{path}"[:_LONGEST_SHOWN]

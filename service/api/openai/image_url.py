@@ -1,7 +1,8 @@
-"""Decides which image URLs may be fetched: those of hosts that the operator has named, at public addresses.
+"""Decides which image URLs may be fetched: the host must be allowed by the operator and have public addresses.
 
-A server that fetches what a client names can be made to read what only the server can reach. So the host must be on
-the list, every address that its name has must be public, and `image_fetcher.py` connects to one that was checked.
+A client could otherwise make the server read resources that only the server can reach. Therefore the host must be
+on the operator's list, all addresses of its name must be public, and `image_fetcher.py` connects to a checked
+address.
 """
 
 import ipaddress
@@ -17,7 +18,7 @@ _MAX_URL = 8192  # characters, once they are percent-encoded
 _MAX_HOST = 253
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _ASCII = "".join(map(chr, range(0x21, 0x7F)))
-# Addresses that a gateway on the way turns into an IPv4 address, whatever that is: NAT64, and 6to4 relays.
+# Networks whose gateways translate an address into any IPv4 address, also a private one: NAT64, and 6to4 relays.
 _GATEWAYS = tuple(ipaddress.ip_network(each) for each in ("64:ff9b::/96", "64:ff9b:1::/48", "192.88.99.0/24"))
 _FORBIDDEN = "Image URLs are not fetched by this server; send the image as a data URI."
 
@@ -33,13 +34,14 @@ class Target:
 
     @property
     def authority(self) -> str:
-        """The value of the Host header."""
+        """Returns the value of the Host header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
 
 
 class AllowedHosts:
-    """The hosts that the operator named, each as "host", for the ports of http and https, or as "host:port"."""
+    """Holds the hosts that the operator allows: each is "host", for the default ports of http and https, or
+    "host:port"."""
 
     def __init__(self, hosts: Iterable[str]) -> None:
         self._hosts = frozenset(hosts)
@@ -48,7 +50,7 @@ class AllowedHosts:
         return bool(self._hosts)
 
     def target(self, url: str) -> Target:
-        """The parts of an http(s) URL. Raises ImageUrlRefused when it is not allowed or cannot be read."""
+        """Returns the parts of an http(s) URL. Raises ImageUrlRefused if the URL is not allowed or malformed."""
         if not self._hosts:
             raise ImageUrlRefused(_FORBIDDEN)
         try:
@@ -91,7 +93,7 @@ def is_public(address: str) -> bool:
 
 
 def _ascii_host(name: str) -> str:
-    """The name as it is looked up, from letters or from percent-encoded UTF-8. Raises ValueError."""
+    """Returns a host name in ASCII for the lookup, from Unicode or percent-encoded UTF-8. Raises ValueError."""
     name = unquote(name, errors="strict").rstrip(".")
     if len(name) > _MAX_HOST or not name.isprintable():
         raise ValueError

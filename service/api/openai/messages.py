@@ -1,9 +1,9 @@
-"""Reads the messages of a chat: the image to caption, and what is said beside it.
+"""Reads the messages of a chat: the image to caption, and the text that belongs to it.
 
-Chat clients send whole conversations: a system message, replies, earlier images, a question about the last one. A
-captioner takes no instructions, so by default the newest image is captioned, whoever sent it, and the rest is
-ignored and named. With `--chat-text continue` there is one message, whose text is the beginning of the caption. A
-model with a chat template does take instructions: the last text that a user has sent is one.
+Chat clients send whole conversations: a system message, replies, earlier images, a question about the last image.
+Most models take no instructions. For them the newest image of any role is captioned; the rest is ignored, and the
+reply names it. With `--chat-text continue` there must be one message, and its text is the beginning of the caption.
+A model with a chat template takes instructions: the last text of a user is the instruction.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from snapcap.service.api.bodies.json_body import image_from_base64
 from snapcap.service.errors import InvalidOption, MissingImage, TooManyImages
 
 USER = "user"
-# Whose texts are never an instruction, by the name under which a reply says that they were ignored.
+# Roles whose texts are ignored, each with the name of the texts in X-Snapcap-Ignored.
 OTHER_ROLES: Mapping[str, str] = {
     "system": "system",
     "developer": "system",
@@ -23,7 +23,7 @@ OTHER_ROLES: Mapping[str, str] = {
     "tool": "replies",
     "function": "replies",
 }
-# The second name of each is that of OpenAI's newer API, which some clients use in both.
+# Types of content parts. The second type of each is from OpenAI's Responses API; some clients use it in chats too.
 IMAGES = ("image_url", "input_image")
 TEXTS = ("text", "input_text")
 _PARTS = f"be a content part of type {TEXTS[0]} or {IMAGES[0]}"
@@ -32,8 +32,8 @@ _NO_IMAGE = "There is no image; send one as a content part of type image_url wit
 
 @dataclass(frozen=True)
 class Conversation:
-    """`image` is the bytes of a data URI, or an http(s) URL; `text` the beginning of the caption or an instruction.
-    `ignored` names what the messages hold beside both: text, system, replies, images."""
+    """Holds the parsed messages. `image`: the bytes of a data URI, or an http(s) URL. `text`: the beginning of the
+    caption, or an instruction. `ignored`: names of the ignored parts: text, system, replies, images."""
 
     image: bytes | str
     text: str = ""
@@ -42,16 +42,16 @@ class Conversation:
 
 @dataclass(frozen=True)
 class _Message:
-    """`images`: the content parts of images, or of what may be one, each with the place where it stands. `texts`:
-    the other parts; of other roles than the user's nobody reads them, and they are empty."""
+    """Holds the content of one message. `images`: the parts that are or may be images, each with its place for
+    errors. `texts`: the texts of all other parts; for roles other than the user, content parts give empty texts."""
 
     texts: Sequence[str]
     images: Sequence[tuple[Mapping[str, Any], str]]
 
 
 def read_messages(messages: Any, *, continue_text: bool, instruct: bool = False) -> Conversation:
-    """What the messages ask for. `continue_text`: the text of the only one is the beginning of the caption.
-    `instruct`: the last text of a user is an instruction.
+    """Returns the parsed messages. `continue_text`: there must be one message, and its text is the beginning of the
+    caption, unless `instruct` is set. `instruct`: the last text of a user is an instruction.
 
     Raises InvalidOption, MissingImage, TooManyImages, UnprocessableImage."""
     if not isinstance(messages, list) or not messages or not all(isinstance(each, dict) for each in messages):
@@ -95,9 +95,10 @@ def _only_message(messages: list[dict[str, Any]]) -> Conversation:
 
 
 def _read(message: Mapping[str, Any], where: str, *, strict: bool) -> _Message:
-    """Finds the texts and images of a message. `strict`: it must have a content, whose every part is one of both.
+    """Returns the texts and images of a message. `strict`: a content is required, and each part must be a text or
+    an image.
 
-    No part that may be an image is passed over: an older image would be captioned in its place."""
+    Any part that may be an image counts as one. Otherwise an older image would be captioned in its place."""
     images: list[tuple[Mapping[str, Any], str]] = []
     texts: list[str] = []
     content = message.get("content")
@@ -116,7 +117,7 @@ def _read(message: Mapping[str, Any], where: str, *, strict: bool) -> _Message:
             texts.append(text_of(part.get("text"), f"{place}.text"))
         else:
             raise InvalidOption(place, _PARTS)
-    if message.get("images"):  # as some servers reply with images
+    if message.get("images"):  # some servers put the images of a reply here
         images.append(({"type": "images"}, f"{where}.images"))
     return _Message(texts, images)
 
@@ -142,7 +143,7 @@ def _one_image(images: Sequence[tuple[Mapping[str, Any], str]]) -> bytes | str:
 
 
 def text_of(value: Any, where: str) -> str:
-    """The text that a member is. Raises InvalidOption, which names it ``where``."""
+    """Returns a text member. Raises InvalidOption for other values. ``where``: the member's name in the error."""
     if not isinstance(value, str):
         raise InvalidOption(where, "be text")
     return value

@@ -32,7 +32,7 @@ def _image(urls: bool) -> dict[str, Any]:
     if urls:
         remote = {"type": "string", "format": "uri", "description": "An http(s) URL of a host that is allowed."}
         url = {"anyOf": [url, remote]}
-    # As OpenAI has it, and as a text, which some clients send.
+    # OpenAI's form is an object with the URL; some clients send the URL alone.
     either = {"anyOf": [_object(["url"], url=url), url]}
     return _object(["type", "image_url"], type={"enum": [*IMAGES]}, image_url=either)
 
@@ -48,7 +48,7 @@ def _text(schema: dict[str, Any]) -> dict[str, Any]:
 def _one_message(urls: bool) -> dict[str, Any]:
     """Returns the schema of messages whose text is continued."""
     image, text = _image(urls), _text(caption_options.schema()["prompt"])
-    # One of each at most, in either order.
+    # The content has one image and at most one text, in either order.
     orders = [[image], [image, text], [text, image]]
     content = {
         "oneOf": [
@@ -139,8 +139,8 @@ def _chat(urls: bool, continue_text: bool) -> dict[str, Any]:
 
 
 def operations(urls: bool, continue_text: bool) -> dict[str, dict[str, Any]]:
-    """FastAPI's keywords for each route, by its name. `urls`: images may be named by URLs, of some hosts.
-    `continue_text`: a text is the beginning of the caption."""
+    """Returns FastAPI's keyword arguments for each route, by the name of the route. `urls`: http(s) URLs of images
+    are allowed for some hosts. `continue_text`: the text of a message is the beginning of the caption."""
     return {
         "create_chat_completion": _chat(urls, continue_text),
         "list_models": {

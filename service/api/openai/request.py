@@ -1,4 +1,4 @@
-"""Parses an OpenAI chat completion into a caption request: one image, options, and the text that is continued."""
+"""Parses an OpenAI chat completion request into a caption request: one image, options, and stop sequences."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,15 +18,15 @@ _EXAMPLE = '{"model": "…", "messages": [{"role": "user", "content": [{"type": 
 OPTIONS: Mapping[str, str] = {
     field: name for name, each in options.OPTIONS.items() for field in each.openai or (name,)
 }
-# They are for the one who sends them: nobody misses them in a caption, so a reply does not name them.
+# Fields that label a request for its sender. They have no effect on any server, so a reply does not name them.
 LABELS = ("user", "metadata")
 _FIELDS = ("model", "messages", "stream", "stream_options", "stop")
 
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """`model` None: whichever is served. `image` is the bytes of a data URI, or an http(s) URL. `ignored`: what of
-    the messages, and which fields, have no part in the caption."""
+    """Holds a parsed request. `model` None: the served model. `image`: the bytes of a data URI, or an http(s) URL.
+    `ignored`: names of the ignored parts of the messages and of the ignored fields."""
 
     model: str | None
     image: bytes | str
@@ -38,7 +38,7 @@ class ChatRequest:
 
 
 def parse_chat(body: bytes, *, continue_text: bool = False, instruct: bool = False) -> ChatRequest:
-    """`continue_text`, `instruct`: as `read_messages` has them.
+    """Returns the parsed request. `continue_text`, `instruct`: see `read_messages`.
 
     Raises the subclasses of BadRequest that say what is wrong, with the field as `option`."""
     fields = sort_fields(json_object(body, _EXAMPLE).items(), (*_FIELDS, *OPTIONS, *LABELS), (*OPTIONS, "stop"))

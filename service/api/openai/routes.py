@@ -1,4 +1,4 @@
-"""Answers GET /v1/models, GET /v1/models/{model} and POST /v1/chat/completions, as OpenAI's clients know them."""
+"""Answers GET /v1/models, GET /v1/models/{model} and POST /v1/chat/completions, compatible with OpenAI clients."""
 
 import json
 import time
@@ -28,11 +28,11 @@ from snapcap.service.engine.admission import Permit
 from snapcap.service.errors import UnsupportedMediaType
 from snapcap.service.memory.bodies import body_account
 
-_ANY_MODEL = "dummy"  # the model of huggingface_hub's chat client, which knows an address alone
+_ANY_MODEL = "dummy"  # the model name that huggingface_hub's chat client sends if it has only an address
 
 
 class OpenAIRoutes:
-    """The endpoints over one captioner."""
+    """Serves the endpoints of the API for one captioner."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class OpenAIRoutes:
         *,
         continue_text: bool,
     ) -> None:
-        """`continue_text`: as `parse_chat` has it."""
+        """`continue_text`: see `parse_chat`."""
         self._captioner = captioner
         self._continue_text = continue_text
         self._limits = limits
@@ -118,7 +118,7 @@ class OpenAIRoutes:
     async def _streamed(
         self, request: Request, chat: ChatRequest, permit: Permit, head: dict[str, Any]
     ) -> Response:
-        # The head of the reply waits for the first text: until then an error can still have its status.
+        # The reply starts with the first text, so that an error before it still gets its status.
         stream, first = await unless_disconnected(request.receive, self._begin(request, chat, permit))
         return EventStream(
             self._events(request, stream, first, head, chat.include_usage),

@@ -8,7 +8,7 @@ from pydantic.json_schema import SkipJsonSchema
 from snapcap.service.api.caption.schemas import Timings
 from snapcap.service.api.openapi.base_schemas import ClosedReply, OptionalText, without_default
 
-# Absent where it is not known, but never null.
+# The type of a member that may be absent but is never null.
 _OptionalTimings = Annotated[Timings | SkipJsonSchema[None], Field(default=None, json_schema_extra=without_default)]
 
 

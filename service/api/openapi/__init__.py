@@ -1,1 +1,1 @@
-"""Describes all APIs in one OpenAPI document. Imported when somebody asks for it."""
+"""Describes all APIs in one OpenAPI document. Imported on the first request for the document."""

@@ -1,7 +1,7 @@
-"""Describes what replies of several APIs hold: errors, members that may be absent, objects without others.
+"""Describes the parts that replies of several APIs share: errors, optional members, objects without other members.
 
-The routes build the replies themselves, so that none is validated. Only the OpenAPI document needs the models, and
-tests, which hold the replies to them."""
+Only the OpenAPI document and the tests use the models. The routes build the replies without them, and no reply is
+validated while serving."""
 
 from typing import Annotated, Any
 
@@ -10,16 +10,16 @@ from pydantic.json_schema import SkipJsonSchema
 
 
 def one_of(schema: dict[str, Any]) -> None:
-    """Exactly one of the models of a list's items."""
+    """Changes the schema of a list: each item matches exactly one of the models, not any number of them."""
     schema["items"]["oneOf"] = schema["items"].pop("anyOf")
 
 
 def without_default(schema: dict[str, Any]) -> None:
-    """For a member that may be absent, but is never null."""
+    """Removes the default from the schema of a member that may be absent but is never null."""
     schema.pop("default", None)
 
 
-# A member that may be absent, but is never null.
+# Types of members that may be absent but are never null.
 OptionalText = Annotated[str | SkipJsonSchema[None], Field(default=None, json_schema_extra=without_default)]
 OptionalCount = Annotated[int | SkipJsonSchema[None], Field(default=None, json_schema_extra=without_default)]
 

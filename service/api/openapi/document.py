@@ -1,4 +1,4 @@
-"""Writes the OpenAPI document: FastAPI reads the routes, each API's `openapi.py` says what FastAPI cannot know."""
+"""Builds the OpenAPI document: FastAPI reads the routes, and each API's `openapi.py` adds the rest."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -38,7 +38,7 @@ _KEY = "bearer"
 
 
 def openapi_document(groups: Iterable[RouteGroup], apis: Apis, exposure: "Exposure") -> dict[str, Any]:
-    """The document of these routes, as they are exposed.
+    """Returns the OpenAPI document of these routes, for the settings in `exposure`.
 
     Raises KeyError for a route that no `openapi.py` describes."""
     keys = exposure.keys is not None
@@ -82,7 +82,7 @@ def openapi_document(groups: Iterable[RouteGroup], apis: Apis, exposure: "Exposu
 
 
 def _complete(operation: dict[str, Any], shape: ErrorShape, key: bool) -> None:
-    """Adds what holds for every operation: the header X-Request-Id, and the errors of any request."""
+    """Adds the parts that all operations share: the header X-Request-Id, and the errors of any request."""
     operation.setdefault("parameters", []).append(_REQUEST_ID)
     everywhere = problems(
         errors.OriginRefused, errors.QueryTooLong, errors.HostRefused, errors.EngineFailed, shape=shape

@@ -1,4 +1,4 @@
-"""Builds the parts of which each API describes its operations: responses, errors, schemas of bodies."""
+"""Builds the parts that the APIs share in the OpenAPI document: responses, errors, schemas of bodies."""
 
 from typing import Any
 
@@ -9,10 +9,10 @@ from snapcap.service.api.problems import PROBLEM, ErrorShape
 from snapcap.service.errors import ServiceError
 
 Schema = dict[str, Any]
-# As `responses=` of FastAPI takes them.
+# The type of FastAPI's argument `responses`.
 Responses = dict[int | str, dict[str, Any]]
 
-# Of a body that is read under limits, and of a caption that is waited for.
+# BODY: errors of reading a body under limits. CAPTION: errors of a caption request.
 BODY: tuple[type[ServiceError], ...] = (
     errors.InvalidEncoding,
     errors.BodyTimeout,
@@ -36,7 +36,7 @@ _IGNORED = (
     "caption, or has nearly the name of an option, is refused."
 )
 _BINARY: Schema = {"type": "string", "format": "binary"}
-# The image as the body itself, in the formats that are read.
+# The image as the body of the request, in each readable format.
 IMAGE_BODIES: dict[str, Any] = {
     media_type: {"schema": _BINARY} for media_type in (*MEDIA_TYPES, "application/octet-stream")
 }
@@ -47,7 +47,7 @@ IMAGE_TEXT: Schema = {
     "contentEncoding": "base64",
     "description": "Base64, or a data URI with base64.",
 }
-# A small blue square: what stands for an image in examples, which can be sent as they are.
+# A small blue square. Examples contain a real image, so that they can be sent unchanged.
 EXAMPLE_IMAGE = (
     "iVBORw0KGgoAAAANSUhEUgAAABAAAAAQCAIAAACQkWg2AAAAGklEQVR42mPUj7/A"
     "QApgYiARjGoY1TB0NAAAYM8Bfov0xWUAAAAASUVORK5CYII="
@@ -56,7 +56,7 @@ EXAMPLE_MODEL = "demo"
 
 
 def problems(*kinds: type[ServiceError], shape: ErrorShape = PROBLEM) -> Responses:
-    """The responses of these errors, one for each status."""
+    """Returns the responses of these errors, one for each status."""
     by_status: dict[int, list[type[ServiceError]]] = {}
     for kind in kinds:
         by_status.setdefault(kind.status, []).append(kind)
@@ -64,26 +64,26 @@ def problems(*kinds: type[ServiceError], shape: ErrorShape = PROBLEM) -> Respons
 
 
 def reply(description: str, *schemas: str, status: int = 200) -> Responses:
-    """The response with a schema of the components, or with any of several."""
+    """Returns the response with one of these schemas, which are names of the document's components."""
     refs = [ref(schema) for schema in schemas]
     schema = refs[0] if len(refs) == 1 else {"anyOf": refs}
     return {status: {"description": description, "content": {"application/json": {"schema": schema}}}}
 
 
 def caption_reply(description: str, schema: str) -> Responses:
-    """The response to a request whose unknown fields are ignored, and named."""
+    """Returns the response of a caption request, with the header that names ignored fields."""
     whole = reply(description, schema)
     whole[200]["headers"] = {IGNORED: {"schema": {"type": "string"}, "description": _IGNORED}}
     return whole
 
 
 def ref(schema: str) -> Schema:
-    """A schema of the components."""
+    """Returns a reference to a schema of the document's components."""
     return {"$ref": f"#/components/schemas/{schema}"}
 
 
 def nullable(schema: Schema) -> Schema:
-    """The schema, or null, which is as good as leaving it out."""
+    """Returns the schema with null as a further value: null has the effect of leaving the member out."""
     if "enum" in schema:
         return {**schema, "enum": [*schema["enum"], None]}
     if "anyOf" in schema:
@@ -92,17 +92,17 @@ def nullable(schema: Schema) -> Schema:
 
 
 def request_object(required: list[str], properties: dict[str, Any]) -> Schema:
-    """An object of a request: other members than these are ignored."""
+    """Returns the schema of an object in a request. Other members are allowed, and ignored."""
     return {"type": "object", "required": required, "properties": properties}
 
 
 def form_object(required: list[str], properties: dict[str, Any]) -> Schema:
-    """The parts of a form: others than these are ignored, if they are text."""
+    """Returns the schema of a form. Other parts are allowed if they are text, and ignored."""
     return {**request_object(required, properties), "additionalProperties": {"type": "string"}}
 
 
 def path_parameter(name: str, description: str) -> dict[str, Any]:
-    """A parameter in the path, for a route that reads it by itself."""
+    """Returns a path parameter, for a route whose signature does not name it."""
     return {
         "name": name,
         "in": "path",

@@ -1,1 +1,1 @@
-"""Serves probes, metrics, the start and the page."""
+"""Serves the probes, the metrics, the report of the start, and the pages."""

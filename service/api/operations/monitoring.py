@@ -1,6 +1,6 @@
-"""Answers what monitors ask: GET /livez, GET /readyz, which is GET /health too, and GET /metrics.
+"""Answers the probes GET /livez, GET /readyz and GET /health, and GET /metrics.
 
-`app.py` has them before any page or API is imported.
+`app.py` adds these routes before any page or other API is imported.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from snapcap.service.api.routing import RouteGroup
 from snapcap.service.readiness import Readiness
 
 _BETWEEN_TEXTS_S = 0.25
-_LONGEST_ACCEPT = 1024  # Prometheus sends less than a third of it
+_LONGEST_ACCEPT = 1024  # the Accept header of Prometheus has less than a third of this length
 
 
 def health_routes(readiness: Readiness) -> RouteGroup:
@@ -34,27 +34,27 @@ def health_routes(readiness: Readiness) -> RouteGroup:
         note_state(request.scope, body["state"], body["phase"])
         return JSONResponse(body, 200 if readiness.servable else 503)
 
-    # vLLM, TGI and llama.cpp mean by /health that the model answers, and so do who probes it there.
+    # In vLLM, TGI and llama.cpp /health says that the model answers, and clients of /health expect the same here.
     routes = [Route("/livez", livez), Route("/readyz", readyz), Route("/health", readyz, name="health")]
     return RouteGroup("operation", routes)
 
 
 class MetricsText:
-    """Renders the metrics on the event loop, which costs it milliseconds: at most every 250 ms, for all who ask
-    meanwhile. No text is older than the request for it."""
+    """Renders the metrics on the event loop, at most every 250 ms, as each text takes milliseconds. Requests that
+    wait share one text. The text is never older than a request that gets it."""
 
     def __init__(self, registry: CollectorRegistry, clock: Callable[[], float] = time.monotonic) -> None:
         self._registry = registry
         self._clock = clock
         self._free = float("-inf")  # when the next text may be rendered
-        self._planned: dict[str, asyncio.Task[bytes]] = {}  # by content type, of which there are a few
+        self._planned: dict[str, asyncio.Task[bytes]] = {}  # by content type; `choose_encoder` returns only a few
 
     async def render(self, encode: Callable[[CollectorRegistry], bytes], content_type: str) -> bytes:
         planned = self._planned.get(content_type)
         if planned is None:
             planned = asyncio.ensure_future(self._render(encode, content_type))
             self._planned[content_type] = planned
-        return await asyncio.shield(planned)  # others wait for it too
+        return await asyncio.shield(planned)  # a cancelled request must not cancel the text for others
 
     async def _render(self, encode: Callable[[CollectorRegistry], bytes], content_type: str) -> bytes:
         now = self._clock()

@@ -24,7 +24,7 @@ def _ready() -> Responses:
 
 
 def operations() -> dict[str, dict[str, Any]]:
-    """FastAPI's keywords for each route, by its name."""
+    """Returns FastAPI's keyword arguments for each route, by the name of the route."""
     return {
         "livez": {"summary": "Whether the process is alive", "responses": reply("It is", "Live")},
         "readyz": {"summary": "Whether captions are served", "responses": _ready()},

@@ -1,4 +1,4 @@
-"""Answers GET / and GET /docs with the pages, and GET /openapi.json with what /docs shows."""
+"""Answers GET / and GET /docs with pages, and GET /openapi.json with the document that /docs shows."""
 
 import asyncio
 import json
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 
 def page_routes(groups: Sequence[RouteGroup], apis: Apis, exposure: "Exposure") -> RouteGroup:
-    """`groups`: what the document describes, as they are exposed."""
-    # Read when first asked for, and once: few processes are ever asked, and a start reads nothing for it.
+    """Returns the routes of the pages and of the OpenAPI document. `groups`: the routes in the document."""
+    # Pages are read once, on the first request: few processes serve them, and the start must not wait for them.
     load = cache(load_page)
 
     document: list[bytes] = []
-    writing = asyncio.Lock()  # once, whoever asks meanwhile
+    writing = asyncio.Lock()  # concurrent requests wait for one document
 
     def write() -> bytes:
-        # FastAPI and pydantic: 0.2 s of imports, which no other request needs.
+        # Imports FastAPI and pydantic, which takes 0.2 s, and which no other request needs.
         from snapcap.service.api.openapi.document import openapi_document  # noqa: PLC0415
 
         described = openapi_document(groups, apis, exposure)
@@ -39,7 +39,7 @@ def page_routes(groups: Sequence[RouteGroup], apis: Apis, exposure: "Exposure") 
         """One document that loads nothing else. It is there before the model is."""
         name = prefix_of(request.scope).rpartition("/")[2]
         if name and not request.scope.get("raw_path", b"/").endswith(b"/"):
-            # The prefix without a slash at its end: links of the page lead to what is beside it.
+            # Without a slash after the prefix, the relative links of the page would resolve outside of the prefix.
             return Response(status_code=307, headers={"Location": f"{name}/"})
         return _reply(request, load("index.html", exposure.metrics))
 

@@ -1,7 +1,7 @@
-"""Builds each static page as one document that needs nothing from anywhere else.
+"""Builds each static page as one document that loads nothing else.
 
-A style and a script stand inline under a Content-Security-Policy that names their hashes; images become data URIs.
-Opened as files, without a server, the pages find their parts beside them.
+Styles and scripts become inline elements, and the Content-Security-Policy contains their hashes. Images become data
+URIs. The source files also work when they are opened without a server, as they link to the files beside them.
 """
 
 import base64
@@ -25,7 +25,7 @@ _POLICY = (
 
 @dataclass(frozen=True)
 class Page:
-    """A finished document and its headers."""
+    """Holds a finished page and its response headers."""
 
     body: bytes
     headers: dict[str, str]
@@ -36,13 +36,13 @@ class Page:
 
 
 def load_page(name: str, metrics: bool) -> Page:
-    """Read a page of the package, such as "index.html", and all that it names.
+    """Reads a page of the package, such as "index.html", and the files that it includes.
 
-    ``metrics``: whether the page may link to /metrics, which is not there when it has a port of its own."""
+    ``metrics``: keep the link to /metrics. The link must go if /metrics has a port of its own."""
     hashes: dict[str, list[str]] = {"style": [], "script": []}
 
     def inline(tag: str, file: str) -> str:
-        # Line breaks as the browser's parser sees them, or the hash would not be that of the element's text.
+        # A browser normalizes line breaks before it hashes the text of an element.
         text = (_FOLDER / file).read_text("utf-8").replace("\r\n", "\n")
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         hashes[tag].append(f"'sha256-{digest}'")
@@ -61,7 +61,7 @@ def load_page(name: str, metrics: bool) -> Page:
         {
             "Content-Security-Policy": policy,
             "ETag": f'"{hashlib.sha256(body).hexdigest()[:32]}"',
-            # Asked for each time, sent only when it has changed: a new server shows its own page.
+            # The browser revalidates the page on each load, so that a new server version shows its own page.
             "Cache-Control": "no-cache",
             "Cross-Origin-Opener-Policy": "same-origin",
             "Referrer-Policy": "no-referrer",

@@ -20,14 +20,14 @@ _FORMATS = ("json", "trace")
 def startup_routes(
     readiness: Readiness, timeline: Timeline, status: StartupStatus, captioner: Captioner
 ) -> RouteGroup:
-    """`captioner` knows the model once it is loaded."""
+    """Returns the route /startup. `captioner`: names the model once the model is loaded."""
 
     async def startup(request: Request) -> Response:
         """The start as it happened, in seconds since the process was executed. `end` is null while a phase runs.
         As a trace, in microseconds: phases on as many tracks as ran at once, the warm-up of each bucket within its
         phase, and the moments as instants."""
         form = _format(request)
-        # Times first, `now` last: nothing in the report is later than it.
+        # `now` is read after all other times, so that no time in the report is later.
         marks, phases, rest = timeline.marks(), timeline.phases(), status.to_dict()
         body = {
             "state": readiness.state.value,
@@ -44,11 +44,12 @@ def startup_routes(
             ],
             **rest,
             "buckets": [_bucket(bucket) for bucket in rest["buckets"]],
-            # A failed start and a failed warm-up may both have left one; the former is why nothing is served.
+            # A failed start and a failed warm-up may both have an error. The start comes first: its error is why
+            # nothing is served.
             "error": readiness.error or status.error,
         }
         if form == "trace":
-            from snapcap.service.telemetry.trace import chrome_trace  # noqa: PLC0415 - asked for seldom
+            from snapcap.service.telemetry.trace import chrome_trace  # noqa: PLC0415 - few requests ask for a trace
 
             return JSONResponse(chrome_trace(body, os.getpid()))
         return JSONResponse(body)
@@ -57,7 +58,7 @@ def startup_routes(
 
 
 def _format(request: Request) -> str:
-    """Raises InvalidOption."""
+    """Returns the value of the query parameter `format`. Raises InvalidOption."""
     given = request.query_params.getlist("format") or _FORMATS[:1]
     if len(given) > 1:
         raise InvalidOption("format", "be given once")
@@ -71,5 +72,5 @@ def _bucket(bucket: dict[str, Any]) -> dict[str, Any]:
 
 
 def _seconds(value: float | None) -> float | None:
-    """To the microsecond, which is what a trace holds."""
+    """Returns seconds rounded to microseconds, the unit of a trace."""
     return None if value is None else round(value, 6)

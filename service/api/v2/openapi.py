@@ -29,7 +29,7 @@ _LENGTH = {
 
 
 def operations() -> dict[str, dict[str, Any]]:
-    """FastAPI's keywords for each route, by its name."""
+    """Returns FastAPI's keyword arguments for each route, by the name of the route."""
     return {
         "server_live": {"summary": "Whether the process is alive", "responses": reply("It is", "V2Live")},
         "server_ready": {

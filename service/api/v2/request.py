@@ -1,7 +1,7 @@
 """Parses an inference request of the Open Inference Protocol v2: a batch of images in one tensor of BYTES.
 
-In JSON an element is base64 text. With the binary tensor data extension the body goes on after the JSON with the
-elements as they are, each behind its length; that is what tritonclient sends unless it is told otherwise.
+In JSON an element is base64 text. With the binary tensor data extension the raw elements follow the JSON in the
+body, each after its length. tritonclient uses the extension by default.
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,11 +27,11 @@ INPUT = "image"
 OUTPUT = "caption"
 MAX_IMAGES = 16
 BINARY_OUTPUT = "binary_data_output"
-# `timeout` is Triton's here, in microseconds.
+# In this API `timeout` is in microseconds, as in Triton.
 MAX_TIMEOUT = 3_600_000_000
 PARAMETERS = (*NAMES, BINARY_OUTPUT)
 _MEMBERS = ("id", "parameters", "inputs", "outputs")
-# Of Triton's parameters of tensors, those that put the data elsewhere, or others in their place.
+# Triton's tensor parameters that move the data elsewhere or return other data, each with the values without effect.
 _TENSOR_NEUTRAL: Mapping[str, tuple[Any, ...]] = {"shared_memory_region": (), "classification": (0,)}
 _EXAMPLE = '{"inputs": [{"name": "image", "datatype": "BYTES", "shape": [1], "data": ["…base64…"]}]}'
 _LENGTH_BYTES = 4
@@ -39,7 +39,8 @@ _LENGTH_BYTES = 4
 
 @dataclass(frozen=True)
 class InferRequest:
-    """`shape` is that of the input, which the output has too; `binary` asks for the output behind the JSON."""
+    """Holds a parsed request. `shape`: shape of the input and of the output. `binary`: the output follows the JSON
+    as binary tensor data."""
 
     id: str | None
     images: tuple[bytes, ...]
@@ -49,7 +50,8 @@ class InferRequest:
 
 
 def parse_infer(body: bytes, header_length: str | None) -> InferRequest:
-    """`header_length` is the value of Inference-Header-Content-Length, the length of the JSON before binary data.
+    """Returns the parsed request. `header_length`: the value of Inference-Header-Content-Length, the length of the
+    JSON before binary data; None: without the header, the whole body is JSON.
 
     Raises the subclasses of BadRequest that say what is wrong."""
     size = len(body) if header_length is None else _header_length(header_length, len(body))
@@ -73,7 +75,7 @@ def parse_infer(body: bytes, header_length: str | None) -> InferRequest:
 
 
 def bytes_elements(elements: Iterable[bytes]) -> bytes:
-    """Elements of BYTES as binary tensor data: each behind its length in 4 bytes, the lowest first."""
+    """Returns BYTES elements as binary tensor data: each after its length in 4 bytes, little-endian."""
     return b"".join(len(each).to_bytes(_LENGTH_BYTES, "little") + each for each in elements)
 
 
@@ -85,7 +87,7 @@ def _header_length(text: str, body: int) -> int:
 
 def _shape(value: Any) -> tuple[int, ...]:
     shape = [integer(each) for each in value] if isinstance(value, list) else []
-    # [n], or [n, 1] from clients that think of a batch of rows.
+    # Clients send [n], or [n, 1] for a batch of n rows with one element each.
     if not shape or shape[0] is None or shape[0] < 1 or shape[1:] not in ([], [1]):
         raise InvalidOption("inputs[0].shape", "be [n] or [n, 1], for n images")
     if shape[0] > MAX_IMAGES:
@@ -116,7 +118,7 @@ def _check_count(count: int, shape: tuple[int, ...]) -> None:
 
 
 def _flat(data: Any) -> list[Any]:
-    """Nested lists are allowed: the data may be written in the tensor's shape."""
+    """Returns the elements of a JSON tensor. The data may be a flat list, or nested lists in the tensor's shape."""
     if not isinstance(data, list) or not data:
         raise MissingImage("The member inputs[0].data must be a list of images in base64.")
     return [each for row in data for each in (row if isinstance(row, list) else [row])]
@@ -154,7 +156,8 @@ def _binary_output(outputs: Any, parameters: Mapping[str, Any]) -> bool:
 
 
 def _tensor_parameters(tensor: Mapping[str, Any], where: str, name: str) -> dict[str, Any]:
-    """The one parameter of a tensor that is read, if it is there."""
+    """Returns the parameter `name` of a tensor, in a dict that is empty without it. Refuses or ignores the
+    others."""
     given = member_object(tensor.get("parameters"), f"{where}[0].parameters")
     return dict(sort_fields(given.items(), (name,), (name,), neutral=_TENSOR_NEUTRAL).known)
 
@@ -177,7 +180,7 @@ def _switch(values: Mapping[str, Any], name: str, default: bool) -> bool:
 def _identity(value: Any) -> str | None:
     if value is None:
         return None
-    # It comes back in the reply, where half of a surrogate pair cannot be written.
+    # The reply repeats the id, and UTF-8 cannot encode half of a surrogate pair, which is not printable.
     if not isinstance(value, str) or len(value) > 1000 or not value.isprintable():
         raise InvalidOption("id", "be at most 1000 printable characters")
     return value

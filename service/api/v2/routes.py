@@ -31,16 +31,18 @@ VERSION = "1"
 _TAG = "Open Inference Protocol"
 HEADER_LENGTH = "Inference-Header-Content-Length"
 _VERBS = re.compile(r"/(infer|ready|versions/[^/]*(/(infer|ready))?)$")
-# Triton's extensions of the protocol, which are not here. Clients ask for them below the name of the model.
+# Triton's extensions of the protocol, which snapcap does not serve. Their paths begin with the path of the model.
 _EXTENSIONS = ("config", "stats", "generate", "generate_stream", "trace/setting", "load", "unload")
 
 
 class V2Route(Route):
-    """The name of a model may hold slashes, but not the words of the protocol that follow it."""
+    """Matches a model name that contains slashes, but not one that ends with a verb of the protocol, such as
+    /infer."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **keywords: Any) -> None:
         super().__init__(path, endpoint, **keywords)
-        # A pattern, as it is also asked which methods a path has: one that is not there has none.
+        # The extensions are excluded in the pattern: `Apis` uses the pattern too, and must find no method for their
+        # paths.
         elsewhere = "".join(f"(?<!/{each})" for each in _EXTENSIONS)
         self.path_regex = re.compile(self.path_regex.pattern.removesuffix("$") + elsewhere + "$")
 
@@ -52,7 +54,7 @@ class V2Route(Route):
 
 
 class V2Routes:
-    """The endpoints over one captioner."""
+    """Serves the endpoints of the protocol for one captioner."""
 
     def __init__(self, captioner: Captioner, readiness: Readiness, limits: BodyLimits) -> None:
         self._captioner = captioner
@@ -60,7 +62,7 @@ class V2Routes:
         self._limits = limits
 
     def probes(self) -> RouteGroup:
-        """Health of the server."""
+        """Returns the routes of the server's health."""
         routes = [
             Route("/v2/health/live", self.live, name="server_live"),
             Route("/v2/health/ready", self.ready, name="server_ready"),
@@ -68,7 +70,7 @@ class V2Routes:
         return RouteGroup(_TAG, routes, Api("v2_health", V2))
 
     def group(self) -> RouteGroup:
-        """Metadata and inference."""
+        """Returns the routes of metadata and inference."""
         routes = [V2Route("/v2", self.server, name="server_metadata")]
         for name, version in (("versioned_", "/versions/{version}"), ("", "")):
             path = f"/v2/models/{{model:path}}{version}"
@@ -137,12 +139,12 @@ class V2Routes:
         try:
             return [result.caption for result in await asyncio.gather(*tasks)]
         finally:
-            for task in tasks:  # after the first failure nobody wants the others
+            for task in tasks:  # after one failure the request fails, so the other captions are not needed
                 task.cancel()
-            await asyncio.wait(tasks)  # they hold what the permit's places stand for
+            await asyncio.wait(tasks)  # until they end they use the queue places of the permit
 
     def _model(self, request: Request) -> str:
-        """The name of the model. Raises NotReady, ModelNotFound, NotFound."""
+        """Returns the name of the model in the path. Raises NotReady, ModelNotFound, NotFound."""
         asked, served = request.path_params["model"], self._captioner.model_name
         if served is not None and asked.startswith(f"{served}/"):
             raise nothing_at(request.scope["path"])

@@ -1,1 +1,1 @@
-"""Keeps the processes that decode images, and speaks with them."""
+"""Runs and watches the processes that decode images."""

@@ -9,8 +9,8 @@ from snapcap.service.ipc.framing import receive
 
 
 class WorkerChannel:
-    """One image at a time, and its answer, on the event loop. Nobody waits: what the socket has no room for is sent
-    when there is."""
+    """Sends one image at a time and receives its answer, on the event loop. No call blocks: bytes that do not fit
+    the socket's buffer are sent later."""
 
     def __init__(
         self,
@@ -20,8 +20,8 @@ class WorkerChannel:
         misbehaved: Callable[[BadAnswer], object],
         ended: Callable[[], object],
     ) -> None:
-        """`misbehaved`: called where the process sends bytes that no decode process of ours would. `ended`: called
-        when the process has closed its socket; nothing is called after it."""
+        """Starts to receive. `answered`: called with each answer. `misbehaved`: called when the process sends
+        invalid bytes. `ended`: called when the process has closed its socket; no call follows it."""
         end.setblocking(False)
         self._end = end
         self._loop = loop
@@ -33,13 +33,14 @@ class WorkerChannel:
         loop.add_reader(end, self._receive)
 
     def send(self, image: bytes, room: int) -> bool:
-        """Whether there is somebody to send it to. The last one must have been answered."""
+        """Sends an image, with `room`, the bytes of memory that it may take. The last image must have been
+        answered. Returns False if the process has ended."""
         head = HEAD.pack(len(image), room)
         try:
             sent = self._end.sendmsg((head, image))
         except (BlockingIOError, InterruptedError):
             sent = 0
-        except OSError:  # the process has ended, which is about to be heard
+        except OSError:  # the process has ended; the end of file follows
             return False
         if sent < len(head) + len(image):
             whole, begun = (image, sent - len(head)) if sent >= len(head) else (head + image, sent)
@@ -48,24 +49,24 @@ class WorkerChannel:
         return True
 
     def end(self) -> None:
-        """The process has ended, as its parent says: take its last answer, and close. A child that it forked may
-        hold its end of the socket, so that no end of file would come."""
+        """Takes the last answer and closes the socket of a process that has ended. A child that the process forked
+        may keep the socket open, so the end of file might never come."""
         if self._receive():
             self.close()
             self._ended()
 
     def close(self) -> None:
-        """The other process ends when it is done with what it has. Nothing is heard of it."""
+        """Closes the socket and calls no callback any more. The process ends when its present image is done."""
         self._loop.remove_reader(self._end)
         self._loop.remove_writer(self._end)
         self.shut()
 
     def shut(self) -> None:
-        """As `close`, once the event loop is over."""
+        """Closes the socket after the event loop has stopped."""
         self._end.close()
 
     def _receive(self) -> bool:
-        """Whether the socket is still open at the other end."""
+        """Receives and handles answers. Returns whether the process still has its socket open."""
         data = receive(self._end)
         if data is None:
             return True
@@ -90,5 +91,5 @@ class WorkerChannel:
             sent = len(self._rest)
         self._rest = self._rest[sent:]
         if not self._rest:
-            self._rest = memoryview(b"")  # an empty part of the image would hold all of it
+            self._rest = memoryview(b"")  # an empty memoryview of the image would keep the whole image in memory
             self._loop.remove_writer(self._end)

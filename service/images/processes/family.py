@@ -1,7 +1,7 @@
-"""Follows the decode processes and their parent in the HTTP process, and says when none will be forked again.
+"""Follows the decode processes and their parent in the HTTP process, and reports when none will be forked again.
 
-A parent that has ended takes the others with it; one that hangs replaces none that dies. Neither can be forked
-again from a process with threads, so it is said, and the server ends.
+When the parent ends, the decode processes end too. When the parent hangs, dead processes are not replaced. The
+HTTP process has threads, so it cannot fork a new parent: it reports the failure, and the server ends.
 """
 
 import asyncio
@@ -22,18 +22,19 @@ from snapcap.service.telemetry.metrics import Metrics
 from snapcap.service.telemetry.reasons import SENTENCES, Why
 
 START_S = 30.0
-# The parent says within milliseconds that one has ended, and once a second that it cannot start another.
+# Seconds without a notice after which the parent counts as hung, if a process is missing. The parent reports the
+# end of a process within milliseconds, and once a second that it cannot start another.
 SILENT_S = 10.0
 _END_S = 5.0
-# The parent says within milliseconds that a process has ended: one that closed its socket and is not said to have
-# ended after so many seconds still runs.
+# Seconds after which a process that closed its socket is killed. The parent reports the end of a process within
+# milliseconds, so this process is still running.
 _GOES_ON_S = 1.0
 _logger = logging.getLogger("snapcap.decode")
 
 
 class ImageProcessFamily:
-    """`began`: called with the number of a new process, the socket to it and the file of its pixels. `gone`: called
-    once, with the reason, when no process will come any more."""
+    """Tracks the decode processes. `began`: called with a new process's pid, its socket and the file of its
+    pixels. `gone`: called once, with the reason, when no process will be started any more."""
 
     def __init__(
         self,
@@ -44,7 +45,7 @@ class ImageProcessFamily:
         gone: Callable[[str], object],
     ) -> None:
         self.workers: set[Worker] = set()
-        self.over = False  # no process will come any more
+        self.over = False  # no process will be started any more
         self._parent_pid = processes.parent.pid
         self._count = processes.count
         self._metrics = metrics
@@ -53,12 +54,12 @@ class ImageProcessFamily:
         self._gone = gone
         self._up: Future[bool] = Future()
         self._killed: set[int] = set()
-        # Seconds since a process closed its socket, for each that is not said to have ended.
+        # For each process that closed its socket and is not reported to have ended: the seconds since then.
         self._silent: dict[int, float] = {}
-        # Seconds as `look` counts them: while this loop stood still nothing could be heard.
-        self._missing = False  # a process has ended that was not replaced yet
-        self._silent_s = 0.0  # since the parent was heard
-        self._none_s = 0.0  # since a process began
+        self._missing = False  # a process has ended and was not replaced yet
+        # The seconds are sums of the intervals of `look`, because a blocked event loop reads no notice.
+        self._silent_s = 0.0  # since the last notice of the parent
+        self._none_s = 0.0  # since the last new process
         self._notices = NoticeChannel(
             processes.parent.end,
             loop,
@@ -68,7 +69,8 @@ class ImageProcessFamily:
         )
 
     def begin(self, setup: Setup) -> bool:
-        """Let them begin, and wait for the first; not on the event loop. False when there is none."""
+        """Sends the setup to the parent and waits for the first process. Call this outside the event loop. Returns
+        False if none starts."""
         self._notices.send(setup)
         try:
             return self._up.result(START_S)
@@ -77,7 +79,7 @@ class ImageProcessFamily:
             return False
 
     def kill(self, worker: Worker, why: Why, detail: str = "") -> None:
-        """It is replaced once its end is heard."""
+        """Kills a decode process and logs why. The parent replaces it."""
         worker.killed = why
         self._killed.add(worker.pid)
         if not worker.ended:  # another process may have its number by now
@@ -94,7 +96,7 @@ class ImageProcessFamily:
         _logger.warning("decode process killed", extra={"fields": fields})
 
     def lost(self, worker: Worker) -> None:
-        """The process has ended, or has closed its socket."""
+        """Removes a process that has ended or has closed its socket."""
         self.workers.remove(worker)
         os.close(worker.file)
         if not worker.ended:
@@ -107,12 +109,12 @@ class ImageProcessFamily:
 
     @property
     def missing(self) -> bool:
-        """Whether one has ended that was not replaced yet."""
+        """True while a process that ended has not been replaced."""
         return self._missing and not self.over
 
     def look(self, passed: float) -> None:
-        """Kill a process that closed its socket and goes on. Give up where nothing is heard of a parent that should
-        replace a process, or where no process can be started. `passed`: seconds between two looks."""
+        """Kills processes that closed their socket but still run. Gives up if a process is missing and the parent
+        is silent, or if no process could be started for too long. `passed`: seconds since the last call."""
         if not self.missing:
             return
         for pid in list(self._silent):
@@ -132,24 +134,25 @@ class ImageProcessFamily:
             self.give_up(f"no process could be started for {START_S:.0f} s; the log has the cause")
 
     def give_up(self, why: str) -> None:
-        """End them all; on the event loop."""
+        """Ends the parent and all processes, and calls `gone`; on the event loop."""
         if self.over:
             return
         self.over = True
         self._notices.close()
         self._end_parent(0)
-        for worker in self.workers:  # where the kernel does not end them with their parent; their ends are heard
+        # Some systems do not end a process with its parent; each end closes a socket and is handled there.
+        for worker in self.workers:
             kill(worker.pid)
         if not self._up.done():
             self._up.set_result(False)
         self._gone(why)
 
     def close(self) -> None:
-        """End the processes, and wait until they have ended. The event loop is over by now."""
+        """Ends the processes and waits for the parent's end, after the event loop has stopped."""
         if self.over:
             return
         self.over = True
-        self._notices.shut()  # first, so that their parent replaces none of them
+        self._notices.shut()  # closed first, so that the parent replaces no process
         for worker in self.workers:
             worker.channel.shut()
             os.close(worker.file)
@@ -172,14 +175,15 @@ class ImageProcessFamily:
         for worker in [each for each in self.workers if each.pid == notice.pid]:
             worker.ended = True
             worker.channel.end()
-        if notice.pid in self._killed:  # which has its line; a SIGKILL would be read as a want of memory
+        # Already logged by `kill`; the text for SIGKILL would blame a lack of memory.
+        if notice.pid in self._killed:
             self._killed.remove(notice.pid)
         else:
             fields = {"pid": notice.pid, "how": how_it_ended(notice.code)}
             _logger.warning("decode process ended", extra={"fields": fields})
 
     def _end_parent(self, patience: float) -> None:
-        """Wait for its end, and kill it when that does not come in so many seconds."""
+        """Waits for the parent's end, and kills it after `patience` seconds."""
         until = time.monotonic() + patience
         while os.waitpid(self._parent_pid, os.WNOHANG) == (0, 0):
             if time.monotonic() >= until:

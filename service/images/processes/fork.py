@@ -1,4 +1,4 @@
-"""Forks the parent of the decode processes, and chooses how many there are to be."""
+"""Forks the parent of the decode processes, and chooses the number of decode processes."""
 
 import socket
 from collections.abc import Iterable
@@ -13,18 +13,19 @@ _MOST_OF_FEW_CPUS = 4
 
 @dataclass(frozen=True)
 class ImageProcesses:
-    """How many processes there are to be, and the one that forks them, whose `end` they come through."""
+    """Holds the number of decode processes and their parent. New processes' sockets come through the parent's
+    `end`."""
 
     count: int
     parent: ChildProcess
 
 
 def decode_processes(asked: int | None) -> int:
-    """How many processes decode: as many as asked for; without a number five of eight CPUs and at most 12, and on
-    few CPUs one for each and at most 4.
+    """Returns the number of decode processes: `asked`, or if that is None five for eight CPUs, at most 12. Few
+    CPUs get one each, up to 4.
 
-    Beside the model, decoding is most of a request's CPU time (benchmarks/NOTES.md). The other CPUs
-    are for the HTTP and the engine process, and for background builds.
+    Apart from the model, decoding takes most of a request's CPU time (benchmarks/NOTES.md). The remaining CPUs are
+    for the HTTP process, the engine process and background builds.
     """
     if asked is not None:
         return asked
@@ -33,9 +34,8 @@ def decode_processes(asked: int | None) -> int:
 
 
 def fork_image_processes(count: int, others: Iterable[Closable]) -> ImageProcesses:
-    """Start the process that starts the others.
-
-    `others`: what it must not hold open.
+    """Forks the parent, which forks `count` decode processes later. `others`: open files that the parent must
+    close.
 
     Raises:
         ForkError: this system cannot fork.
@@ -44,6 +44,7 @@ def fork_image_processes(count: int, others: Iterable[Closable]) -> ImageProcess
 
 
 def _serve_image_processes(count: int, end: socket.socket) -> int:
-    from snapcap.service.images.processes.supervisor import serve_image_processes  # noqa: PLC0415  in the child only
+    # The child alone imports it.
+    from snapcap.service.images.processes.supervisor import serve_image_processes  # noqa: PLC0415
 
     return serve_image_processes(count, end)

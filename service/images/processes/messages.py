@@ -1,7 +1,8 @@
 """Defines the messages between the HTTP process, the parent of the decode processes, and the decode processes.
 
-A decode process runs codecs on bytes from anywhere: what it says is a fixed structure, every field of which is
-checked, and is never unpickled. An image goes to it as its bytes behind a head. The parent sees no such bytes.
+A decode process runs codecs on bytes from anywhere. Its answers have a fixed structure, every field of which is
+checked, and they are never unpickled. An image is sent to a decode process as raw bytes behind a head. The parent
+receives nothing from a decode process.
 """
 
 import math
@@ -15,10 +16,10 @@ from snapcap.models.processing.image_formats import READ
 if TYPE_CHECKING:
     from snapcap.models.processing.transform import ImageTransform
 
-# Before an image: its bytes, and the bytes of memory that may be taken to decode it.
+# Head of an image: its number of bytes, and the bytes of memory that decoding it may take.
 HEAD = struct.Struct("=QQ")
 
-_NOTICE = struct.Struct("=Bii")  # kind, process, its status
+_NOTICE = struct.Struct("=Bii")  # kind, pid, status
 _ANSWER = struct.Struct("=BBddQH")  # kind, name, began, seconds, bytes of memory, bytes of text
 _MOST_TEXT = 8_000
 _REASONS: tuple[str, ...] = get_args(Reason)
@@ -27,33 +28,35 @@ _BEGAN, _ENDED, _NONE_BEGAN = range(3)
 
 
 class Setup(NamedTuple):
-    """Tells the parent, once the checkpoint is known, how images are decoded. `most`: bytes of memory for one."""
+    """Tells the parent how to decode images, once the checkpoint is known. `most`: memory of one image in bytes."""
 
     transform: "ImageTransform"
     most: int
 
 
 class Began(NamedTuple):
-    """A decode process is there. The socket to it and the file of its pixels come with this message."""
+    """Announces a new decode process. The message carries two open files: the socket to the process and the file
+    of its pixels."""
 
     pid: int
 
 
 class Ended(NamedTuple):
-    """A decode process has ended. `code`: as `os.waitstatus_to_exitcode` returns it."""
+    """Reports that a decode process has ended. `code`: as `os.waitstatus_to_exitcode` returns it."""
 
     pid: int
     code: int
 
 
 class NoneBegan(NamedTuple):
-    """The system has not let the parent start one; it tries again. `code`: the number of the error."""
+    """Reports that the parent could not start a process; it tries again. `code`: the errno."""
 
     code: int
 
 
 class Decoded(NamedTuple):
-    """The pixels are in the file of the process. `began`: a moment of `time.monotonic`; `seconds`: of decoding."""
+    """Reports that the image is decoded: the pixels are in the file of the process. `began`: a moment of
+    `time.monotonic`. `seconds`: duration of decoding."""
 
     format: str
     began: float
@@ -61,20 +64,20 @@ class Decoded(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """An image that cannot be used: an ImageError's reason and sentence."""
+    """Refuses an image that cannot be used, with the reason and sentence of its ImageError."""
 
     reason: str
     sentence: str
 
 
 class Broken(NamedTuple):
-    """An error that is nobody's but ours, with the end of its trace as text."""
+    """Reports an error that no image should cause, with the end of its traceback as text."""
 
     trace: str
 
 
 class Needs(NamedTuple):
-    """An image that takes more bytes of memory than it was granted, and was not decoded."""
+    """Reports that an image was not decoded because it needs `size` bytes of memory, more than it was granted."""
 
     size: int
 
@@ -83,8 +86,8 @@ Notice: TypeAlias = Began | Ended | NoneBegan
 Answer: TypeAlias = Decoded | Refused | Broken | Needs
 
 
-class BadAnswer(Exception):  # noqa: N818  told, not raised further
-    """What no decode process of ours says."""
+class BadAnswer(Exception):  # noqa: N818  handled where it is caught, so it is not named as an error
+    """Reports an answer that no decode process should send."""
 
 
 def pack_notice(notice: Notice) -> bytes:
@@ -98,7 +101,7 @@ def pack_notice(notice: Notice) -> bytes:
 
 
 class NoticeReader:
-    """Takes bytes as they come, and gives the notices that are whole."""
+    """Splits a stream of bytes into notices."""
 
     def __init__(self) -> None:
         self._held = b""
@@ -123,13 +126,13 @@ def pack_answer(answer: Answer) -> bytes:
 
 
 class AnswerReader:
-    """Takes bytes of a decode process as they come, and returns the answers that are complete."""
+    """Splits a decode process's stream of bytes into answers."""
 
     def __init__(self) -> None:
         self._held = bytearray()
 
     def feed(self, data: bytes) -> list[Answer]:
-        """Raises BadAnswer."""
+        """Adds bytes. Returns the answers that are complete. Raises BadAnswer if an answer is invalid."""
         held, at = self._held, 0
         answers: list[Answer] = []
         held += data
@@ -148,7 +151,7 @@ class AnswerReader:
 
 
 def receive_exactly(end: socket.socket, count: int) -> bytes | None:
-    """So many bytes; None at the end of the stream, whatever had come of them."""
+    """Returns exactly `count` bytes; None if the stream ends before them."""
     data = end.recv(count, socket.MSG_WAITALL) if count else b""
     if len(data) == count:
         return data

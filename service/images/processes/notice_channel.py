@@ -1,4 +1,4 @@
-"""Receives what the parent of the decode processes tells the HTTP process, with the files that it passes on."""
+"""Receives the notices of the decode processes' parent in the HTTP process, with the files that come with them."""
 
 import asyncio
 import logging
@@ -11,13 +11,13 @@ from contextlib import suppress
 from snapcap.service.images.processes.messages import Began, Notice, NoticeReader, Setup
 from snapcap.service.ipc.framing import RECEIVE_BYTES, pack
 
-_FILES = 2  # that come with `Began`: the socket to the process, and the file of its pixels
+_FILES = 2  # `Began` carries two: the socket to the process, and the file of its pixels
 _logger = logging.getLogger("snapcap.decode")
 
 
 class NoticeChannel:
-    """Calls on the event loop: `began` for a decode process that has begun, with its socket and the file of its
-    pixels; `said` for every other notice of their parent; `gone` when the parent has ended."""
+    """Receives notices on the event loop. Calls `began` for a new decode process, with its socket and the file of
+    its pixels; `said` for every other notice; `gone` when the parent has ended."""
 
     def __init__(
         self,
@@ -38,17 +38,18 @@ class NoticeChannel:
         loop.add_reader(end, self._receive)
 
     def send(self, setup: Setup) -> None:
-        """From any thread. The one message to the parent, which its socket has room for."""
-        with suppress(OSError):  # it has ended, as is about to be heard
+        """Sends the setup from any thread, without waiting: it is the only message to the parent and fits the
+        socket's buffer."""
+        with suppress(OSError):  # the parent has ended; the end of file follows
             self._end.sendall(pack(setup))
 
     def close(self) -> None:
-        """Hear nothing more; on the event loop."""
+        """Stops receiving notices, on the event loop."""
         self._loop.remove_reader(self._end)
         self.shut()
 
     def shut(self) -> None:
-        """As `close`, once the event loop is over."""
+        """Closes the socket and the received files after the event loop has stopped."""
         self._end.close()
         while self._files:
             os.close(self._files.popleft())
@@ -62,7 +63,7 @@ class NoticeChannel:
             data, files = b"", []
         if len(files) == _FILES:
             self._files += files
-        else:  # this process may open no more files
+        else:  # the files are incomplete, because this process has too many open files
             for each in files:
                 os.close(each)
         if not data:
@@ -74,9 +75,9 @@ class NoticeChannel:
                 self._said(notice)
             elif self._files:
                 for each in self._files:
-                    os.set_inheritable(each, False)  # which Python leaves to whoever receives them
+                    os.set_inheritable(each, False)  # received files are inheritable unless this is set
                 end = socket.socket(fileno=self._files.popleft())
                 self._began(notice, end, self._files.popleft())
-            else:  # the process finds its socket closed: it ends, and is replaced
+            else:  # this process closed the socket of the decode process, which therefore ends and is replaced
                 _logger.warning("no socket to a decode process", extra={"fields": {"pid": notice.pid}})
                 self._said(notice)

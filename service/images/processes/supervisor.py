@@ -1,7 +1,7 @@
 """Forks the decode processes from one parent, which has imported every codec, and replaces those that die.
 
-The parent has one thread and no other work, so that it can fork safely at any time, as the HTTP process cannot.
-When the HTTP process has closed its sockets to the decode processes and to their parent, all of them end.
+The parent has one thread and no other work, so it can fork safely at any time. The HTTP process cannot. When the
+HTTP process has closed its sockets to the decode processes and to their parent, all of them end.
 """
 
 import logging
@@ -20,23 +20,24 @@ from snapcap.service.ipc.shared_pixels import image_file
 from snapcap.warmup.machine.confined import forget_environment
 from snapcap.warmup.machine.denied import process_limit, report_denied
 
-# Before another is forked, so that what ends all of them does not keep a CPU busy.
+# Seconds before a dead process is replaced, so that a fault that ends every process does not keep a CPU busy.
 PAUSE_S = 0.05
-# Where something has run out: memory, processes, the server's open files.
+# Seconds before the next try when memory, processes or the server's open files have run out.
 FULL_S = 1.0
-# Where CPUs are short an image waits, and not whoever takes requests in and answers probes.
+# Decode processes have a lower priority: if CPUs are short, images wait, and the HTTP process still answers.
 _NICE = 5
 _logger = logging.getLogger("snapcap.decode")
 
 
 def serve_image_processes(count: int, end: socket.socket) -> int:
-    """Keep so many processes until the server ends. Exit status 0."""
+    """Keeps `count` decode processes running until the server ends. Returns the exit status 0."""
     forget_environment()
     try:
         os.nice(_NICE)
     except OSError as error:
         report_denied("nice", "processes that decode images have the server's priority", str(error.strerror))
-    from snapcap.models.processing.codecs import load_codecs  # noqa: PLC0415  Pillow, while the checkpoint is found
+    # Imports Pillow while the server finds the checkpoint.
+    from snapcap.models.processing.codecs import load_codecs  # noqa: PLC0415
     from snapcap.models.processing.image_error import ImageError  # noqa: PLC0415
 
     load_codecs()
@@ -44,11 +45,11 @@ def serve_image_processes(count: int, end: socket.socket) -> int:
     setup = _setup(end)
     if setup is None:
         return 0
-    process_limit(resource.RLIMIT_AS)  # a denial is logged here, and not by each process
-    with suppress(ImageError):  # what the first image would be the first to do
+    process_limit(resource.RLIMIT_AS)  # logs a denial once, here, instead of in each process
+    with suppress(ImageError):  # runs work of the first image before the fork, such as loading codec tables
         setup.transform.decode(picture())
     settle()
-    with suppress(OSError):  # the other end is closed: the server ends, and the kernel ends what is left
+    with suppress(OSError):  # the server has ended, and the kernel ends the remaining processes
         _Family(count, end, setup).keep()
     return 0
 
@@ -62,7 +63,7 @@ def _setup(end: socket.socket) -> Setup | None:
 
 
 class _Family:
-    """The decode processes, as many as there are to be."""
+    """Keeps `count` decode processes running."""
 
     def __init__(self, count: int, end: socket.socket, setup: Setup) -> None:
         self._count = count
@@ -71,7 +72,8 @@ class _Family:
         self._began: dict[int, float] = {}  # when each process was forked
 
     def keep(self) -> None:
-        """Returns when the server has ended. Raises OSError when it is not there any more."""
+        """Replaces ended processes, and returns when the server has ended. Raises OSError if the server's socket
+        is closed."""
         while True:
             while len(self._began) < self._count:
                 self._add()
@@ -96,9 +98,10 @@ class _Family:
         return FULL_S if not code and age < PAUSE_S else PAUSE_S
 
     def _alone(self) -> bool:
-        """Whether the server has ended, or is about to: it closes this socket first."""
+        """Returns whether the server has ended or is ending: it closes this socket before those of the decode
+        processes."""
         try:
-            return not self._end.recv(1, socket.MSG_DONTWAIT)  # after the setup it says nothing
+            return not self._end.recv(1, socket.MSG_DONTWAIT)  # the server sends nothing after the setup
         except BlockingIOError:
             return False
         except OSError:
@@ -117,7 +120,9 @@ class _Family:
             time.sleep(FULL_S)
             return
         self._began[child.pid] = time.monotonic()
-        try:  # The HTTP process alone has them from now on: when the decode process dies its socket is closed.
+        # Only the HTTP process keeps the socket and the file, so that the socket closes when the decode process
+        # dies.
+        try:
             self._tell(Began(child.pid), child.end.fileno(), file)
         finally:
             child.end.close()

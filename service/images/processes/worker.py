@@ -1,4 +1,4 @@
-"""Decodes images in a process of its own, one at a time, and writes their pixels into a file of one image."""
+"""Decodes images in a separate process, one at a time, and writes their pixels into a file of one image."""
 
 import os
 import resource
@@ -28,17 +28,17 @@ from snapcap.warmup.machine.denied import process_limit
 if TYPE_CHECKING:
     from snapcap.models.processing.transform import ImageTransform
 
-# What a decode may take beyond its estimate: tables of codecs, and the interpreter's own work.
+# Bytes that decoding may take beyond its estimate, for tables of codecs and the interpreter.
 SLACK = 64 << 20
-# Beyond the most that an image may take, in every case: the slack, and a large body with its copies.
+# Bytes beyond the largest estimate of an image: the slack, and a large body with its copies.
 _OTHER = 4 * SLACK
-# The kernel looks for what to kill when memory runs out: this before the processes that serve. Up to 1000.
+# Score for the kernel's OOM killer, up to 1000: it kills this process before the processes that serve.
 _OOM_SCORE = "500"
 
 
 class MemoryNet:
-    """The limit of this process's address space, under an estimate that may be wrong: a codec that goes past it is
-    refused the memory, and the system's killer is not called."""
+    """Limits this process's address space, in case the memory estimate of an image is too low. A codec that
+    exceeds the limit gets a memory error, and the OOM killer does not act."""
 
     def __init__(self, most: int) -> None:
         """`most`: the largest number of bytes for an image. Code that took the process over cannot raise it."""
@@ -48,24 +48,24 @@ class MemoryNet:
             _, hard = process_limit(resource.RLIMIT_AS)
             most += self._base + _OTHER
             hard = most if hard == resource.RLIM_INFINITY else min(most, hard)
-            with suppress(ValueError, OSError):  # of a system that does not have it
+            with suppress(ValueError, OSError):  # the system has no such limit
                 resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
 
     def allow(self, room: int) -> None:
-        """Grant so many bytes beyond those that the process had when it began."""
+        """Allows `room` bytes beyond the address space that the process had at its start."""
         if self._base is None or room == self._room:
             return
         _, hard = process_limit(resource.RLIMIT_AS)
         limit = self._base + room + SLACK
         if hard != resource.RLIM_INFINITY:
             limit = min(limit, hard)
-        with suppress(ValueError, OSError):  # of a system that does not have it
+        with suppress(ValueError, OSError):  # this system has no such limit
             resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
             self._room = room
 
 
 class QuietTiff:
-    """Sends standard error nowhere while a TIFF is decoded: libtiff writes a line for each row that is wrong."""
+    """Discards standard error while a TIFF is decoded, because libtiff writes a line for each bad row."""
 
     def __init__(self) -> None:
         self._kept, self._nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
@@ -83,13 +83,13 @@ class QuietTiff:
 
 
 def decode_images(end: socket.socket, file: int, transform: "ImageTransform", most: int) -> int:
-    """Decode until the other end is closed. Exit status 0.
+    """Decodes images until the other end is closed. Returns the exit status 0.
 
     Args:
-        end: brings the images, and takes the answers.
-        file: of `image_file`, which takes the pixels of each image.
-        transform: decodes and resizes; its modules are imported by now, as this process can open no file.
-        most: bytes of memory that an image may take.
+        end: the socket that brings images and takes answers.
+        file: descriptor of an `image_file`, which gets the pixels of each image.
+        transform: decodes and resizes. Its modules are already imported, because this process can open no file.
+        most: the largest number of bytes of memory for an image.
     """
     with suppress(OSError):  # not Linux
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
@@ -120,7 +120,8 @@ def answer_images(
     net: MemoryNet | None = None,
     quiet: QuietTiff | None = None,
 ) -> int:
-    """As `decode_images`, in a process that is for other things too: without limits of its memory, nor `quiet`."""
+    """Answers images as `decode_images` does, without confining the process, which may have other work. Without
+    `net` its memory is not limited; without `quiet` libtiff writes to standard error."""
     try:
         while (head := receive_exactly(end, HEAD.size)) is not None:
             length, room = HEAD.unpack(head)
@@ -133,13 +134,14 @@ def answer_images(
                 answer = _decode(image, room, file, transform)
             del image
             end.sendall(pack_answer(answer))
-    except ConnectionError:  # closed with an answer under way
+    except ConnectionError:  # the socket was closed while an answer was sent
         pass
     return 0
 
 
 def _decode(image: bytes, room: int, file: int, transform: "ImageTransform") -> Answer:
-    from snapcap.models.processing.image_error import ImageError, NeedsMemory  # noqa: PLC0415  imported before the fork
+    # Imported before the fork.
+    from snapcap.models.processing.image_error import ImageError, NeedsMemory  # noqa: PLC0415
 
     began = time.monotonic()
     try:
@@ -158,7 +160,7 @@ def _decode(image: bytes, room: int, file: int, transform: "ImageTransform") -> 
 
 
 def _address_space() -> int | None:
-    """Of this process, in bytes; None where the system does not tell."""
+    """Returns the size of this process's address space in bytes; None if the system does not report it."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     except OSError:

@@ -1,4 +1,4 @@
-"""Tracks one decode process for the HTTP process: its image, since when, and why it is to be killed."""
+"""Tracks one decode process for the HTTP process: its image, since when, and why it should be killed."""
 
 import logging
 import os
@@ -13,15 +13,17 @@ from snapcap.service.images.processes.channel import WorkerChannel
 from snapcap.service.telemetry.reasons import Why
 
 _logger = logging.getLogger("snapcap.decode")
-# A client that has left is no reason to end a process for a picture that is about to be ready.
+# Seconds of decoding after which a process is killed if its client has left. An image that takes less is nearly
+# done.
 LEFT_S = 1.0
-# Without CPU time all along, while it has an image: it is stopped, or waits for what never comes.
+# Seconds without CPU time after which a process with an image counts as hung: it is stopped or blocked for ever.
 HUNG_S = 5.0
 
 
 @dataclass(eq=False)
 class Job:
-    """An image on its way. `size`: bytes of memory that it takes where that is more than a share, else 0."""
+    """Holds an image on its way through decoding. `size`: bytes of memory that it takes if that is more than a
+    share, else 0."""
 
     encoded: EncodedImage
     done: Done
@@ -29,8 +31,11 @@ class Job:
     size: int = 0
 
     def end(self, outcome: ImageResult) -> bool:
-        """Hand on what came of the image. Whether its pixels were taken over: not where that raised anything. The
-        slot and the process are for the next image in any case."""
+        """Calls `done` with the outcome, and logs an error of `done`.
+
+        Returns whether the pixels were taken over; False if `done` raised an error, so that the slot and the
+        process are free for the next image.
+        """
         try:
             return self.done(outcome)
         except BaseException as error:
@@ -44,24 +49,25 @@ class Job:
 @dataclass(eq=False)
 class Worker:
     pid: int
-    file: int  # of `image_file`: the process writes its pixels there
+    file: int  # descriptor of an `image_file`, into which the process writes pixels
     channel: WorkerChannel = field(init=False)
     job: Job | None = None
     since: float = 0.0
-    killed: Why | None = None  # and its end is yet to be heard
-    ended: bool = False  # as its parent says
+    killed: Why | None = None  # why it was killed, until its end is handled
+    ended: bool = False  # the parent has reported its end
     _cpu_at_first: float | None = None
     _cpu: float | None = None
-    _busy: float = 0.0  # when its CPU time was last seen to grow
+    _busy: float = 0.0  # moment when its CPU time was last seen to grow
 
     def has(self, job: Job) -> None:
-        """Give it the image, from now on."""
+        """Notes that the process has the image from now on."""
         self.job, self.since = job, time.monotonic()
         self._cpu_at_first = self._cpu = cpu_seconds(self.pid)
         self._busy = self.since
 
     def verdict(self, now: float, most_s: float) -> Why | None:
-        """Why it should be ended now, if it should. `most_s`: CPU seconds that an image may take."""
+        """Returns why the process should be killed now, or None. `most_s`: the most CPU seconds that an image may
+        take."""
         job = self.job
         if job is None or self.killed is not None:
             return None
@@ -73,7 +79,8 @@ class Worker:
 
     def _verdict_of_cpu(self, now: float, most_s: float) -> Why | None:
         cpu = cpu_seconds(self.pid)
-        if cpu is None or self._cpu_at_first is None or self._cpu is None:  # not told here: a second is a second
+        # No CPU time is reported: elapsed seconds count.
+        if cpu is None or self._cpu_at_first is None or self._cpu is None:
             return "too_complex" if now - self.since > most_s else None
         if cpu > self._cpu:
             self._cpu, self._busy = cpu, now
@@ -83,7 +90,8 @@ class Worker:
 
 
 def cpu_seconds(pid: int) -> float | None:
-    """CPU time of another process, as `clock_getcpuclockid(3)` has it; None where there is none."""
+    """Returns the CPU seconds of another process, from the clock of `clock_getcpuclockid(3)`; None if the process
+    has none."""
     try:
         return time.clock_gettime(~pid << 3 | 2)
     except (OSError, OverflowError):
@@ -91,6 +99,6 @@ def cpu_seconds(pid: int) -> float | None:
 
 
 def kill(pid: int) -> None:
-    """Also one that is stopped."""
+    """Sends SIGKILL to a process, which works for a stopped process too. Ignores a process that has ended."""
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
