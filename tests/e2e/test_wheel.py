@@ -122,7 +122,7 @@ def test_torchs_libraries_are_enough_for_a_compiled_server(
         ("serve", (), "there are no prepared weights yet"),
         ("serve", ("--buckets", "1,2"), "the start found artifacts: miss"),
         ("serve", ("--backend", "eager"), "the eager backend was asked for"),
-        ("build", (), "build where all of torch is"),
+        ("build", (), "build where torch is installed completely"),
     ],
 )
 def test_without_what_was_compiled_it_says_so_in_one_line_and_ends(
