@@ -43,6 +43,7 @@ ROOMS = [
     "service/images",
     "service/ipc",
     "service/limits.py",
+    "service/memory",
     "service/offline",
     "service/server",
     "service/telemetry",

@@ -13,7 +13,7 @@ from snapcap.benchmarks.startup.start import Start
 
 @dataclass
 class CaseResult:
-    """All starts of a case, the watched start, and the reason if there are no starts."""
+    """Holds all starts of a case, the watched start, and the reason if there are no starts."""
 
     name: str
     starts: list[Start] = field(default_factory=list)

@@ -72,7 +72,7 @@ class LogSettings:
 
 @dataclass(frozen=True)
 class Settings(StartOptions):
-    """All settings: the options of the warm-up, and the groups of the service."""
+    """Holds all settings: the options of the warm-up, and the groups of the service."""
 
     images: ImageSettings = field(default_factory=ImageSettings)
     image_processes: ImageProcessSettings = field(default_factory=ImageProcessSettings)

@@ -103,8 +103,7 @@ class ProcessImageDecoder:
         self._answered_once = False
         self._looking = False
         self._failures = 0  # consecutive failed requests, counting only failures that no image should cause
-        self._check: Job | None = None  # the server's own picture, until a new process takes it
-        self._checking = False
+        self._check: Job | None = None  # the server's own picture, until its outcome is known
         self._family = ImageProcessFamily(processes, metrics, loop, self._began, self._gone)
 
     def begin(self, transform: "ImageTransform") -> bool:
@@ -210,8 +209,7 @@ class ProcessImageDecoder:
         """
         if outcome is _CRASHED or isinstance(outcome, ImageProcessError):
             self._failures += 1
-            if self._failures >= _SUSPICIOUS and not self._checking and not self._family.over:
-                self._checking = True
+            if self._failures >= _SUSPICIOUS and self._check is None and not self._family.over:
                 check = EncodedImage(picture(), "self-check", time.monotonic() + _CHECK_S, lambda: False)
                 self._check = Job(check, self._checked)
         elif isinstance(outcome, DecodedImage):  # any process can refuse an image
@@ -221,7 +219,7 @@ class ProcessImageDecoder:
     def _checked(self, outcome: ImageResult) -> bool:
         """Ends the server if its own picture could not be decoded. Returns False, so that the slot of the pixels is
         reused."""
-        self._checking = False
+        self._check = None
         if isinstance(outcome, UnreadableImage | ImageProcessError):
             self._family.give_up("the server's own picture cannot be decoded either; the log has the cause")
         elif isinstance(outcome, DecodedImage):
@@ -253,12 +251,14 @@ class ProcessImageDecoder:
             partial(self._misbehaved, worker),
             partial(self._ended, worker),
         )
-        if self._check is not None and self._give(worker, self._check):
-            self._check = None
-        else:
+        check = self._check
+        if check is None or self._has_process(check) or not self._give(worker, check):
             self._idle.append(worker)
         self._feed()
         return worker
+
+    def _has_process(self, job: Job) -> bool:
+        return any(worker.job is job for worker in self._family.workers)
 
     def _ended(self, worker: Worker) -> None:
         """Handles a process that has ended or has closed its socket: its image is tried again, or refused."""
@@ -274,9 +274,9 @@ class ProcessImageDecoder:
         job.attempts += 1
         if self._family.over:
             job.end(NotReady("failed"))
-        elif job.done == self._checked and job.attempts < _ATTEMPTS:
-            self._check = job
         elif job.attempts < _ATTEMPTS:
+            if job is self._check:  # the next new process gets it
+                return
             (self._large if job.size else self._waiting).appendleft(job)
             self._feed()
         else:

@@ -41,8 +41,8 @@ class BodyBudget:
 
 
 class BodyAccount:
-    """What one request holds: until its reply is complete, and until each of its images is decoded, which a client
-    that leaves does not make sooner."""
+    """Counts the bytes that one request holds until its reply is complete and each of its images is decoded. Images
+    of a client that has left count until then too."""
 
     def __init__(self, budget: BodyBudget) -> None:
         self._budget = budget
@@ -51,23 +51,23 @@ class BodyAccount:
         self._bytes = 0
 
     def take(self, count: int) -> None:
-        """So many bytes more are held. Raises BodyMemoryFull; then they must not be kept."""
+        """Adds bytes. Raises BodyMemoryFull if there is no room; the caller must not keep them then."""
         self._budget.add(count, self._bytes)
         self._bytes += count
 
     def give_back(self, count: int) -> None:
-        """So many bytes less."""
+        """Removes bytes."""
         self._bytes -= count
         self._budget.remove(count)
 
     def hold(self) -> "BodyAccount":
-        """One more has to `release` before nothing is held any more."""
+        """Adds a holder: the bytes are given back when every holder has called `release`."""
         with self._lock:
             self._holders += 1
         return self
 
     def release(self) -> None:
-        """One of those who hold it is done."""
+        """Removes a holder, and gives all bytes back after the last one."""
         with self._lock:
             self._holders -= 1
             last = self._holders == 0

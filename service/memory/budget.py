@@ -19,7 +19,7 @@ from snapcap.models.dataclass import dataclass
 from snapcap.warmup.machine.cgroups import MEMBERSHIP, MOUNTS, control_groups
 from snapcap.warmup.machine.denied import process_limit
 
-_FILES = ("memory.max", "memory.limit_in_bytes")  # of version 2 and 1
+_FILES = ("memory.max", "memory.limit_in_bytes")  # cgroup version 2, and version 1
 # More makes nothing faster: 32 bodies of 20 MiB, and more pictures of 50 million pixels than CPUs decode at a time.
 _MOST_BODIES = 1 << 30
 _MOST_PIXELS = 4 << 30

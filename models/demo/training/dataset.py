@@ -45,7 +45,7 @@ def painted_blocks(first: int, count: int, processes: int) -> Iterator[Iterator[
 
 
 class SceneStore:
-    """All scenes painted so far. `batch` draws from them with replacement."""
+    """Holds all scenes painted so far. `batch` draws from them with replacement."""
 
     def __init__(self, capacity: int, image_size: int, tokens: int, device: str) -> None:
         self._pixels = torch.empty((capacity, image_size, image_size, 3), dtype=torch.uint8, device=device)

@@ -81,8 +81,8 @@ class ImageProcessFamily:
     def kill(self, worker: Worker, why: Why, detail: str = "") -> None:
         """Kills a decode process and logs why. The parent replaces it."""
         worker.killed = why
-        self._killed.add(worker.pid)
         if not worker.ended:  # another process may have its number by now
+            self._killed.add(worker.pid)
             kill(worker.pid)
         self._metrics.decode_processes_killed.labels(why).inc()
         fields: dict[str, object] = {"pid": worker.pid, "why": SENTENCES[why]}

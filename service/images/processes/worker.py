@@ -47,21 +47,19 @@ class MemoryNet:
         if self._base is not None:
             _, hard = process_limit(resource.RLIMIT_AS)
             most += self._base + _OTHER
-            hard = most if hard == resource.RLIM_INFINITY else min(most, hard)
-            with suppress(ValueError, OSError):  # the system has no such limit
-                resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+            self._hard = most if hard == resource.RLIM_INFINITY else min(most, hard)
+            self._limit(self._hard)
 
     def allow(self, room: int) -> None:
         """Allows `room` bytes beyond the address space that the process had at its start."""
         if self._base is None or room == self._room:
             return
-        _, hard = process_limit(resource.RLIMIT_AS)
-        limit = self._base + room + SLACK
-        if hard != resource.RLIM_INFINITY:
-            limit = min(limit, hard)
+        self._limit(self._base + room + SLACK)
+        self._room = room
+
+    def _limit(self, size: int) -> None:
         with suppress(ValueError, OSError):  # this system has no such limit
-            resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-            self._room = room
+            resource.setrlimit(resource.RLIMIT_AS, (min(size, self._hard), self._hard))
 
 
 class QuietTiff:

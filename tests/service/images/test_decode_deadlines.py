@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 
 import pytest
-from support.fakes.decode_world import MEMORY, SLOTS, World, of, play, turns
+from support.fakes.decode_world import MEMORY, SLOTS, World, killed_for, of, play, turns
 from support.fakes.list_engine import PATIENCE
 
 from snapcap.service.errors import DeadlineExceeded, UnprocessableImage
@@ -23,12 +23,6 @@ def killed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(decode_family, "kill", pids.append)
     monkeypatch.setattr(process_decoder, "_LOOK_S", 0.005)
     return pids
-
-
-def killed_for(world: World) -> dict[str, float]:
-    """How many, by reason."""
-    counted = next(iter(world.metrics.decode_processes_killed.collect())).samples
-    return {each.labels["reason"]: each.value for each in counted if each.name.endswith("_total") and each.value}
 
 
 async def until(what: Callable[[], bool]) -> None:

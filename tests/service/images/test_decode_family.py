@@ -4,7 +4,7 @@ import asyncio
 import time
 
 import pytest
-from support.fakes.decode_world import MEMORY, SLOTS, World, play, turns
+from support.fakes.decode_world import MEMORY, SLOTS, World, killed_for, play, turns
 from support.fakes.list_engine import PATIENCE
 from support.servers.server_process import is_gone
 
@@ -239,8 +239,7 @@ def test_a_process_that_no_image_reached_tries_the_servers_own(answer: Answer | 
         new.answer(answer)
         await turns()
         assert bool(world.failures) == ends
-        counted = world.metrics.decode_processes_killed.labels("broken")._value.get()
-        assert counted == 3 + isinstance(answer, Broken) * (not ends)
+        assert killed_for(world) == {"broken": 3}
         world.close()
 
     play(scene())
@@ -283,7 +282,7 @@ def test_a_process_that_asks_for_memory_twice_is_killed() -> None:
         await turns()
         worker.answer(Needs(MEMORY // 2))
         await turns()
-        assert world.metrics.decode_processes_killed.labels("bad_answer")._value.get() == 1
+        assert killed_for(world) == {"bad_answer": 1}
         world.close()
 
     play(scene())

@@ -189,3 +189,9 @@ def play(scene: "Coroutine[Any, Any, None]") -> None:
 
 def of(world: World, name: str) -> float:
     return getattr(world.metrics, name)._value.get()
+
+
+def killed_for(world: World) -> dict[str, float]:
+    """Returns the number of killed processes by reason."""
+    counted = next(iter(world.metrics.decode_processes_killed.collect())).samples
+    return {each.labels["reason"]: each.value for each in counted if each.name.endswith("_total") and each.value}

@@ -1,4 +1,4 @@
-"""What code can reach that has taken over a process which decodes images or tokenizes prompts."""
+"""Attacks by code that has taken over a process which decodes images or tokenizes prompts."""
 
 import json
 import re
@@ -98,7 +98,7 @@ print(json.dumps(found, default=str))
 
 
 def attacked(*arguments: str) -> dict[str, Any]:
-    """What came of each attack, and of each thing that a process needs to work."""
+    """Returns the result of each attack, and of each call that a process needs to work."""
     environment = environment_of_tests(AWS_SECRET_ACCESS_KEY=SECRET, HF_TOKEN="hf_1234567890")
     run = subprocess.run(
         [sys.executable, "-c", PROGRAM, *arguments],
