@@ -190,7 +190,7 @@ class Engine:
         scheduler = self._scheduler
         runner.move(scheduler.drop_lost())
         admitted = scheduler.admit()
-        encoded = [self._encode(runner, admitted)] if admitted else []
+        encoded = self._encode_admitted(runner, admitted) if admitted else []
         step = self._launch(runner, encoded) if scheduler.needs_step() else None
         if runner.runs_ahead:
             step, self._step = self._step, step
@@ -200,10 +200,38 @@ class Engine:
             runner.move(scheduler.advance(step.rows, tokens, backend_of(step.bucket), hypotheses))
         return step is not None
 
+    def _encode_admitted(self, runner: "Runner[Any]", admitted: list[RunningRequest]) -> list[_Encoded]:
+        """Encodes the images of requests that have just got their slots.
+
+        If that raises, each image is encoded alone, because one request may be at fault. A request that fails alone
+        loses its slots. The other rows go on, because an encode writes to its own slots only.
+
+        Raises:
+            Exception: the device is lost, or no row is left whose next step could show that the device works.
+        """
+        encoded: list[_Encoded] = []
+        failed: dict[RunningRequest, Exception] = {}
+        groups = [admitted]
+        for group in groups:
+            try:
+                encoded.append(self._encode(runner, group))
+            except Exception as error:
+                if runner.health(error) == "lost":
+                    raise
+                log.exception("encoding failed (requests: %s)", ", ".join(row.request.id for row in group))
+                if len(group) > 1:
+                    groups += [[row] for row in group]
+                else:
+                    failed[group[0]] = error
+        if len(failed) == len(set(self._scheduler.running)):
+            raise failed[admitted[-1]]
+        runner.move(self._scheduler.fail([*failed], EngineFailed()))
+        return encoded
+
     def _encode(self, runner: "Runner[Any]", admitted: list[RunningRequest]) -> _Encoded:
         scheduler = self._scheduler
         bucket = scheduler.table.fit(len(admitted))
-        first = len(scheduler.running) - sum(row.slots for row in admitted)
+        first = scheduler.running.index(admitted[0])
         rows = [self._row(row) for row in admitted]
         timer = runner.timer()
         runner.encode(bucket, [row.request.array for row in admitted], first, rows)
@@ -214,8 +242,7 @@ class Engine:
         timer.stop()
         for row in admitted:
             self._observer.queue_waited(row.admitted - row.submitted)
-            if row.request.on_admitted is not None:
-                row.request.on_admitted()
+            row.request.admitted()
         return _Encoded(admitted, bucket.size, timer)
 
     def _launch(self, runner: "Runner[Any]", encoded: list[_Encoded]) -> _Step:

@@ -1,12 +1,15 @@
 """Defines a caption request, its completion, and the protocol of an engine that takes it. Imports no torch."""
 
+import logging
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from snapcap.models.dataclass import dataclass
 from snapcap.service.engine.limits import Limits
+from snapcap.service.errors import EngineFailed
 from snapcap.service.ipc.shared_pixels import FilledSlot
 from snapcap.warmup.runtime.slot_request import SamplingParams
 
@@ -14,6 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 FinishReason = Literal["stop", "length"]
+_logger = logging.getLogger("snapcap.engine")
 
 
 @dataclass(frozen=True)
@@ -39,8 +43,8 @@ class CaptionRequest:
 
     ``on_token``, for a reply that is streamed, is called on the device thread with each token of the completion
     as it is generated, before the future gets its result. ``on_admitted`` is called on the device thread when the
-    device has been given the pixels, which are not read afterwards. All rows wait for both callbacks and an
-    exception from one would fail all rows, so a callback only hands its argument on.
+    device has been given the pixels, which are not read afterwards. All rows wait for both callbacks, so a callback
+    only hands its argument on. An exception of a callback fails this request alone.
 
     ``prompt_ids`` are the tokens that the caption begins with; ``text_ids`` the tokens that the encoder reads
     beside the image.
@@ -62,6 +66,29 @@ class CaptionRequest:
         if isinstance(self.pixels, FilledSlot):
             raise TypeError("these pixels are in a slot of the shared memory, for the engine of another process")
         return self.pixels
+
+    def admitted(self) -> None:
+        """Calls ``on_admitted``."""
+        if self.on_admitted is not None:
+            self._call(self.on_admitted)
+
+    def generated(self, token: int) -> bool:
+        """Calls ``on_token``. Returns whether the request still wants tokens."""
+        return self.on_token is None or self._call(self.on_token, token)
+
+    def fail(self, error: Exception) -> None:
+        """Gives the future an exception, unless the request has ended or its client has left."""
+        with suppress(InvalidStateError):
+            self.future.set_exception(error)
+
+    def _call(self, callback: Callable[..., None], *values: int) -> bool:
+        try:
+            callback(*values)
+        except Exception:
+            _logger.exception("a callback failed", extra={"fields": {"request_id": self.id}})
+            self.fail(EngineFailed())
+            return False
+        return True
 
     def within(self, rows: int) -> "CaptionRequest":
         """Returns the request with at most ``rows`` beams, unless the client itself asked for more.

@@ -4,6 +4,7 @@ Waiting requests take free slots between two decode steps (continuous batching).
 from 0 without a gap, so each step runs the smallest bucket that holds all rows.
 """
 
+import logging
 import math
 import threading
 import time
@@ -16,10 +17,11 @@ from snapcap.service.engine.limits import Limits
 from snapcap.service.engine.request import CaptionRequest, Completion
 from snapcap.service.engine.running_request import RunningRequest
 from snapcap.service.engine.waiting import Line, Waiting
-from snapcap.service.errors import BeamsNotReady, DeadlineExceeded, NotReady
+from snapcap.service.errors import BeamsNotReady, DeadlineExceeded, EngineFailed, NotReady
 from snapcap.warmup.plan.buckets import BucketTable
 
 Clock = Callable[[], float]
+_logger = logging.getLogger("snapcap.engine")
 
 # Greatest number of steps that a free slot stays empty while other slots are about to become free: see
 # `Scheduler.admit`.
@@ -105,7 +107,7 @@ class Scheduler:
         with self._changed:
             lost, most = self._waiting.give_up(size), self._waiting.most
         for entry in lost:
-            _set_exception(entry.request, BeamsNotReady(entry.slots, most))
+            entry.request.fail(BeamsNotReady(entry.slots, most))
 
     def close(self) -> None:
         """Refuses new requests. Requests that wait or run are still served."""
@@ -144,24 +146,30 @@ class Scheduler:
             fitting = 0 if self._holds_back(free) else self._waiting.fitting(free)
             entries = self._waiting.take(self.table.admit(fitting) if fitting else 0)
         now = self._clock()
-        admitted = [self._admitted(entry, now) for entry in entries]
+        admitted = [row for entry in entries if (row := self._admitted(entry, now)) is not None]
         self.running += admitted
         self.running += [row for row in admitted for _ in range(row.slots - 1)]
         return admitted
 
-    def _admitted(self, entry: Waiting, now: float) -> RunningRequest:
+    def _admitted(self, entry: Waiting, now: float) -> RunningRequest | None:
+        """Returns a request with its bounds; None if they cannot be told, which fails this request alone."""
         request, limits = entry.request, self.limits
         prompt = len(request.prompt_ids)
-        prefilled = limits.prefilled(prompt)
-        return RunningRequest(
-            request=request,
-            limit=limits.new_tokens(prompt, request.params.max_new_tokens),
-            submitted=entry.submitted,
-            admitted=now,
-            prefilled=prefilled,
-            prompt_left=prompt - prefilled,
-            forced_end=limits.forced_end,
-        )
+        try:
+            prefilled = limits.prefilled(prompt)
+            return RunningRequest(
+                request=request,
+                limit=limits.new_tokens(prompt, request.params.max_new_tokens),
+                submitted=entry.submitted,
+                admitted=now,
+                prefilled=prefilled,
+                prompt_left=prompt - prefilled,
+                forced_end=limits.forced_end,
+            )
+        except Exception:
+            _logger.exception("request fails alone", extra={"fields": {"request_id": request.id}})
+            request.fail(EngineFailed())
+            return None
 
     def _holds_back(self, free: int) -> bool:
         """Returns whether to leave free slots empty until as many are free as the largest bucket of at most half
@@ -222,9 +230,7 @@ class Scheduler:
                 row.finish_reason = "stop"
             else:
                 row.tokens.append(token)
-                if row.request.on_token is not None:
-                    row.request.on_token(token)
-                if len(row.tokens) >= row.limit:
+                if not row.request.generated(token) or len(row.tokens) >= row.limit:
                     row.finish_reason = "length"
             if row.finish_reason is not None:
                 finished.append(row)
@@ -233,12 +239,19 @@ class Scheduler:
             self._complete(row, backend, now)
         return self._compact(finished)
 
+    def fail(self, rows: Iterable[RunningRequest], error: Exception) -> list[tuple[int, int]]:
+        """Fails running rows and frees their slots. Waiting requests are kept.
+
+        Returns the moves (source slot, target slot) that close the gaps among the other rows.
+        """
+        gone = list(dict.fromkeys(rows))
+        for row in gone:
+            row.request.fail(error)
+        return self._compact(gone)
+
     def fail_running(self, error: Exception) -> None:
         """Fails every running row and frees its slots. Waiting requests are kept."""
-        for row in dict.fromkeys(self.running):
-            row.left = True
-            _set_exception(row.request, error)
-        self.running = []
+        self.fail(self.running, error)
 
     def fail_all(self) -> None:
         """Fails every running and waiting request with `NotReady`, so that its client tries another server, and
@@ -248,7 +261,7 @@ class Scheduler:
             waiting = list(self._waiting)
             self._waiting.keep(lambda entry: False)
         for entry in waiting:
-            _set_exception(entry.request, NotReady("failed"))
+            entry.request.fail(NotReady("failed"))
         self.fail_running(NotReady("failed"))
 
     def _has_work(self) -> bool:
@@ -264,7 +277,7 @@ class Scheduler:
             return True
         if now < request.deadline:
             return False
-        _set_exception(request, DeadlineExceeded())
+        request.fail(DeadlineExceeded())
         return True
 
     def _compact(self, gone: list[RunningRequest]) -> list[tuple[int, int]]:
@@ -293,8 +306,3 @@ class Scheduler:
         )
         with suppress(InvalidStateError):  # the client left a moment ago
             row.request.future.set_result(completion)
-
-
-def _set_exception(request: CaptionRequest, error: Exception) -> None:
-    with suppress(InvalidStateError):  # cancelled meanwhile
-        request.future.set_exception(error)

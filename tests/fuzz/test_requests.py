@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,8 @@ from snapcap.service.engine.engine import Engine, NoObserver
 from snapcap.service.engine.limits import Limits
 from snapcap.service.engine.request import CaptionRequest, Completion
 from snapcap.service.engine.scheduler import Scheduler
-from snapcap.service.errors import BadRequest
+from snapcap.service.errors import BadRequest, EngineFailed
+from snapcap.service.ipc.shared_pixels import FilledSlot
 from snapcap.warmup.plan.buckets import BucketTable
 
 TABLE = BucketTable.of((1, 4, 8))
@@ -123,15 +125,18 @@ class Served:
 
     def together(self, asked: Sequence[tuple[CaptionOptions, np.ndarray]]) -> list[Completion]:
         """What comes of these requests in one batch. Raises what one of them raises."""
-        requests = [self._request(*each) for each in asked]
+        return [sent.future.result(PATIENCE) for sent in self.sent([self.request(*each) for each in asked])]
+
+    def sent(self, requests: Sequence[CaptionRequest]) -> Sequence[CaptionRequest]:
+        """Sends these requests in one batch."""
         release = threading.Event()
         self.engine.call(lambda: release.wait(PATIENCE))
         for request in requests:
             self.engine.submit(request)
         release.set()
-        return [request.future.result(PATIENCE) for request in requests]
+        return requests
 
-    def _request(self, options: CaptionOptions, image: np.ndarray) -> CaptionRequest:
+    def request(self, options: CaptionOptions, image: np.ndarray) -> CaptionRequest:
         asked = self.defaults.resolve(options, self.engine.limits)
         deadline = time.monotonic() + PATIENCE
         future: Future[Completion] = Future()
@@ -193,6 +198,41 @@ def test_no_request_changes_anothers_tokens(served: Served, hostile: list[dict[s
     first, last = served.good
     good, *rest = served.together([first, *((each, served.hostile) for each in accepted), last])
     assert [good.tokens, rest[-1].tokens] == served.alone
+
+
+def broken(request: CaptionRequest) -> Iterator[CaptionRequest]:
+    """Yields forms of a request that may raise on the device thread: where it is admitted, encoded, put into its
+    slot and told. No request of a client is known to have one of these forms."""
+
+    def fail(*_: int) -> None:
+        raise RuntimeError("the reply")
+
+    odd: Any = "odd"
+    future = request.future
+    for changes in (
+        {"pixels": request.array[:-1]},
+        {"pixels": FilledSlot(1)},
+        {"text_ids": tuple(range(4096))},
+        {"prompt_ids": (3,) * 4096},
+        {"params": replace(request.params, temperature=odd)},
+        {"params": replace(request.params, temperature=1.0, seed=[])},
+        {"params": replace(request.params, repetition_penalty=odd)},
+        {"params": replace(request.params, no_repeat_ngram_size=2**70)},
+        {"params": replace(request.params, max_new_tokens=odd)},
+        {"on_token": fail},
+        {"on_admitted": fail},
+    ):
+        yield replace(request, **{"future": Future(), **changes})
+    assert not future.done()
+
+
+def test_a_request_that_raises_on_the_device_thread_fails_no_other(served: Served) -> None:
+    (first, last), options = served.good, served.options(max_new_tokens=4)
+    for odd in broken(served.request(options, served.hostile)):
+        requests = [served.request(*first), odd, served.request(*last)]
+        served.sent(requests)
+        assert [requests[at].future.result(PATIENCE).tokens for at in (0, 2)] == served.alone
+        assert isinstance(odd.future.exception(PATIENCE), EngineFailed | None)  # None: this model does not read it
 
 
 def test_a_token_that_the_model_has_no_row_for_is_refused(served: Served) -> None:

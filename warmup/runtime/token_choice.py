@@ -42,9 +42,10 @@ class TokenChoice(Generic[B]):
     @cached_property
     def beams(self) -> BeamState[B]:
         """The buffers, zeroed."""
-        self._used = True
         state = self._state
-        return BeamState.allocate(state.slots, state.cache_length, state.memory)
+        beams = BeamState.allocate(state.slots, state.cache_length, state.memory)
+        self._used = True  # not before there is memory for them, or each later request would fail too
+        return beams
 
     @cached_property
     def _rules(self) -> TokenRules[B]:

@@ -84,12 +84,12 @@ class RemoteEngine:
         for number in turn.admitted:
             self._free_slot(number)  # before the queue's place: the request that gets the place needs a slot
             admitted = self._sent.get(number)
-            if admitted is not None and admitted.on_admitted is not None:
-                admitted.on_admitted()
+            if admitted is not None:
+                admitted.admitted()
         for number, token in turn.tokens:
             request = self._sent.get(number)
-            if request is not None and request.on_token is not None:
-                request.on_token(token)
+            if request is not None:
+                request.generated(token)
         for number, completion in turn.completed:
             ended = self._forget(number)
             if ended is not None:
@@ -123,8 +123,7 @@ class RemoteEngine:
     def _fail(self, number: int, error: Exception) -> None:
         request = self._forget(number)
         if request is not None:
-            with suppress(InvalidStateError):
-                request.future.set_exception(error)
+            request.fail(error)
 
     def _forget(self, number: int) -> CaptionRequest | None:
         """Removes a request and frees its slot of shared pixels, even if the engine has not read its `Cancel` yet:

@@ -1,5 +1,6 @@
 """Submits the HTTP process's requests to the engine of this process, and frees their slots of shared pixels."""
 
+import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -8,11 +9,13 @@ from typing import TYPE_CHECKING
 from snapcap.service.engine.remote.messages import Submit, Turn
 from snapcap.service.engine.remote.turns import Turns
 from snapcap.service.engine.request import CaptionRequest, Completion
-from snapcap.service.errors import NotReady
+from snapcap.service.errors import EngineFailed, NotReady, ServiceError
 from snapcap.service.ipc.shared_pixels import SharedPixels
 
 if TYPE_CHECKING:
     from snapcap.service.engine.engine import Engine
+
+_logger = logging.getLogger("snapcap.engine")
 
 
 class EngineServer:
@@ -33,10 +36,26 @@ class EngineServer:
         self._engine = engine
 
     def submit(self, message: Submit) -> None:
-        """Queues a request whose pixels are in shared memory."""
+        """Queues a request whose pixels are in shared memory. An error fails this request alone."""
+        number, future = message.number, Future[Completion]()
+        self._futures[number] = future
+        future.add_done_callback(partial(self._done, number))
+        try:
+            request = self._request(message, future)
+            if self._engine is not None:
+                self._engine.submit(request)
+        except Exception as error:
+            del self._futures[number]
+            told: ServiceError = EngineFailed()
+            if isinstance(error, NotReady):  # the engine stops, or has failed and the HTTP process hears of it
+                told = error
+            else:
+                _logger.exception("request fails alone", extra={"fields": {"request_id": message.request_id}})
+            self._send(Turn.of(failed=[(number, told)]))
+
+    def _request(self, message: Submit, future: "Future[Completion]") -> CaptionRequest:
         number, turns = message.number, self.turns
-        future: Future[Completion] = Future()
-        request = CaptionRequest(
+        return CaptionRequest(
             message.request_id,
             self._pixels.read(message.slot),
             message.prompt_ids,
@@ -47,14 +66,6 @@ class EngineServer:
             partial(turns.admitted, number),
             message.text_ids,
         )
-        self._futures[number] = future
-        future.add_done_callback(partial(self._done, number))
-        try:
-            if self._engine is not None:
-                self._engine.submit(request)
-        except NotReady as error:  # the engine stops or has failed; the HTTP process hears of a failure too
-            del self._futures[number]
-            self._send(Turn.of(failed=[(number, error)]))
 
     def cancel(self, number: int) -> None:
         """Cancels a request whose client has left. Does nothing if the request has ended."""

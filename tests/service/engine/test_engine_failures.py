@@ -1,13 +1,19 @@
 """The device thread when a step fails, the device breaks, the queue is full, or nobody waits. No torch."""
 
 import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
 
 import pytest
 from support.fakes.list_engine import PATIENCE, Served, result
 from support.servers.server_process import wait_until
 
 from snapcap.service.engine.device_failures import MAX_CONSECUTIVE_FAILURES, DeviceFailedError
+from snapcap.service.engine.request import CaptionRequest
 from snapcap.service.errors import DeadlineExceeded, EngineFailed, NotReady
+from snapcap.warmup.plan.buckets import Bucket
+from snapcap.warmup.runtime.slot_request import SamplingParams, SlotRequest
 
 
 def test_a_failed_step_fails_only_what_ran_and_the_engine_serves_on(served: Served) -> None:
@@ -202,3 +208,60 @@ def test_a_client_that_leaves_a_running_row_frees_its_slot(served: Served) -> No
     for each in sent[1:]:
         assert result(each).tokens == tuple(100 * int(each.id) + place for place in range(5))
     assert served.observer.steps == [(4, 4)] * 2 + [(4, 3)] * 3
+
+
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_an_image_that_fails_alone_fails_no_other_request(runs_ahead: bool) -> None:
+    """The others of its batch, those that run and those that wait get their tokens, with beams and without."""
+    served = Served(runs_ahead)
+    encode = served.runner.encode
+
+    def fail(bucket: Bucket, images: list[int], first_slot: int, rows: Sequence[SlotRequest] = ()) -> None:
+        if {3, 6} & {*images}:
+            raise ValueError("this image")
+        encode(bucket, images, first_slot, rows)
+
+    served.runner.encode = fail  # type: ignore[method-assign]
+    release = served.hold()
+    sent = [served.send(image, num_beams=1 + (image in (2, 3))) for image in range(1, 11)]
+    release.set()
+    for each in sent:
+        if each.id in ("3", "6"):
+            assert isinstance(each.future.exception(PATIENCE), EngineFailed)
+        else:
+            assert result(each).tokens == tuple(100 * int(each.id) + place for place in range(5))
+    assert served.thread.is_alive()
+
+
+def test_images_that_all_fail_are_failures_of_the_device(served: Served) -> None:
+    def fail() -> None:
+        raise RuntimeError("sticky")
+
+    served.runner.before_encode = fail
+    release = served.hold()
+    sent = [served.send(image) for image in range(1, 25)]
+    release.set()
+    errors = [each.future.exception(PATIENCE) for each in sent]
+    assert [type(error) for error in errors] == [EngineFailed] * 16 + [NotReady] * 8
+    assert isinstance(served.outcome.exception(PATIENCE), DeviceFailedError)
+
+
+@pytest.mark.parametrize("which", ["on_token", "on_admitted"])
+def test_a_callback_that_raises_fails_its_request_alone(served: Served, which: str) -> None:
+    def fail(*_: int) -> None:
+        raise RuntimeError("the reply")
+
+    def no_token(_: int) -> None: ...
+
+    release = served.hold()
+    callbacks: dict[str, Any] = {"on_token": no_token, which: fail}
+    pixels: Any = 2
+    odd = CaptionRequest("2", pixels, (), SamplingParams(), 1e12, Future(), **callbacks)
+    first = served.send(1)
+    served.engine.submit(odd)
+    last = served.send(3)
+    release.set()
+    assert isinstance(odd.future.exception(PATIENCE), EngineFailed)
+    assert result(first).tokens == tuple(range(100, 105))
+    assert result(last).tokens == tuple(range(300, 305))
+    assert result(served.send(4)).tokens[0] == 400

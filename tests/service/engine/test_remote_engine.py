@@ -296,3 +296,42 @@ def test_a_device_that_fails_for_good_fails_what_waits(behind: Behind) -> None:
     refused = request(1)
     behind.remote.submit(refused)
     assert isinstance(refused.future.exception(PATIENCE), NotReady)
+
+
+@pytest.mark.parametrize("which", ["on_token", "on_admitted"])
+def test_a_callback_that_raises_in_the_http_process_fails_its_request_alone(sent: Sent, which: str) -> None:
+    def fail(*_: int) -> None:
+        raise RuntimeError("the reply")
+
+    callbacks: dict[str, Any] = {"on_token": fail, which: fail}
+    odd = replace(request(1), **callbacks)
+    sent.engine.submit(odd)
+    (message,) = sent.messages
+    assert isinstance(message, Submit)
+    other, its = sent.submit(2)
+    sent.engine.take(
+        turn(admitted=[message.number], tokens=[(message.number, 7)], completed=[(its.number, COMPLETION)])
+    )
+    assert result(other) == COMPLETION
+    assert isinstance(odd.future.exception(0), EngineFailed)
+
+
+def test_a_request_that_cannot_be_queued_fails_alone(
+    behind: Behind, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It does not end the thread of the engine process that takes all requests."""
+    queue = behind.engine.submit
+
+    def submit(asked: CaptionRequest) -> None:
+        if asked.id == "2":
+            raise ValueError("this request")
+        queue(asked)
+
+    monkeypatch.setattr(behind.engine, "submit", submit)
+    sent = [request(image) for image in (1, 2, 3)]
+    for each in sent:
+        behind.remote.submit(each)
+    assert [result(each).tokens[0] for each in (sent[0], sent[2])] == [100, 300]
+    assert isinstance(sent[1].future.exception(PATIENCE), EngineFailed)
+    assert "this request" in caplog.text
+    assert behind.intake._futures == {}
