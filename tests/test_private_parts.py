@@ -1,7 +1,7 @@
 """Holds what is used of other projects' private parts: it is as it was tried, and no untried version is let in.
 
 A release that moves such a part fails here. Raise the upper bound in pyproject.toml when all tests have passed with
-that release. What other tests hold: Inductor's list of vector instructions (warmup/build/test_vector_tests.py),
+that release. What other tests hold: Inductor's list of vector instructions (warmup/build/test_environment.py),
 Dynamo's and Inductor's counters (e2e/test_jit_start.py), the library names in a package
 (warmup/runtime/test_package_library.py).
 """
@@ -121,6 +121,16 @@ def test_botocores_client_sends_by_the_session_that_is_used() -> None:
     assert isinstance(session, URLLib3Session)
     assert list(inspect.signature(session.send).parameters) == ["request"]
     assert list(inspect.signature(AWSResponse).parameters) == ["url", "status_code", "headers", "raw"]
+
+
+def test_inductors_locks_are_of_the_class_that_is_replaced() -> None:
+    """With `filelock`'s own class in its place, builds would fail where flock is denied."""
+    folder = Path(torch.__file__).parent / "_inductor"
+    locking = [each for each in folder.glob("*.py") if "FileLock(" in each.read_text(encoding="utf-8")]
+    assert {"cache.py", "codecache.py", "cpp_builder.py"} <= {each.name for each in locking}
+    for each in locking:
+        imports = re.findall(r"from (\S+) import FileLock", each.read_text(encoding="utf-8"))
+        assert {*imports} == {"torch.utils._filelock"} or each.name == "debug.py", each.name
 
 
 def mangled(module: Any) -> set[str]:

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from snapcap.models.regions.functions import RegionFunction
 from snapcap.models.regions.fused.compiled import compiled_function
 from snapcap.models.regions.table import Region
-from snapcap.warmup.build.environment import skip_vector_tests
+from snapcap.warmup.build.environment import skip_denied_locks, skip_vector_tests
 from snapcap.warmup.build.worker import Workbench, empty, serve_regions
 from snapcap.warmup.plan.buckets import Bucket
 from snapcap.warmup.plan.plan import inductor_options
@@ -76,4 +77,5 @@ def build(bench: Workbench, region: Region, bucket: Bucket, path: Path) -> dict[
 
 
 if __name__ == "__main__":
+    skip_denied_locks(Path(gettempdir()))
     sys.exit(serve_regions(build))

@@ -5,9 +5,12 @@ anybody on the machine can know, and take what they find there as it is. Whoever
 of theirs built into packages, which are signed. So all of it lies in a folder that nobody else may open.
 """
 
+import contextlib
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+
+from snapcap.warmup.machine.files import has_locks
 
 # No pool of helpers: the workers are the pool, one thread each beside the compiler it calls. No line tables: they
 # are four fifths of a package. And no test compilations of vector instructions that the CPU says it has: 15 to 50 s
@@ -30,7 +33,9 @@ def compiler_environment(scratch: Path, device_type: str, packages: int, more: M
         more: variables that override the default ones, except those that name folders.
     """
     # Two compilers that embed the same kernel at once would write the same object file in Inductor's cache folder.
-    folder = Path(tempfile.mkdtemp(dir=scratch)) if device_type == "cuda" else scratch
+    # Without locks they would also write the same precompiled header.
+    alone = device_type == "cuda" or not has_locks(scratch)
+    folder = Path(tempfile.mkdtemp(dir=scratch)) if alone else scratch
     folders = {
         "TMPDIR": str(folder),
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
@@ -43,6 +48,26 @@ def compiler_environment(scratch: Path, device_type: str, packages: int, more: M
 def checker_environment(scratch: Path) -> dict[str, str]:
     """Returns the environment variables of a checker process, in which packages verify their inputs."""
     return {"AOTI_RUNTIME_CHECK_INPUTS": "1", "TMPDIR": str(scratch)}
+
+
+class _NoLock(contextlib.nullcontext[None]):
+    """Takes the place of torch's lock on a file, and locks nothing."""
+
+    def __init__(self, path: str, timeout: float = -1) -> None:
+        super().__init__()
+
+
+def skip_denied_locks(folder: Path) -> None:
+    """Have Inductor lock no files in this process if there are no locks where its folder is.
+
+    Inductor locks every file that it makes, and fails where flock is missing or denied. The locks only keep
+    processes that share a folder apart, and here this process has its folder for itself. To be called before
+    torch._inductor is imported.
+    """
+    if not has_locks(folder):
+        from torch.utils import _filelock  # noqa: PLC0415  only a compiler needs torch
+
+        vars(_filelock)["FileLock"] = _NoLock
 
 
 def skip_vector_tests(device_type: str) -> None:

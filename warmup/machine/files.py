@@ -57,6 +57,18 @@ def take_lock(descriptor: int) -> bool | None:
     return True
 
 
+def has_locks(folder: Path) -> bool:
+    """Returns whether files of a folder can be locked.
+
+    Raises:
+        OSError: no file can be made there.
+    """
+    from tempfile import TemporaryFile  # noqa: PLC0415 - only builds need it
+
+    with TemporaryFile(dir=folder) as file:
+        return take_lock(file.fileno()) is not None
+
+
 @contextlib.contextmanager
 def locked_alone(path: Path) -> Iterator[bool | None]:
     """Yields whether this process has the lock of a file, as `take_lock` says it, until the block ends or the

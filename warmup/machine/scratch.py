@@ -32,8 +32,10 @@ def scratch_folder(prefix: str, parent: Path | None = None, left_behind: float =
         new, folder = Path(name) / "unlocked", Path(name) / "files"
         folder.mkdir()
         with _opened(str(new), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC) as lock:
-            take_lock(lock)
-            new.rename(new.with_name(_LOCK))  # with the lock held: nobody sees it without
+            # Named with the lock held: another process takes a lock that nobody holds for an abandoned one. Where
+            # there are no locks, only a folder whose age tells has the name.
+            if take_lock(lock) or left_behind:
+                new.rename(new.with_name(_LOCK))
             yield folder
 
 

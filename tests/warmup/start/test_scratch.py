@@ -5,9 +5,11 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from support.programs import denied
 from support.servers.server_process import clean_environment
 
 from snapcap.warmup.machine.scratch import scratch_folder
@@ -28,9 +30,11 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def other_process(temporary: Path) -> "tuple[subprocess.Popen[str], Path]":
+def other_process(
+    temporary: Path, program: Sequence[str] = (sys.executable, "-c", PROGRAM)
+) -> "tuple[subprocess.Popen[str], Path]":
     process = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM],
+        program,
         env=clean_environment(TMPDIR=str(temporary)),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -138,3 +142,13 @@ def test_links_inside_what_is_removed_are_not_followed(
     with scratch_folder("scratch-test-"):
         assert not folder.exists()
         assert (mine / "thesis").exists()
+
+
+def test_a_folder_of_a_process_without_locks_is_not_taken_for_an_abandoned_one(temporary: Path) -> None:
+    """A filter of system calls may deny one process what another has."""
+    program = (sys.executable, denied.__file__, "EPERM", "flock", "--", sys.executable, "-c", PROGRAM)
+    process, theirs = other_process(temporary, program)
+    with process:
+        with scratch_folder("scratch-test-"):
+            assert (theirs / "file").exists()
+        process.kill()

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 
-from snapcap.warmup.build.environment import skip_vector_tests
+from snapcap.warmup.build.environment import skip_denied_locks, skip_vector_tests
 from snapcap.warmup.build.release import publish_jit, report
 from snapcap.warmup.build.remote_cache import remote_cache_environment
 from snapcap.warmup.errors import BuildError, StartError
@@ -55,6 +55,7 @@ def open_compiler(options: StartOptions, timeline: Timeline, status: StartupStat
     remote = remote_cache_environment(options.store.remote_cache, device)
     with CompileCache.private(remote) as cache:
         with timeline.phase("import_compiler"):
+            skip_denied_locks(cache.folder)
             importlib.import_module("torch._dynamo")
             importlib.import_module("torch._inductor.compile_fx")
             skip_vector_tests(device.partition(":")[0])
