@@ -31,6 +31,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "presence_penalty": (0,),
     "repeat_penalty": (1,),
     "encoder_repetition_penalty": (1,),
+    "encoder_no_repeat_ngram_size": (0,),
     "penalty_alpha": (0,),
     "guidance_scale": (1,),
     "min_p": (0,),
@@ -50,10 +51,19 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "stop_sequences": (),
     "stop_token_ids": (),
     "bad_words": (),
+    "stop_strings": (),
     "bad_words_ids": (),
     "suppress_tokens": (),
     "begin_suppress_tokens": (),
     "sequence_bias": (),
+    "force_words_ids": (),
+    "constraints": (),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "exponential_decay_length_penalty": (),
+    "renormalize_logits": (False,),
+    "token_healing": (False,),
+    "watermarking_config": (),
     "logit_bias": (),
     "logits_processors": (),
     "logprobs": (False,),
@@ -72,6 +82,12 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "function_call": ("none", "auto"),
     "images": (),  # ignoring images would change the caption
 }
+# Fields of `NEUTRAL` that a checkpoint may set for all requests. A device has one table of such rules for all rows,
+# so a request cannot bring its own.
+_OF_CHECKPOINTS = (
+    *("bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "sequence_bias", "forced_bos_token_id"),
+    *("forced_eos_token_id", "exponential_decay_length_penalty", "renormalize_logits"),
+)
 # Least ratio of difflib at which a name counts as a misspelled option. `promt` and `max_token` have a higher
 # ratio; `prompt_id` and `store` have a lower one.
 _NEARLY = 0.81
@@ -127,7 +143,10 @@ def _check_neutral(name: str, value: Any, neutral: tuple[Any, ...]) -> None:
     if any(_same(value, each) for each in neutral):
         return
     choices = " or ".join(json.dumps(each) for each in neutral if each not in EMPTY)
-    raise UnsupportedOption(name, f"leave it out or send {choices}" if choices else "leave it out")
+    instead = f"leave it out or send {choices}" if choices else "leave it out"
+    if name in _OF_CHECKPOINTS:
+        instead += "; it holds for all requests where the model's generation_config.json sets it"
+    raise UnsupportedOption(name, instead)
 
 
 def _same(value: Any, other: Any) -> bool:

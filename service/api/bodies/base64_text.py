@@ -15,9 +15,11 @@ from urllib.parse import unquote_to_bytes
 from snapcap.service.api.bodies.json_text import LongText, whole_escapes
 
 _PIECE = 256 << 10
-# A data URI may have parameters before its base64, such as the name of the file.
+# A data URI may have parameters before its base64, such as the name of the file. Some clients put them after it.
 _MAX_PARAMETERS = 8192
-_DATA_URI = re.compile(rb"data:.{0,%d}?;base64," % _MAX_PARAMETERS, re.IGNORECASE | re.DOTALL)
+_DATA_URI = re.compile(
+    rb"data:(?:.{0,%d}?;)?base64(?:;[^,]{0,1000})?," % _MAX_PARAMETERS, re.IGNORECASE | re.DOTALL
+)
 _WHITESPACE = b" \t\n\r\v\f"
 _URL_SAFE = bytes.maketrans(b"-_", b"+/")
 _MOST_PADDING = 3  # some clients append three characters to any text

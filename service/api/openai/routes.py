@@ -28,7 +28,9 @@ from snapcap.service.engine.admission import Permit
 from snapcap.service.errors import UnsupportedMediaType
 from snapcap.service.memory.bodies import body_account
 
-_ANY_MODEL = "dummy"  # the model name that huggingface_hub's chat client sends if it has only an address
+# The model names that huggingface_hub's chat client sends if it has only an address, now and in older versions. The
+# empty name is that of other clients whose user chose none.
+_ANY_MODEL = ("dummy", "tgi", "")
 
 
 class OpenAIRoutes:
@@ -83,7 +85,7 @@ class OpenAIRoutes:
                 parse_chat, continue_text=self._continue_text, instruct=self._captioner.takes_instructions
             )
             wanted = await read_json(request, self._limits, self._captioner.pool, parse)
-            model, _ = self._captioner.served_model(None if wanted.model == _ANY_MODEL else wanted.model)
+            model, _ = self._captioner.served_model(None if wanted.model in _ANY_MODEL else wanted.model)
             identity = f"chatcmpl-{request_id(request.scope)}"
             head = {"id": identity, "created": int(time.time()), "model": model}
             if wanted.stream:

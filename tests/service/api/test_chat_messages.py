@@ -123,7 +123,7 @@ def test_empty_contents(ask, picture) -> None:
 
 def test_the_model_may_be_left_out_as_there_is_one(client: TestClient, picture) -> None:
     messages = [{"role": "user", "content": [picture(9)]}]
-    for model in ({"model": "dummy"}, {"model": None}, {}):
+    for model in ({"model": "dummy"}, {"model": "tgi"}, {"model": ""}, {"model": None}, {}):
         reply = client.post(PATH, json={"messages": messages, **model})
         assert (caption(reply), reply.json()["model"]) == ("9 7", "fake")
     other = client.post(PATH, json={"messages": messages, "model": "dumm"})

@@ -98,9 +98,24 @@ def test_a_field_that_would_change_the_caption_is_refused_unless_its_value_does_
         "logit_bias": {"5": 1},
         "guided_choice": ["a"],
         "images": ["aGVsbG8="],
+        "stop_strings": ["a"],
+        "force_words_ids": [[3]],
+        "encoder_no_repeat_ngram_size": 2,
     }.items():
         reply = ask(**{name: value})
         assert (reply.status_code, f"'{name}' is not supported" in reply.text) == (422, True)
+
+
+def test_a_field_that_only_a_checkpoint_may_set_is_refused_with_that(ask: Ask) -> None:
+    for name, value in {
+        "suppress_tokens": [3],
+        "bad_words_ids": [[3]],
+        "forced_eos_token_id": 3,
+        "renormalize_logits": True,
+    }.items():
+        reply = ask(**{name: value})
+        assert (reply.status_code, f"'{name}' is not supported" in reply.text) == (422, True)
+        assert "holds for all requests where the model's generation_config.json sets it" in reply.text
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,9 @@ WAYS = {
     "parameters": "data:image/png;charset=utf-8;name=" + "%C3%A9" * 500 + ".png;base64," + TEXT,
     "comma_in_a_parameter": 'data:image/png;name=\\"a,b.png\\";base64,' + TEXT,
     "comma_escaped": "data:image/png;base64\\u002c" + TEXT,
+    "parameters_after_base64": "data:image/png;base64;charset=utf-8;name=a.png," + TEXT,
     "no_type": "data:;base64," + TEXT,
+    "no_semicolon": "data:base64," + TEXT,
     "far_from_the_quote": " " * 300_000 + "data:image/png;base64," + TEXT,
     "more_padding": TEXT + "==",
 }
