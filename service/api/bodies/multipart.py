@@ -1,6 +1,7 @@
 """Parses a multipart/form-data body in memory: a bounded number of parts, in UTF-8 only.
 
-The body is read in pieces, so that Python's lock is released in between: a search through 20 MiB takes up to 160 ms.
+The body is read in pieces, so that Python's lock is released in between: a search through 20 MiB takes up to
+160 ms.
 """
 
 import io
