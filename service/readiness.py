@@ -17,7 +17,7 @@ _PROBES = frozenset({"/livez", "/readyz", "/health", "/v2/health/live", "/v2/hea
 
 
 def is_probe(path: str) -> bool:
-    """Tells whether a path answers probes of orchestrators. They may use any name of the server, and send no key."""
+    """Tells whether a path is for probes of orchestrators, which may use any name of the server and send no key."""
     return path in _PROBES or (path.startswith("/v2/models/") and path.endswith("/ready"))
 
 
