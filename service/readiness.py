@@ -13,6 +13,12 @@ from enum import StrEnum
 # Seconds after READY until background work begins: imports, new processes and calls between two steps would slow
 # the first request down.
 AFTER_READY_S = 0.5
+_PROBES = frozenset({"/livez", "/readyz", "/health", "/v2/health/live", "/v2/health/ready"})
+
+
+def is_probe(path: str) -> bool:
+    """Tells whether a path is for probes of orchestrators, which may use any name of the server and send no key."""
+    return path in _PROBES or (path.startswith("/v2/models/") and path.endswith("/ready"))
 
 
 class State(StrEnum):

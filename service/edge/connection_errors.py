@@ -24,8 +24,9 @@ from snapcap.service.edge.connections import Connections
 from snapcap.service.edge.refusal_log import NO_ROOM
 from snapcap.service.errors import BadRequest, ServiceError
 from snapcap.service.limits import TooManyConnections
+from snapcap.service.readiness import is_probe
 
-_PROBES = frozenset({"/livez", "/readyz", "/health", "/startup", "/metrics", "/v2/health/live", "/v2/health/ready"})
+_ALSO_ANSWERED = frozenset({"/startup", "/metrics"})
 
 
 class MalformedRequest(BadRequest):
@@ -81,7 +82,8 @@ class ProbesOnly:
         self._watch = watch
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        probes = scope["path"] in _PROBES and scope["method"] in ("GET", "HEAD")
+        probes = is_probe(scope["path"]) or scope["path"] in _ALSO_ANSWERED
+        probes = probes and scope["method"] in ("GET", "HEAD")
         if probes or not self._watch.crowded:
             await self._app(scope, receive, send)
             return

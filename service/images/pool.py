@@ -10,10 +10,12 @@ whose image is past its deadline, or takes too long, is killed, and the image is
 
 When several requests in a row have failed for want of a process that works, the server's own picture goes to a new
 process, which no image can have taken over. If that fails too, the fault is not in the images, and the server ends.
+Many refused images in a row have the same effect, at most once a minute.
 """
 
 import asyncio
 import logging
+import math
 import socket
 import time
 from collections import deque
@@ -57,6 +59,9 @@ _LOOK_S = 0.25  # seconds between two checks for late images and processes, whil
 _ATTEMPTS = 2
 _SUSPICIOUS = 3  # number of failures in a row after which the server's own picture is decoded
 _CHECK_S = 30.0
+_REFUSALS = 32  # number of refused images in a row after which the server's own picture is decoded
+_BETWEEN_CHECKS_S = 60.0  # at least so many seconds apart, as some clients send nothing but damaged images
+_IDLE_LOOK_S = 5.0  # seconds between two checks of the processes without an image
 _logger = logging.getLogger("snapcap.decode")
 _CRASHED = UnreadableImage(
     "crashed", "the image ended the process that decoded it, and then another; send it in another format"
@@ -103,7 +108,10 @@ class ProcessImageDecoder:
         self._answered_once = False
         self._looking = False
         self._failures = 0  # consecutive failed requests, counting only failures that no image should cause
+        self._refusals = 0  # consecutive refused images
         self._check: Job | None = None  # the server's own picture, until its outcome is known
+        self._checked_at = -math.inf  # when a process was last killed for a check after refusals
+        self._idle_look: asyncio.TimerHandle | None = None
         self._family = ImageProcessFamily(processes, metrics, loop, self._began, self._gone)
 
     def begin(self, transform: "ImageTransform") -> bool:
@@ -197,9 +205,26 @@ class ProcessImageDecoder:
             return
         if isinstance(answer, Broken):  # its libraries may be in any state, and it may have been taken over
             self._family.kill(worker, "broken")
+        elif self._refuses_all():
+            self._checked_at, self._refusals = time.monotonic(), 0
+            self._begin_check()
+            self._family.kill(worker, "refusals")
         else:
-            self._idle.append(worker)
+            self._rest(worker)
         self._feed()
+
+    def _rest(self, worker: Worker) -> None:
+        worker.rests()
+        self._idle.append(worker)
+
+    def _refuses_all(self) -> bool:
+        long_ago = time.monotonic() - self._checked_at > _BETWEEN_CHECKS_S
+        return self._refusals >= _REFUSALS and self._check is None and long_ago
+
+    def _begin_check(self) -> None:
+        """Has the next new process decode the server's own picture."""
+        check = EncodedImage(picture(), "self-check", time.monotonic() + _CHECK_S, lambda: False)
+        self._check = Job(check, self._checked)
 
     def _end(self, job: Job, outcome: ImageResult) -> bool:
         """Ends a job with its outcome. After several failures that no image should cause, the next new process gets
@@ -210,21 +235,23 @@ class ProcessImageDecoder:
         if outcome is _CRASHED or isinstance(outcome, ImageProcessError):
             self._failures += 1
             if self._failures >= _SUSPICIOUS and self._check is None and not self._family.over:
-                check = EncodedImage(picture(), "self-check", time.monotonic() + _CHECK_S, lambda: False)
-                self._check = Job(check, self._checked)
-        elif isinstance(outcome, DecodedImage):  # any process can refuse an image
-            self._failures = 0
+                self._begin_check()
+        elif isinstance(outcome, UnreadableImage):  # by any process, so that earlier failures still count
+            self._refusals += 1
+        elif isinstance(outcome, DecodedImage):
+            self._failures = self._refusals = 0
         return job.end(outcome)
 
     def _checked(self, outcome: ImageResult) -> bool:
         """Ends the server if its own picture could not be decoded. Returns False, so that the slot of the pixels is
         reused."""
         self._check = None
-        if isinstance(outcome, UnreadableImage | ImageProcessError):
+        short_of_memory = isinstance(outcome, UnreadableImage) and outcome.reason == "too_large"
+        if isinstance(outcome, UnreadableImage | ImageProcessError) and not short_of_memory:
             self._family.give_up("the server's own picture cannot be decoded either; the log has the cause")
         elif isinstance(outcome, DecodedImage):
             self._failures = 0
-            _logger.warning("images of several requests ended decode processes, which are well otherwise")
+            _logger.warning("the server's own picture is decoded: images of several requests were at fault")
         return False
 
     def _wait_for_room(self, job: Job, size: int) -> ImageResult | None:
@@ -240,6 +267,8 @@ class ProcessImageDecoder:
 
     def _misbehaved(self, worker: Worker, error: BadAnswer) -> None:
         if worker.killed is None:
+            if worker in self._idle:
+                self._idle.remove(worker)
             self._family.kill(worker, "bad_answer", str(error))
 
     def _began(self, pid: int, end: socket.socket, file: int) -> Worker:
@@ -253,8 +282,10 @@ class ProcessImageDecoder:
         )
         check = self._check
         if check is None or self._has_process(check) or not self._give(worker, check):
-            self._idle.append(worker)
+            self._rest(worker)
         self._feed()
+        if self._idle_look is None:
+            self._idle_look = self._loop.call_later(_IDLE_LOOK_S, self._look_at_idle)
         return worker
 
     def _has_process(self, job: Job) -> bool:
@@ -306,6 +337,16 @@ class ProcessImageDecoder:
         busy = any(worker.job is not None for worker in self._family.workers)
         if busy or self._waiting or self._large or self._family.missing:
             self._watch()
+
+    def _look_at_idle(self) -> None:
+        """Kills processes without an image that use a CPU or keep memory: an image may have left code in them."""
+        for worker in list(self._idle):
+            why = worker.verdict_at_rest()
+            if why is not None:
+                self._idle.remove(worker)
+                self._family.kill(worker, why)
+        if not self._family.over:
+            self._idle_look = self._loop.call_later(_IDLE_LOOK_S, self._look_at_idle)
 
     def _kill(self, worker: Worker, why: Why) -> None:
         self._family.kill(worker, why)

@@ -6,6 +6,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -150,18 +151,32 @@ def test_json_of_the_largest_size(abused: Abused, name: str) -> None:
     abused.withstands(attack)
 
 
-@pytest.mark.parametrize("name", ["boundaries", "hyphens"])
+FILE = b'Content-Disposition: form-data; name="image"; filename="a"\r\n\r\n'
+FIELD = b'Content-Disposition: form-data; name="image"\r\n\r\n'
+# Boundary, head of the part, its content.
+LARGE_FORMS = {
+    "boundaries": (b"B", FILE, b"\r\n--Bx" * (3 * MIB)),
+    "hyphens": (b"B", FILE, b"-" * (19 * MIB)),
+    "slow_search": (b"a" * 35 + b"b" + b"a" * 34, FILE, b"a" * (19 * MIB)),
+    "base64": (b"B", FIELD, b"AAAA" * (19 * MIB // 4)),
+}
+
+
+@pytest.mark.parametrize("name", LARGE_FORMS)
 def test_forms_of_the_largest_size(abused: Abused, name: str) -> None:
-    """20 MiB of what is nearly the end of a part."""
-    piece = b"\r\n--Bx" * (3 * MIB) if name == "boundaries" else b"-" * (19 * MIB)
-    body = b'--B\r\nContent-Disposition: form-data; name="image"; filename="a"\r\n\r\n' + piece + b"\r\n--B--"
-    request = post("/v1/caption", body, {"Content-Type": "multipart/form-data; boundary=B"})
+    """Eight clients that send 20 MiB of what is nearly the end of a part, slow to search, or text of an image."""
+    boundary, head, content = LARGE_FORMS[name]
+    body = b"--%b\r\n%b%b\r\n--%b--" % (boundary, head, content, boundary)
+    request = post("/v1/caption", body, {"Content-Type": f"multipart/form-data; boundary={boundary.decode()}"})
+
+    def client(_: int) -> int:
+        with connected(abused.port) as connection:
+            connection.sendall(request)
+            return read_reply(connection)[0]
 
     def attack() -> None:
-        for _ in range(4):
-            with connected(abused.port) as client:
-                client.sendall(request)
-                assert read_reply(client)[0] in (400, 422)
+        with ThreadPoolExecutor(8) as clients:
+            assert set(clients.map(client, range(16))) <= {400, 422, 429}
 
     abused.withstands(attack)
 

@@ -111,9 +111,17 @@ def test_the_scheme_may_be_written_in_any_case(guarded: Guarded) -> None:
     assert guarded.process.call("/startup", None, {"Authorization": f"bEARER {KEYS[0]}"})[0] == 200
 
 
-@pytest.mark.parametrize("path", ["/livez", "/readyz", "/v2/health/live", "/v2/health/ready", "/", "/docs"])
+PROBES = ("/livez", "/readyz", "/v2/health/live", "/v2/health/ready", "/v2/models/demo/ready")
+
+
+@pytest.mark.parametrize("path", [*PROBES, "/v2/models/demo/versions/1/ready", "/", "/docs"])
 def test_probes_and_pages_need_no_key(guarded: Guarded, path: str) -> None:
     assert guarded.process.call(path)[0] == 200
+    assert guarded.process.call(path, b"x")[0] == 401
+    v2 = triton.InferenceServerClient(guarded.url.removeprefix("http://"))
+    assert v2.is_server_ready()
+    assert v2.is_model_ready("demo")
+    v2.close()
 
 
 def test_schemathesis_finds_no_route_that_ignores_the_key(

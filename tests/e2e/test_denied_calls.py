@@ -32,4 +32,5 @@ def test_calls_that_only_save_work_may_be_denied(error: str, built_cache: Path, 
     assert "Traceback" not in log
     said = re.findall(r"warning +(\S+) is not available", log)
     assert {"memfd_create", "nice", "getrlimit"} <= set(said)
+    assert said.count("seccomp") == 1, "the first decode process says it for all"
     assert max(map(said.count, said)) <= 3, "once for a process, and not for each picture"

@@ -70,6 +70,15 @@ def seal(file: int) -> None:
         fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
 
 
+def is_sealed(file: int) -> bool:
+    """Tells whether `seal` has had an effect on a file."""
+    import fcntl  # noqa: PLC0415 - other systems than Unix lack it
+
+    with contextlib.suppress(OSError, AttributeError):
+        return bool(fcntl.fcntl(file, fcntl.F_GET_SEALS) & fcntl.F_SEAL_GROW)
+    return False
+
+
 def _folders(runs: bool) -> Iterator[str]:
     """Yields temporary folders that may exist; if code in the file is executed, only folders that allow it."""
     from tempfile import gettempdir  # noqa: PLC0415 - few starts need it

@@ -35,7 +35,8 @@ def decode_base64(text: str | bytes) -> bytes:
     try:
         if isinstance(text, LongText):
             return _decode(_pieces(text.literal))
-        return _decode([text if isinstance(text, bytes) else text.encode("ascii")])
+        data = text if isinstance(text, bytes) else text.encode("ascii")
+        return _decode(data[at : at + _PIECE] for at in range(0, len(data), _PIECE))
     except ValueError:  # the base class of binascii.Error, JSONDecodeError and UnicodeError
         return b""
 

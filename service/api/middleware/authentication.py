@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from snapcap.service.errors import Unauthorized
+from snapcap.service.readiness import is_probe
 
 if TYPE_CHECKING:
     from snapcap.service.api.middleware.api_keys import ApiKeys
 
-# Probes cannot send a key. Browsers open pages without a key, and the pages hold no secret: all servers have the
-# same.
-_PROBES = frozenset({"/livez", "/readyz", "/health", "/v2/health/live", "/v2/health/ready"})
-OPEN_PATHS = _PROBES | {"/", "/docs", "/openapi.json"}
+# Browsers open pages without a key, and the pages hold no secret: all servers have the same.
+_PAGES = frozenset({"/", "/docs", "/openapi.json"})
 _BEARER = b"bearer "
 
 
@@ -42,4 +41,4 @@ class Authentication:
 
 def is_open(method: str, path: str) -> bool:
     """Tells whether a request needs no key."""
-    return path in OPEN_PATHS and method in ("GET", "HEAD")
+    return method in ("GET", "HEAD") and (path in _PAGES or is_probe(path))

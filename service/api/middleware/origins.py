@@ -12,11 +12,10 @@ from collections.abc import Collection, Mapping
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from snapcap.service.errors import HostRefused, OriginRefused
+from snapcap.service.readiness import is_probe
 
 EVERY_ORIGIN = EVERY_HOST = "*"
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})  # a page of another origin cannot see the reply
-# Orchestrators and scrapers may use any name of the server, and the replies contain no data of clients.
-_BY_ANY_NAME = frozenset({"/livez", "/readyz", "/health", "/v2/health/live", "/v2/health/ready", "/metrics"})
 # IP addresses, and names that nobody can register: single labels, *.localhost, and Kubernetes Services.
 _OWN_NAME = re.compile(
     r"[0-9.]{1,15}|\[[0-9a-f:.]{2,45}\]|[a-z0-9_-]{1,63}"
@@ -71,7 +70,9 @@ class PageGuard:
                 site += ("," if site else "") + value.decode("latin-1")
             elif name == b"x-forwarded-host":
                 forwarded = value.decode("latin-1").lower().partition(",")[0].strip()
-        if self._hosts is not None and scope["path"] not in _BY_ANY_NAME and not self._is_ours(host):
+        # Orchestrators and scrapers may use any name of the server, and the replies contain no data of clients.
+        by_any_name = is_probe(scope["path"]) or scope["path"] == "/metrics"
+        if self._hosts is not None and not by_any_name and not self._is_ours(host):
             raise HostRefused(host)
         if scope["method"] in _READS or site in ("same-origin", "none") or not (origin or site):
             return

@@ -70,6 +70,7 @@ class _Family:
         self._end = end
         self._setup = setup
         self._began: dict[int, float] = {}  # when each process was forked
+        self._report = True  # the first process logs which calls the system denies to each of them
 
     def keep(self) -> None:
         """Replaces ended processes, and returns when the server has ended. Raises OSError if the server's socket
@@ -111,7 +112,8 @@ class _Family:
         (transform, most), file = self._setup, -1
         try:
             file = image_file(transform.size)
-            child = fork_child(lambda end: decode_images(end, file, transform, most), [self._end])
+            report = self._report
+            child = fork_child(lambda end: decode_images(end, file, transform, most, report), [self._end])
         except OSError as error:  # no memory, or too many processes
             if file >= 0:
                 os.close(file)
@@ -119,6 +121,7 @@ class _Family:
             self._tell(NoneBegan(error.errno or 0))
             time.sleep(FULL_S)
             return
+        self._report = False
         self._began[child.pid] = time.monotonic()
         # Only the HTTP process keeps the socket and the file, so that the socket closes when the decode process
         # dies.

@@ -1,5 +1,6 @@
 """Decodes images in a separate process, one at a time, and writes their pixels into a file of one image."""
 
+import logging
 import os
 import resource
 import socket
@@ -23,7 +24,7 @@ from snapcap.service.images.processes.messages import (
 )
 from snapcap.service.ipc.shared_pixels import write_image
 from snapcap.warmup.machine.confined import confine
-from snapcap.warmup.machine.denied import process_limit
+from snapcap.warmup.machine.denied import is_sealed, process_limit
 
 if TYPE_CHECKING:
     from snapcap.models.processing.transform import ImageTransform
@@ -80,7 +81,9 @@ class QuietTiff:
             os.dup2(self._kept, 2)
 
 
-def decode_images(end: socket.socket, file: int, transform: "ImageTransform", most: int) -> int:
+def decode_images(
+    end: socket.socket, file: int, transform: "ImageTransform", most: int, report: bool = True
+) -> int:
     """Decodes images until the other end is closed. Returns the exit status 0.
 
     Args:
@@ -88,11 +91,17 @@ def decode_images(end: socket.socket, file: int, transform: "ImageTransform", mo
         file: descriptor of an `image_file`, which gets the pixels of each image.
         transform: decodes and resizes. Its modules are already imported, because this process can open no file.
         most: the largest number of bytes of memory for an image.
+        report: log calls that the system denies; False where another process has logged them.
     """
+    if not report:
+        logging.getLogger("snapcap.machine").setLevel(logging.ERROR)
     with suppress(OSError):  # not Linux
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
     _close_others({2, end.fileno(), file})
     net, quiet = MemoryNet(most), QuietTiff()
+    if not is_sealed(file):
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (os.fstat(file).st_size,) * 2)
     confine()
     return answer_images(end, file, transform, net, quiet)
 

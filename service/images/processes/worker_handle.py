@@ -2,10 +2,12 @@
 
 import logging
 import os
+import resource
 import signal
 import time
 from contextlib import suppress
 from dataclasses import field
+from pathlib import Path
 
 from snapcap.models.dataclass import dataclass
 from snapcap.service.images.decoder import Done, EncodedImage, ImageResult
@@ -18,6 +20,10 @@ _logger = logging.getLogger("snapcap.decode")
 LEFT_S = 1.0
 # Seconds without CPU time after which a process with an image counts as hung: it is stopped or blocked for ever.
 HUNG_S = 5.0
+# Bounds of a process without an image: CPU seconds until its next image, and bytes of memory beyond those that it
+# had when it was new. Codecs keep some memory; the allocator gives most of it back.
+_IDLE_CPU_S = 1.0
+_IDLE_BYTES = 128 << 20
 
 
 @dataclass(eq=False)
@@ -58,6 +64,21 @@ class Worker:
     _cpu_at_first: float | None = None
     _cpu: float | None = None
     _busy: float = 0.0  # moment when its CPU time was last seen to grow
+    _cpu_at_rest: float | None = None
+    _new_bytes: int | None = None
+
+    def rests(self) -> None:
+        """Notes that the process has no image from now on."""
+        self._cpu_at_rest = cpu_seconds(self.pid)
+        if self._new_bytes is None:
+            self._new_bytes = own_bytes(self.pid)
+
+    def verdict_at_rest(self) -> Why | None:
+        """Returns why a process without an image should be killed, or None. An image may have left code in it."""
+        cpu, held = cpu_seconds(self.pid), own_bytes(self.pid)
+        busy = cpu is not None and self._cpu_at_rest is not None and cpu - self._cpu_at_rest > _IDLE_CPU_S
+        large = held is not None and self._new_bytes is not None and held - self._new_bytes > _IDLE_BYTES
+        return "idle" if busy or large else None
 
     def has(self, job: Job) -> None:
         """Notes that the process has the image from now on."""
@@ -96,6 +117,15 @@ def cpu_seconds(pid: int) -> float | None:
         return time.clock_gettime(~pid << 3 | 2)
     except (OSError, OverflowError):
         return None
+
+
+def own_bytes(pid: int) -> int | None:
+    """Returns the bytes of memory of another process that no file has; None if the system does not report them."""
+    try:
+        resident, shared = Path(f"/proc/{pid}/statm").read_text().split()[1:3]
+    except (OSError, ValueError):
+        return None
+    return (int(resident) - int(shared)) * resource.getpagesize()
 
 
 def kill(pid: int) -> None:

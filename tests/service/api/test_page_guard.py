@@ -129,7 +129,7 @@ def test_other_names_get_421(client_of, engine, image: Png, host: str) -> None:
         assert (reply.status_code, reply.json()["code"]) == (421, "host_refused")
         assert "--allowed-host" in reply.json()["detail"]
     assert engine.requests == []
-    for path in ("/livez", "/readyz", "/health", "/v2/health/ready", "/metrics"):
+    for path in ("/livez", "/readyz", "/health", "/v2/health/ready", "/v2/models/fake/ready", "/metrics"):
         assert client.get(path, headers={"Host": host}).status_code == 200
 
 

@@ -133,6 +133,38 @@ def test_a_process_that_does_nothing_is_replaced_and_its_image_tried_again(
     play(scene())
 
 
+@pytest.mark.parametrize("used", ["cpu_seconds", "own_bytes"])
+def test_a_process_that_works_without_an_image_is_replaced(
+    used: str, killed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it uses while it has an image does not count."""
+
+    async def scene() -> None:
+        world = World()
+        amounts = dict.fromkeys(range(1_000_000_000, 1_000_000_004), 0)
+        monkeypatch.setattr(decode_worker, used, amounts.get)
+        await world.begin()
+        world.ask(1)
+        (worker,) = world.working()
+        if used == "cpu_seconds":
+            amounts[worker.pid] = 1 << 30
+        worker.answer()
+        await asyncio.sleep(0.1)
+        assert killed == []
+        amounts[worker.pid] += 1 << 30
+        await until(lambda: bool(killed))
+        assert killed == [worker.pid]
+        world.ask(2)
+        await turns()
+        (other,) = world.working()
+        assert other is not worker
+        assert killed_for(world) == {"idle": 1}
+        world.close()
+
+    monkeypatch.setattr(process_decoder, "_IDLE_LOOK_S", 0.01)
+    play(scene())
+
+
 @pytest.mark.parametrize("bad", ["half an image", "nonsense", "needs what it has", "unasked"])
 def test_a_process_that_says_what_none_says_is_killed(
     bad: str, killed: list[int], monkeypatch: pytest.MonkeyPatch

@@ -245,6 +245,53 @@ def test_a_process_that_no_image_reached_tries_the_servers_own(answer: Answer | 
     play(scene())
 
 
+@pytest.mark.parametrize("ends", [False, True])
+def test_when_every_image_is_refused_the_servers_own_is_tried(ends: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a new process, and not again for a minute: some clients send nothing but damaged images."""
+    damaged = Refused("truncated", "It is damaged.")
+
+    async def scene() -> None:
+        world = World()
+        await world.begin()
+
+        async def refuse(count: int) -> None:
+            for _ in range(count):
+                await fail(world, damaged)
+
+        await refuse(3)
+        world.ask(7)
+        await turns()
+        world.working()[0].answer()  # one that is decoded: they are counted anew
+        await turns()
+        await refuse(4)
+        assert killed_for(world) == {}
+        world.ask(7)
+        await turns()
+        (worker,) = world.working()
+        worker.answer(damaged)
+        await turns()
+        assert killed_for(world) == {"refusals": 1}
+        worker.die()
+        await turns()
+        assert world.working() == []
+        world.add()
+        await turns()
+        (new,) = world.working()
+        assert new is world.processes[-1]
+        assert new.job() == picture()
+        new.answer(damaged if ends else None)
+        await turns()
+        assert bool(world.failures) == ends
+        if not ends:
+            await refuse(20)
+            assert killed_for(world) == {"refusals": 1}
+            assert len(world.slots) == SLOTS - 1
+        world.close()
+
+    monkeypatch.setattr(process_decoder, "_REFUSALS", 5)
+    play(scene())
+
+
 def test_images_that_end_every_process_do_not_end_a_server_that_replaces_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from snapcap.service.api.bodies import multipart
 from snapcap.service.api.bodies.multipart import Part, boundary_of, parse_multipart
 from snapcap.service.errors import InvalidMultipart, ServiceError, UnsupportedMediaType
 
@@ -41,6 +42,29 @@ def test_parts_are_as_they_were_sent() -> None:
         Part("image", "a.png", b""),
     ]
     assert parts[0].text == "é"
+
+
+@pytest.mark.parametrize("piece", [1, 2, 3, 5, 8, 13])
+def test_a_form_is_read_alike_wherever_its_pieces_end(monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
+    """A boundary may begin in one piece and end, or turn out to be none, in the next."""
+    content = b"\r\n--B\r\n--B\r\r\n--\r\n--A--B-\r\n"
+    bodies = [
+        form(FILE + content[at:], field(b"prompt", b"a"), FILE + content[:at], end=end)
+        for at in range(len(content))
+        for end in (b"--B--", b"--B--\r\n", b"--B-", b"--Bx")
+    ]
+    whole = [parts_of(body) for body in bodies]
+    assert None in whole
+    assert any(whole)
+    monkeypatch.setattr(multipart, "_PIECE", piece)
+    assert [parts_of(body) for body in bodies] == whole
+
+
+def parts_of(body: bytes) -> list[Part] | None:
+    """None: the form is refused."""
+    with contextlib.suppress(InvalidMultipart):
+        return parse_multipart(b"B", body)
+    return None
 
 
 @pytest.mark.parametrize("charset", ["utf-8", "UTF-8", "utf8", '"utf-8"', "us-ascii"])
