@@ -104,7 +104,7 @@ CMD ["serve"]
 
 FROM runtime AS server
 COPY --from=server-packages /opt/snapcap /opt/snapcap
-# There is nothing to build with: without artifacts the server stays eager, and its log says which command to run.
+# This image has no compiler: without artifacts the server stays eager, and logs `no artifacts result=miss`.
 ENV SNAPCAP_BUILD=off
 # PID 1 is the HTTP process, which waits for its children, the engine process and the parent of those that decode:
 # no init is needed.

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import os
 import re
 import shutil
 from pathlib import Path
@@ -203,13 +202,15 @@ def test_ports_are_named_alike_from_the_scrape_to_the_listener(overlays: Overlay
         assert container(manifests)[f"{name}Probe"]["httpGet"]["port"] == "http"
 
 
-def with_component(folder: Path, name: str, tmp_path: Path) -> list[Manifest]:
-    """Builds the CPU overlay of a tree of manifests with one more component."""
-    parts = {"resources": folder / "overlays" / "cpu", "components": folder / "components" / name}
-    tree = {field: [os.path.relpath(path, tmp_path)] for field, path in parts.items()}
-    header = {"apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization"}
-    (tmp_path / "kustomization.yaml").write_text(yaml.safe_dump({**header, **tree}))
-    return build(tmp_path)
+def with_component(folder: Path, name: str, tmp_path: Path, machine: str = "cpu") -> list[Manifest]:
+    """Builds an overlay of a tree of manifests with one more component, whose line is turned on."""
+    copy = tmp_path / "with" / "kubernetes"
+    shutil.copytree(folder, copy)
+    file = copy / "overlays" / machine / "kustomization.yaml"
+    line = f"  - ../../components/{name}\n"
+    assert line.replace("- ", "# - ") in file.read_text()
+    file.write_text(file.read_text().replace(line.replace("- ", "# - "), line))
+    return build(file.parent)
 
 
 def test_api_keys_can_be_added(tmp_path: Path, overlays: Overlays) -> None:
@@ -244,6 +245,9 @@ def test_an_ingress_can_be_added_and_the_servers_know_its_name(tmp_path: Path, o
     )
     size = ingress["metadata"]["annotations"]["nginx.ingress.kubernetes.io/proxy-body-size"]
     assert int(size.removesuffix("m")) << 20 == settings.limits.max_body_bytes
+    for way in ("read", "send"):
+        seconds = ingress["metadata"]["annotations"][f"nginx.ingress.kubernetes.io/proxy-{way}-timeout"]
+        assert int(seconds) > settings.queue.timeout, "the server's own 504 must arrive"
     assert settings_of(overlays["cpu"]).http.hosts == ()
 
 
@@ -256,6 +260,33 @@ def test_the_autoscaler_counts_in_batches(overlays: Overlays, machine: str) -> N
     for trigger in scaled["triggers"]:
         assert f'job="{name}"' in trigger["metadata"]["query"], "the operator names the job after the Service"
     assert scaled["minReplicaCount"] > one(overlays[machine], "PodDisruptionBudget")["spec"]["maxUnavailable"]
+
+
+@pytest.mark.parametrize(("machine", "name"), [("cpu", "hpa-cpu"), ("cpu", "hpa-queue"), ("gpu", "hpa-queue")])
+def test_kubernetes_own_autoscaler_can_be_added(
+    overlays: Overlays, tmp_path: Path, machine: str, name: str
+) -> None:
+    manifests = with_component(FOLDER, name, tmp_path, machine)
+    scaler = one(manifests, "HorizontalPodAutoscaler")
+    for manifest in (scaler, workload(manifests)):
+        kubernetes_validate.validate(manifest, VERSIONS[0], strict=True)
+    target = scaler["spec"]["scaleTargetRef"]
+    assert (target["kind"], target["name"]) == ("Deployment", workload(manifests)["metadata"]["name"])
+    assert "replicas" not in workload(manifests)["spec"], "the autoscaler counts them"
+    theirs = one(overlays[machine], "ScaledObject")["spec"]
+    assert scaler["spec"]["behavior"] == theirs["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    if name == "hpa-cpu":
+        assert container(manifests)["resources"]["requests"]["cpu"], "a share of nothing"
+        return
+    wanted = {
+        re.search(r"snapcap_\w+", trigger["metadata"]["query"])[0]: trigger["metadata"]["threshold"]  # type: ignore[index]
+        for trigger in theirs["triggers"]
+    }
+    found = {
+        metric["pods"]["metric"]["name"]: metric["pods"]["target"]["averageValue"]
+        for metric in scaler["spec"]["metrics"]
+    }
+    assert found == wanted
 
 
 def test_the_policies_are_for_the_store_and_the_roles_for_the_accounts(overlays: Overlays) -> None:
@@ -276,7 +307,7 @@ def test_what_the_readme_creates_is_what_the_manifests_use(overlays: Overlays) -
     jobs = {one(overlays[name], "Job")["metadata"]["name"] for name in BUILDS}
     assert jobs == set(re.findall(r"job/(\S+)", text)) == set(re.findall(r"delete job (\S+)", text))
     folders = set(re.findall(r"-k deploy/kubernetes/(\S+)", text))
-    assert folders == {"namespace", "overlays/build-cpu", "overlays/cpu", "knative", "kserve"}
+    assert folders == {"namespace", "overlays/build-cpu", "overlays/cpu", "trial", "knative", "kserve"}
     rows = set(re.findall(r"^\| `(\S+)`(?:, `(\S+)`)? \|", text, re.MULTILINE))
     named = {name for row in rows for name in row if name and "." not in name}
     assert all(list(FOLDER.glob(name)) for name in named)

@@ -1,14 +1,16 @@
 """A plain cluster: what is applied to it, in which order, needs nothing that Kubernetes itself does not have."""
 
+import argparse
 import re
 import shutil
 from pathlib import Path
 
 import kubernetes_validate
 import pytest
-from support.checkpoints.manifests import Manifest, build, container, one, pod
+from support.checkpoints.manifests import Manifest, build, container, environment, one, pod, workload
 
 from snapcap.service.cli.main import main
+from snapcap.service.config.reader import read_settings
 from snapcap.warmup.artifacts.signing import load_signer
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "kubernetes"
@@ -16,6 +18,7 @@ FOLDER = Path(__file__).parents[2] / "deploy" / "kubernetes"
 BUILT_IN = {
     ("v1", "ConfigMap"),
     ("v1", "Namespace"),
+    ("v1", "PersistentVolumeClaim"),
     ("v1", "Secret"),
     ("v1", "Service"),
     ("v1", "ServiceAccount"),
@@ -55,6 +58,25 @@ def test_nothing_that_is_applied_needs_a_crd(
         assert manifests
         for manifest in manifests:
             accept(manifest, version)
+
+
+def test_a_trial_needs_no_store_and_no_keys() -> None:
+    """A server with a compiler and a volume of its own, and nothing that must be applied before it."""
+    manifests = build(FOLDER / "trial")
+    for manifest in manifests:
+        accept(manifest, VERSIONS[0])
+    settings = read_settings(argparse.Namespace(), environment(manifests))
+    assert (settings.store.address, settings.store.trusted_keys) == ("", ())
+    assert container(manifests)["image"].startswith("snapcap-builder:")
+    assert (workload(manifests)["spec"]["replicas"], workload(manifests)["spec"]["strategy"]) == (
+        1,
+        {"type": "Recreate"},
+    )
+    assert one(manifests, "PersistentVolumeClaim")["metadata"]["name"] == "snapcap-cache"
+    volumes = {volume["name"]: volume for volume in pod(manifests)["volumes"]}
+    assert volumes["cache"] == {"name": "cache", "persistentVolumeClaim": {"claimName": "snapcap-cache"}}
+    assert not any({"secret", "configMap"} & set(volume) for volume in volumes.values())
+    assert {mount["name"] for mount in container(manifests)["volumeMounts"]} == set(volumes)
 
 
 def test_the_check_finds_a_crd_and_a_field_that_no_api_server_has(overlays: dict[str, list[Manifest]]) -> None:
