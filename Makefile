@@ -37,7 +37,7 @@ $(call pip,$(1)) -c constraints.txt torch
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-lowest check format docs clean
+.PHONY: help setup serve test test-lowest check format docs release clean
 
 help:  ## list the commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -95,6 +95,25 @@ format: $(VENV)/.dev  ## rewrite the sources in the project's format
 
 docs: $(VENV)/.docs  ## build the site of the documents into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+VERSION = $(shell $(BIN)/python -c 'import tomllib; print(tomllib.load(open("pyproject.toml", "rb"))["project"]["version"])')
+RELEASE := $(VENV)/release
+
+release: $(VENV)/.dev  ## build wheel and sdist into dist/, try them, and say how to publish them
+	@grep -q "^## $(VERSION) " CHANGELOG.md || { echo "CHANGELOG.md has no release $(VERSION): give it one, or change the version in pyproject.toml" >&2; exit 1; }
+	rm -rf dist $(RELEASE)
+	$(BIN)/uv build -q --out-dir dist
+	$(call pip,$(VENV)) -c constraints.txt twine
+	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/python -m venv $(RELEASE)
+	$(call torch,$(RELEASE))
+	$(call pip,$(RELEASE)) -c constraints.txt dist/snapcap-$(VERSION)-py3-none-any.whl
+	@# From another folder: the sources here must not be taken for the installed package.
+	cd $(RELEASE) && bin/snapcap caption $(CURDIR)/models/demo/samples/pair-1.png
+	@echo "dist/ works. To publish version $(VERSION):"
+	@echo "  git tag -a v$(VERSION) -m $(VERSION) && git push origin v$(VERSION)"
+	@echo "  $(BIN)/python -m twine upload dist/*"
+	@echo "  deploy/container/build-and-try.sh, then push the images by the names of your registry"
 
 clean:  ## remove the environment and every cache
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
